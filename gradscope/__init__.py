@@ -1,0 +1,72 @@
+"""gradscope: where a PyTorch model's backward pass loses time and memory, and what replaces that part.
+
+Names are loaded when first used: ``import gradscope`` itself loads neither torch nor pandas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gradscope.errors import (
+        GradscopeError,
+        NothingMeasuredError,
+        OutputError,
+        RunFileError,
+        TargetError,
+        UnsupportedTorchError,
+        UsageError,
+        WorkloadError,
+    )
+    from gradscope.pipeline import profile, profiling
+    from gradscope.report.report import Report
+    from gradscope.report.report import load as load_report
+    from gradscope.workload import Workload
+
+__all__ = [
+    "GradscopeError",
+    "NothingMeasuredError",
+    "OutputError",
+    "Report",
+    "RunFileError",
+    "TargetError",
+    "UnsupportedTorchError",
+    "UsageError",
+    "Workload",
+    "WorkloadError",
+    "__version__",
+    "load_report",
+    "profile",
+    "profiling",
+]
+
+_HOMES = {
+    "GradscopeError": ("gradscope.errors", "GradscopeError"),
+    "NothingMeasuredError": ("gradscope.errors", "NothingMeasuredError"),
+    "OutputError": ("gradscope.errors", "OutputError"),
+    "Report": ("gradscope.report.report", "Report"),
+    "RunFileError": ("gradscope.errors", "RunFileError"),
+    "TargetError": ("gradscope.errors", "TargetError"),
+    "UnsupportedTorchError": ("gradscope.errors", "UnsupportedTorchError"),
+    "UsageError": ("gradscope.errors", "UsageError"),
+    "Workload": ("gradscope.workload", "Workload"),
+    "WorkloadError": ("gradscope.errors", "WorkloadError"),
+    "load_report": ("gradscope.report.report", "load"),
+    "profile": ("gradscope.pipeline", "profile"),
+    "profiling": ("gradscope.pipeline", "profiling"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gradscope' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home[0]), home[1])
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,151 @@
+"""Carries the survey's notes over to every timed step, and assigns all rows of the timed trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.attribute.nodes import OUTSIDE, UNKNOWN
+from gradscope.attribute.rows import (
+    INHERIT,
+    Rows,
+    Skeleton,
+    Steps,
+    adopt_outside_ops,
+    assign_rows,
+    find_steps,
+)
+from gradscope.attribute.survey import NO_LINE, Notes, Receiver, match_step, unit_rows
+from gradscope.tables import IntColumn, RowKind
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Every row of the timed trace with all that it is charged to."""
+
+    skeleton: Skeleton
+    rows: Rows
+    steps: Steps
+    line: IntColumn  # index of the source line; NO_LINE
+    notes: tuple[str, ...]
+
+
+def assign(skeleton: Skeleton, skip: int, survey: Notes | None) -> Assigned:
+    """Assign every row; ``survey`` None leaves lines out and guesses parameters from their neighbours.
+
+    Args:
+        skip: steps at the start of the trace that do not count.
+    """
+    table, nodes = skeleton.table, skeleton.nodes
+    steps = find_steps(skeleton, skip)
+    carried = _Carried(len(table), len(nodes.row))
+    units = unit_rows(skeleton)
+    units = units[steps.of_row[units] >= 0]
+    # Owners of forward units are needed as keys; what the survey adds later changes backward rows only.
+    plain = assign_rows(skeleton, np.full(len(nodes.row), OUTSIDE), *_no_sums())
+    if survey is not None:
+        carried.fill(skeleton, steps, survey, units, plain.owner[units])
+    accumulate_owner = _accumulate_owners(skeleton, carried.parameter_owner)
+    sum_rows, sum_owner = _sums(skeleton, carried, survey is not None)
+    rows = assign_rows(skeleton, accumulate_owner, sum_rows, sum_owner)
+    rows = adopt_outside_ops(table, rows, steps)
+    line = skeleton.levels.propagate(carried.line, NO_LINE).astype(np.int64)
+    return Assigned(skeleton, rows, steps, line, tuple(carried.describe()))
+
+
+def _no_sums() -> tuple[IntColumn, IntColumn]:
+    return np.empty(0, np.int64), np.empty(0, np.int64)
+
+
+class _Carried:
+    """The survey's notes on the rows of the timed trace."""
+
+    def __init__(self, rows: int, nodes: int) -> None:
+        self.line = np.full(rows, INHERIT, np.int64)
+        self.parameter_owner = np.full(nodes, UNKNOWN, np.int64)
+        self.receivers: dict[int, tuple[Receiver, ...]] = {}  # by row of the node
+        self.steps = 0
+        self.exact = 0
+        self.units = 0
+        self.matched = 0
+
+    def fill(self, skeleton: Skeleton, steps: Steps, survey: Notes, units: IntColumn, owner: IntColumn) -> None:
+        table, nodes = skeleton.table, skeleton.nodes
+        unit_step, node_step = steps.of_row[units], steps.of_row[nodes.row]
+        names = table.names
+        for step in range(len(steps.bounds_ns) - 1):
+            in_step = np.flatnonzero(unit_step == step)
+            node_places = np.flatnonzero(node_step == step)
+            unit_keys = _keys(names, owner[in_step], table.name[units[in_step]])
+            node_keys = _keys(names, nodes.owner[node_places], table.name[nodes.row[node_places]])
+            unit_match, node_match, exact = match_step(survey, unit_keys, node_keys)
+            self._note_units(units[in_step], np.array(unit_match, np.int64), survey)
+            self._note_nodes(skeleton, node_places, np.array(node_match, np.int64), survey)
+            self.steps += 1
+            self.exact += exact
+
+    def _note_units(self, rows: IntColumn, match: IntColumn, survey: Notes) -> None:
+        found = match >= 0
+        self.line[rows[found]] = survey.unit_line[match[found]]
+        self.units += len(rows)
+        self.matched += int(found.sum())
+
+    def _note_nodes(self, skeleton: Skeleton, places: IntColumn, match: IntColumn, survey: Notes) -> None:
+        found = match >= 0
+        places, match = places[found], match[found]
+        rows = skeleton.nodes.row[places]
+        self.line[rows] = survey.node_line[match]
+        accumulate = skeleton.table.kind[rows] == RowKind.ACCUMULATE
+        self.parameter_owner[places[accumulate]] = survey.parameter_owner[match[accumulate]]
+        for row, place in zip(rows.tolist(), match.tolist(), strict=True):
+            if survey.receivers[place]:
+                self.receivers[row] = survey.receivers[place]
+
+    def describe(self) -> list[str]:
+        """What the report must say about the fit."""
+        if self.steps == 0 or self.exact == self.steps:
+            return []
+        share = 100.0 * self.matched / max(self.units, 1)
+        return [
+            f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
+            f"their source lines are matched by the order within each layer ({share:.1f} % of operations matched)"
+        ]
+
+
+def _keys(names: tuple[str, ...], owner: IntColumn, name: np.ndarray) -> tuple[tuple[int, str], ...]:  # type: ignore[type-arg]
+    return tuple((own, names[index]) for own, index in zip(owner.tolist(), name.tolist(), strict=True))
+
+
+def _accumulate_owners(skeleton: Skeleton, known: IntColumn) -> IntColumn:
+    """Owner of each ACCUMULATE; where the survey does not say, the layer of the node that ran just before it."""
+    nodes = skeleton.nodes
+    is_node = skeleton.table.kind[nodes.row] == RowKind.NODE
+    before = np.maximum.accumulate(np.where(is_node, np.arange(len(nodes.row)), -1))
+    guess = np.where(before >= 0, np.maximum(nodes.owner[before], OUTSIDE), OUTSIDE) if len(before) else known
+    return np.where(known == UNKNOWN, guess, known)
+
+
+def _sums(skeleton: Skeleton, carried: _Carried, surveyed: bool) -> tuple[IntColumn, IntColumn]:
+    """The gradient sums and their owners: the layer whose value has several users.
+
+    Without a survey the receiver is not known: the sum stays with the layer that delivered the gradient.
+    """
+    table = skeleton.table
+    owner_of_node = dict(zip(skeleton.nodes.row.tolist(), skeleton.nodes.owner.tolist(), strict=True))
+    rows, owners = [], []
+    position: dict[int, int] = {}
+    for row in skeleton.sums.tolist():
+        node = int(table.parent[row])
+        order = position.get(node, 0)
+        position[node] = order + 1
+        receivers = carried.receivers.get(node, ())
+        if receivers:
+            receiver = receivers[min(order, len(receivers) - 1)]
+            owners.append(max(receiver.owner, OUTSIDE))
+            carried.line[row] = receiver.line
+            rows.append(row)
+        elif not surveyed:
+            owners.append(max(owner_of_node.get(node, OUTSIDE), OUTSIDE))
+            rows.append(row)
+    return np.array(rows, np.int64), np.array(owners, np.int64)

@@ -1,0 +1,141 @@
+"""Sums self times into cells of (category, layer, line, op): the one table from which all results are grouped.
+
+Means over the steps are rounded once, cell by cell. Every number in a report is a sum of cells, so all of them add up
+to the nanosecond, whichever way they are grouped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.attribute.carry import Assigned
+from gradscope.attribute.rows import Category
+from gradscope.tables import Int8Column, IntColumn, RowKind
+
+PYTHON = "(python)"  # a module's own time outside every op
+ENGINE = "(engine)"
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """One row a cell; times per step."""
+
+    category: Int8Column
+    owner: IntColumn
+    line: IntColumn
+    op: IntColumn  # index into ``ops``
+    self_ns: IntColumn
+    calls: IntColumn  # over all steps
+    ops: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """Time that belongs to a row: the row's own CPU time, or a kernel that it launched."""
+
+    row: IntColumn
+    op: IntColumn
+    ns: IntColumn
+    calls: IntColumn
+
+
+def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple[str, ...]) -> Cells:
+    """Group the contributions of the measured steps by category, layer, line and op."""
+    row = np.concatenate([part.row for part in contributions])
+    op = np.concatenate([part.op for part in contributions])
+    ns = np.concatenate([part.ns for part in contributions])
+    calls = np.concatenate([part.calls for part in contributions])
+    measured = assigned.steps.of_row[row] >= 0
+    row, op, ns, calls = row[measured], op[measured], ns[measured], calls[measured]
+    category, owner, line = assigned.rows.category[row], assigned.rows.owner[row], assigned.line[row]
+    # One integer key a row: np.unique over it is a single sort.
+    owners, lines = int(owner.max(initial=0)) + 3, int(line.max(initial=0)) + 3
+    key = ((category.astype(np.int64) * owners + owner + 2) * lines + line + 2) * len(ops) + op
+    unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    total = np.zeros(len(unique), np.int64)
+    np.add.at(total, inverse, ns)
+    count = np.zeros(len(unique), np.int64)
+    np.add.at(count, inverse, calls)
+    steps = max(len(assigned.steps.bounds_ns) - 1, 1)
+    return Cells(
+        category=category[first],
+        owner=owner[first],
+        line=line[first],
+        op=op[first],
+        self_ns=(total + steps // 2) // steps,
+        calls=count,
+        ops=ops,
+        steps=steps,
+    )
+
+
+def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contribution, tuple[str, ...]]:
+    """Each row's own time, under the name that a reader knows it by."""
+    table = assigned.skeleton.table
+    names = (*table.names, PYTHON, ENGINE)
+    op = table.name.astype(np.int64)
+    python = np.isin(table.kind, (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP))
+    op[python] = len(table.names)
+    op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
+    # The row of a node's function repeats the name of the engine's row around it: one call, not two.
+    calls = np.ones(len(table), np.int64)
+    inner = np.flatnonzero(table.parent >= 0)
+    above = table.parent[inner]
+    repeats = np.isin(table.kind[above], (RowKind.NODE, RowKind.ACCUMULATE)) & (table.name[inner] == table.name[above])
+    calls[inner[repeats]] = 0
+    return Contribution(np.arange(len(table)), op, self_ns, calls), names
+
+
+def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribution]:
+    """Charge the Python code between recomputed ops to the recompute instead of to the node that triggered it.
+
+    Checkpointing runs forward again inside the function of the first node that unpacks a tensor, before that node's
+    own work: what the function spends up to the end of the last recomputed op is the recompute's.
+    """
+    table, category = assigned.skeleton.table, assigned.rows.category
+    again = np.flatnonzero((category == Category.RECOMPUTE) & (table.parent >= 0))
+    above = table.parent[again]
+    again = again[(category[above] == Category.LAYER) & (table.kind[above] == RowKind.OP)]
+    if not len(again):
+        return [own]
+    function = table.parent[again]
+    until = np.zeros(len(table), np.int64)
+    np.maximum.at(until, function, table.end_ns[again])
+    children = np.flatnonzero(table.parent >= 0)
+    parent = table.parent[children]
+    before = table.start_ns[children] < until[parent]
+    spent = np.zeros(len(table), np.int64)
+    np.add.at(spent, parent[before], (table.end_ns - table.start_ns)[children[before]])
+    functions, first = np.unique(function, return_index=True)
+    gap = np.clip(until[functions] - table.start_ns[functions] - spent[functions], 0, own.ns[functions])
+    ns = own.ns.copy()
+    ns[functions] -= gap
+    python = np.full(len(functions), len(table.names), np.int64)  # PYTHON, see own_contribution
+    nothing = np.zeros(len(functions), np.int64)
+    return [Contribution(own.row, own.op, ns, own.calls), Contribution(again[first], python, gap, nothing)]
+
+
+def totals_by_step(assigned: Assigned, contributions: list[Contribution]) -> dict[Category, IntColumn]:
+    """Per category the ns of each measured step."""
+    steps = len(assigned.steps.bounds_ns) - 1
+    found = {category: np.zeros(max(steps, 0), np.int64) for category in Category}
+    for part in contributions:
+        step = assigned.steps.of_row[part.row]
+        for category, total in found.items():
+            mine = (step >= 0) & (assigned.rows.category[part.row] == category)
+            np.add.at(total, step[mine], part.ns[mine])
+    return found
+
+
+def layer_steps(assigned: Assigned, contributions: list[Contribution], layers: int) -> IntColumn:
+    """``[layer, step]``: ns of backward nodes, for the spread of each layer."""
+    steps = max(len(assigned.steps.bounds_ns) - 1, 0)
+    total = np.zeros((layers, steps), np.int64)
+    for part in contributions:
+        step, owner = assigned.steps.of_row[part.row], assigned.rows.owner[part.row]
+        mine = (step >= 0) & (owner >= 0) & (assigned.rows.category[part.row] == Category.LAYER)
+        np.add.at(total, (owner[mine], step[mine]), part.ns[mine])
+    return total

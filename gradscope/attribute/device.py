@@ -1,0 +1,61 @@
+"""Device time: every kernel belongs to the layer of the op that launched it. Not yet run on a GPU.
+
+While the device works, a nanosecond belongs to the kernel's layer; while it idles, to whatever the CPU was doing, for
+that is what the device waited for. So the parts still add up to the wall time of a pass that ends with a
+synchronisation, and launch-bound layers show as such.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.attribute.cells import Contribution
+from gradscope.tables import EventTable, IntColumn, KernelTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """The timeline of the device beside the CPU's rows."""
+
+    start_ns: IntColumn  # of each CPU row, on a clock that stands still while the device works
+    end_ns: IntColumn
+    row: IntColumn  # of each kernel: the CPU row that launched it; -1 where it is not known
+    busy_ns: IntColumn  # of each kernel: its share of the time during which the device worked
+    duration_ns: IntColumn  # of each kernel, overlaps counted in each
+
+
+def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
+    """Lay the kernels beside the CPU rows."""
+    # Kernels come by start: what an earlier one covers is not counted again for a later one.
+    covered = np.maximum.accumulate(np.concatenate([kernels.start_ns[:1], kernels.end_ns]))[:-1]
+    first = np.maximum(kernels.start_ns, covered)
+    last = np.maximum(kernels.end_ns, first)
+    busy = last - first
+
+    def idle_clock(time: IntColumn) -> IntColumn:
+        before = np.concatenate([[0], np.cumsum(busy)])
+        place = np.searchsorted(first, time, side="right")
+        spent = before[place]
+        current = place - 1
+        inside = (current >= 0) & (time < last[current])
+        spent = spent - np.where(inside, last[current] - time, 0)
+        return time - spent
+
+    assert table.correlation is not None
+    order = np.argsort(table.correlation, kind="stable")
+    known = table.correlation[order]
+    place = np.clip(np.searchsorted(known, kernels.correlation), 0, max(len(known) - 1, 0))
+    row = np.where(known[place] == kernels.correlation, order[place], -1)
+    return DeviceTime(
+        idle_clock(table.start_ns), idle_clock(table.end_ns), row, busy, kernels.end_ns - kernels.start_ns
+    )
+
+
+def kernel_contribution(device: DeviceTime, kernels: KernelTable, first_name: int) -> Contribution:
+    """Each kernel's time, charged to the row that launched it; kernel names follow ``first_name`` others."""
+    known = device.row >= 0
+    return Contribution(
+        device.row[known], kernels.name[known] + first_name, device.busy_ns[known], np.ones(int(known.sum()), np.int64)
+    )

@@ -1,0 +1,137 @@
+"""Who made a backward node: the innermost span whose sequence numbers hold the node's.
+
+Each autograd node draws a number from a counter of the thread that runs forward. A span (a module call, a source line)
+knows the counter before and after it, so the spans of a thread cut its numbers into stretches with one label each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.tables import EventTable, Int32Column, IntColumn, RowKind, SpanTable
+
+OUTSIDE = -1  # made while no span was open
+UNKNOWN = -2  # made before the trace began, or in a thread that the trace did not see
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """Per thread: from number ``starts[i]`` up to the next start, nodes belong to ``labels[i]``."""
+
+    starts: IntColumn
+    labels: IntColumn
+
+
+class NodeLabels:
+    """Answers (thread, sequence number) -> label of the innermost span of one kind."""
+
+    def __init__(self, table: EventTable, spans: SpanTable, kind: RowKind) -> None:
+        self._threads: dict[int, _Stretches] = {}
+        self._collect(table, spans, kind)
+
+    def look_up(self, thread: Int32Column, sequence: IntColumn) -> IntColumn:
+        """Label of each node; :data:`OUTSIDE` or :data:`UNKNOWN` where there is none."""
+        found = np.full(len(sequence), UNKNOWN, np.int64)
+        for number in np.unique(thread).tolist():
+            stretches = self._threads.get(number)
+            if stretches is None:
+                continue
+            rows = np.flatnonzero(thread == number)
+            place = np.searchsorted(stretches.starts, sequence[rows], side="right") - 1
+            found[rows] = np.where(place >= 0, stretches.labels[place], UNKNOWN)
+        return found
+
+    def _collect(self, table: EventTable, spans: SpanTable, kind: RowKind) -> None:
+        rows = np.flatnonzero(table.kind == kind)
+        span = table.argument[rows]
+        label = span_labels(table, spans, kind, rows)
+        outer = nearest(table, table.parent[rows].astype(np.int64), (kind,))
+        outer_label = np.full(len(rows), OUTSIDE, np.int64)
+        has_outer = outer >= 0
+        position = np.searchsorted(rows, outer[has_outer])
+        outer_label[has_outer] = label[position]
+        thread = table.thread[rows]
+        drew = np.flatnonzero((table.sequence >= 0) & (table.forward_thread == 0))
+        drew_thread = table.thread[drew]
+        for number in np.unique(np.concatenate([thread, drew_thread])).tolist():
+            mine = thread == number
+            # From the thread's first op or span on, numbers outside of every span are known to be outside.
+            known_from = np.concatenate([table.sequence[drew[drew_thread == number][:1]], spans.low[span[mine]][:1]])
+            time = np.concatenate([[np.iinfo(np.int64).min], table.start_ns[rows[mine]], table.end_ns[rows[mine]]])
+            starts = np.concatenate([[known_from.min()], spans.low[span[mine]], spans.high[span[mine]]])
+            labels = np.concatenate([[OUTSIDE], label[mine], outer_label[mine]])
+            order = np.argsort(time, kind="stable")
+            starts, labels = starts[order], labels[order]
+            # An unclosed span can leave a smaller number behind a larger one; the counter itself never goes back.
+            self._threads[number] = _Stretches(np.maximum.accumulate(starts), labels)
+
+
+def span_labels(table: EventTable, spans: SpanTable, kind: RowKind, rows: IntColumn) -> IntColumn:
+    """Label of each span row; a span without a name takes the label of the span around it."""
+    label = spans.label[table.argument[rows]].copy()
+    for index in np.flatnonzero(label < 0).tolist():  # in order, so that an outer one is settled first
+        outer = nearest(table, table.parent[rows[index : index + 1]].astype(np.int64), (kind,))[0]
+        label[index] = label[np.searchsorted(rows, outer)] if outer >= 0 else OUTSIDE
+    return label
+
+
+def nearest(table: EventTable, start: IntColumn, kinds: tuple[RowKind, ...]) -> IntColumn:
+    """From each row of ``start`` upwards (itself included), the first row of one of ``kinds``; -1 for none."""
+    found = start.copy()
+    wanted = np.zeros(max(RowKind) + 1, bool)
+    wanted[list(kinds)] = True
+    climbing = np.flatnonzero(found >= 0)
+    while len(climbing):
+        climbing = climbing[~wanted[table.kind[found[climbing]]]]
+        found[climbing] = table.parent[found[climbing]]
+        climbing = climbing[found[climbing] >= 0]
+    return found
+
+
+def label_nodes(
+    table: EventTable, labels: NodeLabels, kind: RowKind, in_backward: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> tuple[IntColumn, IntColumn]:
+    """``(rows, label)`` of every NODE row.
+
+    Nodes made while backward runs (``create_graph``) lie outside of every span: they inherit the label of the node
+    that was being evaluated when they were made.
+    """
+    rows = np.flatnonzero(table.kind == RowKind.NODE)
+    label = labels.look_up(table.forward_thread[rows], table.sequence[rows])
+    creator = _creators(table, kind, in_backward)
+    if creator:
+        place = {row: index for index, row in enumerate(rows.tolist())}
+        keys = zip(table.forward_thread[rows].tolist(), table.sequence[rows].tolist(), strict=True)
+        made_by = [creator.get(key, -1) for key in keys]
+        for index in np.argsort(table.start_ns[rows], kind="stable").tolist():
+            if made_by[index] >= 0 and made_by[index] in place:
+                label[index] = label[place[made_by[index]]]
+    return rows, label
+
+
+def _creators(
+    table: EventTable, kind: RowKind, in_backward: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> dict[tuple[int, int], int]:
+    """(thread, number) -> the NODE row during which the node with that number was made, where there is one.
+
+    An op's row carries the number that the next node will get, and ops that make no node leave it for the next op: the
+    last op to start with a number is the one that used it.
+    """
+    rows = np.flatnonzero(in_backward & (table.sequence >= 0) & (table.forward_thread == 0))
+    if not len(rows):
+        return {}
+    drew = np.flatnonzero((table.sequence >= 0) & (table.forward_thread == 0))
+    last: dict[tuple[int, int], int] = {}
+    touched = set(zip(table.thread[rows].tolist(), table.sequence[rows].tolist(), strict=True))
+    for row, thread, number in zip(
+        drew.tolist(), table.thread[drew].tolist(), table.sequence[drew].tolist(), strict=True
+    ):
+        if (thread, number) in touched:
+            last[thread, number] = row  # rows of a thread come in order of start
+    where = np.fromiter(last.values(), np.int64, len(last))
+    around = nearest(table, where, (RowKind.NODE, RowKind.ACCUMULATE, kind))
+    return {
+        key: row for key, row in zip(last, around.tolist(), strict=True) if row >= 0 and table.kind[row] == RowKind.NODE
+    }

@@ -1,0 +1,351 @@
+"""Cells -> the rows of a report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gradscope.attribute.carry import Assigned
+from gradscope.attribute.cells import (
+    Cells,
+    layer_steps,
+    make_cells,
+    move_recompute_gaps,
+    own_contribution,
+    totals_by_step,
+)
+from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
+from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, self_times
+from gradscope.attribute.survey import Notes
+from gradscope.tables import (
+    IntColumn,
+    KernelRow,
+    LayerRow,
+    Ledger,
+    LineInfo,
+    LineRow,
+    ModuleInfo,
+    OpRow,
+    RowKind,
+    Spread,
+    StepTimes,
+)
+
+PHASES = {
+    Category.FORWARD: "forward",
+    Category.LAYER: "backward",
+    Category.RECOMPUTE: "recompute",
+    Category.GRADIENT_SUM: "gradient_sum",
+    Category.ACCUMULATE: "accumulate",
+    Category.COMMUNICATION: "communication",
+    Category.ENGINE: "engine",
+    Category.UNATTRIBUTED: "unattributed",
+    Category.OPTIMIZER: "optimizer",
+}
+_LAYER_COLUMNS = {
+    Category.LAYER: "backward_self_ns",
+    Category.RECOMPUTE: "recompute_ns",
+    Category.GRADIENT_SUM: "gradient_sum_ns",
+    Category.ACCUMULATE: "accumulate_ns",
+    Category.FORWARD: "forward_self_ns",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What attribution gives a report."""
+
+    step: StepTimes
+    ledger: Ledger
+    layers: tuple[LayerRow, ...]
+    lines: tuple[LineRow, ...]
+    ops: tuple[OpRow, ...]
+    kernels: tuple[KernelRow, ...]
+    notes: tuple[str, ...]
+
+
+def build_result(
+    assigned: Assigned,
+    modules: Sequence[ModuleInfo],
+    lines: Sequence[LineInfo],
+    survey: Notes | None,
+    source_text: Mapping[tuple[str, int], tuple[str, str]],
+    *,
+    has_flops: bool,
+) -> Result:
+    """Group the rows of the timed trace into a report's tables.
+
+    Args:
+        lines: what the line indices stand for.
+        source_text: (file, line) -> (name to show, text of the line).
+        has_flops: the survey counted floating-point operations.
+    """
+    table = assigned.skeleton.table
+    device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
+    own_ns = self_times(table) if device is None else self_times(table, device.start_ns, device.end_ns)
+    own, names = own_contribution(assigned, own_ns)
+    parts = move_recompute_gaps(assigned, own)
+    if device is not None and table.kernels is not None:
+        parts.append(kernel_contribution(device, table.kernels, len(names)))
+        names = (*names, *table.kernels.names)
+    cells = make_cells(assigned, parts, names)
+    step, notes = _step_times(assigned, cells, totals_by_step(assigned, parts))
+    ledger = _ledger(cells)
+    calls = _calls(assigned, len(modules))
+    rows = _layers(cells, modules, calls, layer_steps(assigned, parts, len(modules)), ledger.backward_ns)
+    if survey is not None and has_flops:
+        rows = _with_flops(rows, survey.flops)
+    if device is not None:
+        rows = _with_device(rows, assigned, device, self_times(table))
+    return Result(
+        step=step,
+        ledger=ledger,
+        layers=rows,
+        lines=_lines(cells, modules, lines, source_text),
+        ops=_ops(cells, modules, survey),
+        kernels=_kernels(assigned, modules, device),
+        notes=(*assigned.notes, *notes),
+    )
+
+
+def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]
+    return int(cells.self_ns[mask].sum())
+
+
+def _ledger(cells: Cells) -> Ledger:
+    part = {category: _sum(cells, (cells.category == category) & (cells.owner >= 0)) for category in Category}
+    owned = tuple(_LAYER_COLUMNS)[:4]
+    outside = _sum(cells, np.isin(cells.category, owned) & (cells.owner < 0))
+    whole = {category: _sum(cells, cells.category == category) for category in Category}
+    return Ledger(
+        backward_ns=sum(whole[category] for category in BACKWARD_CATEGORIES),
+        layers_ns=part[Category.LAYER],
+        recompute_ns=part[Category.RECOMPUTE],
+        gradient_sum_ns=part[Category.GRADIENT_SUM],
+        accumulate_ns=part[Category.ACCUMULATE],
+        outside_modules_ns=outside,
+        communication_ns=whole[Category.COMMUNICATION],
+        engine_ns=whole[Category.ENGINE],
+        unattributed_ns=whole[Category.UNATTRIBUTED],
+    )
+
+
+def _step_times(assigned: Assigned, cells: Cells, by_step: Mapping[Category, IntColumn]) -> tuple[StepTimes, list[str]]:
+    wall = np.diff(assigned.steps.bounds_ns)
+    backward = np.sum([by_step[category] for category in BACKWARD_CATEGORIES], axis=0)
+    forward_ns = _sum(cells, cells.category == Category.FORWARD)
+    backward_ns = _sum(cells, np.isin(cells.category, BACKWARD_CATEGORIES))
+    optimizer_ns = _sum(cells, cells.category == Category.OPTIMIZER)
+    steps = max(len(wall), 1)
+    wall_ns = (int(wall.sum()) + steps // 2) // steps
+    other_ns = wall_ns - forward_ns - backward_ns - optimizer_ns
+    notes = []
+    if other_ns < 0:
+        notes.append(
+            "several threads worked at the same time: forward and backward are sums over the threads, "
+            "and 'other' is negative by their overlap"
+        )
+    step = StepTimes(
+        wall_ns=wall_ns,
+        forward_ns=forward_ns,
+        backward_ns=backward_ns,
+        optimizer_ns=optimizer_ns,
+        other_ns=other_ns,
+        spread={
+            "wall": spread(wall),
+            "forward": spread(by_step[Category.FORWARD]),
+            "backward": spread(backward),
+        },
+        overhead=None,
+        unprofiled_wall_ns=None,
+    )
+    return step, notes
+
+
+def spread(samples: IntColumn) -> Spread:
+    """How steady one quantity was: ns of each step."""
+    if not len(samples):
+        return Spread(0, 0, 0, 0)
+    return Spread(int(samples.min()), int(np.median(samples)), int(samples.max()), int(samples.std()))
+
+
+def _calls(assigned: Assigned, layers: int) -> IntColumn:
+    """Forward calls of each layer over all measured steps."""
+    table = assigned.skeleton.table
+    rows = np.flatnonzero(
+        (table.kind == RowKind.CALL) & (assigned.rows.category == Category.FORWARD) & (assigned.steps.of_row >= 0)
+    )
+    label = assigned.skeleton.calls.label[table.argument[rows]]
+    return np.bincount(label[label >= 0], minlength=layers)
+
+
+def _layers(
+    cells: Cells, modules: Sequence[ModuleInfo], calls: IntColumn, samples: IntColumn, backward_ns: int
+) -> tuple[LayerRow, ...]:
+    own: dict[str, IntColumn] = {}
+    for category, column in _LAYER_COLUMNS.items():
+        total = np.zeros(len(modules), np.int64)
+        mine = (cells.category == category) & (cells.owner >= 0)
+        np.add.at(total, cells.owner[mine], cells.self_ns[mine])
+        own[column] = total
+    backward_columns = [own[column] for column in own if column != "forward_self_ns"]
+    forward_total = _totals(modules, own["forward_self_ns"])
+    backward_total = _totals(modules, np.sum(backward_columns, axis=0))
+    return tuple(
+        LayerRow(
+            path=info.path,
+            class_name=info.class_name,
+            parent=info.parent,
+            calls=per_step(int(calls[index]), cells.steps),
+            parameters=info.parameters,
+            source=info.source,
+            forward_self_ns=int(own["forward_self_ns"][index]),
+            forward_total_ns=int(forward_total[index]),
+            backward_self_ns=int(own["backward_self_ns"][index]),
+            backward_total_ns=int(backward_total[index]),
+            recompute_ns=int(own["recompute_ns"][index]),
+            accumulate_ns=int(own["accumulate_ns"][index]),
+            gradient_sum_ns=int(own["gradient_sum_ns"][index]),
+            backward_share=int(backward_total[index]) / backward_ns if backward_ns else 0.0,
+            backward_self_steps_ns=tuple(samples[index].tolist()),
+            tied=info.tied,
+        )
+        for index, info in enumerate(modules)
+    )
+
+
+def _totals(modules: Sequence[ModuleInfo], own: IntColumn) -> IntColumn:
+    """Own value plus everything below, in the tree of paths; children come after their parents."""
+    index = {info.path: number for number, info in enumerate(modules)}
+    total = own.copy()
+    for number in range(len(modules) - 1, -1, -1):
+        parent = modules[number].parent
+        if parent is not None:
+            total[index[parent]] += total[number]
+    return total
+
+
+def per_step(count: int, steps: int) -> float:
+    """Mean per step; a whole number stays one."""
+    return count // steps if count % steps == 0 else count / steps
+
+
+def _with_flops(rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int]) -> tuple[LayerRow, ...]:
+    forward: dict[int, int] = defaultdict(int)
+    backward: dict[int, int] = defaultdict(int)
+    for (owner, category), count in flops.items():
+        if category == Category.FORWARD:
+            forward[owner] += count
+        elif category in BACKWARD_CATEGORIES:
+            backward[owner] += count
+    return tuple(
+        replace(
+            row,
+            flops=forward[index] + backward[index],
+            forward_flops=forward[index],
+            backward_flops=backward[index],
+        )
+        for index, row in enumerate(rows)
+    )
+
+
+def _with_device(
+    rows: tuple[LayerRow, ...], assigned: Assigned, device: DeviceTime, launch_ns: IntColumn
+) -> tuple[LayerRow, ...]:
+    measured = assigned.steps.of_row >= 0
+    steps = max(len(assigned.steps.bounds_ns) - 1, 1)
+    kernel = np.zeros(len(rows), np.int64)
+    known = device.row >= 0
+    launcher = device.row[known]
+    mine = measured[launcher] & (assigned.rows.owner[launcher] >= 0)
+    np.add.at(kernel, assigned.rows.owner[launcher][mine], device.duration_ns[known][mine])
+    launch = np.zeros(len(rows), np.int64)
+    nodes = measured & (assigned.rows.category == Category.LAYER) & (assigned.rows.owner >= 0)
+    np.add.at(launch, assigned.rows.owner[nodes], launch_ns[nodes])
+    return tuple(
+        replace(row, device_ns=int(kernel[index]) // steps, launch_ns=int(launch[index]) // steps)
+        for index, row in enumerate(rows)
+    )
+
+
+def _path(modules: Sequence[ModuleInfo], owner: int) -> str | None:
+    return modules[owner].path if owner >= 0 else None
+
+
+def _lines(
+    cells: Cells,
+    modules: Sequence[ModuleInfo],
+    lines: Sequence[LineInfo],
+    source_text: Mapping[tuple[str, int], tuple[str, str]],
+) -> tuple[LineRow, ...]:
+    forward: dict[tuple[str, int], int] = defaultdict(int)
+    backward: dict[tuple[str, int], int] = defaultdict(int)
+    by_layer: dict[tuple[str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    function: dict[tuple[str, int], str] = {}
+    for row in np.flatnonzero(cells.line >= 0).tolist():
+        info = lines[int(cells.line[row])]
+        place = (info.file, info.line)
+        function[place] = info.function
+        ns = int(cells.self_ns[row])
+        if cells.category[row] == Category.FORWARD:
+            forward[place] += ns
+        elif cells.category[row] in BACKWARD_CATEGORIES:
+            backward[place] += ns
+        by_layer[place][int(cells.owner[row])] += ns
+    found = []
+    for place, name in function.items():
+        shown, text = source_text.get(place, (place[0], ""))
+        owner = max(by_layer[place], key=lambda layer: by_layer[place][layer])
+        found.append(LineRow(shown, place[1], name, text, _path(modules, owner), forward[place], backward[place]))
+    return tuple(sorted(found, key=lambda row: -row.backward_ns))
+
+
+def _ops(cells: Cells, modules: Sequence[ModuleInfo], survey: Notes | None) -> tuple[OpRow, ...]:
+    time: dict[tuple[int, int, int], int] = defaultdict(int)
+    calls: dict[tuple[int, int, int], int] = defaultdict(int)
+    shown = np.flatnonzero(np.isin(cells.category, list(PHASES)))
+    columns = (cells.category, cells.owner, cells.op, cells.self_ns, cells.calls)
+    for category, owner, op, ns, count in zip(*(column[shown].tolist() for column in columns), strict=True):
+        time[owner, category, op] += ns
+        calls[owner, category, op] += count
+    shapes = survey.shapes if survey is not None else {}
+    return tuple(
+        OpRow(
+            layer=_path(modules, owner),
+            phase=PHASES[Category(category)],
+            name=cells.ops[op],
+            calls=per_step(calls[owner, category, op], cells.steps),
+            self_ns=ns,
+            shape=shapes.get((owner, category, cells.ops[op])),
+        )
+        for (owner, category, op), ns in sorted(time.items(), key=lambda item: (item[0][0], -item[1]))
+    )
+
+
+def _kernels(assigned: Assigned, modules: Sequence[ModuleInfo], device: DeviceTime | None) -> tuple[KernelRow, ...]:
+    table = assigned.skeleton.table
+    if device is None or table.kernels is None:
+        return ()
+    steps = max(len(assigned.steps.bounds_ns) - 1, 1)
+    time: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for kernel in np.flatnonzero(device.row >= 0).tolist():
+        row = int(device.row[kernel])
+        if assigned.steps.of_row[row] < 0:
+            continue
+        key = (int(assigned.rows.owner[row]), int(assigned.rows.category[row]), int(table.kernels.name[kernel]))
+        entry = time[key]
+        entry[0] += int(device.duration_ns[kernel])
+        entry[1] += 1
+    return tuple(
+        KernelRow(
+            _path(modules, owner),
+            PHASES.get(Category(category), "other"),
+            table.kernels.names[name],
+            per_step(count, steps),
+            ns // steps,
+        )
+        for (owner, category, name), (ns, count) in sorted(time.items(), key=lambda item: -item[1][0])
+    )

@@ -1,0 +1,308 @@
+"""Gives each row of a trace its step, category and owner, from the top of the tree down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, NodeLabels, label_nodes, nearest, span_labels
+from gradscope.tables import EventTable, Int8Column, IntColumn, RowKind, SpanTable
+
+BoolColumn = npt.NDArray[np.bool_]
+
+INHERIT = -9  # in a column of marks: take the parent's value
+
+
+class Category(IntEnum):
+    """What a nanosecond was spent on."""
+
+    OTHER = 0  # between the phases
+    FORWARD = 1
+    LAYER = 2  # backward nodes
+    RECOMPUTE = 3
+    GRADIENT_SUM = 4
+    ACCUMULATE = 5
+    COMMUNICATION = 6
+    ENGINE = 7
+    UNATTRIBUTED = 8
+    OPTIMIZER = 9
+
+
+BACKWARD_CATEGORIES = tuple(category for category in Category if Category.LAYER <= category <= Category.UNATTRIBUTED)
+
+
+class Levels:
+    """The rows of a table by depth, to carry values from parents to children without a Python loop over rows."""
+
+    def __init__(self, table: EventTable) -> None:
+        self._parent = table.parent
+        order = np.argsort(table.depth, kind="stable")
+        counts = np.bincount(table.depth, minlength=1)
+        self._levels = np.split(order, np.cumsum(counts)[:-1])
+
+    def propagate(self, marks: npt.NDArray[np.integer], root: int) -> npt.NDArray[np.integer]:
+        """A row has its own mark, or the value of its parent; a row without parent and mark has ``root``."""
+        value = marks.copy()
+        for depth, rows in enumerate(self._levels):
+            inheriting = rows[value[rows] == INHERIT]
+            value[inheriting] = root if depth == 0 else value[self._parent[inheriting]]
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRows:
+    """The NODE and ACCUMULATE rows of a trace in order of start: the sequence in which the engine ran them."""
+
+    row: IntColumn
+    owner: IntColumn  # of a NODE; UNKNOWN for ACCUMULATE, which has no sequence number
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """What is known of a trace from itself alone, before the survey's notes are carried over."""
+
+    table: EventTable
+    levels: Levels
+    in_backward: BoolColumn
+    nodes: NodeRows
+    calls: SpanTable
+    parents: Sequence[int]  # of each layer its parent; OUTSIDE for a root
+    sums: IntColumn  # ADD rows that stand directly in a NODE, behind the node's own function
+    recomputed: IntColumn  # ops that a node ran again outside of every module call
+
+
+def read_skeleton(table: EventTable, calls: SpanTable, parents: Sequence[int]) -> Skeleton:
+    """Find the backward rows, the nodes and their owners, and what may be gradient sums.
+
+    Args:
+        calls: module calls; ``label`` is the index of the layer.
+        parents: of each layer the index of its parent that is ever called; -1 for a root.
+    """
+    levels = Levels(table)
+    marks = np.full(len(table), INHERIT, np.int8)
+    marks[np.isin(table.kind, (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE))] = 1
+    marks[table.kind == RowKind.OPTIMIZER] = 0
+    in_backward = levels.propagate(marks, 0).astype(bool)
+    rows, owner = label_nodes(table, NodeLabels(table, calls, RowKind.CALL), RowKind.CALL, in_backward)
+    accumulate = np.flatnonzero(table.kind == RowKind.ACCUMULATE)
+    every = np.concatenate([rows, accumulate])
+    owners = np.concatenate([owner, np.full(len(accumulate), UNKNOWN, np.int64)])
+    order = np.argsort(table.start_ns[every], kind="stable")
+    return Skeleton(
+        table,
+        levels,
+        in_backward,
+        NodeRows(every[order], owners[order]),
+        calls,
+        parents,
+        _candidate_sums(table),
+        _recomputed_ops(table, in_backward),
+    )
+
+
+def _recomputed_ops(table: EventTable, in_backward: BoolColumn) -> IntColumn:
+    """Ops that draw sequence numbers in a backward pass that builds no graph: checkpointing runs forward again.
+
+    Only the outermost such op of each, and only outside of module calls, which show that they are recompute by
+    themselves. A pass with ``create_graph`` draws numbers everywhere; there these ops stay with their node.
+    """
+    rows = np.flatnonzero(
+        in_backward
+        & (table.sequence >= 0)
+        & (table.forward_thread == 0)
+        & np.isin(table.kind, (RowKind.OP, RowKind.ADD))
+        & (table.parent >= 0)
+    )
+    if not len(rows):
+        return rows
+    above = table.parent[rows]
+    grandparent = np.where(table.parent[above] >= 0, table.kind[table.parent[above]], RowKind.ANNOTATION)
+    function = (table.kind[above] == RowKind.OP) & (grandparent == RowKind.NODE)
+    rows = rows[function & (table.sequence[above] >= 0) & (table.forward_thread[above] > 0)]
+    window = nearest(table, rows, (RowKind.BACKWARD,))
+    return rows[(window >= 0) & (table.argument[window] % 2 == 0)]
+
+
+def _candidate_sums(table: EventTable) -> IntColumn:
+    """ADD rows whose parent is a NODE, started after the node's function has returned.
+
+    The engine adds a gradient into the next node's buffer once the function is done; pre-hooks come before it.
+    """
+    rows = np.flatnonzero((table.kind == RowKind.ADD) & (table.parent >= 0))
+    rows = rows[table.kind[table.parent[rows]] == RowKind.NODE]
+    if not len(rows):
+        return rows
+    functions = np.flatnonzero((table.kind == RowKind.OP) & (table.parent >= 0))
+    parent = table.parent[functions]
+    functions = functions[(table.kind[parent] == RowKind.NODE) & (table.name[functions] == table.name[parent])]
+    function_end = np.zeros(len(table), np.int64)
+    function_end[table.parent[functions]] = table.end_ns[functions]
+    return rows[table.start_ns[rows] >= function_end[table.parent[rows]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Category and owner of every row of a table."""
+
+    category: Int8Column
+    owner: IntColumn  # index of the layer; OUTSIDE
+
+
+def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntColumn, sum_owner: IntColumn) -> Rows:
+    """Category and owner of each row.
+
+    Args:
+        accumulate_owner: owner of each row of ``skeleton.nodes`` that is an ACCUMULATE (others are ignored).
+        sum_rows, sum_owner: the gradient sums among ``skeleton.sums`` and the layer each belongs to.
+    """
+    table, nodes = skeleton.table, skeleton.nodes
+    category = np.full(len(table), INHERIT, np.int8)
+    owner = np.full(len(table), INHERIT, np.int64)
+    calls = np.flatnonzero(table.kind == RowKind.CALL)
+    owner[calls] = span_labels(table, skeleton.calls, RowKind.CALL, calls)
+    category[calls] = np.where(skeleton.in_backward[calls], Category.RECOMPUTE, Category.FORWARD)
+    windows = table.kind == RowKind.BACKWARD
+    category[windows], owner[windows] = Category.ENGINE, OUTSIDE
+    is_node = table.kind[nodes.row] == RowKind.NODE
+    node_rows, node_owner = nodes.row[is_node], nodes.owner[is_node]
+    category[node_rows] = np.where(node_owner == UNKNOWN, Category.UNATTRIBUTED, Category.LAYER)
+    owner[node_rows] = np.where(node_owner == UNKNOWN, OUTSIDE, node_owner)
+    accumulate = nodes.row[~is_node]
+    category[accumulate], owner[accumulate] = Category.ACCUMULATE, accumulate_owner[~is_node]
+    category[skeleton.recomputed] = Category.RECOMPUTE
+    owner[skeleton.recomputed] = _recompute_owner(skeleton, node_rows, node_owner)
+    category[sum_rows], owner[sum_rows] = Category.GRADIENT_SUM, sum_owner
+    optimizer = table.kind == RowKind.OPTIMIZER
+    category[optimizer], owner[optimizer] = Category.OPTIMIZER, OUTSIDE
+    communication = (table.kind == RowKind.COMMUNICATION) & skeleton.in_backward
+    category[communication], owner[communication] = Category.COMMUNICATION, OUTSIDE
+    return Rows(
+        skeleton.levels.propagate(category, Category.OTHER).astype(np.int8),
+        skeleton.levels.propagate(owner, OUTSIDE).astype(np.int64),
+    )
+
+
+def _recompute_owner(skeleton: Skeleton, node_rows: IntColumn, node_owner: IntColumn) -> IntColumn:
+    """The layer whose function is run again: the caller of the modules called in the same recompute.
+
+    That is their nearest common parent in the tree of paths. Where no module is called, it is the node's own layer.
+    """
+    table, parents = skeleton.table, skeleton.parents
+    owner_of = dict(zip(node_rows.tolist(), node_owner.tolist(), strict=True))
+    around = nearest(table, skeleton.recomputed, (RowKind.NODE,)).tolist()
+    wanted = set(around)
+    calls = np.flatnonzero((table.kind == RowKind.CALL) & skeleton.in_backward) if wanted else np.empty(0, np.int64)
+    outer = nearest(table, table.parent[calls].astype(np.int64), (RowKind.NODE, RowKind.CALL))
+    called: dict[int, set[int]] = {}
+    for node, label in zip(outer.tolist(), skeleton.calls.label[table.argument[calls]].tolist(), strict=True):
+        if node in wanted and label >= 0:
+            called.setdefault(node, set()).add(int(label))
+    found = []
+    for node in around:
+        own = max(owner_of.get(node, OUTSIDE), OUTSIDE)
+        modules = called.get(node, set())
+        callers = {parents[label] for label in modules}
+        if modules and own >= 0 and own not in modules:
+            callers.add(own)
+        found.append(_common_ancestor(callers, parents) if callers else own)
+    return np.array(found, np.int64)
+
+
+def _common_ancestor(labels: set[int], parents: Sequence[int]) -> int:
+    chains = []
+    for label in labels:
+        chain = [label]
+        while chain[-1] >= 0:
+            chain.append(parents[chain[-1]])
+        chains.append(chain)
+    shared = set(chains[0]).intersection(*chains[1:])
+    return next(label for label in chains[0] if label in shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The measured steps: ``bounds_ns`` has one entry more than there are steps."""
+
+    bounds_ns: IntColumn
+    of_row: IntColumn  # number of the step, -1 before the first and after the last
+
+
+def find_steps(skeleton: Skeleton, skip: int) -> Steps:
+    """Cut the trace at its STEP markers, leaving out the first ``skip`` steps.
+
+    A marker written by an optimizer's hook lies inside the optimizer's own row: the step ends where that row ends.
+    """
+    table = skeleton.table
+    markers = np.flatnonzero(table.kind == RowKind.STEP)
+    markers = markers[np.argsort(table.argument[markers])]
+    inside = nearest(table, markers, (RowKind.OPTIMIZER,))
+    bounds = np.where(inside >= 0, table.end_ns[inside], table.start_ns[markers])[skip:]
+    marks = np.full(len(table), INHERIT, np.int64)
+    # Below the user's own record_function around a whole loop each row is timed by itself.
+    above = np.where(table.parent >= 0, table.kind[table.parent], RowKind.ANNOTATION)
+    free = above == RowKind.ANNOTATION
+    marks[free] = np.searchsorted(bounds, table.start_ns[free], side="right") - 1
+    marks[free & (marks >= len(bounds) - 1)] = -1
+    return Steps(bounds, skeleton.levels.propagate(marks, -1).astype(np.int64))
+
+
+def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
+    """Count ops outside of every module as forward once a step's forward has begun: a functional loss, say.
+
+    What a step computes before its first module call prepares data and stays between the phases; a step without any
+    module call is all forward.
+    """
+    begun = steps.bounds_ns[:-1].copy()
+    calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
+    if len(calls) and len(begun):
+        first = np.full(len(begun), np.iinfo(np.int64).max)
+        np.minimum.at(first, steps.of_row[calls], table.start_ns[calls])
+        begun = np.where(first < np.iinfo(np.int64).max, first, begun)
+    step = steps.of_row
+    loose = (rows.category == Category.OTHER) & np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (step >= 0)
+    loose[loose] = table.start_ns[loose] >= begun[step[loose]]
+    category = rows.category.copy()
+    category[loose] = Category.FORWARD
+    return Rows(category, rows.owner)
+
+
+def self_times(table: EventTable, start: IntColumn | None = None, end: IntColumn | None = None) -> IntColumn:
+    """Duration of each row without its children, in ns; negative nowhere.
+
+    Args:
+        start, end: instead of the table's own times, ones on another scale (time while the device was idle).
+    """
+    start = table.start_ns if start is None else start
+    end = table.end_ns if end is None else end
+    duration = end - start
+    children = np.zeros(len(table), np.int64)
+    rows = np.flatnonzero(table.parent >= 0)
+    np.add.at(children, table.parent[rows], duration[rows])
+    own = duration - children
+    return _without_other_threads(table, start, end, own)
+
+
+def _without_other_threads(table: EventTable, start: IntColumn, end: IntColumn, own: IntColumn) -> IntColumn:
+    """Take from a backward's own time what the engine's device threads did meanwhile: it is counted there."""
+    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
+    loose = np.flatnonzero((table.depth == 0) & np.isin(table.kind, (RowKind.NODE, RowKind.ACCUMULATE)))
+    if not len(windows) or not len(loose):
+        return own
+    windows = windows[np.argsort(table.start_ns[windows])]
+    place = np.searchsorted(table.start_ns[windows], table.start_ns[loose], side="right") - 1
+    inside = (place >= 0) & (table.start_ns[loose] < table.end_ns[windows[place]])
+    loose, place = loose[inside], place[inside]
+    order = np.argsort(start[loose], kind="stable")
+    own = own.copy()
+    covered_until: dict[int, int] = {}
+    for row, window in zip(loose[order].tolist(), windows[place[order]].tolist(), strict=True):
+        first = max(int(start[row]), covered_until.get(window, int(start[window])))
+        last = min(int(end[row]), int(end[window]))
+        if last > first:
+            own[window] -= last - first
+            covered_until[window] = last
+    return np.maximum(own, 0)

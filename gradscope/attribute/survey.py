@@ -1,0 +1,230 @@
+"""Reads the survey step into notes by position, and carries them over to the timed steps.
+
+A step that does the same thing twice runs the same ops and the same nodes in the same order, so note *k* of the survey
+belongs to op or node *k* of a timed step. The names are compared; where they differ, the notes go by occurrence:
+the n-th ``aten::mm`` of a layer is the survey's n-th ``aten::mm`` of that layer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gradscope.attribute.nodes import OUTSIDE, NodeLabels, label_nodes, nearest
+from gradscope.attribute.rows import NodeRows, Rows, Skeleton, assign_rows
+from gradscope.tables import EventTable, GraphNode, IntColumn, ParameterInfo, RowKind, SpanTable
+
+NO_LINE = -1
+_TRANSPARENT = (RowKind.CALL, RowKind.ANNOTATION, RowKind.BACKWARD, RowKind.STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyInput:
+    """The survey's trace and the notes that were taken in Python while it ran."""
+
+    skeleton: Skeleton
+    line_spans: SpanTable
+    graphs: Sequence[tuple[GraphNode, ...]]
+    parameters: Sequence[ParameterInfo]
+
+
+class Receiver(NamedTuple):
+    """The value that a gradient was added for: the layer and the line that produced it."""
+
+    owner: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What the survey knows of one step, by position. ``*_key`` are (owner, name) pairs, names as text."""
+
+    unit_key: tuple[tuple[int, str], ...]
+    unit_line: IntColumn
+    node_key: tuple[tuple[int, str], ...]
+    node_line: IntColumn
+    parameter_owner: IntColumn  # of each node that is an ACCUMULATE; OUTSIDE for the others
+    receivers: tuple[tuple[Receiver, ...], ...]  # of each node: the values whose gradients it added to, in order
+    flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
+    shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
+
+
+def read_survey(survey: SurveyInput) -> Notes:
+    """Turn the survey's trace into notes by position."""
+    skeleton = survey.skeleton
+    table, nodes = skeleton.table, skeleton.nodes
+    parameter = _parameter_of_accumulate(table, nodes)
+    owners = [info.owners[0] if info.owners else OUTSIDE for info in survey.parameters]
+    parameter_owner = np.array([owners[index] if index >= 0 else OUTSIDE for index in parameter], np.int64)
+    node_line = _line_of_nodes(skeleton, survey.line_spans)
+    receivers = _receivers(survey, parameter, owners, node_line)
+    rows = assign_rows(skeleton, parameter_owner, np.empty(0, np.int64), np.empty(0, np.int64))
+    units = unit_rows(skeleton)
+    return Notes(
+        unit_key=_keys(table, units, rows.owner[units]),
+        unit_line=_line_of_units(table, units, survey.line_spans),
+        node_key=_keys(table, nodes.row, nodes.owner),
+        node_line=node_line,
+        parameter_owner=parameter_owner,
+        receivers=receivers,
+        flops=_flops(table, rows),
+        shapes=_shapes(table, rows),
+    )
+
+
+def unit_rows(skeleton: Skeleton) -> IntColumn:
+    """Ops that user code or a module called itself: no op and no node between them and the Python code."""
+    table = skeleton.table
+    rows = np.flatnonzero(np.isin(table.kind, (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)))
+    above = table.parent[rows].astype(np.int64)
+    in_line = np.flatnonzero((above >= 0) & (table.kind[above] == RowKind.LINE))
+    while len(in_line):  # the survey's own line markers do not count
+        above[in_line] = table.parent[above[in_line]]
+        in_line = in_line[(above[in_line] >= 0) & (table.kind[above[in_line]] == RowKind.LINE)]
+    called = (above < 0) | np.isin(table.kind[above], _TRANSPARENT)
+    return rows[called]
+
+
+def _keys(table: EventTable, rows: IntColumn, owner: IntColumn) -> tuple[tuple[int, str], ...]:
+    names = table.names
+    return tuple((own, names[name]) for own, name in zip(owner.tolist(), table.name[rows].tolist(), strict=True))
+
+
+def _line_of_units(table: EventTable, units: IntColumn, spans: SpanTable) -> IntColumn:
+    around = nearest(table, table.parent[units].astype(np.int64), (RowKind.LINE, RowKind.CALL))
+    line = np.full(len(units), NO_LINE, np.int64)
+    inside = (around >= 0) & (table.kind[around] == RowKind.LINE)
+    line[inside] = spans.label[table.argument[around[inside]]]
+    return line
+
+
+def _line_of_nodes(skeleton: Skeleton, spans: SpanTable) -> IntColumn:
+    table, nodes = skeleton.table, skeleton.nodes
+    line = np.full(len(nodes.row), NO_LINE, np.int64)
+    if not len(spans):
+        return line
+    rows, label = label_nodes(table, NodeLabels(table, spans, RowKind.LINE), RowKind.LINE, skeleton.in_backward)
+    by_row = np.full(len(table), NO_LINE, np.int64)
+    by_row[rows] = np.maximum(label, NO_LINE)
+    return by_row[nodes.row]
+
+
+def _parameter_of_accumulate(table: EventTable, nodes: NodeRows) -> list[int]:
+    """Index of the parameter of each ACCUMULATE in ``nodes``, from the marker inside its row; -1 elsewhere."""
+    marks = np.flatnonzero(table.kind == RowKind.PARAMETER)
+    around = nearest(table, table.parent[marks].astype(np.int64), (RowKind.ACCUMULATE,))
+    by_row = dict(zip(around.tolist(), table.argument[marks].tolist(), strict=True))
+    return [by_row.get(row, -1) for row in nodes.row.tolist()]
+
+
+def _receivers(
+    survey: SurveyInput, parameter: list[int], owners: Sequence[int], node_line: IntColumn
+) -> tuple[tuple[Receiver, ...], ...]:
+    """For each node in the order of execution, the values whose second, third ... gradient it delivered.
+
+    The engine adds a gradient to what has already arrived at the same input of the next node; replaying the arrivals
+    over the noted graph tells for which node each addition was.
+    """
+    table, nodes = survey.skeleton.table, survey.skeleton.nodes
+    columns = (table.sequence[nodes.row].tolist(), nodes.owner.tolist(), node_line.tolist())
+    made_by = {number: Receiver(owner, line) for number, owner, line in zip(*columns, strict=True) if number >= 0}
+    nobody = Receiver(OUTSIDE, NO_LINE)
+    result: list[tuple[Receiver, ...]] = []
+    window = _window_of(table, nodes.row)
+    finders = [_graph_index(graph) for graph in survey.graphs]
+    arrived: set[tuple[int, int, int]] = set()
+    for position, row in enumerate(nodes.row.tolist()):
+        pass_number = window[position]
+        if not 0 <= pass_number < len(finders):
+            result.append(())
+            continue
+        graph = survey.graphs[pass_number]
+        by_number, by_parameter = finders[pass_number]
+        index = by_number.get(int(table.sequence[row]), by_parameter.get(parameter[position], -1))
+        added: list[Receiver] = []
+        for target, number in graph[index].edges if index >= 0 else ():
+            if target < 0:
+                continue
+            key = (pass_number, target, number)
+            if key in arrived:
+                node = graph[target]
+                is_leaf = node.parameter >= 0
+                added.append(
+                    Receiver(owners[node.parameter], NO_LINE) if is_leaf else made_by.get(node.sequence, nobody)
+                )
+            arrived.add(key)
+        result.append(tuple(added))
+    return tuple(result)
+
+
+def _graph_index(graph: tuple[GraphNode, ...]) -> tuple[dict[int, int], dict[int, int]]:
+    by_number = {node.sequence: index for index, node in enumerate(graph) if node.sequence >= 0}
+    by_parameter = {node.parameter: index for index, node in enumerate(graph) if node.parameter >= 0}
+    return by_number, by_parameter
+
+
+def _window_of(table: EventTable, rows: IntColumn) -> list[int]:
+    """For each node the number of the outermost backward pass it ran in, counting those that were walked."""
+    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
+    outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
+    windows = windows[outer < 0]
+    windows = windows[np.argsort(table.start_ns[windows])]
+    place = np.searchsorted(table.start_ns[windows], table.start_ns[rows], side="right") - 1
+    return [int(value) for value in place]
+
+
+def _flops(table: EventTable, rows: Rows) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for row in np.flatnonzero(table.kind == RowKind.FLOP).tolist():
+        found[int(rows.owner[row]), int(rows.category[row])] += int(table.argument[row])
+    return dict(found)
+
+
+def _shapes(table: EventTable, rows: Rows) -> dict[tuple[int, int, str], str]:
+    if table.shapes is None:
+        return {}
+    counts: dict[tuple[int, int, str], dict[str, int]] = {}
+    for row in np.flatnonzero(table.kind <= RowKind.ADD).tolist():
+        key = (int(rows.owner[row]), int(rows.category[row]), table.names[table.name[row]])
+        texts = counts.setdefault(key, {})
+        texts[table.shapes[row]] = texts.get(table.shapes[row], 0) + 1
+    best = {key: max(texts, key=lambda text: texts[text]) for key, texts in counts.items()}
+    return {key: text for key, text in best.items() if text}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Carrying over
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def match_step(
+    notes: Notes,
+    units: tuple[tuple[int, str], ...],
+    nodes: tuple[tuple[int, str], ...],
+) -> tuple[list[int], list[int], bool]:
+    """Position in the survey of each unit and each node of one step, -1 where there is none, and whether all agree."""
+    unit_places, units_equal = _match(units, notes.unit_key)
+    node_places, nodes_equal = _match(nodes, notes.node_key)
+    return unit_places, node_places, units_equal and nodes_equal
+
+
+def _match(timed: tuple[tuple[int, str], ...], known: tuple[tuple[int, str], ...]) -> tuple[list[int], bool]:
+    if timed == known:
+        return list(range(len(timed))), True
+    places: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for position, key in enumerate(known):
+        places[key].append(position)
+    seen: dict[tuple[int, str], int] = defaultdict(int)
+    result = []
+    for key in timed:
+        candidates = places.get(key)
+        if not candidates:
+            result.append(-1)
+            continue
+        result.append(candidates[min(seen[key], len(candidates) - 1)])
+        seen[key] += 1
+    return result, False

@@ -1,0 +1,70 @@
+"""Watches every entry into the autograd engine, so that a backward pass has a wall time of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from gradscope import markers
+from gradscope.compat import TraceMarker, graph_task_id, swap_engine_entry
+
+
+class BackwardWatch:
+    """One wrapper around the engine for the whole run; what it does changes with the phase of the run.
+
+    With everything off it costs a function call. The callbacks see outermost passes only, never the nested ones of
+    reentrant checkpointing.
+    """
+
+    def __init__(self) -> None:
+        self.mark = False  # write a BACKWARD row around each entry
+        self.around: Callable[[Any], AbstractContextManager[None]] | None = None  # of the roots; outside the row
+        self.ended: Callable[[], None] | None = None  # last of all, only when backward returned
+        self._counter = itertools.count()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Watch until the block is left."""
+        with swap_engine_entry(self._wrap):
+            yield
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = graph_task_id() == -1
+            result = (
+                self._marked(original, outermost, roots, args, kwargs)
+                if self.mark
+                else original(roots, *args, **kwargs)
+            )
+            if outermost and self.ended is not None:
+                self.ended()
+            return result
+
+        return run_backward
+
+    def _marked(self, original: Callable[..., Any], outermost: bool, roots: Any, args: Any, kwargs: Any) -> Any:
+        if outermost:
+            # What forward still has queued on the device is not backward's time.
+            synchronize()
+        around = self.around(roots) if outermost and self.around is not None else nullcontext()
+        with around, TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs))):
+            result = original(roots, *args, **kwargs)
+            if outermost:
+                # The pass ends when the device has done it, not when its launches are queued.
+                synchronize()
+            return result
+
+
+def _creates_graph(args: Any, kwargs: Any) -> bool:
+    """Whether this pass builds a graph of itself: the engine's fourth argument, after roots, gradients and keep."""
+    return bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
+
+
+def synchronize() -> None:
+    """Wait for the device, where one is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

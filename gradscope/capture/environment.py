@@ -1,0 +1,64 @@
+"""What the run ran on: versions, device, threads, precision settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+import torch
+
+
+def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """The ``environment`` of RUN.json; every value a string, a number or a bool.
+
+    Args:
+        device: where the model ran.
+        dtype: of the model's parameters; None where they differ or there are none.
+    """
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "device": device.type,
+        "device_name": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly_mode": torch.is_anomaly_enabled(),
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+        found["tf32"] = torch.backends.cuda.matmul.allow_tf32
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _version(package: str) -> str | None:
+    if importlib.util.find_spec(package) is None:
+        return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpu_name()
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

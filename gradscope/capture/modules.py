@@ -1,0 +1,97 @@
+"""Module-call spans from two process-wide forward hooks; nothing is added to the user's modules."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gradscope import markers
+from gradscope.capture.spans import SpanRecorder, SpanStack
+from gradscope.tables import SpanTable
+
+
+class CallRecorder:
+    """Notes every module call of the process while :meth:`recording`.
+
+    Full backward hooks would be wrong here: they fire at gradients of inputs and outputs, so a layer whose inputs need
+    none is timed wrongly (0.023 ms for an embedding that took 0.294), and they change the graph that is measured.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []  # by label, in the order of their first call; kept alive by this list
+        self.roots: list[int] = []  # labels of modules called while no other module was, each once
+        self._labels: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._spans = SpanRecorder(markers.CALL)
+        self._stack = SpanStack()
+
+    def table(self) -> SpanTable:
+        return self._spans.table()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hook every module of the process; unhook on the way out, whatever happened."""
+        # Global hooks run before a module's own, before and after forward: the user's forward pre-hooks count as the
+        # layer's time, the user's forward hooks as the caller's.
+        with ExitStack() as stack:
+            stack.enter_context(_no_compile_warning())
+            stack.callback(self._close_above, 0)
+            for handle in (
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ):
+                stack.callback(handle.remove)
+            yield
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        # Dynamo folds this to True while it traces and drops the rest: no graph break, nothing inside the region.
+        if torch.compiler.is_compiling():
+            return
+        label = self._labels.get(id(module))
+        if label is None:
+            label = self._label(module)
+        calls = self._stack.calls
+        if not calls and label not in self.roots:
+            self.roots.append(label)
+        calls.append((module, self._spans.open(label)))
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        calls = self._stack.calls
+        for depth in range(len(calls) - 1, -1, -1):
+            if calls[depth][0] is module:
+                # Checkpointing stops a recompute with an exception: calls above this one never returned.
+                self._close_above(depth)
+                return
+
+    def _close_above(self, depth: int) -> None:
+        calls = self._stack.calls
+        while len(calls) > depth:
+            self._spans.close(calls.pop()[1])
+
+    def _label(self, module: nn.Module) -> int:
+        with self._lock:
+            label = self._labels.setdefault(id(module), len(self.modules))
+            if label == len(self.modules):
+                self.modules.append(module)
+            return label
+
+
+@contextmanager
+def _no_compile_warning() -> Iterator[None]:
+    """Dynamo warns that global hooks fire for a compiled module too: that is what is wanted here."""
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+    added = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the user's code may have reset the filters
+            warnings.filters.remove(added)  # type: ignore[attr-defined]

@@ -1,0 +1,248 @@
+"""The course of one run: warm-up, unprofiled steps, profiled steps, survey. Told where each step ends, it does the rest.
+
+The same session serves model mode, script mode and the user's own loop; they differ in who calls :meth:`boundary`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradscope import markers
+from gradscope.capture.engine import BackwardWatch, synchronize
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
+from gradscope.compat import TraceMarker, new_profiler, quiet_kineto
+from gradscope.tables import GraphNode, LineInfo, Options, Progress, SpanTable
+
+Around = Callable[[Any], AbstractContextManager[None]]
+
+# The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.
+SETTLING_STEPS = 1
+
+
+@dataclass
+class TimedSteps:
+    """What the profiled steps left behind."""
+
+    profiler: Any
+    recorder: CallRecorder
+    thread: int  # Python's ident of the thread whose steps these are
+    completed: int = 0  # steps that ended, the settling ones included
+
+
+@dataclass
+class SurveyStep:
+    """What the survey left behind."""
+
+    profiler: Any
+    recorder: CallRecorder
+    line_spans: SpanTable
+    lines: list[LineInfo]
+    graphs: list[tuple[GraphNode, ...]]
+    parameters: list[torch.Tensor]
+    has_flops: bool
+
+
+@dataclass
+class Capture:
+    """Everything that a run left behind, before any of it is read."""
+
+    options: Options
+    timed: TimedSteps | None = None
+    survey: SurveyStep | None = None
+    unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    name: str
+    steps: int
+
+
+class Session:
+    """Feeds :meth:`boundary` calls through the phases.
+
+    ``with Session(options, progress) as session:`` and then one :meth:`boundary` after each training step, until it
+    answers True. Leaving the block undoes every hook, patch, mode and profiler, at whatever point the run ended.
+    """
+
+    def __init__(self, options: Options, progress: Progress | None = None) -> None:
+        self.capture = Capture(options)
+        self.finished = False
+        self.backward = BackwardWatch()
+        self._progress = progress or Progress()
+        self._phases = _plan(options)
+        self._phase = -1
+        self._left = 0  # steps left in the phase
+        self._exits = ExitStack()  # of the current phase
+        self._installed = ExitStack()
+        self._step_started_ns = 0
+        self._closed = False
+
+    def __enter__(self) -> Session:
+        self._installed.enter_context(self.backward.installed())
+        self._next_phase()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase that the next step belongs to."""
+        return "finished" if self.finished else self._phases[self._phase].name
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps that the whole run takes."""
+        return sum(phase.steps for phase in self._phases)
+
+    def boundary(self) -> bool:
+        """A step has ended. Returns True when enough has been measured."""
+        if self.finished or self._closed:
+            return True
+        if self.phase == "unprofiled steps":
+            synchronize()
+            self.capture.unprofiled_ns.append(time.perf_counter_ns() - self._step_started_ns)
+        elif self.phase == "profiled steps":
+            synchronize()
+            self._mark_step()
+        self._progress.advance()
+        self._left -= 1
+        if self._left == 0:
+            self._next_phase()
+        self._step_started_ns = time.perf_counter_ns()
+        return self.finished
+
+    def close(self) -> None:
+        """Undo everything; what was measured so far stays in :attr:`capture`."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._exits.close()
+            finally:
+                self._installed.close()
+                self._progress.done()
+
+    def _next_phase(self) -> None:
+        self._exits.close()
+        self._phase += 1
+        if self._phase == len(self._phases):
+            self.finished = True
+            return
+        phase = self._phases[self._phase]
+        self._left = phase.steps
+        self._progress.phase(phase.name, phase.steps)
+        if phase.name == "profiled steps":
+            self._start_timing()
+        elif phase.name == "survey":
+            self._start_survey()
+        self._step_started_ns = time.perf_counter_ns()
+
+    def _start_timing(self) -> None:
+        timed = TimedSteps(new_profiler(), CallRecorder(), threading.get_ident())
+        self.capture.timed = timed
+        self._exits.enter_context(timed.recorder.recording())
+        self._exits.enter_context(self._marking_backward())
+        self._exits.enter_context(_Profiling(timed.profiler))
+        with TraceMarker(markers.STEP + "0"):
+            pass
+
+    def _mark_step(self) -> None:
+        timed = self.capture.timed
+        assert timed is not None
+        timed.completed += 1
+        with TraceMarker(markers.STEP + str(timed.completed)):
+            pass
+
+    def _start_survey(self) -> None:
+        timed = self.capture.timed
+        assert timed is not None
+        # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
+        compiled = _uses_compile(timed.recorder.modules)
+        if compiled:
+            self.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
+        recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer()
+        profiler = new_profiler(shapes=True)
+        with_lines = self.capture.options.lines and not compiled
+
+        def keep() -> None:
+            self.capture.survey = SurveyStep(
+                profiler=profiler,
+                recorder=recorder,
+                line_spans=tracer.spans.table(),
+                lines=tracer.lines,
+                graphs=graph.graphs,
+                parameters=graph.parameters,
+                has_flops=not compiled,
+            )
+
+        self._exits.callback(keep)
+        self._exits.enter_context(recorder.recording())
+        around = _around_surveyed(graph, tracer if with_lines else None)
+        self._exits.enter_context(self._marking_backward(around))
+        self._exits.enter_context(_Profiling(profiler))
+        if not compiled:
+            self._exits.enter_context(FlopMode())
+        if with_lines:
+            self._exits.enter_context(tracer.recording())
+
+    @contextmanager
+    def _marking_backward(self, around: Around | None = None) -> Iterator[None]:
+        self.backward.mark, self.backward.around = True, around
+        try:
+            yield
+        finally:
+            self.backward.mark, self.backward.around = False, None
+
+
+def _around_surveyed(graph: GraphTracer, tracer: LineTracer | None) -> Around:
+    @contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        with graph.tracing(roots), tracer.inside_backward() if tracer is not None else nullcontext():
+            yield
+
+    return around
+
+
+def _plan(options: Options) -> list[_Phase]:
+    unprofiled = min(options.steps, 5)
+    phases = [
+        _Phase("warm-up", options.warmup),
+        _Phase("unprofiled steps", unprofiled),
+        _Phase("profiled steps", SETTLING_STEPS + options.steps),
+        _Phase("survey", 1),
+    ]
+    return [phase for phase in phases if phase.steps > 0]
+
+
+class _Profiling:
+    """A running profiler; stops it, without kineto's log lines, on the way out."""
+
+    def __init__(self, profiler: Any) -> None:
+        self._profiler = profiler
+
+    def __enter__(self) -> None:
+        with quiet_kineto():
+            self._profiler.start()
+
+    def __exit__(self, *exc: object) -> None:
+        with quiet_kineto():
+            self._profiler.stop()
+
+
+def _uses_compile(modules: list[nn.Module]) -> bool:
+    if any(module._compiled_call_impl is not None for module in modules):
+        return True
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"]["total"])

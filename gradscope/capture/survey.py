@@ -1,0 +1,206 @@
+"""The survey: one more step that collects what would disturb the timing.
+
+It notes, for the nodes and ops of one step, the source line (a TorchFunctionMode), the floating-point operations (a
+TorchDispatchMode over torch's own formulas), the parameter behind each AccumulateGrad, and the graph that the engine
+runs. ``attribute`` carries these notes over to the timed steps: the same step makes the same nodes in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from gradscope import markers
+from gradscope.capture.spans import SpanRecorder
+from gradscope.compat import TraceMarker
+from gradscope.tables import GraphNode, LineInfo
+
+_LIBRARIES = tuple(
+    f"{Path(module.__file__).parent}/" for module in (torch, sys.modules["gradscope"]) if module.__file__
+)
+
+
+class LineTracer:
+    """Marks every torch function that user code calls with the source line it was called from."""
+
+    def __init__(self) -> None:
+        self.spans = SpanRecorder(markers.LINE)
+        self.lines: list[LineInfo] = []
+        self._labels: dict[tuple[CodeType, int], int] = {}
+        self._is_user: dict[CodeType, bool] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(_LineMode(self))
+            stack.enter_context(self._marking_functions())
+            yield
+
+    def inside_backward(self) -> AbstractContextManager[None]:
+        """Trace what runs inside the engine: ``backward`` is itself a torch function, inside which the mode is off."""
+        return _LineMode(self)
+
+    def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """Call ``function`` inside a span of the line that ``frame``, or the first user frame above it, is at."""
+        span = self.spans.open(self._label(frame))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.spans.close(span)
+
+    def _label(self, frame: FrameType | None) -> int:
+        while frame is not None:
+            code = frame.f_code
+            is_user = self._is_user.get(code)
+            if is_user is None:
+                is_user = self._is_user[code] = _is_user_code(code.co_filename)
+            if is_user:
+                key = (code, frame.f_lineno)
+                label = self._labels.get(key)
+                if label is None:
+                    label = self._labels[key] = len(self.lines)
+                    self.lines.append(LineInfo(code.co_filename, frame.f_lineno, code.co_qualname))
+                return label
+            frame = frame.f_back
+        return -1
+
+    @contextmanager
+    def _marking_functions(self) -> Iterator[None]:
+        """``Function.apply`` is no torch function, so the mode does not see it: mark its line here."""
+        base: Any = torch.autograd.Function
+        original = base.__dict__["apply"]
+        tracer = self
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = original.__get__(None, cls)
+            if torch.compiler.is_compiling():
+                return bound(*args, **kwargs)
+            return tracer.call(bound, sys._getframe(1), args, kwargs)
+
+        base.apply = classmethod(apply)
+        try:
+            yield
+        finally:
+            base.apply = original
+
+
+def _is_user_code(filename: str) -> bool:
+    return not (filename.startswith(_LIBRARIES) or filename.startswith("<frozen "))
+
+
+class _LineMode(TorchFunctionMode):
+    def __init__(self, tracer: LineTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # .shape, .device, .requires_grad: nothing is computed
+            return func(*args, **(kwargs or {}))
+        return self._tracer.call(func, sys._getframe(1), args, kwargs or {})
+
+
+class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes a FLOP marker for each op that torch's registry has a formula for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_cpu_attention_formulas()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is not None:
+            count = int(formula(*args, **kwargs, out_val=result))
+            with TraceMarker(markers.FLOP + str(count)):
+                pass
+        return result
+
+
+def _cpu_attention_formulas() -> dict[Any, Callable[..., int]]:
+    """Torch's formulas for the CPU's flash attention, which its registry does not list."""
+
+    def forward(query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
+        return int(sdpa_flop(query.shape, key.shape, value.shape))
+
+    def backward(gradient: Any, query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
+        return int(sdpa_backward_flop(gradient.shape, query.shape, key.shape, value.shape))
+
+    found: dict[Any, Callable[..., int]] = {}
+    for name, formula in (("", forward), ("_backward", backward)):
+        packet = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{name}", None)
+        if packet is not None:
+            found[packet] = formula
+    return found
+
+
+class GraphTracer:
+    """Notes the graph of each backward pass, and marks each AccumulateGrad with its parameter."""
+
+    def __init__(self) -> None:
+        self.graphs: list[tuple[GraphNode, ...]] = []  # one a backward pass, in order
+        self.parameters: list[torch.Tensor] = []
+        self._indices: dict[int, int] = {}
+        self._handles: list[Any] = []
+
+    @contextmanager
+    def tracing(self, roots: Any) -> Iterator[None]:
+        """Note the graph below ``roots``; inside the block the parameters it reaches mark their AccumulateGrad."""
+        self._walk(roots)
+        try:
+            yield
+        finally:
+            while self._handles:
+                self._handles.pop().remove()
+
+    def _walk(self, roots: Any) -> None:
+        tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
+        starts = [node for node in (_node_of(root) for root in tensors) if node is not None]
+        order: list[Any] = []
+        numbers: dict[Any, int] = {}
+        stack = starts[::-1]
+        while stack:
+            node = stack.pop()
+            if node in numbers:
+                continue
+            numbers[node] = len(order)
+            order.append(node)
+            stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
+        self.graphs.append(tuple(self._note(node, numbers) for node in order))
+
+    def _note(self, node: Any, numbers: dict[Any, int]) -> GraphNode:
+        edges = tuple((numbers.get(next_node, -1), number) for next_node, number in node.next_functions)
+        variable = getattr(node, "variable", None) if not node.next_functions else None
+        if variable is None:
+            return GraphNode(node._sequence_nr(), -1, edges)
+        index = self._indices.get(id(variable))
+        if index is None:
+            index = self._indices[id(variable)] = len(self.parameters)
+            self.parameters.append(variable)
+        self._handles.append(variable.register_post_accumulate_grad_hook(_parameter_marker(index)))
+        return GraphNode(-1, index, edges)
+
+
+def _node_of(root: Any) -> Any:
+    if isinstance(root, torch.Tensor):
+        return root.grad_fn
+    return getattr(root, "node", None)  # a torch.autograd.graph.GradientEdge
+
+
+def _parameter_marker(index: int) -> Callable[[torch.Tensor], None]:
+    name = markers.PARAMETER + str(index)
+
+    def mark(_parameter: torch.Tensor) -> None:
+        with TraceMarker(name):
+            pass
+
+    return mark

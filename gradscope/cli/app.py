@@ -1,0 +1,91 @@
+"""The program ``gradscope``: its commands, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from gradscope.cli.doctor import doctor
+from gradscope.cli.failure import INTERRUPTED, say_error
+from gradscope.cli.profile import TargetCommand, profile
+from gradscope.cli.show import show
+from gradscope.errors import GradscopeError
+
+app = typer.Typer(
+    name="gradscope",
+    help="Where does my backward pass lose time and memory, and what replaces that part?",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(
+    "profile",
+    cls=TargetCommand,
+    # What we do not know is most likely meant for the script: collected, then refused with a hint.
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)(profile)
+app.command("show")(show)
+app.command("doctor")(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import gradscope
+
+        typer.echo(f"gradscope {gradscope.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(GradscopeError.exit_code)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``gradscope ARGUMENTS`` as the program of this process and return its exit code.
+
+    Args:
+        arguments: without the program's name; None takes ``sys.argv[1:]``.
+    """
+    command = typer.main.get_command(app)
+    try:
+        # obj=True: this process is ours to its end, see report_stream.
+        code = command.main(
+            args=list(sys.argv[1:] if arguments is None else arguments),
+            prog_name="gradscope",
+            standalone_mode=False,
+            obj=True,
+        )
+    except GradscopeError as error:
+        say_error(str(error))
+        return error.exit_code
+    except _CommandLineError as error:
+        say_error(_usage_message(error))
+        return GradscopeError.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+# The base of every complaint about the command line. typer brings its own copy of click or uses the installed one,
+# depending on its version; either way its public BadParameter descends from it.
+_CommandLineError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
+def _usage_message(error: Exception) -> str:
+    described = getattr(error, "format_message", lambda: str(error))()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "gradscope"
+    return f"{described}\nTry: {command} --help"

@@ -1,0 +1,252 @@
+"""``gradscope doctor``: versions, devices, and what can be measured on this machine and why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradscope.cli.options import Color, ColorOption
+from gradscope.cli.streams import reader_may_leave
+from gradscope.errors import GradscopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NO_CUDA = "torch finds no CUDA device"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that can or cannot be measured here.
+
+    Attributes:
+        name: what it is.
+        ok: it can be measured, or answers as it should.
+        detail: how, or why not and what would help.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that the doctor found."""
+
+    versions: dict[str, str | None]  # None: not installed
+    devices: list[str]
+    interfaces: list[Finding]
+    measurements: list[Finding]
+
+    @property
+    def ok(self) -> bool:
+        """Profiling on the CPU works, which everything else stands on."""
+        return bool(self.interfaces) and all(item.ok for item in self.interfaces)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    color: ColorOption = Color.auto,
+) -> None:
+    """Tell what can be measured on this machine, and why not.
+
+    Ends with 0 if profiling on the CPU works, else with 2.
+    """
+    diagnosis = diagnose()
+    with reader_may_leave(sys.stdout):
+        if as_json:
+            record = {"ok": diagnosis.ok, **dataclasses.asdict(diagnosis)}
+            sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        else:
+            from gradscope.report.terminal import make_console
+
+            _print(diagnosis, make_console(sys.stdout, color.wanted))
+    raise typer.Exit(0 if diagnosis.ok else GradscopeError.exit_code)
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine; a torch that cannot be imported is a finding, not an error."""
+    try:
+        import torch
+    except Exception as error:  # a broken CUDA library fails in many ways
+        missing = Finding("import torch", False, f"{type(error).__name__}: {_first_line(error)}")
+        return Diagnosis(_versions(None), [_cpu()], [missing], [])
+    interfaces = _interfaces()
+    works = all(item.ok for item in interfaces)
+    return Diagnosis(_versions(torch), _devices(torch), interfaces, _measurements(torch, works=works))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is there
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _versions(torch: Any) -> dict[str, str | None]:
+    import gradscope
+
+    found: dict[str, str | None] = {
+        "gradscope": gradscope.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    for package in ("torch", "triton", "numpy", "pandas", "rich", "typer"):
+        found[package] = _version(package)
+    found["CUDA of torch"] = torch.version.cuda if torch is not None else None
+    found["NVIDIA driver"] = _nvidia_driver()
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nvidia_driver() -> str | None:
+    """From the kernel module itself: what a CUDA library says of it needs a working CUDA."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return found.group(1) if found else None
+
+
+def _devices(torch: Any) -> list[str]:
+    devices = [f"{_cpu()}, torch uses {torch.get_num_threads()} threads"]
+    if torch.cuda.is_available():
+        from gradscope import units
+
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            capability = f"compute capability {device.major}.{device.minor}"
+            devices.append(f"cuda:{index}: {device.name}, {units.size(device.total_memory)}, {capability}")
+    return devices
+
+
+def _cpu() -> str:
+    return f"cpu: {platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What works
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _interfaces() -> list[Finding]:
+    from gradscope import compat
+
+    return [Finding(item.name, item.ok, item.detail) for item in compat.check()]
+
+
+def _measurements(torch: Any, *, works: bool) -> list[Finding]:
+    base = "by sequence numbers of autograd nodes" if works else "an interface above does not answer as needed"
+    return [
+        Finding("backward time by layer", works, base),
+        Finding("backward time by source line", works, "in a pass of its own" if works else base),
+        _flops(),
+        _device_time(torch, works=works),
+        _compile(torch),
+    ]
+
+
+def _flops() -> Finding:
+    name = "FLOPs by layer"
+    try:
+        from torch.utils.flop_counter import flop_registry
+    except ImportError as error:
+        return Finding(name, False, _first_line(error))
+    return Finding(name, bool(flop_registry), f"torch's registry knows {len(flop_registry)} operations")
+
+
+def _device_time(torch: Any, *, works: bool) -> Finding:
+    name = "CUDA kernel time by layer"
+    if not torch.cuda.is_available():
+        built = "this torch is built without CUDA" if torch.version.cuda is None else _NO_CUDA
+        return Finding(name, False, built)
+    supported = {str(activity).rpartition(".")[2] for activity in torch.profiler.supported_activities()}
+    if "CUDA" not in supported:
+        return Finding(name, False, "this torch is built without CUPTI, which reports kernels")
+    if not works:
+        return Finding(name, False, "an interface above does not answer as needed")
+    try:
+        kernels = _count_kernels(torch)
+    except Exception as error:  # whatever the driver says is the answer
+        return Finding(name, False, f"{type(error).__name__}: {_first_line(error)}")
+    if not kernels:
+        return Finding(
+            name, False, "CUPTI reports no kernels: another profiler may hold it, or the driver may forbid it to users"
+        )
+    return Finding(name, True, "CUPTI reports kernels")
+
+
+def _count_kernels(torch: Any) -> int:
+    from gradscope import compat
+
+    profiler = compat.new_profiler()
+    with compat.quiet_kineto():
+        profiler.start()
+    try:
+        torch.ones(64, device="cuda").sum().item()
+    finally:
+        with compat.quiet_kineto():
+            profiler.stop()
+    return sum(str(event.device_type()).endswith("CUDA") for event in compat.kineto_events(profiler))
+
+
+def _compile(torch: Any) -> Finding:
+    name = "models under torch.compile"
+    cuda = torch.cuda.is_available()
+    limits = "a compiled region is one row, without lines and FLOPs"
+    if cuda and importlib.util.find_spec("triton") is None:
+        return Finding(name, False, "triton is not installed, which torch.compile needs on CUDA")
+    compiler = os.environ.get("CXX") or "c++"
+    known = [compiler, "g++", "clang++"]
+    if not cuda and not any(shutil.which(command) for command in known):
+        return Finding(name, False, "no C++ compiler found, which torch.compile needs on the CPU")
+    return Finding(name, True, limits)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Printing
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _print(diagnosis: Diagnosis, console: Console) -> None:
+    rows = [(name, version or "not found") for name, version in diagnosis.versions.items()]
+    rows += [("device", device) for device in diagnosis.devices]
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        console.print(f"{name.ljust(width)}  {text}", soft_wrap=True)
+    _print_findings(console, "torch's interfaces", diagnosis.interfaces)
+    _print_findings(console, "what can be measured here", diagnosis.measurements)
+
+
+def _print_findings(console: Console, title: str, findings: list[Finding]) -> None:
+    if not findings:
+        return
+    console.print()
+    console.print(title, style="bold")
+    width = max(len(item.name) for item in findings)
+    for item in findings:
+        answer, style = ("yes", "green") if item.ok else ("no ", "yellow")
+        console.print(f"  {answer}", style=style, end="")
+        console.print(f"  {item.name.ljust(width)}  {item.detail}", soft_wrap=True)

@@ -1,0 +1,68 @@
+"""Options that several commands share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+
+class Sort(str, Enum):
+    """Order of layers in a report."""
+
+    backward = "backward"
+    forward = "forward"
+    ratio = "ratio"
+
+
+class Color(str, Enum):
+    """When to colour the report."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+    @property
+    def wanted(self) -> bool | None:
+        """None: where it is read on a terminal."""
+        return {"auto": None, "always": True, "never": False}[self.value]
+
+
+_REPORT = "Report"
+
+DepthOption = Annotated[
+    int | None,
+    typer.Option("--depth", min=0, help="Levels of the layer tree to show; all by default.", rich_help_panel=_REPORT),
+]
+SortOption = Annotated[
+    Sort | None,
+    typer.Option("--sort", help="Order layers by this; backward by default.", rich_help_panel=_REPORT),
+]
+TopOption = Annotated[
+    int | None,
+    typer.Option("--top", min=1, help="Show only this many layers, the costliest.", rich_help_panel=_REPORT),
+]
+MinPercentOption = Annotated[
+    float | None,
+    typer.Option(
+        "--min-percent",
+        min=0,
+        max=100,
+        help="Sum up layers below this share of the step's backward; 1 by default.",
+        rich_help_panel=_REPORT,
+    ),
+]
+ColorOption = Annotated[Color, typer.Option("--color", help="Colour the report.", rich_help_panel=_REPORT)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that gradscope did not write.")]
+
+
+def view_options(depth: int | None, sort: Sort | None, top: int | None, min_percent: float | None) -> dict[str, Any]:
+    """Those that were given, as keyword arguments of ``Report.print``: what was not is the report's to choose."""
+    given = {
+        "depth": depth,
+        "sort": sort.value if sort is not None else None,
+        "top": top,
+        "min_percent": min_percent,
+    }
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,126 @@
+"""``gradscope show``: print a finished run again, or export it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradscope.cli.failure import say
+from gradscope.cli.options import (
+    Color,
+    ColorOption,
+    DepthOption,
+    ForceOption,
+    MinPercentOption,
+    SortOption,
+    TopOption,
+    view_options,
+)
+from gradscope.cli.streams import reader_may_leave
+from gradscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from gradscope.report import Report
+
+
+class Format(str, Enum):
+    """What a run can be turned into."""
+
+    terminal = "terminal"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+    speedscope = "speedscope"
+
+
+class Table(str, Enum):
+    """Tables of a run, for CSV."""
+
+    layers = "layers"
+    lines = "lines"
+    ops = "ops"
+    kernels = "kernels"
+    findings = "findings"
+    ledger = "ledger"
+
+
+# Formats that show a choice of layers; the others hold all of them.
+_CHOOSING = (Format.terminal, Format.markdown)
+
+# Nothing tells a text that we wrote from somebody else's: matches no beginning but that of an empty file.
+_NOT_KNOWABLE = re.compile(r"(?!)")
+_SPEEDSCOPE_HEAD = re.compile(r'\s*\{\s*"\$schema":\s*"[^"]*",\s*"exporter":\s*"gradscope ')
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="A file that gradscope profile wrote.")],
+    format: Annotated[Format, typer.Option("--format", "-f", help="What to make of it.")] = Format.terminal,
+    table: Annotated[
+        Table | None, typer.Option("--table", help="Which table, with --format csv; layers by default.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
+    ] = None,
+    force: ForceOption = False,
+    depth: DepthOption = None,
+    sort: SortOption = None,
+    top: TopOption = None,
+    min_percent: MinPercentOption = None,
+    color: ColorOption = Color.auto,
+) -> None:
+    """Print RUN.json as gradscope profile did, or export it.
+
+    csv is one table, speedscope a flame graph for https://www.speedscope.app, markdown a text for a pull request,
+    json the run itself.
+    """
+    view = view_options(depth, sort, top, min_percent)
+    _check(format, table, view)
+    from gradscope.report import load
+
+    report = load(run)
+    if output is not None:
+        from gradscope.report.outfile import write_text
+
+        write_text(output, _text(report, format, table, view), _head(format), force=force)
+        say(f"wrote {output}")
+        return
+    with reader_may_leave(sys.stdout):
+        if format is Format.terminal:
+            from gradscope.report.terminal import make_console
+
+            report.print(make_console(sys.stdout, color.wanted), **view)
+        else:
+            sys.stdout.write(_text(report, format, table, view))
+
+
+def _check(format: Format, table: Table | None, view: dict[str, Any]) -> None:
+    if table is not None and format is not Format.csv:
+        raise UsageError(f"--table is for --format csv, not for {format.value}, which holds all tables.")
+    if view and format not in _CHOOSING:
+        option = f"--{next(iter(view)).replace('_', '-')}"
+        raise UsageError(f"{option} is for what is read by people: {format.value} always holds every layer.")
+
+
+def _text(report: Report, format: Format, table: Table | None, view: dict[str, Any]) -> str:
+    if format is Format.json:
+        return report.to_json()
+    if format is Format.csv:
+        return report.to_csv((table or Table.layers).value)
+    if format is Format.markdown:
+        return report.to_markdown(**view)
+    if format is Format.speedscope:
+        return report.to_speedscope()
+    from gradscope.report.terminal import to_text
+
+    return to_text(report.view(**view))
+
+
+def _head(format: Format) -> re.Pattern[str]:
+    from gradscope.report.outfile import RUN_HEAD
+
+    return {Format.json: RUN_HEAD, Format.speedscope: _SPEEDSCOPE_HEAD}.get(format, _NOT_KNOWABLE)

@@ -1,0 +1,228 @@
+"""The private interfaces of torch that gradscope stands on, each named once, and checked before use.
+
+Everything else in gradscope imports these names from here. :func:`check` runs each one on a small graph and says
+whether it answers as measured on torch 2.11 and 2.13; :func:`require` turns a wrong answer into one clear error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gradscope.errors import UnsupportedTorchError
+
+__all__ = [
+    "Check",
+    "NullMarker",
+    "TraceMarker",
+    "check",
+    "graph_task_id",
+    "kineto_events",
+    "new_profiler",
+    "quiet_kineto",
+    "require",
+    "sequence_number",
+    "swap_engine_entry",
+]
+
+#: Next number that a node made by this thread will get. Thread local.
+sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+#: -1 outside a backward pass of this thread.
+graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+
+#: ``with TraceMarker(name):`` puts one row into a running profiler's trace, at about 1 µs.
+TraceMarker: Any = torch._C._profiler._RecordFunctionFast
+
+
+class NullMarker:
+    """Stands in for :data:`TraceMarker` where no profiler runs."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def new_profiler(*, shapes: bool = False) -> Any:
+    """A stopped ``torch.profiler.profile`` over the CPU, CUDA where there is one, and every thread.
+
+    Args:
+        shapes: record input shapes. Keeps tensors alive longer: never together with a memory measurement.
+    """
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    return profile(activities=activities, record_shapes=shapes, experimental_config=config)
+
+
+def kineto_events(profiler: Any) -> list[Any]:
+    """The raw events of a stopped profiler, ordered by start.
+
+    Never ``profiler.events()``: building FunctionEvents took 34 s where reading these took 1.2 s (692,000 events).
+    """
+    events: list[Any] = profiler.profiler.kineto_results.events()
+    return events
+
+
+@contextlib.contextmanager
+def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace the one function through which every Python ``backward`` and ``grad`` enters the engine.
+
+    ``torch.autograd.backward`` and ``torch.autograd.grad`` look the name up in their module at each call, so that
+    user code that imported them long ago goes through the replacement too.
+    """
+    module: Any = torch.autograd
+    original = module._engine_run_backward
+    replacement = wrap(original)
+    module._engine_run_backward = replacement
+    try:
+        yield
+    finally:
+        # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through when inactive.
+        if module._engine_run_backward is replacement:
+            module._engine_run_backward = original
+
+
+@contextlib.contextmanager
+def quiet_kineto() -> Iterator[None]:
+    """Drop the log lines that kineto writes to file descriptor 2 when a profiler starts or stops.
+
+    Everything else that is written meanwhile reaches stderr afterwards. Where stderr has no descriptor, do nothing.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:
+        yield
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            kept = [line for line in held if not _is_kineto_log(line)]
+            if kept:
+                with contextlib.suppress(OSError):
+                    os.write(2, b"".join(kept))
+
+
+def _is_kineto_log(line: bytes) -> bool:
+    level, _, rest = line.partition(b":")
+    return level in {b"USDT", b"INFO", b"STAGE", b"WARNING", b"ERROR"} and b".cpp:" in rest
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Checks
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The answer of one private interface."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def require() -> None:
+    """Raise :class:`UnsupportedTorchError` naming torch's version unless every interface answers as expected."""
+    failed = [item for item in check() if not item.ok]
+    if failed:
+        first = failed[0]
+        raise UnsupportedTorchError(
+            f"torch {torch.__version__} does not answer as gradscope needs: {first.name}: {first.detail}\n"
+            "gradscope is tested on torch 2.11 and 2.13; run 'gradscope doctor' for the whole list."
+        )
+
+
+@cache
+def check() -> tuple[Check, ...]:
+    """Run every private interface once on a graph of two nodes; cached for the process."""
+    probes: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("sequence numbers", _probe_sequence),
+        ("backward marker", _probe_engine_entry),
+        ("profiler events", _probe_profiler),
+    )
+    return tuple(_run_probe(name, probe) for name, probe in probes)
+
+
+def _run_probe(name: str, probe: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, probe())
+    except Exception as error:  # any failure of a private interface is the answer that is asked for
+        return Check(name, False, f"{type(error).__name__}: {error}")
+
+
+def _small_graph() -> torch.Tensor:
+    with torch.enable_grad():
+        leaf = torch.ones(2, requires_grad=True)
+        return (leaf * 2.0).exp().sum()
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+def _probe_sequence() -> str:
+    before = sequence_number()
+    node: Any = _small_graph().grad_fn
+    after = sequence_number()
+    _expect(after - before == 3, f"three nodes moved the counter by {after - before}")
+    _expect(before <= node._sequence_nr() < after, "a node's number lies outside the range drawn while it was made")
+    _expect(graph_task_id() == -1, "a graph task is reported outside backward")
+    return "torch.autograd._get_sequence_nr, torch._C._current_graph_task_id"
+
+
+def _probe_engine_entry() -> str:
+    seen: list[int] = []
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            seen.append(1)
+            return original(*args, **kwargs)
+
+        return entry
+
+    with swap_engine_entry(wrap):
+        torch.autograd.backward(_small_graph())
+    _expect(len(seen) == 1, f"one backward entered the engine {len(seen)} times")
+    return "torch.autograd._engine_run_backward"
+
+
+def _probe_profiler() -> str:
+    profiler = new_profiler()
+    with quiet_kineto():
+        profiler.start()
+    try:
+        with TraceMarker("gradscope:probe"):
+            _small_graph().backward()  # type: ignore[no-untyped-call]
+    finally:
+        with quiet_kineto():
+            profiler.stop()
+    events = kineto_events(profiler)
+    by_name = {event.name(): event for event in events}
+    _expect("gradscope:probe" in by_name, "the trace lacks our marker")
+    node = by_name.get("autograd::engine::evaluate_function: ExpBackward0")
+    _expect(node is not None, "the trace lacks evaluate_function: ExpBackward0")
+    forward = by_name.get("aten::exp")
+    _expect(forward is not None and node is not None and forward.sequence_nr() == node.sequence_nr(), "numbers differ")
+    _expect(node is not None and node.fwd_thread_id() == forward.start_thread_id(), "forward thread differs")  # type: ignore[union-attr]
+    return f"kineto_results.events(), {len(events)} events"

@@ -1,0 +1,14 @@
+"""Names of the rows that ``capture`` writes into a trace and ``trace`` reads back.
+
+A marker is ``gradscope:<kind>:<number>``. The number joins the row to what ``capture`` noted in Python at that moment.
+"""
+
+from __future__ import annotations
+
+PREFIX = "gradscope:"
+CALL = "gradscope:call:"  # one module call; number: row of the CallTable
+BACKWARD = "gradscope:backward:"  # one entry into the autograd engine; number: twice its order, +1 for create_graph
+STEP = "gradscope:step:"  # empty; the boundary after step <number>
+LINE = "gradscope:line:"  # one torch function called by user code; number: row of the survey's LineTable
+FLOP = "gradscope:flop:"  # around one aten op; number: its floating-point operations
+PARAMETER = "gradscope:parameter:"  # empty, inside an AccumulateGrad; number: index of the parameter

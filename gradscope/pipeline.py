@@ -1,0 +1,329 @@
+"""The order of things: workload -> capture -> trace -> attribute -> report. Read this first."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import gradscope
+from gradscope import compat
+from gradscope.attribute.carry import assign
+from gradscope.attribute.result import Result, build_result
+from gradscope.attribute.rows import read_skeleton
+from gradscope.attribute.survey import Notes, SurveyInput, read_survey
+from gradscope.capture.environment import describe_environment
+from gradscope.capture.model_steps import run_steps, seed_everything
+from gradscope.capture.naming import ModuleNames, name_modules, shown_path
+from gradscope.capture.session import SETTLING_STEPS, Capture, Session, SurveyStep
+from gradscope.capture.state import preserved
+from gradscope.capture.training import StepFinder, StopRun
+from gradscope.errors import NothingMeasuredError
+from gradscope.report.report import Report
+from gradscope.tables import LineInfo, Options, Progress, RunData, SpanTable, WorkloadInfo
+from gradscope.trace.events import read_events
+from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run gave: a report, and the user's own error where their code raised one."""
+
+    report: Report | None
+    error: BaseException | None
+
+
+def profile(
+    model: nn.Module | Workload,
+    batch: Any = None,
+    loss: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    steps: int = 5,
+    warmup: int = 3,
+    device: str = "auto",
+    seed: int | None = None,
+    lines: bool = True,
+) -> Report:
+    """Measure training steps of ``model`` and say where the backward pass goes.
+
+    Args:
+        model: an ``nn.Module``, or a :class:`Workload` that holds everything.
+        batch: a tensor (``model(batch)``), a tuple (``model(*batch)``), a dict (``model(**batch)``), or an iterator
+            of these.
+        loss: ``loss(output, batch)`` -> scalar tensor. Without it the output itself, ``output.loss``, the one scalar
+            with a gradient in it, or else the mean of its floating tensors; the report says which.
+        optimizer: stepped at the end of each step if given; parameters and its state are restored afterwards.
+        steps: measured steps.
+        warmup: steps before anything is measured.
+        device: "cpu", "cuda", or "auto": where the model is, or CUDA where there is one.
+        seed: for ``torch.manual_seed`` before the first step.
+        lines: also measure by source line.
+
+    Returns:
+        A :class:`Report`. The model, its gradients, its buffers, the optimizer and the random state are as before.
+
+    Raises:
+        WorkloadError: the model, batch and loss do not make a training step.
+        NothingMeasuredError: no step could be measured.
+        Exception: whatever the model raises, with its own traceback.
+    """
+    workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss, optimizer=optimizer)
+    options = Options(steps=steps, warmup=warmup, device=device, seed=seed, lines=lines)
+    outcome = profile_workload(workload, options)
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.report is not None
+    return outcome.report
+
+
+def profile_workload(workload: Workload, options: Options, progress: Progress | None = None) -> Outcome:
+    """Model mode: gradscope runs the steps. The error of the user's code is returned, beside what was measured."""
+    compat.require()
+    device = resolve_device(options.device, workload.model)
+    session = Session(options, progress)
+    kind: Any = "given"
+    error: BaseException | None = None
+    with preserved(workload.model, workload.optimizer, device=device):
+        seed_everything(options.seed)
+        try:
+            batches = Batches(workload.batch, device, needed=session.total_steps)
+            with session, import_path(workload.folder):
+                kind = run_steps(workload, batches, session)
+        except (Exception, KeyboardInterrupt) as raised:
+            error = raised
+    about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
+    return _outcome(session.capture, about, {"": workload.model}, device, error)
+
+
+def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:
+    """Script mode: the script runs as ``__main__``, unedited, until enough steps were measured."""
+    compat.require()
+    session = Session(options, progress)
+    finder = StepFinder(session, run_to_end=options.run_to_end)
+    error: BaseException | None = None
+    seed_everything(options.seed)
+    try:
+        with session, finder.watching():
+            script.run()
+    except StopRun:
+        pass
+    except BaseException as raised:  # SystemExit and KeyboardInterrupt too: the caller decides what they mean
+        error = raised
+    known = _modules_in(script.namespace)
+    about = WorkloadInfo(target=script.target, mode="script", steps=options.steps, warmup=options.warmup, loss=None)
+    if error is None and not finder.saw_backward:
+        raise NothingMeasuredError(
+            f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
+            "Profile a script that trains, or a file that defines workload() -> (model, batch)."
+        )
+    return _outcome(session.capture, about, known, None, error)
+
+
+class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(model) as prof
+    """Measure a training loop of one's own.
+
+    ::
+
+        with gradscope.profiling(model, steps=5, warmup=3) as prof:
+            for x, y in loader:
+                train_step(x, y)
+                if prof.step():  # True when enough is measured
+                    break
+        print(prof.report)
+
+    Args:
+        model: names the layers; without it the modules that run are named by their classes.
+        steps, warmup, lines: as in :func:`profile`.
+    """
+
+    def __init__(self, model: nn.Module | None = None, *, steps: int = 5, warmup: int = 3, lines: bool = True) -> None:
+        compat.require()
+        self._model = model
+        self._options = Options(steps=steps, warmup=warmup, lines=lines)
+        self._session = Session(self._options)
+        self._report: Report | None = None
+
+    def __enter__(self) -> profiling:
+        self._session.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._session.close()
+
+    def step(self) -> bool:
+        """A training step has ended. True when enough has been measured."""
+        return self._session.boundary()
+
+    @property
+    def report(self) -> Report:
+        """The report of the steps measured so far; ask for it after the ``with`` block.
+
+        Raises:
+            NothingMeasuredError: the loop ended before one step was measured.
+        """
+        if self._report is None:
+            self._session.close()
+            about = WorkloadInfo(
+                target="", mode="loop", steps=self._options.steps, warmup=self._options.warmup, loss=None
+            )
+            known = {"": self._model} if self._model is not None else {}
+            outcome = _outcome(self._session.capture, about, known, None, None)
+            assert outcome.report is not None
+            self._report = outcome.report
+        return self._report
+
+
+def _modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The script's modules by variable name."""
+    return {name: value for name, value in namespace.items() if isinstance(value, nn.Module) and name}
+
+
+def _outcome(
+    capture: Capture,
+    about: WorkloadInfo,
+    known: Mapping[str, nn.Module],
+    device: torch.device | None,
+    error: BaseException | None,
+) -> Outcome:
+    timed = capture.timed
+    if timed is None or timed.completed == 0:
+        if error is not None:
+            return Outcome(None, error)
+        raise NothingMeasuredError(_too_short(about, capture))
+    return Outcome(analyse(capture, about, known, device), error)
+
+
+def _too_short(about: WorkloadInfo, capture: Capture) -> str:
+    needed = about.warmup + min(about.steps, 5) + SETTLING_STEPS + 1
+    done = len(capture.unprofiled_ns)
+    return (
+        f"the run ended after {done} unprofiled steps: at least {needed} training steps are needed "
+        f"with --warmup {about.warmup} --steps {about.steps}.\n"
+        "Let it run longer, or measure less: --warmup 1 --steps 2."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From what a run left behind to a report
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def analyse(
+    capture: Capture,
+    about: WorkloadInfo,
+    known: Mapping[str, nn.Module],
+    device: torch.device | None = None,
+) -> Report:
+    """Read a finished capture. Its profilers' events are consumed.
+
+    Args:
+        about: what was run; steps and events are filled in from the capture.
+        known: the modules that have a name, see :func:`gradscope.capture.naming.name_modules`.
+        device: where the model ran; None: where its parameters are.
+    """
+    timed = capture.timed
+    assert timed is not None
+    names = name_modules([timed.recorder.modules[label] for label in timed.recorder.roots], known)
+    on_cuda = torch.cuda.is_initialized()
+    table = read_events(compat.kineto_events(timed.profiler), device=on_cuda)
+    timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
+    called = names.labels(timed.recorder.modules)
+    parents = names.calling_parents(called)
+    skeleton = read_skeleton(table, _relabelled(timed.recorder.table(), called), parents)
+    notes = _read_survey(capture.survey, names, parents, on_cuda)
+    skip = min(SETTLING_STEPS, timed.completed - 1)
+    lines = capture.survey.lines if capture.survey is not None else []
+    result = build_result(
+        assign(skeleton, skip, notes),
+        names.infos,
+        lines,
+        notes,
+        _source_text(lines),
+        has_flops=capture.survey is not None and capture.survey.has_flops,
+    )
+    measured = timed.completed - skip
+    about = replace(
+        about,
+        steps=measured,
+        model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in top.parameters())),
+        parameters=_count_parameters(names.tops),
+        events=len(table),
+    )
+    partial = measured < capture.options.steps or capture.survey is None
+    return Report(_run_data(capture, about, names, device, result, partial=partial))
+
+
+def _run_data(
+    capture: Capture,
+    about: WorkloadInfo,
+    names: ModuleNames,
+    device: torch.device | None,
+    result: Result,
+    *,
+    partial: bool,
+) -> RunData:
+    notes = [*capture.notes, *result.notes]
+    if capture.survey is None:
+        notes.append(
+            "the run ended before the survey step: no source lines and no FLOPs; parameters and gradient sums are "
+            "charged to the layer whose node ran before them"
+        )
+    if about.loss == "mean of outputs":
+        notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
+    step = result.step
+    if capture.unprofiled_ns:
+        unprofiled = sorted(capture.unprofiled_ns)[len(capture.unprofiled_ns) // 2]
+        step = replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
+    parameters = [parameter for top in names.tops for parameter in top.parameters()]
+    dtypes = {parameter.dtype for parameter in parameters}
+    where = device or (parameters[0].device if parameters else torch.device("cpu"))
+    return RunData(
+        gradscope=gradscope.__version__,
+        partial=partial,
+        environment=describe_environment(where, dtypes.pop() if len(dtypes) == 1 else None),
+        workload=about,
+        step=step,
+        ledger=result.ledger,
+        layers=result.layers,
+        lines=result.lines,
+        ops=result.ops,
+        kernels=result.kernels,
+        notes=tuple(notes),
+    )
+
+
+def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequence[int], on_cuda: bool) -> Notes | None:
+    if survey is None:
+        return None
+    table = read_events(compat.kineto_events(survey.profiler), device=on_cuda, shapes=True)
+    survey.profiler = None
+    calls = _relabelled(survey.recorder.table(), names.labels(survey.recorder.modules))
+    return read_survey(
+        SurveyInput(
+            read_skeleton(table, calls, parents), survey.line_spans, survey.graphs, names.parameters(survey.parameters)
+        )
+    )
+
+
+def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:
+    """Spans labelled by row of the layer table instead of by order of first call."""
+    mapping = np.array([*rows, -1], np.int64)
+    return SpanTable(mapping[spans.label], spans.low, spans.high)
+
+
+def _source_text(lines: Sequence[LineInfo]) -> dict[tuple[str, int], tuple[str, str]]:
+    return {
+        (info.file, info.line): (shown_path(info.file), linecache.getline(info.file, info.line).strip())
+        for info in lines
+    }
+
+
+def _count_parameters(tops: Sequence[nn.Module]) -> int:
+    unique = {id(parameter): parameter.numel() for top in tops for parameter in top.parameters()}
+    return sum(unique.values())

@@ -1,0 +1,43 @@
+"""One table of a run as CSV, for a spreadsheet: the columns of RUN.json, empty where not measured."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gradscope.errors import UsageError
+from gradscope.report.frames import TABLES, columns_of
+from gradscope.tables import Ledger, RunData
+
+TABLE_NAMES = (*TABLES, "ledger")
+
+
+def to_csv(run: RunData, table: str = "layers") -> str:
+    """``table`` as CSV text with a header line; raises :class:`UsageError` for a name not in :data:`TABLE_NAMES`.
+
+    Lists inside a cell are joined by blanks.
+    """
+    if table not in TABLE_NAMES:
+        raise UsageError(f"no table {table!r} in a report; there are {', '.join(TABLE_NAMES)}.")
+    if table == "ledger":
+        parts = ((name, getattr(run.ledger, name)) for name in Ledger.PARTS)
+        return _write(["row", "ns"], parts)
+    names = [field.name for field in dataclasses.fields(TABLES[table])]
+    return _write(columns_of(TABLES[table]), ([getattr(row, name) for name in names] for row in getattr(run, table)))
+
+
+def _write(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,292 @@
+"""Layer rows -> a tree of nodes, with repeated blocks folded into one.
+
+``transformer.h.0`` to ``transformer.h.11`` of one class become one node ``h.0-h.11`` with twelve repeats, and so do
+the layers below them, each with the sum of its repeats. Only numbered siblings *that contain layers* are folded, and
+only when class, parameters and everything below them are the same: ``ln_1`` and ``ln_2`` stay two rows, and so do two
+stages of a ResNet of different width. Nothing is lost: the nodes' own amounts add up to the rows' amounts.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gradscope.tables import LayerRow
+
+# One of three or more repeats stands out when it is this much costlier or cheaper than every other one ...
+OUTLIER_RATIO = 1.25
+# ... and the difference is at least this share of the whole backward pass.
+OUTLIER_SHARE = 0.005
+
+_NUMBERED = re.compile(r"^(.*?)(\d+)$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a node costs a step, alone or with all below it. ``None``: measured for none of its layers."""
+
+    layers: int = 0  # modules
+    backward_self_ns: int = 0
+    recompute_ns: int = 0
+    accumulate_ns: int = 0
+    gradient_sum_ns: int = 0
+    forward_ns: int = 0
+    device_ns: int | None = None
+    launch_ns: int | None = None
+    flops: int | None = None
+    backward_flops: int | None = None
+    saved_bytes: int | None = None
+
+    @property
+    def backward_ns(self) -> int:
+        """Everything of the backward pass: own nodes, recompute, accumulation and gradient sums."""
+        return self.backward_self_ns + self.recompute_ns + self.accumulate_ns + self.gradient_sum_ns
+
+    @property
+    def ratio(self) -> float | None:
+        """Backward over forward; ``None`` without a forward."""
+        return self.backward_ns / self.forward_ns if self.forward_ns > 0 else None
+
+
+_AMOUNTS = tuple(f.name for f in fields(Amounts))
+
+
+def add_up(parts: Sequence[Amounts]) -> Amounts:
+    """The sum; a value that some parts lack is the sum of those that have it."""
+    if len(parts) == 1:
+        return parts[0]
+    sums: dict[str, Any] = {}
+    for name in _AMOUNTS:
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        sums[name] = sum(known) if known or name not in _OPTIONAL else None
+    return Amounts(**sums)
+
+
+_OPTIONAL = frozenset(("device_ns", "launch_ns", "flops", "backward_flops", "saved_bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """The one repeat of a folded block that is not like the others."""
+
+    path: str
+    ratio: float  # its backward over the median of the other repeats
+
+
+@dataclass(slots=True)
+class Node:
+    """One row of the folded tree: a module, or several repeats of one."""
+
+    label: str  # last part of the path, or a range: "h.0-h.11"
+    address: str  # the whole path, repeats as a star: "transformer.h.*.attn"
+    class_name: str
+    paths: tuple[str, ...]  # the modules merged here
+    repeats: int  # among siblings; 1 unless folded
+    calls: float
+    own: Amounts
+    total: Amounts
+    children: list[Node] = field(default_factory=list)
+    outlier: Outlier | None = None
+
+    @property
+    def name(self) -> str:
+        """Label and number of repeats: ``h.0-h.11 ×12``."""
+        return f"{self.label} ×{self.repeats}" if self.repeats > 1 else self.label
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(slots=True)
+class _Raw:
+    """One module before folding."""
+
+    row: LayerRow
+    name: str
+    children: list[_Raw] = field(default_factory=list)
+    signature: int = -1
+    backward_ns: int = 0  # total
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where siblings stand: what their labels and addresses begin with."""
+
+    name: str  # the parent's own last name, "" below a root
+    address: str
+
+
+def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "") -> list[Node]:
+    """The roots, children in the order of ``rows``.
+
+    ``backward_ns`` is the whole backward pass, against which an outlier must matter; ``model`` is the label of a
+    root without a class name.
+    """
+    roots = _link(rows)
+    signatures: dict[object, int] = {}
+    for root in roots:
+        _sign(root, signatures)
+    least = OUTLIER_SHARE * backward_ns
+    return [_root_node(root, model, least) for root in roots]
+
+
+def _link(rows: Sequence[LayerRow]) -> list[_Raw]:
+    """Modules by parent. A parent that has no row is skipped: the nearest one on the path that has a row counts."""
+    by_path = {row.path: _Raw(row, "") for row in rows}
+    roots: list[_Raw] = []
+    for raw in by_path.values():
+        parent = _parent_path(raw.row, by_path)
+        if parent is None:
+            raw.name = raw.row.path
+            roots.append(raw)
+        else:
+            raw.name = raw.row.path[len(parent) + 1 :] if parent else raw.row.path
+            by_path[parent].children.append(raw)
+    return roots
+
+
+def _parent_path(row: LayerRow, by_path: Mapping[str, _Raw]) -> str | None:
+    path = row.parent
+    while path is not None and path not in by_path:
+        path = path.rpartition(".")[0] if path else None
+    return None if path == row.path else path
+
+
+def _sign(raw: _Raw, signatures: dict[object, int]) -> None:
+    """Number equal structures equally, bottom up, and sum the backward times on the way."""
+    row = raw.row
+    raw.backward_ns = row.backward_self_ns + row.recompute_ns + row.accumulate_ns + row.gradient_sum_ns
+    for child in raw.children:
+        _sign(child, signatures)
+        raw.backward_ns += child.backward_ns
+    shape = (row.class_name, row.parameters, tuple((child.name, child.signature) for child in raw.children))
+    raw.signature = signatures.setdefault(shape, len(signatures))
+
+
+def _root_node(root: _Raw, model: str, least: float) -> Node:
+    label = root.name or root.row.class_name or model
+    node = _merge([root], label, root.name, least, repeats=1)
+    if not root.name:
+        node.class_name = ""  # the label already says it
+    return node
+
+
+def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: int) -> Node:
+    """One node for ``raws``, which are of one structure."""
+    place = _Place(raws[0].name.rpartition(".")[2], address)
+    children = [
+        _elide(node, place)
+        for node in _fold([[raw.children[i] for raw in raws] for i in range(len(raws[0].children))], place, least)
+    ]
+    own = add_up([_amounts(raw.row) for raw in raws])
+    return Node(
+        label=label,
+        address=address,
+        class_name=raws[0].row.class_name,
+        paths=tuple(raw.row.path for raw in raws),
+        repeats=repeats,
+        calls=sum(raw.row.calls for raw in raws),
+        own=own,
+        total=add_up([own, *(child.total for child in children)]),
+        children=children,
+        outlier=_outlier(raws, least),
+    )
+
+
+def _fold(siblings: list[list[_Raw]], place: _Place, least: float) -> list[Node]:
+    """Nodes of the children of one node; each sibling comes as the list of its counterparts in every repeat."""
+    groups: dict[object, list[list[_Raw]]] = {}
+    for i, counterparts in enumerate(siblings):
+        first = counterparts[0]
+        match = _NUMBERED.match(first.name)
+        foldable = match and first.children
+        key = (match[1], first.signature) if match and foldable else i
+        groups.setdefault(key, []).append(counterparts)
+    numbered = [s[0].name for s in siblings if s[0].children and _NUMBERED.match(s[0].name)]
+    return [_group_node(members, numbered, place, least) for members in groups.values()]
+
+
+def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Place, least: float) -> Node:
+    names = [member[0].name for member in members]
+    before = f"{place.address}." if place.address else ""
+    # A bare number says nothing: put the parent's name before it.
+    lead = f"{place.name}." if place.name and names[0].isdigit() else ""
+    if len(members) == 1:
+        return _merge(members[0], lead + names[0], before + names[0], least, repeats=1)
+    prefix = names[0].rstrip("0123456789")
+    spans = _spans(sorted(int(name[len(prefix) :]) for name in names))
+    first, last = spans[0].partition("-")[0], spans[-1].rpartition("-")[2]
+    whole = len(spans) == 1
+    label = f"{lead}{prefix}{first}-{lead}{prefix}{last}" if whole else f"{lead}{prefix}{_short(spans)}"
+    # A star only where it means all of them.
+    all_of_them = sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in numbered) == len(names)
+    address = f"{before}{prefix}{'*' if all_of_them else _short(spans)}"
+    return _merge([raw for member in members for raw in member], label, address, least, repeats=len(members))
+
+
+def _spans(numbers: list[int]) -> list[str]:
+    """``[0, 1, 2, 5]`` as ``["0-2", "5"]``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return [f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans]
+
+
+def _short(spans: list[str]) -> str:
+    return ",".join(spans) if len(spans) <= 3 else f"{spans[0]},{spans[1]},…,{spans[-1]}"
+
+
+def _elide(node: Node, place: _Place) -> Node:
+    """A container that is never called and holds one row says nothing: its child takes its place, with its name."""
+    if len(node.children) != 1 or node.repeats > 1 or node.calls or node.own.backward_ns or node.own.forward_ns:
+        return node
+    child = node.children[0]
+    if not child.label.startswith(f"{node.label}."):
+        child.label = f"{node.label}.{child.label}"
+    return child
+
+
+def _amounts(row: LayerRow) -> Amounts:
+    return Amounts(
+        layers=1,
+        backward_self_ns=row.backward_self_ns,
+        recompute_ns=row.recompute_ns,
+        accumulate_ns=row.accumulate_ns,
+        gradient_sum_ns=row.gradient_sum_ns,
+        forward_ns=row.forward_self_ns,
+        device_ns=row.device_ns,
+        launch_ns=row.launch_ns,
+        flops=row.flops,
+        backward_flops=row.backward_flops,
+        saved_bytes=row.saved_bytes,
+    )
+
+
+def _outlier(raws: list[_Raw], least: float) -> Outlier | None:
+    """The repeat that lies outside the range of all others by :data:`OUTLIER_RATIO`, if there is one.
+
+    The others' own range is the yardstick: where repeats scatter anyway, no single one is called out.
+    """
+    if len(raws) < 3:
+        return None
+    ordered = sorted(raws, key=lambda raw: raw.backward_ns)
+    lowest, highest = ordered[0], ordered[-1]
+    if highest.backward_ns > OUTLIER_RATIO * ordered[-2].backward_ns:
+        odd, others = highest, ordered[:-1]
+    elif lowest.backward_ns * OUTLIER_RATIO < ordered[1].backward_ns:
+        odd, others = lowest, ordered[1:]
+    else:
+        return None
+    usual = statistics.median(raw.backward_ns for raw in others)
+    if not usual or abs(odd.backward_ns - usual) < least:
+        return None
+    return Outlier(odd.row.path, odd.backward_ns / usual)

@@ -1,0 +1,105 @@
+"""The tables of a run as pandas DataFrames: one row a layer, line, operation, kernel or part.
+
+Columns are named as in RUN.json, so ``class`` for the class's name. Integers that may be missing are of pandas'
+``Int64``, where ``<NA>`` is not measured and ``0`` is a measured zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from gradscope.tables import Finding, KernelRow, LayerRow, Ledger, LineRow, OpRow, RunData
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLES: Mapping[str, type] = {
+    "layers": LayerRow,
+    "lines": LineRow,
+    "ops": OpRow,
+    "kernels": KernelRow,
+    "findings": Finding,
+}
+
+
+def columns_of(cls: type) -> list[str]:
+    """Names of the columns of one of :data:`TABLES`."""
+    return ["class" if field.name == "class_name" else field.name for field in dataclasses.fields(cls)]
+
+
+def table_frame(run: RunData, table: str) -> pd.DataFrame:
+    """The DataFrame of one of :data:`TABLES`; with all its columns also when it has no row."""
+    import pandas as pd
+
+    cls, rows = TABLES[table], getattr(run, table)
+    hints = get_type_hints(cls)
+    series = {}
+    for field, column in zip(dataclasses.fields(cls), columns_of(cls), strict=True):
+        values = [getattr(row, field.name) for row in rows]
+        series[column] = pd.Series(values, dtype=_dtype(hints[field.name]))
+    return pd.DataFrame(series)
+
+
+def ledger_frame(ledger: Ledger) -> pd.DataFrame:
+    """Columns ``row`` (name as in RUN.json), ``ns`` and ``share`` (0..1); the rows add up to the backward pass."""
+    import pandas as pd
+
+    values = [getattr(ledger, name) for name in Ledger.PARTS]
+    whole = ledger.backward_ns
+    return pd.DataFrame(
+        {
+            "row": list(Ledger.PARTS),
+            "ns": pd.Series(values, dtype="int64"),
+            "share": pd.Series([value / whole if whole else 0.0 for value in values], dtype="float64"),
+        }
+    )
+
+
+def step_frame(run: RunData) -> pd.DataFrame:
+    """One row a phase, and ``wall`` for all of them.
+
+    Columns ``phase``, ``ns``, ``share`` of the step (0..1), and the spread over the measured steps where it is known:
+    ``min_ns``, ``median_ns``, ``max_ns``, ``std_ns``.
+    """
+    import pandas as pd
+
+    step = run.step
+    phases = ("forward", "backward", "optimizer", "other", "wall")
+    values = [getattr(step, f"{phase}_ns") for phase in phases]
+    frame = pd.DataFrame(
+        {
+            "phase": list(phases),
+            "ns": pd.Series(values, dtype="int64"),
+            "share": pd.Series([value / step.wall_ns if step.wall_ns else 0.0 for value in values], dtype="float64"),
+        }
+    )
+    for name in ("min_ns", "median_ns", "max_ns", "std_ns"):
+        spreads = [getattr(step.spread[phase], name) if phase in step.spread else None for phase in phases]
+        frame[name] = pd.Series(spreads, dtype="Int64")
+    return frame
+
+
+def memory_frame(memory: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Who holds memory at the peak: columns ``owner``, ``category``, ``bytes``; empty when not measured."""
+    import pandas as pd
+
+    held: Sequence[Mapping[str, Any]] = (memory or {}).get("at_peak") or ()
+    return pd.DataFrame(
+        {
+            "owner": pd.Series([entry.get("owner") for entry in held], dtype="object"),
+            "category": pd.Series([entry.get("category") for entry in held], dtype="object"),
+            "bytes": pd.Series([entry.get("bytes") for entry in held], dtype="Int64"),
+        }
+    )
+
+
+def _dtype(annotation: Any) -> str:
+    arguments = get_args(annotation)
+    optional = types.NoneType in arguments
+    kinds = set(arguments) - {types.NoneType} if optional else {annotation}
+    if kinds == {int}:
+        return "Int64" if optional else "int64"
+    return "float64" if kinds == {float} else "object"

@@ -1,0 +1,92 @@
+"""Writing a report's files: whole or not at all, and never over a file that gradscope did not write."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+from gradscope.errors import OutputError
+
+# What a RUN.json begins with; enough to know our own file without reading all of it.
+RUN_HEAD = re.compile(r'\s*\{\s*"schema_version":\s*\d+,\s*"gradscope":\s*"')
+
+_HEAD_CHARS = 4096
+
+
+def check_output(path: str | os.PathLike[str], head: re.Pattern[str] = RUN_HEAD, force: bool = False) -> None:
+    """Raise :class:`OutputError` if :func:`write_text` would; cheap, so that a run can ask before it starts.
+
+    ``head`` is what a file written by gradscope begins with. An empty file may always be replaced.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise OutputError(f"{target} is a folder.\nGive the path of a file, such as {target / 'run.json'}.")
+    folder = target.resolve().parent
+    if not folder.is_dir():
+        raise OutputError(f"{target} cannot be written: the folder {folder} does not exist.\nCreate it first.")
+    if _is_special(target):
+        return
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{target} cannot be written: no permission to write in {folder}.\nChoose another path.")
+    if not force and target.exists() and not _is_ours(target, head):
+        raise OutputError(
+            f"{target} exists and was not written by gradscope.\nChoose another path, or replace it with --force "
+            "(in Python: force=True)."
+        )
+
+
+def write_text(path: str | os.PathLike[str], text: str, head: re.Pattern[str] = RUN_HEAD, force: bool = False) -> Path:
+    """Write ``text`` as UTF-8 to ``path`` and return it; readers see the old file or the new one, never a part.
+
+    Raises :class:`OutputError` if the path cannot be written, or holds a file whose beginning does not match ``head``
+    and ``force`` is not set.
+    """
+    check_output(path, head, force)
+    target = Path(path)
+    try:
+        if _is_special(target):
+            target.write_text(text, encoding="utf-8")
+        else:
+            _replace(target.resolve(), text)  # through a symbolic link, not instead of it
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise OutputError(f"{target} cannot be written: {reason}.\nChoose another path.") from error
+    return target
+
+
+def _replace(target: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(name, _mode(target))
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _mode(target: Path) -> int:
+    """The permissions of the file that is replaced; for a new one what ``open`` would have given."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _is_special(path: Path) -> bool:
+    """A device or a pipe, such as /dev/stdout: written to, never replaced."""
+    return path.exists() and not path.is_file()
+
+
+def _is_ours(path: Path, head: re.Pattern[str]) -> bool:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            start = file.read(_HEAD_CHARS)
+    except OSError:
+        return False
+    return not start or bool(head.match(start))

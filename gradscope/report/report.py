@@ -1,0 +1,149 @@
+"""The object users hold: a finished run, to read, print, save and convert."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradscope.report import runfile
+from gradscope.report.outfile import write_text
+from gradscope.report.tree import ViewOptions
+from gradscope.report.view import View, build_view
+from gradscope.tables import RunData
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+
+class Report:
+    """A profiled run.
+
+    ``print(report)`` shows it; :attr:`layers`, :attr:`lines`, :attr:`ops` and the rest are pandas DataFrames whose
+    columns docs/run-json.md describes; :meth:`save` and the ``to_`` methods write it. ``data`` is the run itself,
+    ``path`` the RUN.json it was saved to or loaded from. Times are integer nanoseconds per step.
+    """
+
+    def __init__(self, data: RunData, path: str | os.PathLike[str] | None = None) -> None:
+        self.data = data
+        self.path = None if path is None else Path(path)
+
+    def __repr__(self) -> str:
+        work = self.data.workload
+        partial = ", partial" if self.data.partial else ""
+        return f"<gradscope.Report of {work.target!r}: {len(self.data.layers)} layers, {work.steps} steps{partial}>"
+
+    def __str__(self) -> str:
+        """The report as it is printed, 100 columns wide and without colour."""
+        from gradscope.report.terminal import to_text
+
+        return to_text(self.view())
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def layers(self) -> pd.DataFrame:
+        """One row a module: the fields of ``layers`` in RUN.json, the class's name in column ``class``."""
+        return self._table("layers")
+
+    @functools.cached_property
+    def lines(self) -> pd.DataFrame:
+        """One row a source line of the forward code: ``file``, ``line``, ``text``, ``backward_ns`` and so on."""
+        return self._table("lines")
+
+    @functools.cached_property
+    def ops(self) -> pd.DataFrame:
+        """One row an operation of one layer in one phase: ``layer``, ``phase``, ``name``, ``calls``, ``self_ns``."""
+        return self._table("ops")
+
+    @functools.cached_property
+    def kernels(self) -> pd.DataFrame:
+        """One row a device kernel of one layer in one phase; empty without a device."""
+        return self._table("kernels")
+
+    @functools.cached_property
+    def findings(self) -> pd.DataFrame:
+        """One row a finding: ``rule``, ``severity``, ``layers``, ``message`` and so on."""
+        return self._table("findings")
+
+    @functools.cached_property
+    def ledger(self) -> pd.DataFrame:
+        """What the backward pass is made of: columns ``row``, ``ns``, ``share``; ``ns`` adds up to the whole."""
+        from gradscope.report.frames import ledger_frame
+
+        return ledger_frame(self.data.ledger)
+
+    @functools.cached_property
+    def step(self) -> pd.DataFrame:
+        """One row a phase of the step and one for all: ``phase``, ``ns``, ``share`` and the spread over steps."""
+        from gradscope.report.frames import step_frame
+
+        return step_frame(self.data)
+
+    @functools.cached_property
+    def memory(self) -> pd.DataFrame:
+        """Who holds memory at its peak: ``owner``, ``category``, ``bytes``; empty when it was not measured."""
+        from gradscope.report.frames import memory_frame
+
+        return memory_frame(self.data.memory)
+
+    def _table(self, name: str) -> pd.DataFrame:
+        from gradscope.report.frames import table_frame
+
+        return table_frame(self.data, name)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def view(self, **options: Any) -> View:
+        """What is shown, before it is formatted; ``options`` as in :class:`~gradscope.report.tree.ViewOptions`."""
+        return build_view(self.data, ViewOptions(**options), self.path)
+
+    def print(self, console: Console | None = None, **options: Any) -> None:
+        """Print the report on a rich ``console``, by default on stdout.
+
+        ``options``: ``depth``, ``sort`` ("backward", "forward", "ratio", "memory"), ``top``, ``min_percent``,
+        ``lines``. Raises :class:`~gradscope.errors.UsageError` for a value without a meaning.
+        """
+        from gradscope.report.terminal import print_view
+
+        print_view(self.view(**options), console)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], force: bool = False) -> Path:
+        """Write RUN.json to ``path``, whole or not at all, and return the path.
+
+        Raises :class:`~gradscope.errors.OutputError` if it cannot be written, or holds a file that gradscope did not
+        write and ``force`` is not set.
+        """
+        self.path = write_text(path, self.to_json(), force=force)
+        return self.path
+
+    def to_json(self) -> str:
+        """The run as RUN.json's text."""
+        return runfile.to_json(self.data)
+
+    def to_csv(self, table: str = "layers") -> str:
+        """One table as CSV: "layers", "lines", "ops", "kernels", "findings" or "ledger"; else ``UsageError``."""
+        from gradscope.report.csvfile import to_csv
+
+        return to_csv(self.data, table)
+
+    def to_markdown(self, **options: Any) -> str:
+        """Layers, lines and ledger as Markdown for a pull request; ``options`` as in :meth:`print`."""
+        from gradscope.report.markdown import to_markdown
+
+        return to_markdown(self.view(**options))
+
+    def to_speedscope(self) -> str:
+        """A flame graph of backward and forward in speedscope's file format."""
+        from gradscope.report.speedscope import to_speedscope
+
+        return to_speedscope(self.data)
+
+
+def load(path: str | os.PathLike[str]) -> Report:
+    """The report saved at ``path``; raises :class:`~gradscope.errors.RunFileError` if it is not a RUN.json."""
+    return Report(runfile.load_run(path), path)

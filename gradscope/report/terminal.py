@@ -1,0 +1,281 @@
+"""The report on a terminal, in a file, or as a string: a :class:`~gradscope.report.view.View` in columns.
+
+Nothing is said by colour alone, and nothing is written that the output's encoding cannot hold.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING
+
+from gradscope import units
+from gradscope.report import glyphs as glyph_sets
+from gradscope.report.glyphs import Glyphs
+from gradscope.report.grid import Column, Grid, Line, width_of
+from gradscope.report.layertable import layer_lines
+from gradscope.report.style import STYLES, heading, heat, wrapped
+from gradscope.report.view import View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DEFAULT_WIDTH = 100
+MAX_WIDTH = 160  # beyond it numbers are too far from their names
+
+
+def print_view(view: View, console: Console | None = None) -> None:
+    """Print on ``console``, or on one made for stdout by :func:`make_console`."""
+    from rich.segment import Segment, Segments
+    from rich.style import Style
+
+    console = console or make_console()
+    marks = glyph_sets.for_encoding(console.encoding)
+    styles = {name: Style.parse(text) for name, text in STYLES.items()}
+    segments: list[Segment] = []
+    for line in view_lines(view, min(console.width, MAX_WIDTH), marks):
+        segments.extend(Segment(text, styles.get(style)) for text, style in line)
+        segments.append(Segment.line())
+    console.print(Segments(segments), end="", soft_wrap=True)
+
+
+def make_console(file: IO[str] | None = None, color: bool | None = None) -> Console:
+    """A console on ``file`` (default stdout).
+
+    As wide as the terminal; :data:`DEFAULT_WIDTH` where there is none; ``COLUMNS`` overrules both. ``color`` is
+    ``None`` for "if it is a terminal and ``NO_COLOR`` is not set".
+    """
+    from rich.console import Console
+
+    file = sys.stdout if file is None else file
+    columns = os.environ.get("COLUMNS", "")
+    terminal = file.isatty()
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if terminal else DEFAULT_WIDTH
+    return Console(
+        file=file,
+        width=width,
+        force_terminal=terminal if color is None else color,
+        no_color=None if color is None else not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def to_text(view: View, width: int = DEFAULT_WIDTH, encoding: str = "utf-8") -> str:
+    """The report as plain text of at most ``width`` columns, without colour."""
+    out = io.StringIO()
+    for line in view_lines(view, width, glyph_sets.for_encoding(encoding)):
+        out.write("".join(text for text, _ in line).rstrip() + "\n")
+    return out.getvalue()
+
+
+def view_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
+    """The whole report as lines of styled pieces."""
+    lines = _header(view, width, marks)
+    sections: tuple[Callable[[View, int, Glyphs], list[Line]], ...] = (
+        layer_lines,
+        _source_lines,
+        _operations,
+        _kernels,
+        _ledger,
+        _memory,
+        _findings,
+        _notes,
+        _next_steps,
+    )
+    for section in sections:
+        body = section(view, width, marks)
+        if body:
+            lines.append([])
+            lines.extend(body)
+    return lines
+
+
+def _header(view: View, width: int, marks: Glyphs) -> list[Line]:
+    lines: list[Line] = [[(marks.text(view.title), "title")]]
+    if view.partial:
+        lines += wrapped(view.partial, width, marks, style="warn")
+    pad = max(len(name) for name, _ in view.header) + 2
+    for name, text in view.header:
+        lines += wrapped(text, width, marks, first=name.ljust(pad))
+    return lines
+
+
+def _source_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
+    group = view.lines
+    if not group.rows:
+        return []
+    scale = units.time_scale(group.rows[0].backward_ns)
+    grid = Grid(
+        [
+            Column("line", "left", least=16, most=36),
+            Column(marks.text(f"bwd {scale.unit}")),
+            Column("share"),
+            Column("layer", "left", drop=1, least=12, most=28),
+            Column("source", "left", least=32),
+        ]
+    )
+    for row in group.rows:
+        grid.row(
+            [(_cut_front(marks.text(row.place), 36, marks), "")],
+            [(scale.text(row.backward_ns), heat(row.share))],
+            [(units.percent(row.share), heat(row.share))],
+            [(_cut_front(marks.text(row.layer), 28, marks), "dim")],
+            [(marks.text(row.text), "")],
+        )
+    rest = (
+        (f"… {group.more} more", group.more_ns, group.more_share),
+        ("no source line", group.without_ns, group.without_share),
+    )
+    for label, spent, share in rest:
+        if spent:
+            cells = [[(marks.text(label), "dim")], [(scale.text(spent), "dim")], [(units.percent(share), "dim")]]
+            grid.row(*cells, [], [])
+    about = "backward time by the line of the forward code that caused it"
+    return [heading("Source lines", about, width, marks), *grid.lines(width, marks)]
+
+
+def _operations(view: View, width: int, marks: Glyphs) -> list[Line]:
+    if not view.ops:
+        return []
+    scale = units.time_scale(max(group.ns for group in view.ops))
+    grid = Grid(
+        [
+            Column("layer / operation", "left", least=26, most=58),
+            Column(marks.text(f"bwd {scale.unit}")),
+            Column("share"),
+            Column("calls", drop=2),
+            Column("shapes", "left", drop=1, least=16),
+        ]
+    )
+    for group in view.ops:
+        name: Line = [(marks.text(group.address), "strong"), (marks.text(f"  {group.class_name}"), "dim")]
+        grid.row(name, [(scale.text(group.ns), "strong")], [(units.percent(group.share), "strong")], [], [])
+        for op in group.ops:
+            grid.row(
+                [(f"  {marks.text(op.name)}", "")],
+                [(scale.text(op.ns), "")],
+                [(units.percent(op.share), "")],
+                [(units.calls(op.calls), "")],
+                [(marks.text(op.shape), "dim")],
+            )
+        if group.more_ns:
+            grid.row([(marks.text(f"  … {group.more} more"), "dim")], [(scale.text(group.more_ns), "dim")], [], [], [])
+    about = "what the costliest layers run in backward by themselves"
+    return [heading("Operations", about, width, marks), *grid.lines(width, marks)]
+
+
+def _kernels(view: View, width: int, marks: Glyphs) -> list[Line]:
+    if not view.kernels:
+        return []
+    grid = Grid(
+        [
+            Column("kernel", "left", least=24, most=72),
+            Column("device"),
+            Column("calls", drop=2),
+            Column("mostly in", "left", drop=1, least=10),
+        ]
+    )
+    for kernel in view.kernels:
+        grid.row(
+            [(marks.text(kernel.name), "")],
+            [(marks.text(units.ns(kernel.device_ns)), "")],
+            [(units.calls(kernel.calls), "")],
+            [(marks.text(kernel.layer or "outside the layers"), "dim")],
+        )
+    return [heading("Kernels", "device time, forward and backward", width, marks), *grid.lines(width, marks)]
+
+
+def _ledger(view: View, width: int, marks: Glyphs) -> list[Line]:
+    grid = Grid(
+        [
+            Column("part", "left"),
+            Column("time"),
+            Column("share"),
+            Column("", "left", drop=2, least=10, most=20),
+            Column("", "left", drop=1, least=45),
+        ]
+    )
+    for part in view.ledger:
+        grid.row(
+            [(part.name, "")],
+            [(marks.text(units.ns(part.ns)), "")],
+            [(part.percent, "")],
+            _bar(part.share, marks),
+            [(part.meaning, "dim")],
+        )
+    total = (
+        [("all of backward", "strong")],
+        [(marks.text(units.ns(view.backward_ns)), "strong")],
+        [("100.0 %", "strong")],
+    )
+    grid.row(*total, [], [])
+    about = "every nanosecond is in exactly one row"
+    return [heading("What the backward is made of", about, width, marks), *grid.lines(width, marks)]
+
+
+def _bar(share: float, marks: Glyphs) -> Callable[[int], Line]:
+    return lambda width: [(marks.bar(share, share, width)[0], "own")]
+
+
+def _memory(view: View, width: int, marks: Glyphs) -> list[Line]:
+    sentence, holders = view.memory
+    if not sentence:
+        return []
+    grid = Grid([Column("owner", "left", least=20, most=60), Column("held"), Column("category", "left")])
+    for holder in holders:
+        cells = (holder.owner or "(model)", ""), (units.size(holder.bytes), ""), (holder.category, "dim")
+        grid.row(*([(marks.text(text), style)] for text, style in cells))
+    body = grid.lines(width, marks) if holders else []
+    return [heading("Who holds the peak", sentence, width, marks), *body]
+
+
+def _findings(view: View, width: int, marks: Glyphs) -> list[Line]:
+    if not view.findings:
+        return []
+    lines = [heading("Findings", "why it is slow, and what to do", width, marks)]
+    for i, finding in enumerate(view.findings, 1):
+        first = f"{i}. {finding.severity}: "
+        style = "warn" if finding.severity != "info" else ""
+        lines += wrapped(finding.message, width, marks, first=first, style=style)
+        saving = [f"saves about {units.ns(finding.predicted_saving_ns)}"] if finding.predicted_saving_ns else []
+        if finding.predicted_saving_bytes:
+            saving.append(f"frees about {units.size(finding.predicted_saving_bytes)}")
+        about = [finding.line, finding.evidence, f"recipe {finding.recipe}" if finding.recipe else None, *saving]
+        lines += wrapped(" · ".join(part for part in about if part), width, marks, first="   ", style="dim")
+    return lines
+
+
+def _notes(view: View, width: int, marks: Glyphs) -> list[Line]:
+    if not view.notes:
+        return []
+    lines = [heading("Notes", "what was not measured or is an estimate, and why", width, marks)]
+    for note in view.notes:
+        lines += wrapped(note, width, marks, first="- ")
+    return lines
+
+
+def _next_steps(view: View, width: int, marks: Glyphs) -> list[Line]:
+    if not view.next_steps:
+        return []
+    lines = [heading("Next", "", width, marks)]
+    pad = max(len(step.purpose) for step in view.next_steps) + 2
+    for step in view.next_steps:
+        purpose: Line = [(marks.text(f"  {step.purpose}"), "dim")]
+        command: Line = [(marks.text(step.command), "command")]
+        # A command is for copying: never cut, and on a line of its own when it is long.
+        fits = 2 + pad + width_of(command) <= width
+        gap = " " * (pad - len(step.purpose))
+        lines += [[*purpose, (gap, ""), *command]] if fits else [purpose, [("    ", ""), *command]]
+    return lines
+
+
+def _cut_front(text: str, width: int, marks: Glyphs) -> str:
+    """A path or a place is told apart by its end: cut its beginning."""
+    if len(text) <= width:
+        return text
+    return marks.ellipsis + text[len(text) - width + len(marks.ellipsis) :]

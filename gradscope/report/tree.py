@@ -1,0 +1,212 @@
+"""Which nodes of the layer tree are shown, in which order, and what became of the others.
+
+Whatever is not shown is counted in a :class:`HiddenRow`, so that own amounts of shown and hidden rows add up to the
+whole. The choice is the reader's (:class:`ViewOptions`); the numbers are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gradscope import units
+from gradscope.errors import UsageError
+from gradscope.report.fold import Amounts, Node, add_up
+
+Sort = Literal["backward", "forward", "ratio", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """What the reader wants to see.
+
+    ``depth``: levels of the tree below the root; ``None`` is all. ``sort``: the order among siblings, and what a
+    share is a share of. ``top``: only the so many layers that cost most by themselves, with the layers above them.
+    ``min_percent``: layers below this share are counted, not shown. ``lines``: source lines to show.
+
+    Raises :class:`UsageError` for values without a meaning.
+    """
+
+    depth: int | None = None
+    sort: Sort = "backward"
+    top: int | None = None
+    min_percent: float = 1.0
+    lines: int = 10
+
+    def __post_init__(self) -> None:
+        if self.sort not in get_args(Sort):
+            raise UsageError(f"sort must be one of {', '.join(get_args(Sort))}; got {self.sort!r}.")
+        if self.depth is not None and self.depth < 0:
+            raise UsageError(f"depth must be 0 or more; got {self.depth}.")
+        if self.top is not None and self.top < 1:
+            raise UsageError(f"top must be 1 or more; got {self.top}.")
+        if not 0 <= self.min_percent <= 100:
+            raise UsageError(f"min_percent must be between 0 and 100; got {self.min_percent:g}.")
+        if self.lines < 0:
+            raise UsageError(f"lines must be 0 or more; got {self.lines}.")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """One shown layer, or one shown set of repeats."""
+
+    node: Node
+    guides: tuple[bool, ...]  # for each level from the first below the roots: is this the last child there?
+    share: float  # total over the whole of the metric, 0..1
+    own_share: float
+    outlier: str  # a sentence on the one repeat that differs, "" without one
+
+    @property
+    def level(self) -> int:
+        """0 for a root."""
+        return len(self.guides)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRow:
+    """Layers that are counted but not shown, and why."""
+
+    reason: str  # "under 1 %"
+    own: Amounts  # sum of their own amounts; ``layers`` says how many there are
+    share: float
+
+    @property
+    def text(self) -> str:
+        """``… 14 layers under 1 %``."""
+        many = self.own.layers
+        return f"… {units.count(many)} {'layer' if many == 1 else 'layers'} {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The rows to show, what they leave out, and what no layer accounts for."""
+
+    rows: tuple[TreeRow, ...]
+    hidden: tuple[HiddenRow, ...]
+    rest: int  # of the metric: outside the layers (ns), 0 for memory
+    rest_share: float
+    whole: int  # of the metric: ns or bytes
+    metric: str  # "backward", "forward" or "saved memory": what shares are shares of
+
+
+def select(roots: Sequence[Node], options: ViewOptions, backward_ns: int, forward_ns: int) -> Tree:
+    """The tree as the reader asked for it."""
+    metric, value = _metric(options.sort)
+    layers = sum(value(root.total) for root in roots)
+    whole = {"backward": backward_ns, "forward": forward_ns}.get(metric, layers)
+    shares = _Shares(value, whole)
+    reasons = _hide(roots, options, shares)
+    rows = tuple(_shown(roots, options.sort, reasons, shares, ()))
+    return Tree(
+        rows=_with_outliers(rows),
+        hidden=_hidden_rows(roots, reasons, shares),
+        rest=whole - layers,
+        rest_share=(whole - layers) / whole if whole else 0.0,
+        whole=whole,
+        metric=metric,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    value: Callable[[Amounts], int]
+    whole: int
+
+    def of(self, amounts: Amounts) -> float:
+        return self.value(amounts) / self.whole if self.whole else 0.0
+
+
+def _metric(sort: Sort) -> tuple[str, Callable[[Amounts], int]]:
+    if sort == "forward":
+        return "forward", lambda amounts: amounts.forward_ns
+    if sort == "memory":
+        return "saved memory", lambda amounts: amounts.saved_bytes or 0
+    return "backward", lambda amounts: amounts.backward_ns
+
+
+def _ordered(nodes: Sequence[Node], sort: Sort) -> list[Node]:
+    """Costliest first; equal ones as the model has them."""
+    if sort == "ratio":
+        return sorted(nodes, key=lambda node: -(node.total.ratio or 0.0))
+    value = _metric(sort)[1]
+    return sorted(nodes, key=lambda node: -value(node.total))
+
+
+def _hide(roots: Sequence[Node], options: ViewOptions, shares: _Shares) -> dict[int, str]:
+    """The reason why a node is not shown, by ``id(node)``."""
+    reasons: dict[int, str] = {}
+    candidates: list[tuple[Node, tuple[Node, ...]]] = []
+
+    def visit(node: Node, above: tuple[Node, ...]) -> None:
+        if options.depth is not None and len(above) > options.depth:
+            reason = f"deeper than level {options.depth}"
+        elif above and shares.of(node.total) * 100 < options.min_percent:
+            reason = f"under {units.threshold(options.min_percent)}"
+        else:
+            candidates.append((node, above))
+            for child in node.children:
+                visit(child, (*above, node))
+            return
+        reasons.update((id(below), reason) for below in node.walk())
+
+    for root in roots:
+        visit(root, ())
+    if options.top is not None:
+        _hide_below_top(candidates, options, reasons)
+    return reasons
+
+
+def _hide_below_top(
+    candidates: list[tuple[Node, tuple[Node, ...]]], options: ViewOptions, reasons: dict[int, str]
+) -> None:
+    value = _metric(options.sort)[1]
+
+    def rank(candidate: tuple[Node, tuple[Node, ...]]) -> float:
+        own = candidate[0].own
+        return -(own.ratio or 0.0) if options.sort == "ratio" else -value(own)
+
+    kept: set[int] = set()
+    for node, above in sorted(candidates, key=rank)[: options.top]:
+        kept.update(id(one) for one in (node, *above))
+    for node, _ in candidates:
+        if id(node) not in kept:
+            reasons[id(node)] = f"below the top {options.top}"
+
+
+def _shown(
+    nodes: Sequence[Node], sort: Sort, reasons: dict[int, str], shares: _Shares, guides: tuple[bool, ...]
+) -> Iterator[TreeRow]:
+    """Rows of ``nodes``, each followed by what is below it; ``guides`` are those of the level above."""
+    shown = [node for node in _ordered(nodes, sort) if id(node) not in reasons]
+    for node in shown:
+        own_guides = (*guides, node is shown[-1])
+        yield TreeRow(node, own_guides[1:], shares.of(node.total), shares.of(node.own), "")
+        yield from _shown(node.children, sort, reasons, shares, own_guides)
+
+
+def _with_outliers(rows: tuple[TreeRow, ...]) -> tuple[TreeRow, ...]:
+    """Call out an odd repeat where it is narrowed down most: not again on every layer above."""
+    explained: set[str] = set()
+    result: list[TreeRow] = []
+    for row in reversed(rows):
+        odd = row.node.outlier
+        if odd and not any(path.startswith(f"{odd.path}.") for path in explained):
+            explained.add(odd.path)
+            row = TreeRow(row.node, row.guides, row.share, row.own_share, _outlier_text(odd.path, odd.ratio))
+        result.append(row)
+    return tuple(reversed(result))
+
+
+def _outlier_text(path: str, factor: float) -> str:
+    return f"{path} takes {units.ratio(factor)} the backward time of its siblings"
+
+
+def _hidden_rows(roots: Sequence[Node], reasons: dict[int, str], shares: _Shares) -> tuple[HiddenRow, ...]:
+    by_reason: dict[str, list[Amounts]] = {}
+    for root in roots:
+        for node in root.walk():
+            if reason := reasons.get(id(node)):
+                by_reason.setdefault(reason, []).append(node.own)
+    sums = {reason: add_up(parts) for reason, parts in by_reason.items()}
+    return tuple(HiddenRow(reason, own, shares.of(own)) for reason, own in sums.items())

@@ -1,0 +1,404 @@
+"""One view of a run, ready to be written down: what the terminal, markdown and later the page all show.
+
+A :class:`View` has words and exact numbers, in the order of reading; it knows nothing of colours, widths or formats.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradscope import units
+from gradscope.report.fold import Amounts, Node, add_up, build_tree
+from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
+from gradscope.tables import ConservationError, Finding, Ledger, OpRow, RunData
+
+__all__ = ["LedgerLine", "LineGroup", "NextStep", "OpGroup", "Sort", "TreeRow", "View", "ViewOptions", "build_view"]
+
+# The layers whose operations are listed, and how many of each.
+OP_LAYERS = 3
+OPS_PER_LAYER = 4
+TOP_KERNELS = 5
+
+# Meanings of at most 45 characters, so that they fit beside the numbers in 80 columns.
+LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
+    "layers_ns": ("layers", "the layers' own backward nodes"),
+    "recompute_ns": ("recompute", "forward run again by activation checkpointing"),
+    "gradient_sum_ns": ("gradient sums", "adding gradients of values with several users"),
+    "accumulate_ns": ("accumulate", "AccumulateGrad: writing the parameters' .grad"),
+    "outside_modules_ns": ("outside modules", "nodes of no module: a functional loss, say"),
+    "communication_ns": ("communication", "collectives of DDP and FSDP"),
+    "engine_ns": ("engine", "autograd's engine, and Python between nodes"),
+    "unattributed_ns": ("unattributed", "nodes whose forward was not seen"),
+}
+
+# Phases of operations that are part of the backward pass of a layer.
+_BACKWARD_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "communication", "unattributed"))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One part of the backward pass."""
+
+    name: str
+    ns: int
+    percent: str  # the percents of all lines add up to 100.0
+    share: float
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """One source line and the backward time it caused."""
+
+    place: str  # "examples/gpt.py:58"
+    backward_ns: int
+    forward_ns: int
+    share: float
+    layer: str  # address of the layer that spent most there; "" outside every module
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineGroup:
+    """The costliest source lines, and what they leave out."""
+
+    rows: tuple[SourceLine, ...]
+    more: int  # lines not shown
+    more_ns: int
+    more_share: float
+    without_ns: int  # backward time that has no source line
+    without_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of a layer, repeats summed."""
+
+    name: str  # with the phase where it is not the layer's own backward: "aten::addmm (recompute)"
+    calls: float
+    ns: int
+    share: float
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpGroup:
+    """What one of the costliest layers runs in backward."""
+
+    address: str
+    class_name: str
+    ns: int
+    share: float
+    ops: tuple[Op, ...]
+    more: int  # operations not shown
+    more_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One device kernel, summed over layers."""
+
+    name: str
+    calls: float
+    device_ns: int
+    layer: str  # where it ran longest
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds how much at the peak of memory."""
+
+    owner: str
+    category: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """A command worth running now, and what for."""
+
+    command: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A whole report in the order of reading."""
+
+    title: str
+    partial: str  # a sentence where the run was cut short, else ""
+    header: tuple[tuple[str, str], ...]  # (name, text)
+    tree: Tree
+    lines: LineGroup
+    ops: tuple[OpGroup, ...]
+    kernels: tuple[Kernel, ...]
+    ledger: tuple[LedgerLine, ...]
+    backward_ns: int
+    memory: tuple[str, tuple[Holder, ...]]  # a sentence on the peak ("" where not measured), and its holders
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    next_steps: tuple[NextStep, ...]
+
+
+def build_view(run: RunData, options: ViewOptions | None = None, path: str | Path | None = None) -> View:
+    """The view of ``run`` that the reader asked for; ``path`` is where its RUN.json lies, for the next commands.
+
+    Raises :class:`ConservationError` if shown and hidden layers do not add up to the layers of the run.
+    """
+    options = options or ViewOptions()
+    step = run.step
+    roots = build_tree(run.layers, step.backward_ns, run.workload.model)
+    tree = select(roots, options, step.backward_ns, step.forward_ns)
+    _check(tree, run)
+    addresses = {path: node for root in roots for node in root.walk() for path in node.paths}
+    return View(
+        title=f"gradscope {run.gradscope}",
+        partial=_partial(run),
+        header=_header(run),
+        tree=tree,
+        lines=_lines(run, options, addresses),
+        ops=_op_groups(run, roots, addresses),
+        kernels=_kernels(run, addresses),
+        ledger=_ledger(run.ledger),
+        backward_ns=step.backward_ns,
+        memory=_memory(run),
+        findings=tuple(run.findings),
+        notes=tuple(run.notes),
+        next_steps=_next_steps(run, tree, path),
+    )
+
+
+def _check(tree: Tree, run: RunData) -> None:
+    shown = add_up([*(row.node.own for row in tree.rows), *(hidden.own for hidden in tree.hidden), Amounts()])
+    ledger = run.ledger
+    expected = ledger.layers_ns + ledger.recompute_ns + ledger.accumulate_ns + ledger.gradient_sum_ns
+    if shown.backward_ns != expected:
+        raise ConservationError(f"shown and hidden layers: {shown.backward_ns} != {expected} ns of backward")
+    forward = sum(row.forward_self_ns for row in run.layers)
+    if shown.forward_ns != forward:
+        raise ConservationError(f"shown and hidden layers: {shown.forward_ns} != {forward} ns of forward")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Header
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _partial(run: RunData) -> str:
+    if not run.partial:
+        return ""
+    steps = run.workload.steps
+    return f"PARTIAL: the run ended early; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
+
+
+def _header(run: RunData) -> tuple[tuple[str, str], ...]:
+    work, step = run.workload, run.step
+    model = work.model or "?"
+    if work.parameters:
+        model += f", {units.count(work.parameters)} parameters"
+    ratio = f" · {units.ratio(step.backward_ns / step.forward_ns)} the forward" if step.forward_ns else ""
+    rows = [
+        ("target", f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target),
+        ("model", model),
+        ("device", _device(run.environment)),
+        ("measured", _measured(run)),
+        ("step", _step(run)),
+        ("backward", units.ns(step.backward_ns) + ratio),
+    ]
+    if work.loss == "mean of outputs":
+        rows.insert(2, ("loss", "mean of the floating outputs: the target gives none, so this is not its real loss"))
+    return tuple(rows)
+
+
+_MODES = {"script": "script", "loop": "own loop"}
+
+
+def _device(environment: Mapping[str, object]) -> str:
+    device, name = str(environment.get("device", "?")), environment.get("device_name")
+    parts = [f"{device} ({name})" if name and name != device else device]
+    if environment.get("threads"):
+        parts.append(f"{environment['threads']} threads")
+    for key in ("torch", "triton", "python"):
+        if environment.get(key):
+            parts.append(f"{key} {environment[key]}")
+    if environment.get("dtype"):
+        parts.append(str(environment["dtype"]))
+    return " · ".join(parts)
+
+
+def _measured(run: RunData) -> str:
+    work, step = run.workload, run.step
+    parts = [f"{work.steps} {'step' if work.steps == 1 else 'steps'} after {work.warmup} warm-up"]
+    spread = step.spread.get("wall")
+    if spread and step.wall_ns and work.steps > 1:
+        deviation = units.percent(spread.std_ns / step.wall_ns)
+        parts.append(f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, ±{deviation}")
+    if step.overhead is None:
+        parts.append("overhead of profiling not measured")
+    else:
+        bare = step.unprofiled_wall_ns
+        against = f" (unprofiled step {units.ns(bare)})" if bare is not None else ""
+        parts.append(f"overhead of profiling {units.ratio(step.overhead)}{against}")
+    return " · ".join(parts)
+
+
+def _step(run: RunData) -> str:
+    step = run.step
+    parts = {
+        "forward": step.forward_ns,
+        "backward": step.backward_ns,
+        "optimizer": step.optimizer_ns,
+        "other": step.other_ns,
+    }
+    percents = units.percents_of(list(parts.values()), step.wall_ns, decimals=0)
+    spelled = [
+        f"{name} {units.ns(ns)} ({share})" for (name, ns), share in zip(parts.items(), percents, strict=True) if ns
+    ]
+    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}" if spelled else units.ns(step.wall_ns)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ledger, lines, operations
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _ledger(ledger: Ledger) -> tuple[LedgerLine, ...]:
+    """Parts that are not zero, costliest first; what could not be attributed is always said, and last."""
+    values = {name: int(getattr(ledger, name)) for name in Ledger.PARTS}
+    kept = [name for name in Ledger.PARTS if values[name] and name != "unattributed_ns"]
+    kept.sort(key=lambda name: -values[name])
+    kept.append("unattributed_ns")
+    whole = ledger.backward_ns
+    percents = units.percents_of([values[name] for name in kept], whole)
+    lines = []
+    for name, percent in zip(kept, percents, strict=True):
+        title, meaning = LEDGER_WORDS[name]
+        lines.append(LedgerLine(title, values[name], percent, _share(values[name], whole), meaning))
+    return tuple(lines)
+
+
+def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, Node]) -> LineGroup:
+    whole = run.step.backward_ns
+    spending = sorted((line for line in run.lines if line.backward_ns > 0), key=lambda line: -line.backward_ns)
+    shown, more = spending[: options.lines], spending[options.lines :]
+    more_ns = sum(line.backward_ns for line in more)
+    # Lines can cover a little more than the whole where they were matched by another pass: never print a negative.
+    without = max(whole - sum(line.backward_ns for line in spending), 0)
+    rows = tuple(
+        SourceLine(
+            place=f"{line.file}:{line.line}",
+            backward_ns=line.backward_ns,
+            forward_ns=line.forward_ns,
+            share=_share(line.backward_ns, whole),
+            layer=_address(line.layer, addresses, run),
+            text=line.text,
+        )
+        for line in shown
+    )
+    return LineGroup(rows, len(more), more_ns, _share(more_ns, whole), without, _share(without, whole))
+
+
+def _op_groups(run: RunData, roots: Sequence[Node], addresses: Mapping[str, Node]) -> tuple[OpGroup, ...]:
+    """The operations of the nodes that cost most by themselves, and of what is outside every module."""
+    by_owner: dict[int | None, list[OpRow]] = {}
+    for op in run.ops:
+        if op.phase in _BACKWARD_PHASES and (op.layer is None or op.layer in addresses):
+            owner = None if op.layer is None else id(addresses[op.layer])
+            by_owner.setdefault(owner, []).append(op)
+    named: dict[int | None, tuple[str, str, int]] = {
+        id(node): (_name(node, run), node.class_name, node.own.backward_ns) for root in roots for node in root.walk()
+    }
+    named[None] = ("outside the layers", "", sum(op.self_ns for op in by_owner.get(None, ())))
+    costliest = sorted((owner for owner in by_owner if named[owner][2] > 0), key=lambda owner: -named[owner][2])
+    return tuple(_op_group(by_owner[owner], *named[owner], run.step.backward_ns) for owner in costliest[:OP_LAYERS])
+
+
+def _op_group(rows: Sequence[OpRow], address: str, class_name: str, own_ns: int, whole: int) -> OpGroup:
+    merged: dict[str, list[OpRow]] = {}
+    for row in rows:
+        name = row.name if row.phase == "backward" else f"{row.name} ({row.phase.replace('_', ' ')})"
+        merged.setdefault(name, []).append(row)
+    ops = [
+        Op(
+            name=name,
+            calls=sum(row.calls for row in same),
+            ns=(spent := sum(row.self_ns for row in same)),
+            share=_share(spent, whole),
+            shape=max(same, key=lambda row: row.self_ns).shape or "",
+        )
+        for name, same in merged.items()
+    ]
+    ops.sort(key=lambda op: -op.ns)
+    more = ops[OPS_PER_LAYER:]
+    shown = tuple(ops[:OPS_PER_LAYER])
+    return OpGroup(address, class_name, own_ns, _share(own_ns, whole), shown, len(more), sum(op.ns for op in more))
+
+
+def _kernels(run: RunData, addresses: Mapping[str, Node]) -> tuple[Kernel, ...]:
+    by_name: dict[str, dict[str, tuple[float, int]]] = {}
+    for row in run.kernels:
+        layers = by_name.setdefault(row.name, {})
+        where = _address(row.layer, addresses, run)
+        calls, spent = layers.get(where, (0.0, 0))
+        layers[where] = (calls + row.calls, spent + row.device_ns)
+    kernels = [
+        Kernel(
+            name,
+            sum(calls for calls, _ in layers.values()),
+            sum(spent for _, spent in layers.values()),
+            max(layers, key=lambda where: layers[where][1]),
+        )
+        for name, layers in by_name.items()
+    ]
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.device_ns)[:TOP_KERNELS])
+
+
+def _address(layer: str | None, addresses: Mapping[str, Node], run: RunData) -> str:
+    if layer is None:
+        return ""
+    node = addresses.get(layer)
+    return _name(node, run) if node else layer
+
+
+def _name(node: Node, run: RunData) -> str:
+    return node.address or node.label or run.workload.model
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Memory and what to do next
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _memory(run: RunData) -> tuple[str, tuple[Holder, ...]]:
+    memory = run.memory
+    if not memory or memory.get("peak_bytes") is None:
+        return "", ()
+    where = [str(memory[key]) for key in ("peak_phase", "peak_layer") if memory.get(key)]
+    sentence = f"peak {units.size(memory['peak_bytes'])}" + (f", in {' of '.join(where)}" if where else "")
+    holders = [
+        Holder(str(entry.get("owner") or ""), str(entry.get("category") or ""), int(entry.get("bytes") or 0))
+        for entry in memory.get("at_peak") or ()
+    ]
+    return sentence, tuple(sorted(holders, key=lambda holder: -holder.bytes)[:8])
+
+
+def _next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextStep, ...]:
+    steps: list[NextStep] = []
+    if any(finding.recipe for finding in run.findings) and run.workload.mode != "loop":
+        steps.append(NextStep(f"gradscope fix {shlex.quote(run.workload.target)}", "swap in the recipes, and prove it"))
+    if path is None:
+        return tuple(steps)
+    name = shlex.quote(str(path))
+    if tree.hidden:
+        steps.append(NextStep(f"gradscope show {name} --min-percent 0", "every layer"))
+    steps.append(NextStep(f"gradscope show {name} --sort ratio", "by backward over forward"))
+    flame = shlex.quote(f"{str(path).removesuffix('.json')}.speedscope.json")
+    steps.append(NextStep(f"gradscope show {name} --format speedscope > {flame}", "flame graph (speedscope)"))
+    return tuple(steps)

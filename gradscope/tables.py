@@ -1,0 +1,394 @@
+"""Types that every other part of gradscope imports; no logic beyond what the types promise.
+
+Two families:
+
+* bulk tables (:class:`EventTable`, :class:`CallTable`): numpy columns of equal length with interned
+  names, one row an event or a module call. Made by ``capture`` and ``trace``, consumed by ``attribute``.
+* results (:class:`LayerRow`, :class:`Ledger`, :class:`RunData` ...): frozen dataclasses, one field a key of
+  RUN.json. Times are integer nanoseconds *per step* (mean over the measured steps), sizes are bytes.
+  ``None`` means not measured and is left out of the JSON; ``0`` is a measured zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+SCHEMA_VERSION = 1
+
+IntColumn: TypeAlias = npt.NDArray[np.int64]
+Int32Column: TypeAlias = npt.NDArray[np.int32]
+Int8Column: TypeAlias = npt.NDArray[np.int8]
+
+Phase = Literal["forward", "backward", "optimizer", "other"]
+
+# What a nanosecond of backward was spent on. One ledger row and one column of a layer each.
+Category = Literal["layer", "recompute", "gradient_sum", "accumulate", "communication", "engine", "unattributed"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Results: one field a key of RUN.json
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How steady one quantity was over the measured steps, in ns."""
+
+    min_ns: int
+    median_ns: int
+    max_ns: int
+    std_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One mean step. ``forward + backward + optimizer + other == wall`` exactly."""
+
+    wall_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    other_ns: int  # between the phases: data loading, Python, zero_grad outside an optimizer, ...
+    spread: Mapping[str, Spread]  # keys "wall", "forward", "backward"
+    overhead: float | None  # median profiled step over median unprofiled step; None: not measured
+    unprofiled_wall_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the backward pass is made of. The parts add up to ``backward_ns`` exactly."""
+
+    backward_ns: int
+    layers_ns: int  # backward nodes of module calls: sum of LayerRow.backward_self_ns
+    recompute_ns: int  # forward run again by activation checkpointing
+    gradient_sum_ns: int  # adding the gradients of a value that has several users
+    accumulate_ns: int  # AccumulateGrad: writing a parameter's .grad
+    outside_modules_ns: int  # nodes made outside every module call (a functional loss, say)
+    communication_ns: int  # collectives of DDP and FSDP
+    engine_ns: int  # the autograd engine itself, and Python between its nodes
+    unattributed_ns: int  # nodes whose forward was not seen
+
+    PARTS = (
+        "layers_ns",
+        "recompute_ns",
+        "gradient_sum_ns",
+        "accumulate_ns",
+        "outside_modules_ns",
+        "communication_ns",
+        "engine_ns",
+        "unattributed_ns",
+    )
+
+    def parts_ns(self) -> int:
+        """Sum of the parts; equal to ``backward_ns`` by construction and checked by :class:`RunData`."""
+        return sum(getattr(self, name) for name in self.PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One module of the model, by path; ``""`` is the root. Self values unless the name says total.
+
+    The columns ``backward_self_ns``, ``recompute_ns``, ``accumulate_ns`` and ``gradient_sum_ns`` are disjoint.
+    ``backward_total_ns`` is the sum of these four over the layer and every layer below it, in the tree of paths.
+    """
+
+    path: str
+    class_name: str  # "class" in RUN.json
+    parent: str | None  # None for the root
+    calls: float  # forward calls per step, recompute not counted
+    parameters: int  # elements of the layer's own parameters
+    source: str | None  # "model.py:52": where the class's forward is defined
+    forward_self_ns: int
+    forward_total_ns: int
+    backward_self_ns: int
+    backward_total_ns: int
+    recompute_ns: int
+    accumulate_ns: int
+    gradient_sum_ns: int
+    backward_share: float  # backward_total_ns / step.backward_ns, 0..1
+    backward_self_steps_ns: Sequence[int] = ()  # backward_self_ns of each measured step: the layer's own spread
+    tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
+    device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
+    launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
+    flops: int | None = None  # forward + backward
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    bytes: int | None = None
+    bound_by: str | None = None
+    saved_bytes: int | None = None
+    saved_total_bytes: int | None = None
+    peak_bytes: int | None = None
+    allocated_bytes: int | None = None
+    allocations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    """A source line of the forward code and the backward time it caused."""
+
+    file: str  # as given in the traceback; relative to the working folder where it lies below it
+    line: int
+    function: str
+    text: str  # the line's source, stripped; "" where it cannot be read
+    layer: str | None  # the layer that spent most backward time there; None: outside every module
+    forward_ns: int
+    backward_ns: int
+    saved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """One operation of one layer in one phase. Summed over a layer and phase, ``self_ns`` is the layer's column."""
+
+    layer: str | None  # None: outside every module
+    phase: str  # "forward", "backward", "recompute", "gradient_sum", "accumulate", "communication", "engine", ...
+    name: str  # "aten::mm", "AddmmBackward0", "(python)" for a module's time outside any op
+    calls: float  # per step
+    self_ns: int
+    shape: str | None = None  # most frequent input shapes, e.g. "[8, 64] [64, 64]"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One device kernel of one layer in one phase (CUDA only)."""
+
+    layer: str | None
+    phase: str
+    name: str
+    calls: float
+    device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadInfo:
+    """What was run and how."""
+
+    target: str
+    mode: Literal["model", "script", "loop"]
+    steps: int  # measured steps
+    warmup: int
+    loss: Literal["given", "output", "mean of outputs"] | None  # None in script and loop mode
+    model: str = ""  # class name of the root, or "Generator, Discriminator"
+    parameters: int = 0  # elements, each shared parameter once
+    events: int = 0  # profiler events read
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why something is slow, and what to do."""
+
+    rule: str
+    severity: Literal["info", "warning", "critical"]
+    layers: Sequence[str]
+    line: str | None
+    message: str
+    evidence: str
+    recipe: str | None = None
+    predicted_saving_ns: int | None = None
+    predicted_saving_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The whole of RUN.json. Construction checks that the numbers add up."""
+
+    gradscope: str  # version that wrote it
+    partial: bool
+    environment: Mapping[str, Any]
+    workload: WorkloadInfo
+    step: StepTimes
+    ledger: Ledger
+    layers: Sequence[LayerRow]
+    lines: Sequence[LineRow]
+    ops: Sequence[OpRow]
+    kernels: Sequence[KernelRow] = ()
+    memory: Mapping[str, Any] | None = None
+    findings: Sequence[Finding] = ()
+    notes: Sequence[str] = ()  # what was not measured and why; what was estimated
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        check_conservation(self)
+
+
+class ConservationError(AssertionError):
+    """Numbers that must add up do not: a defect of gradscope, never of the user's model."""
+
+
+def check_conservation(run: RunData) -> None:
+    """Raise :class:`ConservationError` unless every sum that RUN.json promises holds exactly.
+
+    Checked: the ledger's parts against ``backward_ns``; the step's phases against ``wall_ns``; each layer column
+    against its ledger row; the root totals against their parts.
+    """
+    step, ledger = run.step, run.ledger
+    _require(ledger.parts_ns(), ledger.backward_ns, "ledger parts against backward_ns")
+    _require(ledger.backward_ns, step.backward_ns, "ledger.backward_ns against step.backward_ns")
+    phases = step.forward_ns + step.backward_ns + step.optimizer_ns + step.other_ns
+    _require(phases, step.wall_ns, "phases against wall_ns")
+    for column, part in (
+        ("backward_self_ns", "layers_ns"),
+        ("recompute_ns", "recompute_ns"),
+        ("gradient_sum_ns", "gradient_sum_ns"),
+        ("accumulate_ns", "accumulate_ns"),
+    ):
+        _require(sum(getattr(row, column) for row in run.layers), getattr(ledger, part), f"layers' {column}")
+
+
+def _require(got: int, expected: int, what: str) -> None:
+    if got != expected:
+        raise ConservationError(f"{what}: {got} != {expected} ns")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Bulk tables: numpy columns
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class RowKind(IntEnum):
+    """What a trace row is, decided once from its name."""
+
+    OP = 0  # an aten op, a custom Function, anything not listed below
+    ADD = 1  # aten::add or aten::add_: a gradient sum where it stands directly in a NODE
+    NODE = 2  # autograd::engine::evaluate_function of a node made by forward
+    ACCUMULATE = 3  # autograd::engine::evaluate_function of an AccumulateGrad
+    OPTIMIZER = 4  # Optimizer.step and Optimizer.zero_grad
+    COMMUNICATION = 5  # a collective
+    ANNOTATION = 6  # the user's own record_function: transparent
+    CALL = 7  # markers of gradscope from here on
+    BACKWARD = 8
+    STEP = 9
+    LINE = 10
+    FLOP = 11
+    PARAMETER = 12
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """CPU events of a trace in order of (thread, start, longest first); one row an event.
+
+    ``name`` indexes ``names``. ``parent`` is the row of the innermost enclosing event of the same thread, -1 for none;
+    a parent always comes before its children.
+    """
+
+    names: tuple[str, ...]  # markers carry no number here: all calls share one name
+    name: Int32Column
+    kind: Int8Column  # RowKind
+    argument: IntColumn  # a marker's number; -1 for other rows
+    start_ns: IntColumn  # of the profiler's clock
+    end_ns: IntColumn
+    thread: Int32Column  # the profiler's own small thread numbers
+    sequence: IntColumn  # sequence number drawn by forward, or carried by a backward node; -1 for none
+    forward_thread: Int32Column  # for backward nodes, the thread whose counter drew ``sequence``; else 0
+    parent: Int32Column
+    depth: Int32Column  # 0 for rows without a parent
+    correlation: IntColumn | None = None  # joins kernels to the op that launched them (CUDA)
+    kernels: KernelTable | None = None
+    shapes: tuple[str, ...] | None = None  # one text a row, only from a pass that recorded shapes
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """Device activities, one row a kernel or copy, in order of start."""
+
+    names: tuple[str, ...]
+    name: IntColumn
+    start_ns: IntColumn
+    end_ns: IntColumn
+    device: IntColumn
+    stream: IntColumn
+    correlation: IntColumn  # correlation of the launching op; -1 where the profiler gave none
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """What is known of one module without running it."""
+
+    path: str
+    class_name: str
+    parent: str | None
+    parameters: int
+    source: str | None
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTable:
+    """Stretches of forward code in order of entry; row k is the span that the trace's marker number k names.
+
+    Two uses: module calls (``label`` indexes the modules) and torch functions called from a source line (``label``
+    indexes the lines). ``[low, high)`` are the sequence numbers that the span's thread drew while it ran.
+    """
+
+    label: IntColumn  # -1: something that gradscope has no name for
+    low: IntColumn
+    high: IntColumn  # equals the last number seen where the span never returned
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class LineInfo:
+    """One source line of user code."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter and the modules that hold it directly; several where it is tied."""
+
+    name: str
+    owners: tuple[int, ...]  # indices into the modules, in the order of the model
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node of the autograd graph as the engine is about to run it."""
+
+    sequence: int  # -1 for AccumulateGrad
+    parameter: int  # index of the parameter of an AccumulateGrad; else -1
+    edges: tuple[tuple[int, int], ...]  # (node, input number) in the order of the node's outputs; -1 for no node
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings and progress of one run
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of one profile run, as the command line and :func:`gradscope.profile` take them."""
+
+    steps: int = 5
+    warmup: int = 3
+    device: str = "auto"
+    seed: int | None = None
+    lines: bool = True
+    memory: bool = True
+    run_to_end: bool = False
+
+
+class Progress:
+    """Told where a run is; this one shows nothing. The command line has one that draws on stderr."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Enter phase ``name`` ("warm-up", "unprofiled steps", "profiled steps", ...), of ``total`` steps if known."""
+
+    def advance(self) -> None:
+        """One step of the current phase is done."""
+
+    def done(self) -> None:
+        """The run is over, also when it failed."""

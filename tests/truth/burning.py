@@ -1,0 +1,216 @@
+"""Modules whose true cost is known: each burns a set time and writes down what it really took.
+
+A burn lasts *at least* what it was asked for; on a machine that other programs share it may last longer. The truth is
+therefore what the meter measured, not what was asked for. What the meter cannot see, the time other programs took
+*between* two burns, it measures as stolen time: wall clock that passed without this thread's CPU clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OUTSIDE = "(outside every module)"
+
+# A sleeping thread is less likely to be preempted when it goes on; the last part is spun for exactness.
+_SPIN_NS = 400_000
+
+
+@dataclass(frozen=True)
+class Burned:
+    """One burn: ``kind`` is forward, recompute, backward, accumulate or outer; times of ``perf_counter_ns``."""
+
+    kind: str
+    owner: str
+    start_ns: int
+    end_ns: int
+    start_cpu_ns: int
+    end_cpu_ns: int
+    thread: int
+    profiled: bool
+
+    @property
+    def elapsed_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass
+class Meter:
+    """Collects the burns of one run.
+
+    A burn is ``profiled`` where it ran while torch's profiler was on. A run profiles one step more at its start, to
+    settle, and one at its end, the survey: :meth:`select` keeps the steps between, which are the measured ones.
+    """
+
+    records: list[Burned] = field(default_factory=list)
+    measured: list[Burned] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.records.clear()
+        self.measured.clear()
+
+    @contextmanager
+    def burn(self, kind: str, owner: str, ms: float = 0.0) -> Iterator[None]:
+        """Make the body last at least ``ms`` and record how long it lasted."""
+        start, start_cpu = time.perf_counter_ns(), time.thread_time_ns()
+        yield
+        _wait_until(start + int(ms * 1e6))
+        end, end_cpu = time.perf_counter_ns(), time.thread_time_ns()
+        self.records.append(
+            Burned(kind, owner, start, end, start_cpu, end_cpu, threading.get_ident(), profiler_runs())
+        )
+
+    def adopt(self, model: nn.Module) -> None:
+        """Tell every burning module of ``model`` its path, under which its burns are recorded."""
+        for path, module in model.named_modules():
+            if isinstance(module, Burning):
+                module.owner, module.meter = path, self
+
+    def select(self, steps: int, *, settling: int = 1, survey: int = 1) -> list[str]:
+        """Keep the burns of the ``steps`` measured steps; one text for each burn that not every step has equally."""
+        by_key: dict[tuple[str, str], list[Burned]] = {}
+        for record in sorted(self.records, key=lambda record: record.start_ns):
+            if record.profiled:
+                by_key.setdefault((record.kind, record.owner), []).append(record)
+        self.measured, problems = [], []
+        for key, burns in by_key.items():
+            each, uneven = divmod(len(burns), settling + steps + survey)
+            if uneven:
+                problems.append(f"{key}: {len(burns)} burns in {settling} + {steps} + {survey} profiled steps")
+            self.measured += burns[each * settling : len(burns) - each * survey]
+        self.measured.sort(key=lambda record: record.start_ns)
+        return problems
+
+    def totals_ns(self, kind: str) -> dict[str, int]:
+        """Measured time by owner, over all measured steps."""
+        totals: Counter[str] = Counter()
+        for record in self.measured:
+            if record.kind == kind:
+                totals[record.owner] += record.elapsed_ns
+        return dict(totals)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Number of measured burns by kind and owner."""
+        return dict(Counter((record.kind, record.owner) for record in self.measured))
+
+    def gaps_ns(self, after: str, before: str, kind: str = "backward") -> int:
+        """Time from the end of each measured burn of ``after`` to the start of ``before``'s, where that is the next."""
+        burns = [record for record in self.measured if record.kind == kind]
+        return sum(b.start_ns - a.end_ns for a, b in pairwise(burns) if (a.owner, b.owner) == (after, before))
+
+    def stolen_ns(self) -> int:
+        """Wall clock between measured burns of one thread in which that thread did not run."""
+        total = 0
+        last: dict[int, Burned] = {}
+        for record in self.measured:
+            before = last.get(record.thread)
+            if before is not None and before.end_ns <= record.start_ns:
+                wall = record.start_ns - before.end_ns
+                total += max(0, wall - (record.start_cpu_ns - before.end_cpu_ns))
+            last[record.thread] = record
+        return total
+
+
+def profiler_runs() -> bool:
+    """Whether torch's profiler runs anywhere in the process."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def _wait_until(deadline_ns: int) -> None:
+    left = deadline_ns - time.perf_counter_ns()
+    if left > _SPIN_NS:
+        time.sleep((left - _SPIN_NS) / 1e9)
+    while time.perf_counter_ns() < deadline_ns:
+        pass
+
+
+class Burn(torch.autograd.Function):
+    """Identity of its first tensor that burns in forward and in backward; later tensors get a zero gradient.
+
+    It saves its input, so that activation checkpointing has something to recompute, unless told not to.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, spec: BurnSpec, *tensors: Tensor) -> Tensor:
+        ctx.spec, ctx.inputs = spec, len(tensors)
+        if spec.save:
+            ctx.save_for_backward(*tensors)
+        recomputing = torch._C._current_graph_task_id() != -1
+        with spec.meter.burn("recompute" if recomputing else "forward", spec.owner, spec.forward_ms):
+            return tensors[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        others = ctx.saved_tensors[1:] if ctx.spec.save else ()
+        first = BurnBackward.apply(grad, ctx.spec)
+        return (None, first, *[torch.zeros_like(other) for other in others])
+
+
+class BurnBackward(torch.autograd.Function):
+    """The backward burn, itself differentiable: in a double backward its node burns as much again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, spec: BurnSpec) -> Tensor:
+        ctx.spec = spec
+        with spec.meter.burn("backward", spec.owner, spec.backward_ms):
+            return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        with ctx.spec.meter.burn("backward", ctx.spec.owner, ctx.spec.backward_ms):
+            return grad.view_as(grad), None
+
+
+@dataclass
+class BurnSpec:
+    """What one burn costs and whose it is."""
+
+    meter: Meter
+    owner: str
+    forward_ms: float
+    backward_ms: float
+    save: bool = True
+
+
+def burn(meter: Meter, owner: str, *tensors: Tensor, forward_ms: float = 0.0, backward_ms: float = 0.0) -> Tensor:
+    """Burn as a plain function, recorded under ``owner``."""
+    result: Tensor = Burn.apply(BurnSpec(meter, owner, forward_ms, backward_ms), *tensors)
+    return result
+
+
+class Burning(nn.Module):
+    """A layer that burns ``forward_ms`` and ``backward_ms`` a call; without parameters."""
+
+    def __init__(self, forward_ms: float = 1.0, backward_ms: float = 2.0, *, save: bool = True) -> None:
+        super().__init__()
+        self.forward_ms, self.backward_ms, self.save = forward_ms, backward_ms, save
+        self.owner = "(not adopted)"
+        self.meter = Meter()
+
+    def spec(self) -> BurnSpec:
+        return BurnSpec(self.meter, self.owner, self.forward_ms, self.backward_ms, self.save)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Burn.apply(self.spec(), x)
+        return result
+
+
+class Source(Burning):
+    """A burning first layer: its input needs no gradient, its one parameter does."""
+
+    def __init__(self, forward_ms: float = 1.0, backward_ms: float = 2.0) -> None:
+        super().__init__(forward_ms, backward_ms)
+        self.anchor = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Burn.apply(self.spec(), x, self.anchor)
+        return result

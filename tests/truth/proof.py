@@ -1,0 +1,159 @@
+"""Runs a workload under gradscope and compares every layer with what the meter recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.tables import RunData
+
+from .burning import OUTSIDE, Meter
+
+STEPS = 3
+WARMUP = 1
+
+# The promise: 3 % of the truth and 0.3 ms.
+RELATIVE = 0.03
+ABSOLUTE_NS = 300_000
+
+# Above this much time a step taken by other programs, a failed comparison is repeated: it may not be gradscope's fault.
+DISTURBED_NS = 60_000
+ATTEMPTS = 5
+
+COLUMNS = {"forward_self_ns": "forward", "backward_self_ns": "backward", "recompute_ns": "recompute"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a test knows beyond the meter: columns given here replace the meter's, in ns a step by layer."""
+
+    columns: Mapping[str, Mapping[str, float]]
+    skip: frozenset[str] = frozenset()  # columns not compared
+    unknown: frozenset[str] = frozenset()  # layers that do real work of unknown cost
+
+    @classmethod
+    def nothing(cls) -> Expected:
+        return cls({})
+
+
+def in_model_mode(
+    model: nn.Module, batch: Any, loss: Any = None, optimizer: Any = None, **options: Any
+) -> Callable[[], Any]:
+    """A run of :func:`gradscope.profile`."""
+
+    def run() -> Any:
+        settings: dict[str, Any] = {"steps": STEPS, "warmup": WARMUP, "device": "cpu", "lines": False, **options}
+        return gradscope.profile(model, batch, loss, optimizer, **settings)
+
+    return run
+
+
+def in_a_loop(model: nn.Module | None, step: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    """A run of a user's own loop, one ``step()`` a step."""
+
+    def run() -> Any:
+        settings: dict[str, Any] = {"steps": STEPS, "warmup": WARMUP, **options}
+        with gradscope.profiling(model, **settings) as prof:
+            for _ in range(100):
+                step()
+                if prof.step():
+                    break
+            else:
+                raise AssertionError("prof.step() never said that enough is measured")
+        return prof.report
+
+    return run
+
+
+def prove(meter: Meter, run: Callable[[], Any], expected: Callable[[Meter, int], Expected] | None = None) -> Any:
+    """Run until one comparison holds; return its report.
+
+    A comparison that fails on an undisturbed run fails the test at once; only where other programs took time between
+    the burns is the run repeated, and the last disagreement is then the test's failure.
+    """
+    problems: list[str] = []
+    for _ in range(ATTEMPTS):
+        meter.clear()
+        report = run()
+        steps = report.data.workload.steps
+        problems = meter.select(steps)
+        extra = expected(meter, steps) if expected else Expected.nothing()
+        problems += compare(report.data, meter, extra)
+        if not problems:
+            return report
+        if meter.stolen_ns() / steps < DISTURBED_NS:
+            break
+    stolen_us = meter.stolen_ns() / steps / 1e3
+    lines = [*problems, f"(taken by other programs: {stolen_us:.0f} us a step)", *table(report.data, meter)]
+    raise AssertionError("\n".join(lines))
+
+
+def compare(data: RunData, meter: Meter, expected: Expected) -> list[str]:
+    """Every layer and column that is further from the truth than promised, one text each."""
+    steps = data.workload.steps
+    problems = []
+    for column in ("forward_self_ns", "backward_self_ns", "recompute_ns", "gradient_sum_ns", "accumulate_ns"):
+        if column in expected.skip:
+            continue
+        truth = _truth(column, meter, expected, steps)
+        missing = set(truth) - {row.path for row in data.layers} - {OUTSIDE}
+        problems += [f"{column}: no layer {path!r} in the report" for path in sorted(missing) if truth[path] > 0]
+        for row in data.layers:
+            want, got = truth.get(row.path, 0.0), getattr(row, column)
+            if not close(got, want) and row.path not in expected.unknown:
+                problems.append(f"{column} of {row.path!r}: {got / 1e6:.3f} ms, truth {want / 1e6:.3f} ms")
+    outside = _truth("backward_self_ns", meter, expected, steps).get(OUTSIDE, 0.0)
+    if "outside" not in expected.skip and not close(data.ledger.outside_modules_ns, outside):
+        problems.append(f"outside modules: {data.ledger.outside_modules_ns / 1e6:.3f} ms, truth {outside / 1e6:.3f} ms")
+    if not close(data.ledger.unattributed_ns, 0):
+        problems.append(f"unattributed: {data.ledger.unattributed_ns / 1e6:.3f} ms")
+    return problems
+
+
+def close(got_ns: float, want_ns: float) -> bool:
+    """Within 3 % and 0.3 ms."""
+    return abs(got_ns - want_ns) <= RELATIVE * want_ns + ABSOLUTE_NS
+
+
+def _truth(column: str, meter: Meter, expected: Expected, steps: int) -> dict[str, float]:
+    if column in expected.columns:
+        return dict(expected.columns[column])
+    kind = COLUMNS.get(column)
+    return {} if kind is None else {owner: total / steps for owner, total in meter.totals_ns(kind).items()}
+
+
+def table(data: RunData, meter: Meter) -> list[str]:
+    """The report beside the truth, for the message of a failing test."""
+    steps = data.workload.steps
+    kinds = {kind: meter.totals_ns(kind) for kind in COLUMNS.values()}
+    lines = [f"ledger: {data.ledger}", "layer: forward | backward | recompute, each truth/report; sum; accumulate (ms)"]
+    for row in data.layers:
+        cells = [
+            f"{kinds[kind].get(row.path, 0) / steps / 1e6:.2f}/{getattr(row, column) / 1e6:.2f}"
+            for column, kind in COLUMNS.items()
+        ]
+        cells += [f"{row.gradient_sum_ns / 1e6:.2f}", f"{row.accumulate_ns / 1e6:.2f}"]
+        lines.append(f"  {row.path or '(root)'}: " + " | ".join(cells))
+    return lines
+
+
+def measure(meter: Meter, run: Callable[[], Any]) -> Any:
+    """Run once, without a comparison, for tests that look at one thing only."""
+    meter.clear()
+    report = run()
+    assert meter.select(report.data.workload.steps) == []
+    return report
+
+
+def rows(report: Any) -> dict[str, Any]:
+    """The report's layers by path."""
+    return {row.path: row for row in report.data.layers}
+
+
+def summed(output: Tensor, batch: Any) -> Tensor:
+    """A loss that costs next to nothing."""
+    return output.sum()

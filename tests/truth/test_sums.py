@@ -1,0 +1,185 @@
+"""Truth: gradient sums, accumulation into ``.grad``, tied weights and user hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .burning import Burning, Meter, Source
+from .models import Residual
+from .proof import Expected, in_model_mode, prove, rows, summed
+
+X = torch.ones(4, 8)
+WIDE = torch.ones(2048, 2048)  # adding two of these takes milliseconds
+
+# A sum is not a burn: its truth is the gap between the backward burns around it, which holds the engine's steps too.
+ROOM_NS = 500_000
+
+
+def gaps(owners: dict[str, list[tuple[str, str]]]) -> Callable[[Meter, int], Expected]:
+    """Expect the gaps between two backward burns as an owner's gradient sum."""
+
+    def expected(meter: Meter, steps: int) -> Expected:
+        sums = {owner: sum(meter.gaps_ns(*pair) for pair in pairs) / steps for owner, pairs in owners.items()}
+        return Expected({"gradient_sum_ns": sums})
+
+    return expected
+
+
+def test_residuals_charge_the_sum_to_the_producer(meter: Meter) -> None:
+    model = Residual()
+    meter.adopt(model)
+    # The first block's output is summed before the first block's inner backward, the source's before the source's.
+    expected = gaps({"first": [("second.inner", "first.inner")], "source": [("first.inner", "source")]})
+    report = prove(meter, in_model_mode(model, WIDE, summed), expected)
+    layers = rows(report)
+    assert layers["first"].gradient_sum_ns > ROOM_NS and layers["source"].gradient_sum_ns > ROOM_NS
+    sums = [op for op in report.data.ops if op.phase == "gradient_sum"]
+    assert {op.layer for op in sums} >= {"first", "source"}
+    assert all("add" in op.name for op in sums if op.layer == "source"), sums
+
+
+class ThreeUsers(nn.Module):
+    """One value with three users: the second gradient is added out of place, the third in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = Source(1, 1)
+        self.a, self.b, self.c = Burning(1, 1), Burning(1, 1), Burning(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.source(x)
+        out: Tensor = self.a(x) + self.b(x) + self.c(x)
+        return out
+
+
+def test_three_users_make_two_sums(meter: Meter) -> None:
+    model = ThreeUsers()
+    meter.adopt(model)
+    around = [("c", "b"), ("b", "a"), ("a", "source")]
+    report = prove(meter, in_model_mode(model, WIDE, summed), gaps({"source": around}))
+    assert rows(report)["source"].gradient_sum_ns > ROOM_NS
+
+
+class InputWithGrad(nn.Module):
+    """The input itself has two users: the sum belongs to no layer of the model, and must not be given to one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Burning(1, 1), Burning(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.a(x) + self.b(x)
+        return out
+
+
+def test_the_sum_of_an_input_is_no_layers_self_time(meter: Meter) -> None:
+    model = InputWithGrad()
+    meter.adopt(model)
+
+    def expected(meter: Meter, steps: int) -> Expected:
+        # Whether the root or a row outside holds it is open; that layers a and b do not, is not.
+        return Expected({}, skip=frozenset({"outside"}), unknown=frozenset({""}))
+
+    prove(meter, in_model_mode(model, WIDE.clone().requires_grad_(), summed), expected)
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the head's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.body = Burning(1, 3)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.embed(ids)))
+        return out
+
+
+def accumulated(owners: set[str]) -> Callable[[Meter, int], Expected]:
+    """Expect the accumulate burns, over ``owners`` together, and nowhere else."""
+
+    def expected(meter: Meter, steps: int) -> Expected:
+        truth = {owner: total / steps for owner, total in meter.totals_ns("accumulate").items()}
+        return Expected({"accumulate_ns": truth}, unknown=frozenset(owners))
+
+    return expected
+
+
+def burn_after_accumulation(meter: Meter, parameter: nn.Parameter, owner: str, ms: float) -> Any:
+    def hook(_: Tensor) -> None:
+        with meter.burn("accumulate", owner, ms):
+            pass
+
+    return parameter.register_post_accumulate_grad_hook(hook)
+
+
+def test_tied_weights_name_all_their_owners(meter: Meter) -> None:
+    model = Tied()
+    meter.adopt(model)
+    burn_after_accumulation(meter, model.head.weight, "embed", 4)
+    report = prove(meter, in_model_mode(model, torch.arange(4), summed), accumulated({"embed", "head"}))
+    layers = rows(report)
+    named = " ".join([*layers["embed"].tied, *layers["head"].tied])
+    assert "embed.weight" in named and "head.weight" in named
+    assert not layers["body"].tied
+    truth = meter.totals_ns("accumulate")["embed"] / report.data.workload.steps
+    both = layers["embed"].accumulate_ns + layers["head"].accumulate_ns
+    assert abs(both - truth) <= 0.03 * truth + 300_000
+
+
+def test_accumulation_belongs_to_the_parameters_owner(meter: Meter) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Burning(1, 2), nn.Linear(8, 8))
+    meter.adopt(model)
+    burn_after_accumulation(meter, model[0].weight, "0", 3)
+    burn_after_accumulation(meter, model[2].bias, "2", 5)
+
+    def expected(meter: Meter, steps: int) -> Expected:
+        return Expected({"accumulate_ns": {k: v / steps for k, v in meter.totals_ns("accumulate").items()}})
+
+    report = prove(meter, in_model_mode(model, X, summed), expected)
+    ops = [op for op in report.data.ops if op.phase == "accumulate" and op.layer == "2"]
+    assert sum(op.self_ns for op in ops) == rows(report)["2"].accumulate_ns
+
+
+class UserHooks(nn.Module):
+    """Tensor hooks of the user: they run as part of the node that made the tensor."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter = meter
+        self.stem, self.hooked, self.last = nn.Linear(8, 8), Burning(1, 2), Burning(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hooked(self.stem(x))
+        if x.requires_grad:
+            x.register_hook(self.slow)
+        out: Tensor = self.last(x)
+        return out
+
+    def slow(self, grad: Tensor) -> Tensor:
+        with self.meter.burn("backward", "hooked", 3):
+            return grad * 1.0
+
+
+def test_user_tensor_hooks(meter: Meter) -> None:
+    model = UserHooks(meter)
+    meter.adopt(model)
+    prove(meter, in_model_mode(model, X, summed))
+
+
+def test_user_module_hooks(meter: Meter) -> None:
+    """Forward hooks and full backward hooks of the user stay the user's: they run, and their nodes do not confuse."""
+    model = nn.Sequential(nn.Linear(8, 8), Burning(1, 2), Burning(1, 3))
+    meter.adopt(model)
+    seen: list[str] = []
+    model[1].register_forward_hook(lambda *_: seen.append("forward"))
+    model[1].register_full_backward_hook(lambda *_: seen.append("backward"))
+    prove(meter, in_model_mode(model, X, summed))
+    assert seen.count("forward") == seen.count("backward") > 0
