@@ -200,12 +200,15 @@ def _outcome(
 
 
 def _too_short(about: WorkloadInfo, capture: Capture) -> str:
-    needed = about.warmup + min(about.steps, 5) + SETTLING_STEPS + 1
-    done = len(capture.unprofiled_ns)
+    steps = f"{capture.steps_done} training step{'' if capture.steps_done == 1 else 's'}"
+    options = capture.options
+    needed = Session(options).steps_to_first_result
     return (
-        f"the run ended after {done} unprofiled steps: at least {needed} training steps are needed "
-        f"with --warmup {about.warmup} --steps {about.steps}.\n"
-        "Let it run longer, or measure less: --warmup 1 --steps 2."
+        f"{about.target or 'the loop'} ended after {steps}; nothing is measured before step {needed} "
+        f"with --warmup {options.warmup} --steps {options.steps}.\n"
+        "Let it run longer, or measure less: --warmup 1 --steps 1 needs {least}.".format(
+            least=Session(Options(steps=1, warmup=1)).steps_to_first_result
+        )
     )
 
 

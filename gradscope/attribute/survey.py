@@ -206,10 +206,17 @@ def match_step(
     units: tuple[tuple[int, str], ...],
     nodes: tuple[tuple[int, str], ...],
 ) -> tuple[list[int], list[int], bool]:
-    """Position in the survey of each unit and each node of one step, -1 where there is none, and whether all agree."""
+    """Position in the survey of each unit and each node of one step, -1 where there is none, and whether all agree.
+
+    Ops outside of every module may differ: a script logs and evaluates in some steps and not in others.
+    """
     unit_places, units_equal = _match(units, notes.unit_key)
     node_places, nodes_equal = _match(nodes, notes.node_key)
-    return unit_places, node_places, units_equal and nodes_equal
+    return unit_places, node_places, nodes_equal and (units_equal or _owned(units) == _owned(notes.unit_key))
+
+
+def _owned(units: tuple[tuple[int, str], ...]) -> list[tuple[int, str]]:
+    return [key for key in units if key[0] != OUTSIDE]
 
 
 def _match(timed: tuple[tuple[int, str], ...], known: tuple[tuple[int, str], ...]) -> tuple[list[int], bool]:

@@ -1,4 +1,6 @@
-"""The course of one run: warm-up, unprofiled steps, profiled steps, survey. Told where each step ends, it does the rest.
+"""The course of one run: warm-up, unprofiled steps, profiled steps, survey.
+
+A session is told where each step ends and does the rest.
 
 The same session serves model mode, script mode and the user's own loop; they differ in who calls :meth:`boundary`.
 """
@@ -59,6 +61,7 @@ class Capture:
     options: Options
     timed: TimedSteps | None = None
     survey: SurveyStep | None = None
+    steps_done: int = 0  # of all phases
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
 
@@ -103,6 +106,12 @@ class Session:
         return "finished" if self.finished else self._phases[self._phase].name
 
     @property
+    def steps_to_first_result(self) -> int:
+        """Training steps until one step was measured."""
+        before = self._phases[: [phase.name for phase in self._phases].index("profiled steps")]
+        return sum(phase.steps for phase in before) + SETTLING_STEPS + 1
+
+    @property
     def total_steps(self) -> int:
         """Training steps that the whole run takes."""
         return sum(phase.steps for phase in self._phases)
@@ -118,6 +127,7 @@ class Session:
             synchronize()
             self._mark_step()
         self._progress.advance()
+        self.capture.steps_done += 1
         self._left -= 1
         if self._left == 0:
             self._next_phase()
@@ -216,11 +226,13 @@ def _around_surveyed(graph: GraphTracer, tracer: LineTracer | None) -> Around:
 
 
 def _plan(options: Options) -> list[_Phase]:
-    unprofiled = min(options.steps, 5)
+    # The second unprofiled phase also keeps the two profilers apart: a record_function that is open while one stops
+    # and the other starts (the one around every optimizer.step is) ends in a crash of the process.
     phases = [
         _Phase("warm-up", options.warmup),
-        _Phase("unprofiled steps", unprofiled),
+        _Phase("unprofiled steps", min(options.steps, 4)),
         _Phase("profiled steps", SETTLING_STEPS + options.steps),
+        _Phase("unprofiled steps", 2),
         _Phase("survey", 1),
     ]
     return [phase for phase in phases if phase.steps > 0]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+import gradscope
 from gradscope import markers
 from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
@@ -112,7 +112,9 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes a FLOP marker for each op that torch's registry has a formula for."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry  # loads triton where there is one: not at import
+
         self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_cpu_attention_formulas()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -128,6 +130,7 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _cpu_attention_formulas() -> dict[Any, Callable[..., int]]:
     """Torch's formulas for the CPU's flash attention, which its registry does not list."""
+    from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
     def forward(query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
         return int(sdpa_flop(query.shape, key.shape, value.shape))

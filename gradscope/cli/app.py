@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -51,21 +51,20 @@ def _program(
         raise typer.Exit(GradscopeError.exit_code)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``gradscope ARGUMENTS`` as the program of this process and return its exit code.
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run ``gradscope ARGUMENTS`` as the program of this process, and leave with its exit code.
 
     Args:
         arguments: without the program's name; None takes ``sys.argv[1:]``.
     """
+    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         # obj=True: this process is ours to its end, see report_stream.
-        code = command.main(
-            args=list(sys.argv[1:] if arguments is None else arguments),
-            prog_name="gradscope",
-            standalone_mode=False,
-            obj=True,
-        )
+        code = command.main(args=arguments, prog_name="gradscope", standalone_mode=False, obj=True)
     except GradscopeError as error:
         say_error(str(error))
         return error.exit_code

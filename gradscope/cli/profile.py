@@ -161,15 +161,14 @@ def _load(request: Request) -> Workload | Script:
 def _measure(loaded: Workload | Script, request: Request) -> Outcome:
     from gradscope import pipeline
     from gradscope.cli.progress import make_progress
-    from gradscope.workload import Script, import_path
+    from gradscope.workload import Script
 
     # A script writes to the terminal as well: a line of ours that is drawn again and again would garble its own.
     progress = make_progress(quiet=request.quiet, live=not isinstance(loaded, Script))
     try:
         if isinstance(loaded, Script):
             return pipeline.profile_script(loaded, request.options, progress)
-        with import_path(loaded.folder):
-            return pipeline.profile_workload(loaded, request.options, progress)
+        return pipeline.profile_workload(loaded, request.options, progress)
     finally:
         progress.done()
 

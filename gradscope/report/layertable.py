@@ -15,7 +15,7 @@ from gradscope.report.view import View
 
 # Smallest and largest widths: a bar must be wide enough to compare, a name wide enough to recognise.
 _BAR = (10, 24)
-_NAME = (22, 56)
+_NAME = (32, 56)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,22 @@ def _cut(traceback: TracebackType | None) -> TracebackType | None:
         traceback = traceback.tb_next
     if entries and _is_own(entries[-1]):
         return entries[0]
-    kept = [entry for entry in entries if not _is_own(entry)]
-    while kept and _is_import_machinery(kept[0]):
-        del kept[0]
     result: TracebackType | None = None
-    for entry in reversed(kept):
+    for entry in reversed(_kept(entries)):
         result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return result
+
+
+def _kept(entries: list[TracebackType]) -> list[TracebackType]:
+    kept: list[TracebackType] = []
+    after_own = False
+    for entry in entries:
+        if _is_own(entry):
+            after_own = True
+        elif not (after_own and _is_import_machinery(entry)):  # an import that gradscope began, not one of the user's
+            after_own = False
+            kept.append(entry)
+    return kept
 
 
 def _is_own(entry: TracebackType) -> bool:

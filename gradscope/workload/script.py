@@ -65,12 +65,14 @@ class Script:
             self._run_file(self.path)
 
     def _run_file(self, path: Path) -> None:
-        absolute = os.path.abspath(path)
+        # Python shows a script its path as it was typed, "./" and all; a Path has lost that.
+        given = self.target if Path(self.target) == path else str(path)
+        absolute = os.path.join(os.getcwd(), given)
         folder = os.path.dirname(os.path.realpath(path))
         with _restored_interpreter(), _first_on_path(folder):
-            code = compile_file(Path(absolute))
+            code = compile_file(absolute)
             loader = SourceFileLoader("__main__", absolute)
-            self._execute(code, str(path), __file__=absolute, __cached__=None, __loader__=loader)
+            self._execute(code, given, __file__=absolute, __cached__=None, __loader__=loader)
 
     def _run_module(self, name: str) -> None:
         with _restored_interpreter(), _first_on_path(os.getcwd()):

@@ -46,7 +46,7 @@ def parse(path: Path) -> ast.Module:
     return tree
 
 
-def compile_file(path: Path) -> CodeType:
+def compile_file(path: str | Path) -> CodeType:
     """The code of a file as ``python path`` compiles it: no ``__future__`` of ours, and its own encoding."""
     return compile(_read(path), str(path), "exec", dont_inherit=True)
 
@@ -59,7 +59,7 @@ def uses_relative_import(path: Path) -> bool:
 _GIVE = "Give a model file or a training script, for instance: gradscope profile train.py"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: str | Path) -> bytes:
     try:
         with io.open_code(str(path)) as file:
             return file.read()

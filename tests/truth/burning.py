@@ -151,7 +151,11 @@ class Burn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         others = ctx.saved_tensors[1:] if ctx.spec.save else ()
-        first = BurnBackward.apply(grad, ctx.spec)
+        if torch.is_grad_enabled():  # create_graph: the backward burn needs a node of its own
+            first = BurnBackward.apply(grad, ctx.spec)
+        else:
+            with ctx.spec.meter.burn("backward", ctx.spec.owner, ctx.spec.backward_ms):
+                first = grad.view_as(grad)
         return (None, first, *[torch.zeros_like(other) for other in others])
 
 

@@ -166,6 +166,7 @@ def dynamo() -> Any:
     dynamo.utils.counters.clear()
     yield dynamo
     dynamo.reset()
+    dynamo.utils.counters.clear()
 
 
 class PartlyCompiled(nn.Module):
@@ -203,3 +204,12 @@ def test_a_compiled_submodule(meter: Meter, dynamo: Any, backend: str) -> None:
     got = sum(row.backward_self_ns + row.accumulate_ns + row.gradient_sum_ns for row in inner)
     truth = meter.gaps_ns("tail", "source") / report.data.workload.steps
     assert truth > 1e6 and got == pytest.approx(truth, rel=0.1, abs=0.4e6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_what_another_model_compiled_does_not_matter(meter: Meter, dynamo: Any) -> None:
+    """Only a compiled model costs the report its lines and FLOPs, not one that the process compiled before."""
+    torch.compile(nn.Linear(8, 8), backend="eager")(X)
+    model = chain(meter)
+    report = prove(meter, in_model_mode(model, X, summed, lines=True))
+    assert report.data.lines and not any("compile" in note for note in report.data.notes), report.data.notes

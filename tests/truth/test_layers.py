@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .burning import OUTSIDE, Burning, Meter, Source, burn
+from .burning import OUTSIDE, BurnBackward, Burning, BurnSpec, Meter, Source, burn
 from .models import Chain, Flood, KeywordOnly, Shared, Table
 from .proof import in_model_mode, prove, rows, summed
 
@@ -271,3 +271,32 @@ def test_custom_functions(meter: Meter) -> None:
     report = prove(meter, in_model_mode(model, X, summed))
     ops = [op for op in report.data.ops if op.layer == "1" and op.phase == "backward"]
     assert any(op.name == "PairBackward" and op.calls == 1 for op in ops), ops
+
+
+class Again(torch.autograd.Function):
+    """A Function whose backward applies another Function, as fused layers do that share their kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spec: BurnSpec) -> Tensor:
+        ctx.spec = spec
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return BurnBackward.apply(grad, ctx.spec), None
+
+
+class UsesAgain(nn.Module):
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Again.apply(x, BurnSpec(self.meter, "1", 0, 4))
+        return out
+
+
+def test_a_function_applied_inside_a_backward_is_no_recompute(meter: Meter) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), UsesAgain(meter), Burning(1, 1))
+    meter.adopt(model)
+    prove(meter, in_model_mode(model, X, summed))

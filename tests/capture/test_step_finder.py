@@ -1,0 +1,111 @@
+"""Where a step of somebody else's loop ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.training import StepFinder, StopRun
+
+
+class _Session:
+    """Counts the boundaries it is told of, and what had happened before each."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.backward = BackwardWatch()
+        self.log: list[str] = []
+        self._left = stop_after
+
+    def boundary(self) -> bool:
+        self.log.append("|")
+        self._left -= 1
+        return self._left <= 0
+
+
+def _optimizer(name: str, session: _Session) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_args: session.log.append(name))
+    return optimizer
+
+
+def _finder(session: _Session, **options: bool) -> StepFinder:
+    finder: Any = StepFinder
+    return finder(session, **options)
+
+
+def test_one_optimizer_ends_a_step_each_time_once_it_is_known_to_be_alone() -> None:
+    session = _Session()
+    with _finder(session).watching():
+        optimizer = _optimizer("a", session)
+        for _ in range(4):
+            optimizer.step()
+    assert "".join(session.log) == "aa|a|a|"
+
+
+def test_a_round_of_several_ends_with_the_last() -> None:
+    session = _Session()
+    with _finder(session).watching():
+        first, second = _optimizer("a", session), _optimizer("b", session)
+        for _ in range(4):
+            first.step()
+            second.step()
+    assert "".join(session.log) == "abab|ab|ab|"
+
+
+def test_a_round_follows_a_loop_that_drops_an_optimizer() -> None:
+    session = _Session()
+    with _finder(session).watching():
+        first, second = _optimizer("a", session), _optimizer("b", session)
+        for _ in range(2):
+            first.step()
+            second.step()
+        for _ in range(3):
+            first.step()
+    assert "".join(session.log) == "abab|aa|a|"
+
+
+def _backward() -> None:
+    (torch.ones(1, requires_grad=True) * 2).sum().backward()
+
+
+def test_without_an_optimizer_each_outermost_backward_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session()
+    finder = _finder(session)
+    monkeypatch.setattr(finder, "_has_optimizer", lambda: False)
+    with session.backward.installed(), finder.watching():
+        for _ in range(3):
+            _backward()
+    assert session.log == ["|", "|", "|"]
+
+
+def test_backward_passes_before_the_first_optimizer_step_are_accumulation() -> None:
+    session = _Session()
+    with session.backward.installed(), _finder(session).watching():
+        optimizer = _optimizer("a", session)
+        for _ in range(3):
+            for _ in range(4):
+                _backward()
+            optimizer.step()
+    assert "".join(session.log) == "aa|a|"
+
+
+def test_the_script_is_stopped_after_the_last_step_unless_it_may_run_on() -> None:
+    session = _Session(stop_after=2)
+    with _finder(session).watching(), pytest.raises(StopRun):
+        optimizer = _optimizer("a", session)
+        for _ in range(10):
+            optimizer.step()
+    assert "".join(session.log) == "aa|a|"
+    session = _Session(stop_after=2)
+    with _finder(session, run_to_end=True).watching():
+        optimizer = _optimizer("a", session)
+        for _ in range(5):
+            optimizer.step()
+    assert "".join(session.log).startswith("aa|a|")
+
+
+def test_stopping_passes_an_except_exception() -> None:
+    assert not issubclass(StopRun, Exception)
