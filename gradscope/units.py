@@ -72,8 +72,8 @@ def threshold(percents: float) -> str:
 
 
 def rate_gflops(flops: float | None, duration_ns: float | None) -> str:
-    """FLOP per nanosecond, which is GFLOP/s, without the unit: ``812``, ``1.30``; ``-`` where either is unknown."""
-    if flops is None or not duration_ns:
+    """FLOP per nanosecond, which is GFLOP/s, without the unit: ``812``, ``1.30``; ``-`` where there is none."""
+    if not flops or not duration_ns:
         return NOT_MEASURED
     value = flops / duration_ns
     return f"{value:.0f}" if value >= 1000 else _three_digits(value)
@@ -118,12 +118,14 @@ class TimeScale:
 
 
 def time_scale(largest_ns: float) -> TimeScale:
-    """The scale that shows ``largest_ns`` with three or four digits before and after the point."""
-    unit, unit_ns = _unit_of(largest_ns, _TIME_UNITS)
+    """The scale for values up to ``largest_ns``: at least two and at most five digits before the point.
+
+    A unit smaller than :func:`ns` would take, so that what is a thousandth of the largest still has a digit.
+    """
+    unit, unit_ns = _unit_of(largest_ns / 10, _TIME_UNITS)
     if unit_ns == 1:
         return TimeScale(unit, unit_ns, 0)
-    value = largest_ns / unit_ns
-    return TimeScale(unit, unit_ns, 1 if value >= 100 else 2)
+    return TimeScale(unit, unit_ns, 1 if largest_ns / unit_ns >= 100 else 2)
 
 
 def _scaled(value: float | None, units: Sequence[tuple[str, int]]) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 import jsonschema
 import pandas as pd
 import pytest
-import report_fixtures as fixtures
 
 from gradscope.errors import UsageError
 from gradscope.report import Report
 from gradscope.report.csvfile import TABLE_NAMES
 from gradscope.tables import RunData
+from tests import report_fixtures as fixtures
 
 SCHEMA = json.loads((Path(__file__).parent / "data/speedscope/file-format-schema.json").read_text(encoding="utf-8"))
 RUNS = {
@@ -173,6 +173,15 @@ def test_speedscope_of_random_runs_with_and_without_operations(seed: int) -> Non
     check_profiles(run, speedscope(run))
     bare = dataclasses.replace(run, ops=run.ops[::3])
     check_profiles(bare, speedscope(bare))
+
+
+def test_communication_of_a_layer_is_counted_once() -> None:
+    run = fixtures.mlp(communication=5_000)
+    ops = tuple(dataclasses.replace(op, layer="0") if op.phase == "communication" else op for op in run.ops)
+    run = dataclasses.replace(run, ops=ops)
+    check_profiles(run, speedscope(run))
+    for group in Report(run).view().ops:
+        assert sum(op.ns for op in group.ops) + group.more_ns == group.ns
 
 
 def test_the_schema_would_notice() -> None:

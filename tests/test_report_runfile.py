@@ -5,19 +5,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import report_fixtures as fixtures
 
 from gradscope.errors import OutputError, RunFileError
 from gradscope.report import Report, load
 from gradscope.report.outfile import check_output
 from gradscope.report.runfile import from_json, to_json
-from gradscope.tables import RunData
+from gradscope.tables import (
+    Finding,
+    KernelRow,
+    LayerRow,
+    Ledger,
+    LineRow,
+    OpRow,
+    RunData,
+    Spread,
+    StepTimes,
+    WorkloadInfo,
+)
+from tests import report_fixtures as fixtures
 
 MEMORY = {"peak_bytes": 1_200, "peak_phase": "backward", "at_peak": [{"owner": "h", "category": "saved", "bytes": 7}]}
 RUNS = {
@@ -284,3 +296,11 @@ def test_permissions_and_links_are_kept(tmp_path: Path) -> None:
 def test_a_device_is_written_to_not_replaced() -> None:
     Report(RUNS["gpt"]).save("/dev/null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_the_reference_names_every_field() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "run-json.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+)`", text))
+    for cls in (RunData, WorkloadInfo, StepTimes, Spread, Ledger, LayerRow, LineRow, OpRow, KernelRow, Finding):
+        fields = {"class" if field.name == "class_name" else field.name for field in dataclasses.fields(cls)}
+        assert fields <= named, cls.__name__

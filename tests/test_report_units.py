@@ -54,6 +54,7 @@ def test_rate_is_flop_per_ns() -> None:
     assert units.rate_gflops(2_000_000, 1_000_000) == "2.00"
     assert units.rate_gflops(None, 1_000) == "-"
     assert units.rate_gflops(1_000, 0) == "-"
+    assert units.rate_gflops(0, 1_000) == "-"  # nothing that torch counts
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 2])
@@ -79,4 +80,5 @@ def test_a_scale_keeps_one_unit_for_a_column() -> None:
     assert scale.unit == "ms"
     assert [scale.text(v) for v in (240_210_000, 98_000, 1_000, 0, None)] == ["240.2", "0.1", "<0.1", "0", "-"]
     assert units.time_scale(12_345).text(12_345) == "12.35"
+    assert units.time_scale(1_533_100_000).text(1_533_100_000) == "1533.1"  # ms: 2 ms are not yet 0.00
     assert units.time_scale(800).text(7) == "7"

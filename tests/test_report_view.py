@@ -6,13 +6,13 @@ import dataclasses
 import time
 
 import pytest
-import report_fixtures as fixtures
 
 from gradscope.errors import UsageError
 from gradscope.report.fold import Node, build_tree
 from gradscope.report.tree import Sort
 from gradscope.report.view import LEDGER_WORDS, View, ViewOptions, build_view
 from gradscope.tables import ConservationError, Ledger, RunData
+from tests import report_fixtures as fixtures
 
 OPTIONS = (
     ViewOptions(),
@@ -181,6 +181,15 @@ def test_an_outlier_is_named_once_where_it_is_narrowed_down_most() -> None:
     assert not any(row.outlier for row in build_view(fixtures.gpt()).tree.rows)
 
 
+def test_one_slow_step_makes_no_outlier() -> None:
+    builder = builder_of(("", "M", 1), ("h", "ModuleList", 0))
+    for i in range(4):
+        steps = (100, 100, 100, 100, 600) if i == 2 else (100, 100, 100, 100, 100)
+        builder.add(f"h.{i}", "Block", sum(steps) // 5, backward_self_steps_ns=steps)
+        builder.add(f"h.{i}.fc", "Linear", 1, backward_self_steps_ns=(1, 1, 1, 1, 1))
+    assert not any(row.outlier for row in build_view(builder.build()).tree.rows)
+
+
 # -- choosing ----------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +288,10 @@ def test_header_says_how_it_was_measured() -> None:
         "426 µs = forward 93.4 µs (22 %) + backward 228 µs (53 %) + optimizer 90.0 µs (21 %) + other 15.0 µs (4 %)"
     )
     assert header["backward"] == "228 µs · ×2.44 the forward"
+    wall = dataclasses.replace(fixtures.mlp().step.spread["wall"], std_ns=80_000)
+    step = dataclasses.replace(fixtures.mlp().step, spread={"wall": wall})
+    unsteady = dict(build_view(dataclasses.replace(fixtures.mlp(), step=step)).header)
+    assert "±18.8 % (unsteady: is the machine idle?)" in unsteady["measured"]
     unmeasured = dict(build_view(fixtures.mlp(overhead=None)).header)
     assert unmeasured["measured"].endswith("overhead of profiling not measured")
     assert build_view(fixtures.mlp(partial=True)).partial.startswith("PARTIAL: the run ended early; ")

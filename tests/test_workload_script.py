@@ -34,19 +34,19 @@ with open(sys.argv[1], "w") as out:
 
 
 @pytest.fixture(autouse=True)
-def _same_interpreter_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _same_interpreter_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that leaves the interpreter changed, and forget the modules it imported."""
     before = sys.argv, sys.path, list(sys.path), sys.modules["__main__"], set(sys.modules)
     yield
-    folder = Path.cwd()
     monkeypatch.undo()
     assert sys.argv is before[0]
     assert sys.path is before[1]
     assert sys.path == before[2]
     assert sys.modules["__main__"] is before[3]
-    assert folder.exists()
     for name in set(sys.modules) - before[4]:
-        del sys.modules[name]
+        places = [getattr(sys.modules[name], "__file__", None), *getattr(sys.modules[name], "__path__", [])]
+        if any(str(place).startswith(str(tmp_path)) for place in places):
+            del sys.modules[name]
 
 
 @pytest.fixture
@@ -220,6 +220,6 @@ def test_an_error_that_refers_to_itself_ends(folder: Path) -> None:
 def test_import_machinery_is_cut(folder: Path) -> None:
     Path("model.py").write_text("import missing_module\ndef workload(): ...\n")
     with pytest.raises(ModuleNotFoundError) as raised:
-        load_target("model.py")
+        load_target("model:workload")
     frames = frames_of(cut_own_frames(raised.value))
     assert [frame for frame in frames if frame[0] != Path(__file__).name] == [("model.py", "<module>")]

@@ -206,6 +206,7 @@ class Session:
             self._exits.enter_context(FlopMode())
         if with_lines:
             self._exits.enter_context(tracer.recording())
+            self._installed.callback(tracer.release)
 
     @contextmanager
     def _marking_backward(self, around: Around | None = None) -> Iterator[None]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradscope
@@ -37,13 +37,29 @@ class LineTracer:
         self.lines: list[LineInfo] = []
         self._labels: dict[tuple[CodeType, int], int] = {}
         self._is_user: dict[CodeType, bool] = {}
+        self._mode = _LineMode(self)
+        self._recording = False
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(_LineMode(self))
-            stack.enter_context(self._marking_functions())
-            yield
+        """Trace until the block is left. Call :meth:`release` later from outside the loop."""
+        self._recording = True
+        self._mode.__enter__()
+        try:
+            with self._marking_functions():
+                yield
+        finally:
+            self._recording = False
+            self.release()
+
+    def release(self) -> None:
+        """Take the mode off torch's stack, where it lies on top.
+
+        A step that ends inside ``backward()`` ends inside a torch function, for which torch has taken the mode off
+        the stack and will put it back; only from outside of that call can it be removed for good.
+        """
+        if _get_current_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Trace what runs inside the engine: ``backward`` is itself a torch function, inside which the mode is off."""
@@ -51,6 +67,8 @@ class LineTracer:
 
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
         """Call ``function`` inside a span of the line that ``frame``, or the first user frame above it, is at."""
+        if not self._recording:
+            return function(*args, **kwargs)
         span = self.spans.open(self._label(frame))
         try:
             return function(*args, **kwargs)

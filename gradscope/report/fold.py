@@ -112,6 +112,7 @@ class _Raw:
     children: list[_Raw] = field(default_factory=list)
     signature: int = -1
     backward_ns: int = 0  # total
+    steps_ns: list[int] = field(default_factory=list)  # own backward nodes of it and all below, by measured step
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +163,11 @@ def _sign(raw: _Raw, signatures: dict[object, int]) -> None:
     """Number equal structures equally, bottom up, and sum the backward times on the way."""
     row = raw.row
     raw.backward_ns = row.backward_self_ns + row.recompute_ns + row.accumulate_ns + row.gradient_sum_ns
+    raw.steps_ns = list(row.backward_self_steps_ns)
     for child in raw.children:
         _sign(child, signatures)
         raw.backward_ns += child.backward_ns
+        raw.steps_ns = [one + other for one, other in zip(raw.steps_ns, child.steps_ns, strict=False)]
     shape = (row.class_name, row.parameters, tuple((child.name, child.signature) for child in raw.children))
     raw.signature = signatures.setdefault(shape, len(signatures))
 
@@ -287,6 +290,16 @@ def _outlier(raws: list[_Raw], least: float) -> Outlier | None:
     else:
         return None
     usual = statistics.median(raw.backward_ns for raw in others)
-    if not usual or abs(odd.backward_ns - usual) < least:
+    if not usual or abs(odd.backward_ns - usual) < least or not _steadily(odd, others):
         return None
     return Outlier(odd.row.path, odd.backward_ns / usual)
+
+
+def _steadily(odd: _Raw, others: list[_Raw]) -> bool:
+    """Whether it is odd in most of the steps: a mean can be that of one slow step."""
+    apart = []
+    for step, value in enumerate(odd.steps_ns):
+        usual = statistics.median(raw.steps_ns[step] for raw in others if step < len(raw.steps_ns))
+        higher = odd.backward_ns > others[0].backward_ns
+        apart.append(value > OUTLIER_RATIO * usual if higher else value * OUTLIER_RATIO < usual)
+    return not apart or sum(apart) > len(apart) / 2

@@ -32,7 +32,7 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
     tree = view.tree
     if not tree.rows:
         return []
-    fields = _fields(tree)
+    fields = _fields(tree, view.scale)
     main, others = fields[0], fields[1:]
     grid = Grid(
         [
@@ -51,8 +51,7 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
         numbers = [field.text(hidden.own, hidden.own) for field in fields]
         _dim_row(grid, hidden.text, hidden.share, numbers, marks)
     if tree.rest > 0 and tree.metric in ("backward", "forward"):
-        scale = _scale(tree)
-        _dim_row(grid, "outside the layers", tree.rest_share, [scale.text(tree.rest)] + [""] * len(others), marks)
+        _dim_row(grid, "outside the layers", tree.rest_share, [view.scale.text(tree.rest)] + [""] * len(others), marks)
     about = f"{_SHARE[tree.metric]}: {marks.own} the layer itself, {marks.below} layers below it"
     return [heading("Layers", about, width, marks), *grid.lines(width, marks)]
 
@@ -64,9 +63,8 @@ _SHARE = {
 }
 
 
-def _fields(tree: Tree) -> list[_Field]:
+def _fields(tree: Tree, scale: units.TimeScale) -> list[_Field]:
     """The columns of numbers that this run has values for; the one that shares are shares of comes first."""
-    scale = _scale(tree)
     top = add_up([row.node.total for row in tree.rows if row.level == 0])
     backward = _Field(f"bwd {scale.unit}", 0, lambda own, total: scale.text(total.backward_ns))
     forward = _Field(f"fwd {scale.unit}", 1, lambda own, total: scale.text(total.forward_ns))
@@ -100,11 +98,6 @@ def _rate(own: Amounts, total: Amounts) -> str:
     if total.device_ns:
         return units.rate_gflops(total.flops, total.device_ns)
     return units.rate_gflops(total.backward_flops, total.backward_ns)
-
-
-def _scale(tree: Tree) -> units.TimeScale:
-    top = add_up([row.node.total for row in tree.rows if row.level == 0])
-    return units.time_scale(max(top.backward_ns, top.forward_ns))
 
 
 def _layer_row(grid: Grid, row: TreeRow, fields: list[_Field], marks: Glyphs) -> None:

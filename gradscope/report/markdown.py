@@ -36,7 +36,7 @@ def _layers(view: View) -> str:
     tree = view.tree
     if not tree.rows:
         return ""
-    scale = units.time_scale(max(max(row.node.total.backward_ns, row.node.total.forward_ns) for row in tree.rows))
+    scale = view.scale
     head = ["layer", "class", f"share of {tree.metric}", f"backward {scale.unit}", f"self {scale.unit}"]
     head += [f"forward {scale.unit}", "bwd:fwd", "calls"]
     rows = [
@@ -76,7 +76,7 @@ def _lines(view: View) -> str:
     group = view.lines
     if not group.rows:
         return ""
-    scale = units.time_scale(group.rows[0].backward_ns)
+    scale = view.scale
     rows = [
         [
             f"`{_code(row.place)}`",

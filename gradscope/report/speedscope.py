@@ -31,6 +31,7 @@ _OUTSIDE_PHASES = {
     "engine": "engine_ns",
     "unattributed": "unattributed_ns",
 }
+_NO_LAYER = frozenset(_OUTSIDE_PHASES) - {"backward"}
 
 
 def to_speedscope(run: RunData, name: str | None = None) -> str:
@@ -127,9 +128,11 @@ def _layer_frame(row: LayerRow) -> dict[str, Any]:
 
 
 def _operations(run: RunData) -> Mapping[tuple[str | None, str], list[tuple[str, int]]]:
+    """(name, ns) by layer and phase; by phase alone where the ledger has a row of its own for it."""
     by_owner: dict[tuple[str | None, str], list[tuple[str, int]]] = {}
     for op in run.ops:
-        by_owner.setdefault((op.layer, op.phase), []).append((op.name, op.self_ns))
+        layer = None if op.phase in _NO_LAYER else op.layer
+        by_owner.setdefault((layer, op.phase), []).append((op.name, op.self_ns))
     return by_owner
 
 

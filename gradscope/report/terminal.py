@@ -109,7 +109,7 @@ def _source_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
     group = view.lines
     if not group.rows:
         return []
-    scale = units.time_scale(group.rows[0].backward_ns)
+    scale = view.scale
     grid = Grid(
         [
             Column("line", "left", least=16, most=36),
@@ -142,7 +142,7 @@ def _source_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
 def _operations(view: View, width: int, marks: Glyphs) -> list[Line]:
     if not view.ops:
         return []
-    scale = units.time_scale(max(group.ns for group in view.ops))
+    scale = view.scale
     grid = Grid(
         [
             Column("layer / operation", "left", least=26, most=58),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gradscope import units
 from gradscope.report.fold import Amounts, Node, add_up, build_tree
+from gradscope.report.header import header_rows, partial_text
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
 from gradscope.tables import ConservationError, Finding, Ledger, OpRow, RunData
 
@@ -34,8 +35,9 @@ LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
     "unattributed_ns": ("unattributed", "nodes whose forward was not seen"),
 }
 
-# Phases of operations that are part of the backward pass of a layer.
-_BACKWARD_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "communication", "unattributed"))
+# Phases of operations that are part of a layer's backward, and those with a row of their own in the ledger.
+_LAYER_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate"))
+_OTHER_PHASES = frozenset(("communication", "unattributed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class View:
     """A whole report in the order of reading."""
 
     title: str
+    scale: units.TimeScale  # of every column of times, so that tables can be compared
     partial: str  # a sentence where the run was cut short, else ""
     header: tuple[tuple[str, str], ...]  # (name, text)
     tree: Tree
@@ -156,8 +159,9 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
     addresses = {path: node for root in roots for node in root.walk() for path in node.paths}
     return View(
         title=f"gradscope {run.gradscope}",
-        partial=_partial(run),
-        header=_header(run),
+        scale=units.time_scale(max(step.backward_ns, step.forward_ns)),
+        partial=partial_text(run),
+        header=header_rows(run),
         tree=tree,
         lines=_lines(run, options, addresses),
         ops=_op_groups(run, roots, addresses),
@@ -180,84 +184,6 @@ def _check(tree: Tree, run: RunData) -> None:
     forward = sum(row.forward_self_ns for row in run.layers)
     if shown.forward_ns != forward:
         raise ConservationError(f"shown and hidden layers: {shown.forward_ns} != {forward} ns of forward")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Header
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def _partial(run: RunData) -> str:
-    if not run.partial:
-        return ""
-    steps = run.workload.steps
-    return f"PARTIAL: the run ended early; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
-
-
-def _header(run: RunData) -> tuple[tuple[str, str], ...]:
-    work, step = run.workload, run.step
-    model = work.model or "?"
-    if work.parameters:
-        model += f", {units.count(work.parameters)} parameters"
-    ratio = f" · {units.ratio(step.backward_ns / step.forward_ns)} the forward" if step.forward_ns else ""
-    rows = [
-        ("target", f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target),
-        ("model", model),
-        ("device", _device(run.environment)),
-        ("measured", _measured(run)),
-        ("step", _step(run)),
-        ("backward", units.ns(step.backward_ns) + ratio),
-    ]
-    if work.loss == "mean of outputs":
-        rows.insert(2, ("loss", "mean of the floating outputs: the target gives none, so this is not its real loss"))
-    return tuple(rows)
-
-
-_MODES = {"script": "script", "loop": "own loop"}
-
-
-def _device(environment: Mapping[str, object]) -> str:
-    device, name = str(environment.get("device", "?")), environment.get("device_name")
-    parts = [f"{device} ({name})" if name and name != device else device]
-    if environment.get("threads"):
-        parts.append(f"{environment['threads']} threads")
-    for key in ("torch", "triton", "python"):
-        if environment.get(key):
-            parts.append(f"{key} {environment[key]}")
-    if environment.get("dtype"):
-        parts.append(str(environment["dtype"]))
-    return " · ".join(parts)
-
-
-def _measured(run: RunData) -> str:
-    work, step = run.workload, run.step
-    parts = [f"{work.steps} {'step' if work.steps == 1 else 'steps'} after {work.warmup} warm-up"]
-    spread = step.spread.get("wall")
-    if spread and step.wall_ns and work.steps > 1:
-        deviation = units.percent(spread.std_ns / step.wall_ns)
-        parts.append(f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, ±{deviation}")
-    if step.overhead is None:
-        parts.append("overhead of profiling not measured")
-    else:
-        bare = step.unprofiled_wall_ns
-        against = f" (unprofiled step {units.ns(bare)})" if bare is not None else ""
-        parts.append(f"overhead of profiling {units.ratio(step.overhead)}{against}")
-    return " · ".join(parts)
-
-
-def _step(run: RunData) -> str:
-    step = run.step
-    parts = {
-        "forward": step.forward_ns,
-        "backward": step.backward_ns,
-        "optimizer": step.optimizer_ns,
-        "other": step.other_ns,
-    }
-    percents = units.percents_of(list(parts.values()), step.wall_ns, decimals=0)
-    spelled = [
-        f"{name} {units.ns(ns)} ({share})" for (name, ns), share in zip(parts.items(), percents, strict=True) if ns
-    ]
-    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}" if spelled else units.ns(step.wall_ns)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -305,9 +231,10 @@ def _op_groups(run: RunData, roots: Sequence[Node], addresses: Mapping[str, Node
     """The operations of the nodes that cost most by themselves, and of what is outside every module."""
     by_owner: dict[int | None, list[OpRow]] = {}
     for op in run.ops:
-        if op.phase in _BACKWARD_PHASES and (op.layer is None or op.layer in addresses):
-            owner = None if op.layer is None else id(addresses[op.layer])
-            by_owner.setdefault(owner, []).append(op)
+        if op.phase in _OTHER_PHASES or (op.layer is None and op.phase in _LAYER_PHASES):
+            by_owner.setdefault(None, []).append(op)
+        elif op.layer is not None and op.layer in addresses and op.phase in _LAYER_PHASES:
+            by_owner.setdefault(id(addresses[op.layer]), []).append(op)
     named: dict[int | None, tuple[str, str, int]] = {
         id(node): (_name(node, run), node.class_name, node.own.backward_ns) for root in roots for node in root.walk()
     }

@@ -23,7 +23,7 @@ from gradscope.errors import TargetError, UsageError, WorkloadError
 from gradscope.workload.definition import Workload, workload_from
 from gradscope.workload.describe import describe
 from gradscope.workload.script import Script, find_module, import_path, locate_module
-from gradscope.workload.source import FACTORY, file_kind, parse, uses_relative_import
+from gradscope.workload.source import FACTORY, compile_file, file_kind, parse, uses_relative_import
 from gradscope.workload.step import is_placed, resolve_device
 
 _GIVE = "Give a file, file.py:function, package.module:function, or -m package.module."
@@ -149,12 +149,13 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:  # a suffix that no importer knows
         loader = importlib.machinery.SourceFileLoader(name, str(path.resolve()))
         spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     # Before it runs: dataclasses and pickle look classes up here, and a helper beside the file may import it back.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by its loader: a cached .pyc of the same second and size would be an older version of the file.
+        exec(compile_file(path.resolve()), module.__dict__)  # noqa: S102 (running the user's file is the purpose)
     except BaseException:
         sys.modules.pop(name, None)
         raise

@@ -65,9 +65,7 @@ class Meter:
         yield
         _wait_until(start + int(ms * 1e6))
         end, end_cpu = time.perf_counter_ns(), time.thread_time_ns()
-        self.records.append(
-            Burned(kind, owner, start, end, start_cpu, end_cpu, threading.get_ident(), profiler_runs())
-        )
+        self.records.append(Burned(kind, owner, start, end, start_cpu, end_cpu, threading.get_ident(), profiler_runs()))
 
     def adopt(self, model: nn.Module) -> None:
         """Tell every burning module of ``model`` its path, under which its burns are recorded."""
@@ -152,11 +150,9 @@ class Burn(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         others = ctx.saved_tensors[1:] if ctx.spec.save else ()
         if torch.is_grad_enabled():  # create_graph: the backward burn needs a node of its own
-            first = BurnBackward.apply(grad, ctx.spec)
-        else:
-            with ctx.spec.meter.burn("backward", ctx.spec.owner, ctx.spec.backward_ms):
-                first = grad.view_as(grad)
-        return (None, first, *[torch.zeros_like(other) for other in others])
+            return (None, BurnBackward.apply(grad, ctx.spec), *[torch.zeros_like(other) for other in others])
+        with ctx.spec.meter.burn("backward", ctx.spec.owner, ctx.spec.backward_ms):
+            return (None, grad.view_as(grad), *[torch.zeros_like(other) for other in others])
 
 
 class BurnBackward(torch.autograd.Function):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import gradscope
 from gradscope.tables import LayerRow, Ledger, Options, Progress, RunData
 
 from .burning import Burning, Meter, Source
@@ -171,3 +174,64 @@ def test_the_step_agrees_with_a_clock_outside(meter: Meter) -> None:
     truth = meter.totals_ns("outer")["step"] / report.data.workload.steps
     assert report.data.step.wall_ns == pytest.approx(truth, rel=0.03, abs=0.3e6)
     assert report.data.step.other_ns > 0
+
+
+class Tokens(nn.Module):
+    """Embeddings with sparse gradients, then what ``inner`` is."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 32, sparse=True)
+        self.bag = nn.EmbeddingBag(64, 32)
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.inner(self.embed(ids) + self.bag(ids)[:, None])
+
+
+class First(nn.Module):
+    """The first output of a module that gives several."""
+
+    def __init__(self, inner: nn.Module, copies: int = 1) -> None:
+        super().__init__()
+        self.inner, self.copies = inner, copies
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(*[x] * self.copies)[0]
+        return out
+
+
+IDS = torch.arange(8 * 16).reshape(8, 16) % 64
+IMAGE = torch.ones(4, 3, 16, 16)
+ZOO: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "lstm": (lambda: First(nn.LSTM(32, 32, num_layers=2, bidirectional=True)), torch.ones(16, 8, 32)),
+    "attention": (lambda: First(nn.MultiheadAttention(32, 4, batch_first=True), 3), torch.ones(8, 16, 32)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), torch.ones(8, 16, 32)),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(32, 32)), torch.ones(8, 32)),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(32, 32)), torch.ones(8, 32)),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d()), torch.ones(8, 16)),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        IMAGE,
+    ),
+    "sparse gradients": (lambda: Tokens(nn.Linear(32, 32)), IDS),
+    "scripted": (lambda: nn.Sequential(nn.Linear(32, 32), _scripted()), torch.ones(8, 32)),
+}
+
+
+def _scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(32, 32), nn.ReLU()))
+        return module
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_torchs_own_modules_add_up(name: str) -> None:
+    """Modules that do unusual things: fused kernels, parametrizations, late parameters, sparse gradients."""
+    make, batch = ZOO[name]
+    data = gradscope.profile(make(), batch, steps=2, warmup=1, device="cpu").data
+    check_sums(data)
+    # These steps take well under a millisecond, where a single node of 5 us is more than 0.5 %.
+    assert data.ledger.unattributed_ns < max(0.005 * data.ledger.backward_ns, 5000), data.ledger
+    assert data.ledger.layers_ns > 0

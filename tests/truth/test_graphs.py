@@ -64,6 +64,40 @@ def test_two_losses_over_a_shared_trunk(meter: Meter) -> None:
     prove(meter, in_a_loop(model, step))
 
 
+def test_one_backward_of_several_losses(meter: Meter) -> None:
+    first, second = chain(meter), Burning(1, 4)
+    model = nn.ModuleDict({"first": first, "second": second})
+    meter.adopt(model)
+
+    def step() -> None:
+        hidden = first(X)
+        losses = [hidden.sum(), second(hidden).mean()]
+        torch.autograd.backward(losses, inputs=list(first.parameters()))
+
+    prove(meter, in_a_loop(model, step))
+
+
+def test_functional_transforms(meter: Meter) -> None:
+    """``functional_call`` and ``func.grad`` run the same modules on other tensors."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512))
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    batch = torch.ones(512, 512)
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, values, batch).square().mean()
+        return out
+
+    def step() -> None:
+        with meter.burn("outer", "step"):
+            torch.func.grad(loss)(parameters)
+
+    report = measure(meter, in_a_loop(model, step))
+    layers, ledger = rows(report), report.data.ledger
+    assert ledger.unattributed_ns < 0.005 * ledger.backward_ns
+    assert layers["0"].backward_self_ns > 0.1 * ledger.backward_ns
+    assert layers["2"].backward_self_ns > 0.3 * ledger.backward_ns
+
+
 def test_gradient_accumulation(meter: Meter) -> None:
     model = chain(meter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

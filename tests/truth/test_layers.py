@@ -172,6 +172,26 @@ def test_frozen_layers(meter: Meter) -> None:
     assert layers["2"].accumulate_ns == 0
 
 
+class Passing(nn.Module):
+    """Makes a new layer in every forward, and forgets it: its time is the maker's own."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = Burning(1, 3)
+        made.meter, made.owner = self.meter, "1"
+        out: Tensor = made(x)
+        return out
+
+
+def test_modules_made_while_running(meter: Meter) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Passing(meter), Burning(1, 1))
+    meter.adopt(model)
+    prove(meter, in_model_mode(model, X, summed))
+
+
 class PartlyWithoutGrad(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -129,15 +129,36 @@ class Checkpointed(Lined):
         return out
 
 
-def test_lines_under_a_checkpoint(meter: Meter) -> None:
-    """The line keeps its backward; whether what is recomputed there is counted with it is bounded by its truth."""
-    report = measure(meter, in_model_mode(Checkpointed(meter), X, lambda output, batch: output.sum(), lines=True))
+def bounded_lines(meter: Meter, model: nn.Module) -> None:
+    """The line keeps its backward; whether its own recompute is counted with it or not is bounded by the truth."""
+    report = measure(meter, in_model_mode(model, X, lambda output, batch: output.sum(), lines=True))
     rows, steps = lines_here(report), report.data.workload.steps
-    noise = meter.stolen_ns() / steps + 0.3e6
+    # Checkpointing's own Python runs inside the node that sets the recompute off: some 0.2 ms of no line.
+    noise = meter.stolen_ns() / steps + 0.6e6
     for mark, total in meter.totals_ns("backward").items():
         backward, again = total / steps, meter.totals_ns("recompute").get(mark, 0) / steps
         got = rows[line_of(mark)].backward_ns
         assert 0.97 * backward - noise <= got <= 1.03 * (backward + again) + noise, (mark, got, backward, again)
+
+
+def test_lines_under_a_checkpoint(meter: Meter) -> None:
+    bounded_lines(meter, Checkpointed(meter))
+
+
+class Outer(nn.Module):
+    """Checkpoints a child whose forward has the lines."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.inner = Lined(meter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inner, x.requires_grad_(), use_reentrant=False)
+        return out
+
+
+def test_lines_of_a_checkpointed_child(meter: Meter) -> None:
+    bounded_lines(meter, Outer(meter))
 
 
 class Fickle(Lined):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .burning import Burning, Meter, Source
+from .burning import Burn, Burning, Meter, Source
 from .models import Residual
 from .proof import Expected, in_model_mode, prove, rows, summed
 
@@ -100,6 +100,32 @@ class Tied(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(self.embed(ids)))
         return out
+
+
+class Weighted(Burning):
+    """A burning layer whose gradient is as wide as its weight."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__(1, 15)
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Burn.apply(self.spec(), x, self.weight)
+        return out
+
+
+def test_the_sum_of_a_tied_weights_gradients_is_no_layers_self_time(meter: Meter) -> None:
+    weight = nn.Parameter(torch.zeros(2048, 2048))
+    model = nn.Sequential(nn.Linear(8, 8), Weighted(weight), Weighted(weight))
+    meter.adopt(model)
+    burn_after_accumulation(meter, weight, "1", 1)
+
+    def expected(meter: Meter, steps: int) -> Expected:
+        return Expected({}, skip=frozenset({"gradient_sum_ns", "accumulate_ns"}))
+
+    layers = rows(prove(meter, in_model_mode(model, X, summed), expected))
+    assert layers["1"].gradient_sum_ns + layers["2"].gradient_sum_ns > ROOM_NS
+    assert layers["1"].accumulate_ns + layers["2"].accumulate_ns > 0.97e6
 
 
 def accumulated(owners: set[str]) -> Callable[[Meter, int], Expected]:

@@ -16,7 +16,7 @@ from gradscope.tables import Options, Progress
 
 from . import burning
 from .burning import Burning, Meter, Source
-from .proof import STEPS, WARMUP, in_a_loop, in_model_mode, prove, rows, summed
+from .proof import STEPS, WARMUP, Expected, in_a_loop, in_model_mode, prove, rows, summed
 
 X = torch.ones(4, 8)
 
@@ -94,6 +94,26 @@ def test_amp(meter: Meter, scaled: bool) -> None:
     report = prove(meter, in_a_loop(model, step))
     names = {op.name for op in report.data.ops if op.layer == "3" and op.phase == "backward"}
     assert any("ToCopy" in name for name in names), "the casts of autocast are the layer's"
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+def test_distributed_data_parallel(meter: Meter, tmp_path: Path) -> None:
+    """One process of DDP: its hooks and its all-reduce are no layer's self time."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        inner = nn.Sequential(nn.Linear(512, 512), Burning(1, 3), nn.Linear(512, 512), Burning(2, 2))
+        model = nn.parallel.DistributedDataParallel(inner)
+        meter.adopt(model)
+        batch = torch.ones(4, 512)
+
+        def expected(meter: Meter, steps: int) -> Expected:
+            return Expected({}, skip=frozenset({"accumulate_ns"}), unknown=frozenset({"", "module.0", "module.2"}))
+
+        report = prove(meter, in_a_loop(model, lambda: model(batch).sum().backward()), expected)
+        assert report.data.ledger.communication_ns > 0
+    finally:
+        dist.destroy_process_group()
 
 
 SCRIPT = '''

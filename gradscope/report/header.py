@@ -1,0 +1,90 @@
+"""The head of a report: what was measured, on what, how, and how steady it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradscope import units
+from gradscope.tables import RunData
+
+# Standard deviation of the step's time over its mean, from which on the header warns.
+UNSTEADY = 0.10
+
+
+def partial_text(run: RunData) -> str:
+    """A sentence where the run was cut short, else nothing."""
+    if not run.partial:
+        return ""
+    steps = run.workload.steps
+    return f"PARTIAL: the run ended early; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
+
+
+def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
+    """(name, text) of each row."""
+    work, step = run.workload, run.step
+    model = work.model or "?"
+    if work.parameters:
+        model += f", {units.count(work.parameters)} parameters"
+    ratio = f" · {units.ratio(step.backward_ns / step.forward_ns)} the forward" if step.forward_ns else ""
+    rows = [
+        ("target", f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target),
+        ("model", model),
+        ("device", _device(run.environment)),
+        ("measured", _measured(run)),
+        ("step", _step(run)),
+        ("backward", units.ns(step.backward_ns) + ratio),
+    ]
+    if work.loss == "mean of outputs":
+        rows.insert(2, ("loss", "mean of the floating outputs: the target gives none, so this is not its real loss"))
+    return tuple(rows)
+
+
+_MODES = {"script": "script", "loop": "own loop"}
+
+
+def _device(environment: Mapping[str, object]) -> str:
+    device, name = str(environment.get("device", "?")), environment.get("device_name")
+    parts = [f"{device} ({name})" if name and name != device else device]
+    if environment.get("threads"):
+        parts.append(f"{environment['threads']} threads")
+    parts += [f"{key} {environment[key]}" for key in ("torch", "triton", "python") if environment.get(key)]
+    if environment.get("dtype"):
+        parts.append(str(environment["dtype"]))
+    parts += [words for key, words in _SLOWING.items() if environment.get(key)]
+    return " · ".join(parts)
+
+
+# Settings that cost time, said where they are on.
+_SLOWING = {"deterministic": "deterministic algorithms", "anomaly_mode": "anomaly mode ON: backward is slower"}
+
+
+def _measured(run: RunData) -> str:
+    work, step = run.workload, run.step
+    parts = [f"{work.steps} {'step' if work.steps == 1 else 'steps'} after {work.warmup} warm-up"]
+    spread = step.spread.get("wall")
+    if spread and step.wall_ns and work.steps > 1:
+        deviation = spread.std_ns / step.wall_ns
+        unsteady = " (unsteady: is the machine idle?)" if deviation > UNSTEADY else ""
+        parts.append(f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, ±{units.percent(deviation)}{unsteady}")
+    if step.overhead is None:
+        parts.append("overhead of profiling not measured")
+    else:
+        bare = step.unprofiled_wall_ns
+        against = f" (unprofiled step {units.ns(bare)})" if bare is not None else ""
+        parts.append(f"overhead of profiling {units.ratio(step.overhead)}{against}")
+    return " · ".join(parts)
+
+
+def _step(run: RunData) -> str:
+    step = run.step
+    parts = {
+        "forward": step.forward_ns,
+        "backward": step.backward_ns,
+        "optimizer": step.optimizer_ns,
+        "other": step.other_ns,
+    }
+    percents = units.percents_of(list(parts.values()), step.wall_ns, decimals=0)
+    spelled = [
+        f"{name} {units.ns(ns)} ({share})" for (name, ns), share in zip(parts.items(), percents, strict=True) if ns
+    ]
+    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}" if spelled else units.ns(step.wall_ns)
