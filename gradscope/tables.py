@@ -225,7 +225,7 @@ def check_conservation(run: RunData) -> None:
     """Raise :class:`ConservationError` unless every sum that RUN.json promises holds exactly.
 
     Checked: the ledger's parts against ``backward_ns``; the step's phases against ``wall_ns``; each layer column
-    against its ledger row; the root totals against their parts.
+    against its ledger row; the totals of the roots against their parts.
     """
     step, ledger = run.step, run.ledger
     _require(ledger.parts_ns(), ledger.backward_ns, "ledger parts against backward_ns")
@@ -239,6 +239,11 @@ def check_conservation(run: RunData) -> None:
         ("accumulate_ns", "accumulate_ns"),
     ):
         _require(sum(getattr(row, column) for row in run.layers), getattr(ledger, part), f"layers' {column}")
+    roots = [row for row in run.layers if row.parent is None]
+    owned = ledger.layers_ns + ledger.recompute_ns + ledger.gradient_sum_ns + ledger.accumulate_ns
+    _require(sum(row.backward_total_ns for row in roots), owned, "the roots' backward_total_ns")
+    forward = sum(row.forward_self_ns for row in run.layers)
+    _require(sum(row.forward_total_ns for row in roots), forward, "the roots' forward_total_ns")
 
 
 def _require(got: int, expected: int, what: str) -> None:

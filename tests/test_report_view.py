@@ -87,7 +87,7 @@ def test_lines_and_ledger_add_up(seed: int) -> None:
 def test_a_view_that_loses_time_is_refused() -> None:
     run = fixtures.mlp()
     row = dataclasses.replace(run.layers[1], path="0", parent="0")  # its own parent: in no tree
-    twice = (*run.layers, dataclasses.replace(row, backward_self_ns=0, accumulate_ns=0))
+    twice = (*run.layers, dataclasses.replace(row, backward_self_ns=0, accumulate_ns=0, forward_self_ns=0))
     with pytest.raises(ConservationError, match=r"shown and hidden layers: \d+ != \d+ ns of backward"):
         build_view(dataclasses.replace(run, layers=twice))
 
@@ -168,11 +168,15 @@ def test_a_container_is_shown_only_where_it_holds_several_rows() -> None:
     assert names(build_view(builder.build())) == ["M", "  a.0", "  b", "    b.0", "    b.1"]
 
 
-def test_several_roots_and_a_parent_without_a_row() -> None:
+def test_several_roots() -> None:
     assert names(build_view(fixtures.gan())) == ["generator", "  up", "  act", "discriminator", "  up", "  act"]
+
+
+def test_a_parent_without_a_row_is_refused() -> None:
     builder = builder_of(("", "M", 1))
     builder.add("gone.x", "Linear", 5, parent="gone")
-    assert names(build_view(builder.build())) == ["M", "  gone.x"]
+    with pytest.raises(ConservationError, match="the roots' backward_total_ns: 1 != 6 ns"):
+        builder.build()
 
 
 def test_an_outlier_is_named_once_where_it_is_narrowed_down_most() -> None:

@@ -24,9 +24,7 @@ from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
 
-_LIBRARIES = tuple(
-    f"{Path(module.__file__).parent}/" for module in (torch, sys.modules["gradscope"]) if module.__file__
-)
+_LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (torch, gradscope))
 
 
 class LineTracer:
@@ -44,7 +42,7 @@ class LineTracer:
     def recording(self) -> Iterator[None]:
         """Trace until the block is left. Call :meth:`release` later from outside the loop."""
         self._recording = True
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         try:
             with self._marking_functions():
                 yield

@@ -253,7 +253,7 @@ def _refuse_leftovers(context: typer.Context, target: str, module: bool) -> None
 
 def _guess(context: typer.Context, option: str) -> str:
     known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-    close = difflib.get_close_matches(option.partition("=")[0], known, n=1)
+    close = difflib.get_close_matches(option.partition("=")[0], known, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else "."
 
 

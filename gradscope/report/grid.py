@@ -31,9 +31,15 @@ class Column:
     least: int | None = None  # may be cut or drawn down to this width; None: as wide as its cells, never cut
     most: int | None = None  # width of cells that are drawn, or the largest width wanted
     cells: list[Cell] = field(default_factory=list)
+    measured: tuple[int, int] = (-1, 0)  # number of cells when it was last measured, and the width found
 
     def natural(self) -> int:
         """The width at which nothing is cut."""
+        if self.measured[0] != len(self.cells):
+            self.measured = (len(self.cells), self._measure())
+        return self.measured[1]
+
+    def _measure(self) -> int:
         texts = [width_of(cell) for cell in self.cells if not callable(cell)]
         widest = max([cell_len(self.header), *texts])
         if any(callable(cell) for cell in self.cells):

@@ -1,0 +1,302 @@
+"""The real program on real files: what is on stdout, what on stderr, what is written, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradscope.report import load
+
+PROGRAM = [sys.executable, "-m", "gradscope"]
+FAST = ["--steps", "2", "--warmup", "1"]
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+def workload():
+    return Net(), torch.randn(8, 16)
+
+def ends():
+    return Net(), iter([torch.randn(8, 16)] * 3)
+
+def no_gradient():
+    return Net(), torch.randn(8, 16), lambda output, batch: output.detach().sum()
+
+def not_scalar():
+    return Net(), torch.randn(8, 16), lambda output, batch: output
+
+def raises():
+    net = Net()
+    net.second = nn.Linear(17, 4)
+    return net, torch.randn(8, 16)
+"""
+
+SCRIPT = """
+import os, subprocess, sys, time
+import torch
+from model import Net
+
+if __name__ == "__main__":
+    assert sys.argv[0] == "train.py", sys.argv
+    assert sys.path[0] == os.path.dirname(os.path.abspath(__file__)), sys.path
+    print("training with", *sys.argv[1:])
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(40):
+        optimizer.zero_grad()
+        net(torch.randn(8, 16)).sum().backward()
+        optimizer.step()
+        if step == 14 and "fail" in sys.argv:
+            raise ValueError("boom")
+        if step == 14 and "leave" in sys.argv:
+            sys.exit(7)
+        if step == 14 and "wait" in sys.argv:
+            print("waiting", flush=True)
+            time.sleep(60)
+    print("trained to the end")
+"""
+
+LOUD = """
+import atexit, os, subprocess, sys, threading
+import torch
+
+atexit.register(print, "from an exit handler")
+print("from print")
+sys.__stdout__.write("from the original stdout\\n")
+os.write(1, b"from descriptor 1\\n")
+subprocess.run([sys.executable, "-c", "print('from a subprocess')"], check=True)
+threading.Thread(target=print, args=("from a thread",)).start()
+net = torch.nn.Linear(4, 4)
+for step in range(40):
+    net(torch.randn(8, 4)).sum().backward()
+"""
+SOURCES = [
+    "print", "the original stdout", "descriptor 1", "a subprocess", "a thread", "an exit handler",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a model file and two scripts."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL)
+    Path("train.py").write_text(SCRIPT)
+    Path("loud.py").write_text(LOUD)
+    # No GPU, so that every machine gives the same answers; no colours or widths of the developer's own terminal.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return tmp_path
+
+
+def gradscope(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_model_file() -> None:
+    ran = gradscope("profile", "model.py", *FAST, "--seed", "1")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("gradscope ")
+    assert "model.py" in ran.stdout
+    assert "\x1b" not in ran.stdout
+    assert all(line.startswith("gradscope: ") for line in ran.stderr.splitlines()), ran.stderr
+    assert ran.stderr.endswith("gradscope: wrote gradscope-model.json\n")
+    run = load("gradscope-model.json").data  # checks that the numbers add up
+    assert not run.partial
+    assert (run.workload.mode, run.workload.steps, run.workload.loss) == ("model", 2, "mean of outputs")
+    assert {"", "first", "second"} <= {row.path for row in run.layers}
+    assert [path.name for path in Path.cwd().glob("*.json")] == ["gradscope-model.json"]
+
+
+def test_script_is_stopped_once_measured() -> None:
+    ran = gradscope("profile", "train.py", *FAST, "--quiet", "--", "--batch-size", "8")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("training with --batch-size 8\ngradscope ")
+    assert "trained to the end" not in ran.stdout
+    run = load("gradscope-train.json").data
+    assert run.workload.mode == "script"
+    # Named by the script's variable.
+    assert any("net" in row.path or row.class_name == "Net" for row in run.layers)
+
+
+def test_script_may_go_on() -> None:
+    ran = gradscope("profile", "train.py", *FAST, "-q", "--run-to-end", "-o", "whole")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("training with\ntrained to the end\ngradscope ")
+    assert not load("whole.json").data.partial
+
+
+def test_module() -> None:
+    Path("pkg").mkdir()
+    Path("pkg/__init__.py").touch()
+    Path("pkg/net.py").write_text("from torch.nn import Linear as Net\n")
+    Path("pkg/fit.py").write_text(
+        "import sys\nimport torch\nfrom .net import Net\nprint(__name__, __package__, sys.argv[1:])\n"
+        "net = Net(4, 4)\nfor step in range(40):\n    net(torch.randn(8, 4)).sum().backward()\n"
+    )
+    ran = gradscope("profile", "-m", "pkg.fit", *FAST, "-q", "--", "-x")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("__main__ pkg ['-x']\ngradscope ")
+    assert Path("gradscope-fit.json").exists()
+
+
+def test_json_on_stdout_is_pure() -> None:
+    ran = gradscope("profile", "loud.py", *FAST, "--json", "-")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["workload"]["target"] == "loud.py"
+    for source in SOURCES:
+        assert f"from {source}\n" in ran.stderr
+    assert not list(Path.cwd().glob("*.json"))
+
+
+def test_stdout_stays_the_scripts_own() -> None:
+    ran = gradscope("profile", "loud.py", *FAST, "-q")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    before, _, after = ran.stdout.partition("gradscope ")
+    for source in SOURCES[:-1]:
+        assert f"from {source}\n" in before
+    assert after.endswith("from an exit handler\n")
+
+
+def test_failing_script() -> None:
+    alone = subprocess.run([sys.executable, "train.py", "fail"], capture_output=True, text=True)
+    ran = gradscope("profile", "train.py", "--steps", "30", "--warmup", "1", "-q", "--", "fail")
+    assert ran.returncode == alone.returncode == 1
+    assert ran.stderr == alone.stderr  # the same traceback, to the letter
+    assert load("gradscope-train.json").data.partial
+    assert "gradscope " in ran.stdout
+
+
+def test_script_that_leaves() -> None:
+    ran = gradscope("profile", "train.py", "--steps", "30", "--warmup", "1", "-q", "--", "leave")
+    assert (ran.returncode, ran.stderr) == (7, "")
+    assert load("gradscope-train.json").data.partial
+
+
+def test_interrupted() -> None:
+    command = [*PROGRAM, "profile", "train.py", "--steps", "30", "--warmup", "1", "-q", "--", "wait"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        while process.stdout.readline() != "waiting\n":
+            assert process.poll() is None
+        time.sleep(0.2)  # into the sleep
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err) == (130, "gradscope: interrupted\n")
+    assert out.startswith("gradscope ")
+    assert load("gradscope-train.json").data.partial
+
+
+def test_reader_that_leaves_early() -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "profile", "model.py", *FAST, "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=60), err) == (0, "")
+    assert load("gradscope-model.json")
+
+
+def test_script_that_never_calls_backward() -> None:
+    Path("hello.py").write_text("print('hello')\n")
+    ran = gradscope("profile", "hello.py")
+    assert ran.returncode == 3
+    assert ran.stdout == "hello\n"
+    assert ran.stderr.endswith(
+        "gradscope: error: hello.py ran to its end without a backward pass: there is nothing to measure.\n"
+        "Profile a script that trains, or a file that defines workload() -> (model, batch).\n"
+    )
+    assert not Path("gradscope-hello.json").exists()
+
+
+def test_cuda_where_there_is_none() -> None:
+    ran = gradscope("profile", "model.py", "--device", "cuda")
+    assert ran.returncode == 2
+    first, second = ran.stderr.splitlines()
+    assert first.startswith("gradscope: error: --device cuda: torch ")
+    assert first.endswith(" finds no CUDA device on this machine.")
+    assert second == "Use --device cpu; 'gradscope doctor' tells what can be measured here."
+
+
+def test_output_that_cannot_be_written_is_said_at_once(folder: Path) -> None:
+    start = time.monotonic()
+    ran = gradscope("profile", "train.py", "-o", "missing/run")
+    assert time.monotonic() - start < 30
+    assert ran.returncode == 2
+    assert ran.stdout == ""  # the script did not run
+    assert ran.stderr == (
+        f"gradscope: error: missing/run.json cannot be written: the folder {folder}/missing does not exist.\n"
+        "Create it first.\n"
+    )
+
+
+def test_syntax_error() -> None:
+    Path("model.py").write_text("def workload(:\n    pass\n")
+    ran = gradscope("profile", "model.py")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "gradscope: error: model.py:1: invalid syntax\n    def workload(:\n                 ^\n"
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected"),
+    [
+        (
+            "no_gradient",
+            "what loss(output, batch) returned is a float32 tensor of shape () with requires_grad=False: there is no "
+            "backward pass to measure.\n"
+            "Look for torch.no_grad(), .detach(), .item() or parameters that are all frozen.",
+        ),
+        (
+            "not_scalar",
+            "loss(output, batch) returned a float32 tensor of shape (8, 4) with requires_grad=True: a loss is a "
+            "scalar.\nEnd it with .mean() or .sum().",
+        ),
+    ],
+)
+def test_loss_that_cannot_be_used(factory: str, expected: str) -> None:
+    ran = gradscope("profile", f"model.py:{factory}", "-q")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"gradscope: error: {expected}\n")
+
+
+def test_batches_that_end() -> None:
+    ran = gradscope("profile", "model.py:ends", *FAST, "-q")
+    assert ran.returncode == 2
+    first, second = ran.stderr.splitlines()
+    assert first.startswith("gradscope: error: the batch iterator ended after 3 batches, but this run needs ")
+    assert second == "Give a DataLoader, which starts again, one fixed batch, or fewer --steps and --warmup."
+
+
+def test_model_that_raises() -> None:
+    ran = gradscope("profile", "model.py:raises", "-q")
+    assert ran.returncode == 1
+    lines = ran.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    # From torch's call of the model down to the line that failed, and nothing of ours.
+    assert "in forward" in ran.stderr
+    assert f"{os.sep}gradscope{os.sep}" not in ran.stderr
+    assert any(line.startswith("RuntimeError: ") for line in lines)
+    assert lines[-1] == "gradscope: error: nothing was measured: model.py:raises ended before the measured steps."
