@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradscope.report import load
+from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 
 PROGRAM = [sys.executable, "-m", "gradscope"]
 FAST = ["--steps", "2", "--warmup", "1"]
@@ -92,7 +95,7 @@ SOURCES = [
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder with a model file and two scripts."""
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(MODEL)
@@ -103,7 +106,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("model", None)
 
 
 def gradscope(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -233,13 +237,14 @@ def test_script_that_never_calls_backward() -> None:
     assert not Path("gradscope-hello.json").exists()
 
 
-def test_cuda_where_there_is_none() -> None:
-    ran = gradscope("profile", "model.py", "--device", "cuda")
-    assert ran.returncode == 2
-    first, second = ran.stderr.splitlines()
-    assert first.startswith("gradscope: error: --device cuda: torch ")
-    assert first.endswith(" finds no CUDA device on this machine.")
-    assert second == "Use --device cpu; 'gradscope doctor' tells what can be measured here."
+def test_cuda_where_there_is_none(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ran = run("profile", "model.py", "--device", "cuda")
+    assert ran.code == 2
+    assert ran.err == (
+        f"gradscope: error: --device cuda: torch {torch.__version__} finds no CUDA device on this machine.\n"
+        "Use --device cpu; 'gradscope doctor' tells what can be measured here.\n"
+    )
 
 
 def test_output_that_cannot_be_written_is_said_at_once(folder: Path) -> None:
@@ -254,11 +259,14 @@ def test_output_that_cannot_be_written_is_said_at_once(folder: Path) -> None:
     )
 
 
-def test_syntax_error() -> None:
+# What follows needs no process of its own; the pipeline is the real one.
+
+
+def test_syntax_error(run: Runner) -> None:
     Path("model.py").write_text("def workload(:\n    pass\n")
-    ran = gradscope("profile", "model.py")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "gradscope: error: model.py:1: invalid syntax\n    def workload(:\n                 ^\n"
+    ran = run("profile", "model.py")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "gradscope: error: model.py:1: invalid syntax\n    def workload(:\n                 ^\n"
 
 
 @pytest.mark.parametrize(
@@ -277,26 +285,26 @@ def test_syntax_error() -> None:
         ),
     ],
 )
-def test_loss_that_cannot_be_used(factory: str, expected: str) -> None:
-    ran = gradscope("profile", f"model.py:{factory}", "-q")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"gradscope: error: {expected}\n")
+def test_loss_that_cannot_be_used(factory: str, expected: str, run: Runner) -> None:
+    ran = run("profile", f"model.py:{factory}", "-q")
+    assert (ran.code, ran.out, ran.err) == (2, "", f"gradscope: error: {expected}\n")
 
 
-def test_batches_that_end() -> None:
-    ran = gradscope("profile", "model.py:ends", *FAST, "-q")
-    assert ran.returncode == 2
-    first, second = ran.stderr.splitlines()
+def test_batches_that_end(run: Runner) -> None:
+    ran = run("profile", "model.py:ends", *FAST, "-q")
+    assert ran.code == 2
+    first, second = ran.err.splitlines()
     assert first.startswith("gradscope: error: the batch iterator ended after 3 batches, but this run needs ")
     assert second == "Give a DataLoader, which starts again, one fixed batch, or fewer --steps and --warmup."
 
 
-def test_model_that_raises() -> None:
-    ran = gradscope("profile", "model.py:raises", "-q")
-    assert ran.returncode == 1
-    lines = ran.stderr.splitlines()
+def test_model_that_raises(run: Runner) -> None:
+    ran = run("profile", "model.py:raises", "-q")
+    assert ran.code == 1
+    lines = ran.err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     # From torch's call of the model down to the line that failed, and nothing of ours.
-    assert "in forward" in ran.stderr
-    assert f"{os.sep}gradscope{os.sep}" not in ran.stderr
+    assert "in forward" in ran.err
+    assert f"{os.sep}gradscope{os.sep}" not in ran.err
     assert any(line.startswith("RuntimeError: ") for line in lines)
     assert lines[-1] == "gradscope: error: nothing was measured: model.py:raises ended before the measured steps."

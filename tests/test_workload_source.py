@@ -14,6 +14,9 @@ WORKLOADS = {
     "with a loop of its own": "def workload(): ...\nif __name__ == '__main__':\n    loss.backward()\n",
     "imported": "from models.gpt import workload\n",
     "imported under the name": "from models.gpt import small as workload\n",
+    "a second name": "def small(): ...\nworkload = small\n",
+    "a lambda": "workload = lambda: (1, 2)\n",
+    "a partial": "import functools\nfrom models import make\nworkload = functools.partial(make, 12)\n",
     "in a branch": "import sys\nif sys.platform == 'linux':\n    def workload(): ...\n",
     "in a try": "try:\n    from fast import workload\nexcept ImportError:\n    def workload(): ...\n",
 }
@@ -43,6 +46,7 @@ SCRIPTS = {
     "annotates without a value": "model: Net\nbatch: Tensor\n",
     "a workload in a class": "class A:\n    def workload(self): ...\n",
     "a variable called workload": "workload = 'big'\n",
+    "a variable of that name made by a call": "workload = parse_args().workload\n",
     "a workload when it is main": "if '__main__' == __name__:\n    def workload(): ...\n",
 }
 CASES = [

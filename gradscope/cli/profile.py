@@ -101,8 +101,9 @@ def profile(
 ) -> None:
     """Measure where the backward pass of TARGET goes, layer by layer and line by line.
 
-    TARGET is a file that defines workload() -> (model, batch), or any training script, unedited; what follows -- is
-    given to it. Progress goes to stderr, the report to stdout.
+    TARGET is a file that defines workload() -> (model, batch), or any
+    training script, unedited; what follows -- is given to it. Progress goes
+    to stderr, the report to stdout.
     """
     _refuse_leftovers(context, target, module)
     from gradscope.tables import Options

@@ -69,7 +69,7 @@ def reader_may_leave(stream: TextIO) -> Iterator[None]:
     try:
         yield
         stream.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich turns the one into the other
         # What is still in the buffer would fail again, and noisily, when the interpreter closes the stream.
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

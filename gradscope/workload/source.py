@@ -20,7 +20,8 @@ FACTORY = "workload"
 def file_kind(path: str | Path) -> Kind:
     """How gradscope uses the file at ``path``.
 
-    * ``"workload"``: its top level defines or imports ``workload``, a function. It is imported and called.
+    * ``"workload"``: its top level has a function ``workload``: defined there, imported, or another one's second name.
+      It is imported and called.
     * ``"module-level"``: its top level binds ``model`` and ``batch``, and nothing in the file runs a backward pass.
     * ``"script"``: anything else. It is run as ``__main__``.
 
@@ -111,8 +112,21 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 def _functions(statements: Sequence[ast.stmt]) -> set[str]:
-    """Functions defined or imported; an import may bring anything, which the call will tell."""
-    return {s.name for s in statements if isinstance(s, ast.FunctionDef)} | _imported(statements)
+    """Functions defined, imported, or named anew; an import may bring anything, which the call will tell."""
+    found = {s.name for s in statements if isinstance(s, ast.FunctionDef)} | _imported(statements)
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and _is_function(statement.value, found):
+            found |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def _is_function(value: ast.expr, functions: set[str]) -> bool:
+    """Whether an expression can be seen to be a function: ``small``, a lambda, ``functools.partial(...)``."""
+    if isinstance(value, ast.Name):
+        return value.id in functions
+    return isinstance(value, ast.Lambda) or (
+        isinstance(value, ast.Call) and ast.unparse(value.func) in {"partial", "functools.partial"}
+    )
 
 
 def _imported(statements: Sequence[ast.stmt]) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,21 +11,30 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from .burning import Burning, Meter, Source, burn
 from .models import Checkpointed
-from .proof import in_model_mode, prove, rows, summed
+from .proof import Expected, in_model_mode, prove, rows, summed
 
 X = torch.ones(4, 8)
+
+
+def around(model: nn.Module) -> Callable[[Meter, int], Expected]:
+    """Checkpointing's own Python takes some 0.3 ms a call: forward time of the modules that do not burn themselves.
+
+    Where the caller is not called again, it falls to the first layer that is: these burn long enough to bear it.
+    """
+    callers = frozenset(path for path, module in model.named_modules() if not isinstance(module, Burning | Part))
+    return lambda meter, steps: Expected({}, working=callers)
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_recompute_is_a_column_of_its_own(meter: Meter, reentrant: bool) -> None:
     model = Checkpointed(reentrant)
     meter.adopt(model)
-    report = prove(meter, in_model_mode(model, X, summed))
+    report = prove(meter, in_model_mode(model, X, summed), around(model))
     layers = rows(report)
     assert set(meter.totals_ns("recompute")) == {"block.0", "block.2"}
     assert layers["block.0"].calls == 1, "a recompute is not a call of forward"
     assert layers["stem"].recompute_ns == layers["tail"].recompute_ns == 0
-    assert report.data.ledger.recompute_ns == pytest.approx(sum(meter.totals_ns("recompute").values()) / 3, rel=0.1)
+    assert report.data.ledger.recompute_ns == pytest.approx(sum(meter.totals_ns("recompute").values()) / 3, abs=1e6)
     ops = [op for op in report.data.ops if op.layer == "block.0" and op.phase == "recompute"]
     assert sum(op.self_ns for op in ops) == layers["block.0"].recompute_ns
 
@@ -34,7 +45,7 @@ def test_early_stop(meter: Meter, early: bool) -> None:
     block = nn.Sequential(Burning(2, 2), nn.Sequential(Burning(1, 2), Burning(3, 1, save=False)))
     model = Checkpointed(False, block, early)
     meter.adopt(model)
-    prove(meter, in_model_mode(model, X, summed))
+    prove(meter, in_model_mode(model, X, summed), around(model))
     assert ("block.1.1" in meter.totals_ns("recompute")) is not early
 
 
@@ -50,7 +61,7 @@ def test_nested_checkpoints(meter: Meter, outer: bool, inner: bool) -> None:
     )
     model = Checkpointed(outer, block)
     meter.adopt(model)
-    prove(meter, in_model_mode(model, X, summed))
+    prove(meter, in_model_mode(model, X, summed), around(model))
     counts = meter.counts()
     assert counts["recompute", "block.1.block.0"] > counts["recompute", "block.0"], "the inner block runs once more"
 
@@ -62,7 +73,7 @@ def test_checkpoint_sequential(meter: Meter) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.stem = Source(1, 1)
-            self.layers = nn.ModuleList([Burning(1, 2), Burning(2, 1), Burning(1, 1), Burning(1, 2)])
+            self.layers = nn.ModuleList([Burning(12, 2), Burning(2, 1), Burning(1, 1), Burning(1, 2)])
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = checkpoint_sequential(list(self.layers), 2, self.stem(x), use_reentrant=False)
@@ -70,31 +81,27 @@ def test_checkpoint_sequential(meter: Meter) -> None:
 
     model = Sliced()
     meter.adopt(model)
-    prove(meter, in_model_mode(model, X, summed))
+    prove(meter, in_model_mode(model, X, summed), around(model))
     assert set(meter.totals_ns("recompute")) == {"layers.0", "layers.1"}
+
+
+class Part(nn.Module):
+    """Checkpoints a method of its own."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.work, x, use_reentrant=False)
+        return out
+
+    def work(self, x: Tensor) -> Tensor:
+        return burn(self.meter, "1", x, forward_ms=20, backward_ms=15)
 
 
 def test_checkpoint_of_a_function_inside_a_module(meter: Meter) -> None:
     """What is recomputed outside every child belongs to the module whose forward held the checkpoint."""
-
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = Source(1, 1)
-            self.inner = Part()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(self.stem(x))
-            return out
-
-    class Part(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = checkpoint(self.work, x, use_reentrant=False)
-            return out
-
-        def work(self, x: Tensor) -> Tensor:
-            return burn(meter, "inner", x, forward_ms=2, backward_ms=3)
-
-    model = Functional()
+    model = nn.Sequential(Source(1, 1), Part(meter))
     meter.adopt(model)
-    prove(meter, in_model_mode(model, X, summed))
+    prove(meter, in_model_mode(model, X, summed), around(model))

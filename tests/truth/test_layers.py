@@ -40,7 +40,7 @@ def test_every_measured_step_is_kept_by_layer(meter: Meter) -> None:
     meter.adopt(model)
     row = rows(prove(meter, in_model_mode(model, X, summed)))["1"]
     steps = list(row.backward_self_steps_ns)
-    assert len(steps) == 3 and steps == sorted(steps)
+    assert len(steps) == 3 and len(set(steps)) == 3
     assert row.backward_self_ns == pytest.approx(sum(steps) / 3, abs=10)
     truth = [burned.elapsed_ns for burned in meter.measured if burned.kind == "backward"]
     assert steps == pytest.approx(truth, rel=0.1, abs=1e6)
