@@ -3,11 +3,15 @@
     gradscope profile examples/attention.py                 copies q, k, v and the output
     gradscope profile examples/attention.py:non_copying     the same numbers from views
 
-What to look for: the lines with ``.contiguous()`` in ``CopyingAttention.forward``. Each costs a copy in forward, a copy
-of the gradient in backward, and holds memory that the view does not.
+What to look for: the lines that cut ``qkv`` into q, k and v. Backward of each of the three slices fills a whole qkv of
+zeros and adds it to the others (``aten::slice_backward``, and a gradient sum in ``c_attn``), where ``split`` puts its
+three gradients together once. The ``.contiguous()`` that one would suspect are not it: ``@`` copies heads that are
+views into the same layout by itself, so both variants allocate and save the same bytes in forward.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +48,7 @@ class CopyingAttention(Attention):
 
 
 class ViewingAttention(Attention):
-    """The same sums from views: only the merge of the heads copies."""
+    """The same sums from views, with no copy in the source but where the heads are merged."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
@@ -58,17 +62,25 @@ class ViewingAttention(Attention):
         return self.c_proj(out.transpose(1, 2).reshape(batch, tokens, width))
 
 
-def _make(kind: type[Attention]) -> tuple[nn.Module, torch.Tensor]:
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    """The distance to the input, so that every number has a gradient of its own."""
+    return F.mse_loss(output, batch)
+
+
+def _make(kind: type[Attention]) -> tuple[nn.Module, torch.Tensor, Loss]:
     torch.manual_seed(0)
-    return nn.Sequential(kind(), kind()), torch.randn(BATCH, TOKENS, WIDTH)
+    return nn.Sequential(kind(), kind()), torch.randn(BATCH, TOKENS, WIDTH), loss
 
 
-def copying() -> tuple[nn.Module, torch.Tensor]:
+def copying() -> tuple[nn.Module, torch.Tensor, Loss]:
     """Two layers that copy their heads."""
     return _make(CopyingAttention)
 
 
-def non_copying() -> tuple[nn.Module, torch.Tensor]:
+def non_copying() -> tuple[nn.Module, torch.Tensor, Loss]:
     """Two layers that view their heads."""
     return _make(ViewingAttention)
 
@@ -77,7 +89,7 @@ workload = copying
 
 
 def main() -> None:
-    (first, x), (second, _) = copying(), non_copying()
+    (first, x, _), (second, _, _) = copying(), non_copying()
     print(f"largest difference: {(first(x) - second(x)).abs().max().item():.1e}")
 
 

@@ -5,7 +5,8 @@
     gradscope profile examples/checkpoint.py:plain         without checkpointing
 
 What to look for: the ledger's ``recompute`` row is the price of it, charged to the layers that are run again and not to
-the backward of whichever node happened to need them first.
+the backward of whichever node happened to need them first. ``down`` shows which kind it is: without reentering, a
+block's second forward stops as soon as nothing more is needed, before its last product; a nested backward runs it all.
 """
 
 from __future__ import annotations

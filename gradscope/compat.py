@@ -27,6 +27,7 @@ __all__ = [
     "check",
     "graph_task_id",
     "kineto_events",
+    "marking_recompute",
     "new_profiler",
     "quiet_kineto",
     "require",
@@ -91,6 +92,41 @@ def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
         # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through when inactive.
         if module._engine_run_backward is replacement:
             module._engine_run_backward = original
+
+
+@contextlib.contextmanager
+def marking_recompute(name: str) -> Iterator[None]:
+    """Write a row ``name`` around each recompute of non-reentrant checkpointing.
+
+    Checkpointing enters one context of its own around exactly that. Where a torch has it no more, nothing is marked
+    and a recompute shows only by the module calls and the ops with gradients inside it.
+    """
+    from torch.utils import checkpoint
+
+    module: Any = checkpoint
+    original = getattr(module, "_recomputation_hook", None)
+    if original is None:
+        yield
+        return
+
+    class Marked(original):  # type: ignore[misc, valid-type]
+        def __enter__(self) -> Any:
+            self._gradscope_marker = TraceMarker(name)
+            self._gradscope_marker.__enter__()
+            return super().__enter__()
+
+        def __exit__(self, *exc: object) -> Any:
+            try:
+                return super().__exit__(*exc)
+            finally:
+                self._gradscope_marker.__exit__(None, None, None)
+
+    module._recomputation_hook = Marked
+    try:
+        yield
+    finally:
+        if module._recomputation_hook is Marked:
+            module._recomputation_hook = original
 
 
 @contextlib.contextmanager
@@ -159,6 +195,7 @@ def check() -> tuple[Check, ...]:
         ("sequence numbers", _probe_sequence),
         ("backward marker", _probe_engine_entry),
         ("profiler events", _probe_profiler),
+        ("checkpoint marker", _probe_recompute),
     )
     return tuple(_run_probe(name, probe) for name, probe in probes)
 
@@ -205,6 +242,13 @@ def _probe_engine_entry() -> str:
         torch.autograd.backward(_small_graph())
     _expect(len(seen) == 1, f"one backward entered the engine {len(seen)} times")
     return "torch.autograd._engine_run_backward"
+
+
+def _probe_recompute() -> str:
+    from torch.utils import checkpoint
+
+    _expect(hasattr(checkpoint, "_recomputation_hook"), "torch.utils.checkpoint has no _recomputation_hook")
+    return "torch.utils.checkpoint._recomputation_hook"
 
 
 def _probe_profiler() -> str:

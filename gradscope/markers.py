@@ -8,6 +8,7 @@ from __future__ import annotations
 PREFIX = "gradscope:"
 CALL = "gradscope:call:"  # one module call; number: row of the CallTable
 BACKWARD = "gradscope:backward:"  # one entry into the autograd engine; number: twice its order, +1 for create_graph
+RECOMPUTE = "gradscope:recompute:"  # forward run again by checkpointing; number: 0
 STEP = "gradscope:step:"  # empty; the boundary after step <number>
 LINE = "gradscope:line:"  # one torch function called by user code; number: row of the survey's LineTable
 FLOP = "gradscope:flop:"  # around one aten op; number: its floating-point operations

@@ -89,7 +89,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
     session = Session(options, progress)
     kind: Any = "given"
     error: BaseException | None = None
-    with preserved(workload.model, workload.optimizer, device=device):
+    with preserved(workload.model, workload.batch, workload.optimizer, device):
         seed_everything(options.seed)
         try:
             batches = Batches(workload.batch, device, needed=session.total_steps)

@@ -272,6 +272,7 @@ class RowKind(IntEnum):
     LINE = 10
     FLOP = 11
     PARAMETER = 12
+    RECOMPUTE = 13
 
 
 @dataclass(frozen=True, slots=True)

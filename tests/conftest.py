@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -31,6 +32,7 @@ def _process() -> dict[str, Any]:
         "global hooks": _hooks(),
         "engine entry": autograd._engine_run_backward,
         "Function.apply": torch.autograd.Function.__dict__["apply"],
+        "recompute hook": torch.utils.checkpoint._recomputation_hook,
         "function mode": _get_current_function_mode(),
         "dispatch mode": _get_current_dispatch_mode(),
         "grad mode": torch.is_grad_enabled(),

@@ -77,7 +77,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     table = assigned.skeleton.table
     names = (*table.names, PYTHON, ENGINE)
     op = table.name.astype(np.int64)
-    python = np.isin(table.kind, (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP))
+    python = np.isin(table.kind, (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE))
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
     # The row of a node's function repeats the name of the engine's row around it: one call, not two.
@@ -92,8 +92,8 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
 def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribution]:
     """Charge the Python code between recomputed ops to the recompute instead of to the node that triggered it.
 
-    Checkpointing runs forward again inside the function of the first node that unpacks a tensor, before that node's
-    own work: what the function spends up to the end of the last recomputed op is the recompute's.
+    A function that runs forward again (reentrant checkpointing, or one written by hand) does so before anything
+    else: what it spends up to the end of the last recomputed op is the recompute's.
     """
     table, category = assigned.skeleton.table, assigned.rows.category
     again = np.flatnonzero((category == Category.RECOMPUTE) & (table.parent >= 0))

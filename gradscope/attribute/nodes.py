@@ -77,6 +77,16 @@ def span_labels(table: EventTable, spans: SpanTable, kind: RowKind, rows: IntCol
     return label
 
 
+def above_lines(table: EventTable, rows: IntColumn) -> IntColumn:
+    """Parent of each row, not counting the survey's own LINE markers; -1 for none."""
+    above = table.parent[rows].astype(np.int64)
+    inside = np.flatnonzero((above >= 0) & (table.kind[above] == RowKind.LINE))
+    while len(inside):
+        above[inside] = table.parent[above[inside]]
+        inside = inside[(above[inside] >= 0) & (table.kind[above[inside]] == RowKind.LINE)]
+    return above
+
+
 def nearest(table: EventTable, start: IntColumn, kinds: tuple[RowKind, ...]) -> IntColumn:
     """From each row of ``start`` upwards (itself included), the first row of one of ``kinds``; -1 for none."""
     found = start.copy()
@@ -90,25 +100,57 @@ def nearest(table: EventTable, start: IntColumn, kinds: tuple[RowKind, ...]) -> 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class NodeNumbers:
+    """Every NODE row with the number and the forward thread of its node, and the row of the node's own function."""
+
+    row: IntColumn
+    sequence: IntColumn
+    thread: Int32Column
+    function: IntColumn  # -1 where the function left no row
+
+
+def number_nodes(table: EventTable) -> NodeNumbers:
+    """Find the numbers of all nodes.
+
+    The engine's row carries none where a hook of the user runs an op before the function does; the function's row,
+    the child of the same name, always does.
+    """
+    rows = np.flatnonzero(table.kind == RowKind.NODE)
+    children = np.flatnonzero((table.kind == RowKind.OP) & (table.parent >= 0) & (table.forward_thread > 0))
+    above = table.parent[children]
+    same = (table.kind[above] == RowKind.NODE) & (table.name[children] == table.name[above])
+    function_of = np.full(len(table), -1, np.int64)
+    function_of[above[same]] = children[same]
+    function = function_of[rows]
+    missing = (table.sequence[rows] < 0) & (function >= 0)
+    source = np.where(missing, function, rows)
+    return NodeNumbers(rows, table.sequence[source], table.forward_thread[source], function)
+
+
 def label_nodes(
-    table: EventTable, labels: NodeLabels, kind: RowKind, in_backward: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> tuple[IntColumn, IntColumn]:
-    """``(rows, label)`` of every NODE row.
+    table: EventTable,
+    nodes: NodeNumbers,
+    labels: NodeLabels,
+    kind: RowKind,
+    in_backward: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> IntColumn:
+    """Label of every node of ``nodes``.
 
     Nodes made while backward runs (``create_graph``) lie outside of every span: they inherit the label of the node
     that was being evaluated when they were made.
     """
-    rows = np.flatnonzero(table.kind == RowKind.NODE)
-    label = labels.look_up(table.forward_thread[rows], table.sequence[rows])
+    rows = nodes.row
+    label = labels.look_up(nodes.thread, nodes.sequence)
     creator = _creators(table, kind, in_backward)
     if creator:
         place = {row: index for index, row in enumerate(rows.tolist())}
-        keys = zip(table.forward_thread[rows].tolist(), table.sequence[rows].tolist(), strict=True)
+        keys = zip(nodes.thread.tolist(), nodes.sequence.tolist(), strict=True)
         made_by = [creator.get(key, -1) for key in keys]
         for index in np.argsort(table.start_ns[rows], kind="stable").tolist():
             if made_by[index] >= 0 and made_by[index] in place:
                 label[index] = label[place[made_by[index]]]
-    return rows, label
+    return label
 
 
 def _creators(

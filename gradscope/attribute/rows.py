@@ -9,7 +9,17 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, NodeLabels, label_nodes, nearest, span_labels
+from gradscope.attribute.nodes import (
+    OUTSIDE,
+    UNKNOWN,
+    NodeLabels,
+    NodeNumbers,
+    above_lines,
+    label_nodes,
+    nearest,
+    number_nodes,
+    span_labels,
+)
 from gradscope.tables import EventTable, Int8Column, IntColumn, RowKind, SpanTable
 
 BoolColumn = npt.NDArray[np.bool_]
@@ -58,7 +68,8 @@ class NodeRows:
     """The NODE and ACCUMULATE rows of a trace in order of start: the sequence in which the engine ran them."""
 
     row: IntColumn
-    owner: IntColumn  # of a NODE; UNKNOWN for ACCUMULATE, which has no sequence number
+    owner: IntColumn  # of a NODE; UNKNOWN for ACCUMULATE
+    sequence: IntColumn  # of a NODE; -1 for ACCUMULATE, which has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +80,11 @@ class Skeleton:
     levels: Levels
     in_backward: BoolColumn
     nodes: NodeRows
+    numbers: NodeNumbers
     calls: SpanTable
     parents: Sequence[int]  # of each layer its parent; OUTSIDE for a root
     sums: IntColumn  # ADD rows that stand directly in a NODE, behind the node's own function
-    recomputed: IntColumn  # ops that a node ran again outside of every module call
+    recomputed: IntColumn  # topmost rows of forward that a node ran again, outside of module calls
 
 
 def read_skeleton(table: EventTable, calls: SpanTable, parents: Sequence[int]) -> Skeleton:
@@ -87,60 +99,67 @@ def read_skeleton(table: EventTable, calls: SpanTable, parents: Sequence[int]) -
     marks[np.isin(table.kind, (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE))] = 1
     marks[table.kind == RowKind.OPTIMIZER] = 0
     in_backward = levels.propagate(marks, 0).astype(bool)
-    rows, owner = label_nodes(table, NodeLabels(table, calls, RowKind.CALL), RowKind.CALL, in_backward)
+    numbers = number_nodes(table)
+    owner = label_nodes(table, numbers, NodeLabels(table, calls, RowKind.CALL), RowKind.CALL, in_backward)
     accumulate = np.flatnonzero(table.kind == RowKind.ACCUMULATE)
-    every = np.concatenate([rows, accumulate])
-    owners = np.concatenate([owner, np.full(len(accumulate), UNKNOWN, np.int64)])
+    unknown = np.full(len(accumulate), UNKNOWN, np.int64)
+    every = np.concatenate([numbers.row, accumulate])
+    owners = np.concatenate([owner, unknown])
+    sequences = np.concatenate([numbers.sequence, np.full(len(accumulate), -1, np.int64)])
     order = np.argsort(table.start_ns[every], kind="stable")
+    nodes = NodeRows(every[order], owners[order], sequences[order])
     return Skeleton(
         table,
         levels,
         in_backward,
-        NodeRows(every[order], owners[order]),
+        nodes,
+        numbers,
         calls,
         parents,
-        _candidate_sums(table),
-        _recomputed_ops(table, in_backward),
+        _candidate_sums(table, numbers),
+        _recomputed_rows(table, in_backward),
     )
 
 
-def _recomputed_ops(table: EventTable, in_backward: BoolColumn) -> IntColumn:
-    """Ops that draw sequence numbers in a backward pass that builds no graph: checkpointing runs forward again.
+def _recomputed_rows(table: EventTable, in_backward: BoolColumn) -> IntColumn:
+    """Where forward is run again outside of every module call: the topmost row of each such stretch.
 
-    Only the outermost such op of each, and only outside of module calls, which show that they are recompute by
-    themselves. A pass with ``create_graph`` draws numbers everywhere; there these ops stay with their node.
+    These are the markers around the recompute of torch's own checkpointing, and ops that draw sequence numbers in a
+    backward pass that builds no graph (the reentrant kind, and what is written by hand). ``Function.apply`` draws one
+    also while gradients are off: it counts only beside an op or a nested backward that shows they were on.
+    A pass with ``create_graph`` draws numbers everywhere; there such ops stay with their node.
     """
-    rows = np.flatnonzero(
-        in_backward
-        & (table.sequence >= 0)
-        & (table.forward_thread == 0)
-        & np.isin(table.kind, (RowKind.OP, RowKind.ADD))
-        & (table.parent >= 0)
-    )
+    marked = np.flatnonzero(table.kind == RowKind.RECOMPUTE)
+    draws = (table.sequence >= 0) & (table.forward_thread == 0) & np.isin(table.kind, (RowKind.OP, RowKind.ADD))
+    rows = np.flatnonzero(in_backward & (draws | (table.kind == RowKind.BACKWARD)) & (table.parent >= 0))
     if not len(rows):
-        return rows
-    above = table.parent[rows]
+        return marked
+    above = above_lines(table, rows)
+    inside = above >= 0
+    rows, above = rows[inside], above[inside]
     grandparent = np.where(table.parent[above] >= 0, table.kind[table.parent[above]], RowKind.ANNOTATION)
     function = (table.kind[above] == RowKind.OP) & (grandparent == RowKind.NODE)
-    rows = rows[function & (table.sequence[above] >= 0) & (table.forward_thread[above] > 0)]
-    window = nearest(table, rows, (RowKind.BACKWARD,))
-    return rows[(window >= 0) & (table.argument[window] % 2 == 0)]
+    function &= (table.sequence[above] >= 0) & (table.forward_thread[above] > 0)
+    rows, above = rows[function], above[function]
+    window = nearest(table, above, (RowKind.BACKWARD,))
+    plain = (window >= 0) & (table.argument[window] % 2 == 0)
+    rows, above = rows[plain], above[plain]
+    is_aten = np.array(["::" in name for name in table.names], bool)
+    shows_gradients = (table.kind[rows] == RowKind.BACKWARD) | is_aten[table.name[rows]]
+    believed = np.isin(above, above[shows_gradients]) & (table.kind[rows] != RowKind.BACKWARD)
+    return np.sort(np.concatenate([marked, rows[believed]]))
 
 
-def _candidate_sums(table: EventTable) -> IntColumn:
+def _candidate_sums(table: EventTable, numbers: NodeNumbers) -> IntColumn:
     """ADD rows whose parent is a NODE, started after the node's function has returned.
 
     The engine adds a gradient into the next node's buffer once the function is done; pre-hooks come before it.
     """
     rows = np.flatnonzero((table.kind == RowKind.ADD) & (table.parent >= 0))
     rows = rows[table.kind[table.parent[rows]] == RowKind.NODE]
-    if not len(rows):
-        return rows
-    functions = np.flatnonzero((table.kind == RowKind.OP) & (table.parent >= 0))
-    parent = table.parent[functions]
-    functions = functions[(table.kind[parent] == RowKind.NODE) & (table.name[functions] == table.name[parent])]
     function_end = np.zeros(len(table), np.int64)
-    function_end[table.parent[functions]] = table.end_ns[functions]
+    known = numbers.function >= 0
+    function_end[numbers.row[known]] = table.end_ns[numbers.function[known]]
     return rows[table.start_ns[rows] >= function_end[table.parent[rows]]]
 
 

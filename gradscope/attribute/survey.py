@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.nodes import OUTSIDE, NodeLabels, label_nodes, nearest
+from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest
 from gradscope.attribute.rows import NodeRows, Rows, Skeleton, assign_rows
 from gradscope.tables import EventTable, GraphNode, IntColumn, ParameterInfo, RowKind, SpanTable
 
 NO_LINE = -1
-_TRANSPARENT = (RowKind.CALL, RowKind.ANNOTATION, RowKind.BACKWARD, RowKind.STEP)
+_TRANSPARENT = (RowKind.CALL, RowKind.ANNOTATION, RowKind.BACKWARD, RowKind.STEP, RowKind.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,10 @@ def unit_rows(skeleton: Skeleton) -> IntColumn:
     """Ops that user code or a module called itself: no op and no node between them and the Python code."""
     table = skeleton.table
     rows = np.flatnonzero(np.isin(table.kind, (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)))
-    above = table.parent[rows].astype(np.int64)
-    in_line = np.flatnonzero((above >= 0) & (table.kind[above] == RowKind.LINE))
-    while len(in_line):  # the survey's own line markers do not count
-        above[in_line] = table.parent[above[in_line]]
-        in_line = in_line[(above[in_line] >= 0) & (table.kind[above[in_line]] == RowKind.LINE)]
+    above = above_lines(table, rows)
     called = (above < 0) | np.isin(table.kind[above], _TRANSPARENT)
+    # Checkpointing calls them from inside a node's function, but it is user code all the same.
+    called |= np.isin(rows, skeleton.recomputed)
     return rows[called]
 
 
@@ -107,9 +105,10 @@ def _line_of_nodes(skeleton: Skeleton, spans: SpanTable) -> IntColumn:
     line = np.full(len(nodes.row), NO_LINE, np.int64)
     if not len(spans):
         return line
-    rows, label = label_nodes(table, NodeLabels(table, spans, RowKind.LINE), RowKind.LINE, skeleton.in_backward)
+    numbers = skeleton.numbers
+    label = label_nodes(table, numbers, NodeLabels(table, spans, RowKind.LINE), RowKind.LINE, skeleton.in_backward)
     by_row = np.full(len(table), NO_LINE, np.int64)
-    by_row[rows] = np.maximum(label, NO_LINE)
+    by_row[numbers.row] = np.maximum(label, NO_LINE)
     return by_row[nodes.row]
 
 
@@ -130,21 +129,20 @@ def _receivers(
     over the noted graph tells for which node each addition was.
     """
     table, nodes = survey.skeleton.table, survey.skeleton.nodes
-    columns = (table.sequence[nodes.row].tolist(), nodes.owner.tolist(), node_line.tolist())
+    columns = (nodes.sequence.tolist(), nodes.owner.tolist(), node_line.tolist())
     made_by = {number: Receiver(owner, line) for number, owner, line in zip(*columns, strict=True) if number >= 0}
     nobody = Receiver(OUTSIDE, NO_LINE)
     result: list[tuple[Receiver, ...]] = []
     window = _window_of(table, nodes.row)
     finders = [_graph_index(graph) for graph in survey.graphs]
     arrived: set[tuple[int, int, int]] = set()
-    for position, row in enumerate(nodes.row.tolist()):
-        pass_number = window[position]
+    for position, pass_number in enumerate(window):
         if not 0 <= pass_number < len(finders):
             result.append(())
             continue
         graph = survey.graphs[pass_number]
         by_number, by_parameter = finders[pass_number]
-        index = by_number.get(int(table.sequence[row]), by_parameter.get(parameter[position], -1))
+        index = by_number.get(int(nodes.sequence[position]), by_parameter.get(parameter[position], -1))
         added: list[Receiver] = []
         for target, number in graph[index].edges if index >= 0 else ():
             if target < 0:

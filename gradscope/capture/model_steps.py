@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from gradscope.capture.session import Session
+from gradscope.capture.state import leaves_of
 from gradscope.workload import Workload, call_model, scalar_loss
 
 
@@ -16,21 +18,43 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
 
     Gradients start each step at None, as ``zero_grad`` leaves them.
     """
-    kind = "given"
-    parameters = list(workload.model.parameters())
+    stepper = _Stepper(workload)
     while True:
-        batch = next(batches)
-        for parameter in parameters:
-            parameter.grad = None
-        output = call_model(workload.model, batch)
-        loss, kind = scalar_loss(output, batch, workload.loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if workload.optimizer is not None:
-            workload.optimizer.step()
-        # Dropped before the boundary, so that no graph of this step lives into the next.
-        del output, loss
+        stepper.step(next(batches))
         if session.boundary():
-            return kind
+            return stepper.loss_kind
+
+
+class _Stepper:
+    def __init__(self, workload: Workload) -> None:
+        self.loss_kind = "given"
+        self._workload = workload
+        self._parameters = list(workload.model.parameters())
+        self._needs_closure = workload.optimizer is not None and _needs_closure(workload.optimizer)
+
+    def step(self, batch: Any) -> None:
+        optimizer = self._workload.optimizer
+        if optimizer is not None and self._needs_closure:
+            optimizer.step(lambda: self._forward_backward(batch))
+            return
+        self._forward_backward(batch)
+        if optimizer is not None:
+            optimizer.step()
+
+    def _forward_backward(self, batch: Any) -> float:
+        for leaf in (*self._parameters, *leaves_of(batch)):
+            leaf.grad = None
+        output = call_model(self._workload.model, batch)
+        loss, self.loss_kind = scalar_loss(output, batch, self._workload.loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        # A number, not the tensor: no graph of this step lives into the next.
+        return loss.item() if self._needs_closure else 0.0
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``step`` evaluates the model itself, as LBFGS does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def seed_everything(seed: int | None) -> None:

@@ -7,6 +7,7 @@ The same session serves model mode, script mode and the user's own loop; they di
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from gradscope import markers
 from gradscope.capture.engine import BackwardWatch, synchronize
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
-from gradscope.compat import TraceMarker, new_profiler, quiet_kineto
+from gradscope.compat import TraceMarker, marking_recompute, new_profiler, quiet_kineto
 from gradscope.tables import GraphNode, LineInfo, Options, Progress, SpanTable
 
 Around = Callable[[Any], AbstractContextManager[None]]
@@ -91,6 +92,7 @@ class Session:
         self._installed = ExitStack()
         self._step_started_ns = 0
         self._closed = False
+        self._compiled_before = _compiled_frames()
 
     def __enter__(self) -> Session:
         self._installed.enter_context(self.backward.installed())
@@ -179,7 +181,7 @@ class Session:
         timed = self.capture.timed
         assert timed is not None
         # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
-        compiled = _uses_compile(timed.recorder.modules)
+        compiled = _uses_compile(timed.recorder.modules, self._compiled_before)
         if compiled:
             self.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
         recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer()
@@ -212,7 +214,8 @@ class Session:
     def _marking_backward(self, around: Around | None = None) -> Iterator[None]:
         self.backward.mark, self.backward.around = True, around
         try:
-            yield
+            with marking_recompute(markers.RECOMPUTE + "0"):
+                yield
         finally:
             self.backward.mark, self.backward.around = False, None
 
@@ -254,8 +257,24 @@ class _Profiling:
             self._profiler.stop()
 
 
-def _uses_compile(modules: list[nn.Module]) -> bool:
-    if any(module._compiled_call_impl is not None for module in modules):
+def _uses_compile(modules: list[nn.Module], compiled_before: int) -> bool:
+    """Whether compiled code ran in these steps: compiled modules, compiled functions in reach, or a new compilation."""
+    if _compiled_frames() > compiled_before:
         return True
+    return any(
+        module._compiled_call_impl is not None
+        or hasattr(module, "_orig_mod")
+        or any("_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) for value in _globals_of(module))
+        for module in modules
+    )
+
+
+def _compiled_frames() -> int:
+    """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"]["total"])
+    return int(utils.counters["frames"]["total"]) if utils is not None else 0
+
+
+def _globals_of(module: nn.Module) -> list[Any]:
+    function = inspect.getattr_static(type(module), "forward", None)
+    return list(getattr(function, "__globals__", {}).values())

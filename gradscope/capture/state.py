@@ -1,91 +1,161 @@
-"""Puts the user's model, optimizer and random state back as they were before the steps."""
+"""Puts the user's model, batch, optimizer and random state back as they were before the steps."""
 
 from __future__ import annotations
 
 import copy
 import random
 import sys
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+Undo = Callable[[], None]
 
 
 @contextmanager
 def preserved(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, device: torch.device | None = None
+    model: nn.Module,
+    batch: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    device: torch.device | None = None,
 ) -> Iterator[None]:
     """Restore everything a training step changes when the block is left, also by an exception.
 
     Args:
         model: may be changed freely inside the block.
+        batch: leaves in it that require a gradient get theirs back too.
         optimizer: may be stepped inside the block.
         device: where the model is inside the block; None leaves it where it is.
 
-    Restored bit for bit: parameters (copied only when an optimizer may step), their gradients, every buffer, plain
-    Python attributes of modules, train/eval flags, hooks' absence, the optimizer's state, and the random state of
-    Python, NumPy, torch and every CUDA device. Tensors keep their identity.
+    Restored bit for bit: parameters (copied only when an optimizer may step), their gradients, every buffer, the
+    attributes of every module with the contents of its own lists, dicts and sets, the optimizer's state, and the
+    random state of Python, NumPy, torch and every CUDA device. Tensors and containers keep their identity. Parameters
+    of a lazy module stay initialised.
     """
-    home = next((tensor.device for tensor in model.parameters()), None)
+    leaves = [*model.parameters(), *leaves_of(batch)]
+    undo: list[Undo] = [_random_state(), *(_gradient(leaf) for leaf in leaves)]
+    if optimizer is not None:
+        undo += [_optimizer_state(optimizer), *(_content(parameter) for parameter in _stepped(model, optimizer))]
+    undo += [_content(buffer) for buffer in model.buffers() if not is_lazy(buffer)]
+    undo += [_attributes(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    home = next((parameter.device for parameter in model.parameters()), None)
     moves = device is not None and home is not None and home.type != device.type
-    modules = list(model.modules())
-    parameters = list(model.parameters())
-    gradients = [_kept_gradient(parameter) for parameter in parameters]
-    values = [parameter.detach().clone() for parameter in parameters] if optimizer is not None else []
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    attributes = [{name: value for name, value in vars(m).items() if isinstance(value, _PLAIN)} for m in modules]
-    registered = [dict(module._buffers) for module in modules]
-    optimizer_state = copy.deepcopy(optimizer.state_dict()) if optimizer is not None else None
-    restore_random = _random_state()
     if moves:
         model.to(device)
     try:
         yield
     finally:
-        restore_random()
         if moves:
             model.to(home)
         with torch.no_grad():
-            for module, tensors, plain in zip(modules, registered, attributes, strict=True):
-                module._buffers.update(tensors)
-                vars(module).update(plain)
-            for buffer, value in buffers:
-                buffer.copy_(value)
-            for parameter, value in zip(parameters, values, strict=False):
-                parameter.copy_(value)
-            for parameter, (gradient, content) in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-                if gradient is not None and content is not None:
-                    gradient.copy_(content)
-        if optimizer is not None and optimizer_state is not None:
-            _restore_optimizer(optimizer, optimizer_state)
+            for step in reversed(undo):  # the random state last: nothing that follows draws from it
+                step()
 
 
-def _kept_gradient(parameter: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    gradient = parameter.grad
-    return gradient, gradient.detach().clone() if gradient is not None else None
+def leaves_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors in a batch, at any depth of tuples, lists and mappings, that collect a gradient."""
+    if isinstance(batch, torch.Tensor):
+        return [batch] if batch.requires_grad and batch.is_leaf else []
+    if isinstance(batch, Mapping):
+        return [leaf for value in batch.values() for leaf in leaves_of(value)]
+    if isinstance(batch, (tuple, list)):
+        return [leaf for value in batch for leaf in leaves_of(value)]
+    return []
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    if not saved["state"]:
-        # load_state_dict would keep the states that the steps have made.
+def _stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Every parameter that a step may change: the model's, and what else the optimizer holds."""
+    found = {id(parameter): parameter for parameter in model.parameters()}
+    found |= {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return [parameter for parameter in found.values() if not is_lazy(parameter)]
+
+
+def _content(tensor: torch.Tensor) -> Undo:
+    value = tensor.detach().clone()
+
+    def undo() -> None:
+        tensor.detach().copy_(value)
+
+    return undo
+
+
+def _gradient(leaf: torch.Tensor) -> Undo:
+    gradient = leaf.grad
+    value = gradient.detach().clone() if gradient is not None else None
+
+    def undo() -> None:
+        leaf.grad = gradient
+        if gradient is not None and value is not None:
+            gradient.detach().copy_(value)
+
+    return undo
+
+
+def _attributes(module: nn.Module) -> Undo:
+    """Attributes, and what the module's own containers hold: hooks, buffers and submodules are among these."""
+    if any(
+        tensor is not None and is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())
+    ):
+        return _nothing  # initialising removes hooks and changes the class: there is no way back
+    before = dict(vars(module))
+    refills = [_refill(value) for value in before.values() if type(value) in _CONTAINERS]
+
+    def undo() -> None:
+        now = vars(module)
+        for name in [name for name in now if name not in before]:
+            del now[name]
+        now.update(before)
+        for refill in refills:
+            refill()
+
+    return undo
+
+
+_CONTAINERS = (list, dict, set, OrderedDict)
+
+
+def _refill(container: Any) -> Undo:
+    """Fill a container again with the members it has now; the members themselves are not copied."""
+    content = container.copy()
+
+    def undo() -> None:
+        container.clear()
+        if isinstance(container, list):
+            container.extend(content)
+        else:
+            container.update(content)
+
+    return undo
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> Undo:
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    def undo() -> None:
+        # load_state_dict keeps states that the saved dict lacks.
         optimizer.state.clear()
-    optimizer.load_state_dict(saved)
+        optimizer.load_state_dict(saved)
+
+    return undo
 
 
-def _random_state() -> Any:
-    """A function that puts the random state of this moment back."""
+def _random_state() -> Undo:
     python = random.getstate()
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     numpy = sys.modules.get("numpy.random")
     numpy_state = numpy.get_state() if numpy is not None else None
 
-    def restore() -> None:
+    def undo() -> None:
         random.setstate(python)
         torch.set_rng_state(cpu)
         if cuda is not None:
@@ -93,4 +163,4 @@ def _random_state() -> Any:
         if numpy is not None:
             numpy.set_state(numpy_state)
 
-    return restore
+    return undo

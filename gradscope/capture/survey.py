@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,7 +25,8 @@ from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
 
-_LIBRARIES = tuple(f"{Path(module.__file__ or '').parent}/" for module in (torch, gradscope))
+_TORCH = f"{Path(torch.__file__).parent}/"
+_OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 
 
 class LineTracer:
@@ -34,7 +36,7 @@ class LineTracer:
         self.spans = SpanRecorder(markers.LINE)
         self.lines: list[LineInfo] = []
         self._labels: dict[tuple[CodeType, int], int] = {}
-        self._is_user: dict[CodeType, bool] = {}
+        self._places: dict[CodeType, _Place] = {}
         self._mode = _LineMode(self)
         self._recording = False
 
@@ -76,10 +78,12 @@ class LineTracer:
     def _label(self, frame: FrameType | None) -> int:
         while frame is not None:
             code = frame.f_code
-            is_user = self._is_user.get(code)
-            if is_user is None:
-                is_user = self._is_user[code] = _is_user_code(code.co_filename)
-            if is_user:
+            place = self._places.get(code)
+            if place is None:
+                place = self._places[code] = _place_of(code.co_filename)
+            if place is _Place.OURS:  # above it there is only what started gradscope
+                break
+            if place is _Place.USER:
                 key = (code, frame.f_lineno)
                 label = self._labels.get(key)
                 if label is None:
@@ -109,8 +113,16 @@ class LineTracer:
             base.apply = original
 
 
-def _is_user_code(filename: str) -> bool:
-    return not (filename.startswith(_LIBRARIES) or filename.startswith("<frozen "))
+class _Place(Enum):
+    USER = "user"
+    LIBRARY = "library"
+    OURS = "ours"
+
+
+def _place_of(filename: str) -> _Place:
+    if filename.startswith(_OWN):
+        return _Place.OURS
+    return _Place.LIBRARY if filename.startswith((_TORCH, "<frozen ")) else _Place.USER
 
 
 class _LineMode(TorchFunctionMode):

@@ -16,6 +16,7 @@ _USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: what torch.profiler.record_funct
 _MARKER_KINDS = {
     markers.CALL: RowKind.CALL,
     markers.BACKWARD: RowKind.BACKWARD,
+    markers.RECOMPUTE: RowKind.RECOMPUTE,
     markers.STEP: RowKind.STEP,
     markers.LINE: RowKind.LINE,
     markers.FLOP: RowKind.FLOP,
