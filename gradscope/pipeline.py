@@ -26,7 +26,7 @@ from gradscope.capture.training import StepFinder, StopRun
 from gradscope.errors import NothingMeasuredError
 from gradscope.report.report import Report
 from gradscope.tables import LineInfo, Options, Progress, RunData, SpanTable, WorkloadInfo
-from gradscope.trace.events import read_events
+from gradscope.trace.events import read_trace
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
 
@@ -234,7 +234,7 @@ def analyse(
     assert timed is not None
     names = name_modules([timed.recorder.modules[label] for label in timed.recorder.roots], known)
     on_cuda = torch.cuda.is_initialized()
-    table = read_events(compat.kineto_events(timed.profiler), device=on_cuda)
+    table = read_trace(timed.profiler, device=on_cuda)
     timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
     called = names.labels(timed.recorder.modules)
     parents = names.calling_parents(called)
@@ -304,7 +304,7 @@ def _run_data(
 def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequence[int], on_cuda: bool) -> Notes | None:
     if survey is None:
         return None
-    table = read_events(compat.kineto_events(survey.profiler), device=on_cuda, shapes=True)
+    table = read_trace(survey.profiler, device=on_cuda, shapes=True)
     survey.profiler = None
     calls = _relabelled(survey.recorder.table(), names.labels(survey.recorder.modules))
     return read_survey(

@@ -1,4 +1,4 @@
-"""The examples: each runs as plain Python, is a workload of the kind it says, and does what its docstring points out."""
+"""The examples: each runs as plain Python, is a workload of the kind it says, and does what its docstring tells."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT = {
 }
 
 # The loss of a model that has learned nothing: every class equally likely.
-UNTRAINED_LOSS = {"gpt.py": math.log(256), "recurrent.py": math.log(256), "convnet.py": math.log(10)}
+UNTRAINED_LOSS = {"gpt.py": math.log(256), "recurrent.py": math.log(256)}
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +51,6 @@ def load(target: str) -> Workload:
     loaded = load_target(str(FOLDER / target), device="cpu", seed=0)
     assert isinstance(loaded, Workload)
     return loaded
-
-
-def module_of(workload: Workload, *, of: type[nn.Module] | None = None) -> ModuleType:
-    """The example's module: that of its root, or of its part of a class that torch does not define."""
-    kinds = [type(module).__module__ for module in workload.model.modules()]
-    return sys.modules[next(kind for kind in kinds if not kind.startswith("torch."))]
 
 
 def step(workload: Workload) -> tuple[torch.Tensor, str]:
@@ -154,7 +148,7 @@ def test_workload_is_the_same_each_time(name: str) -> None:
 
 @pytest.fixture
 def gpt() -> ModuleType:
-    return module_of(load("gpt.py"))
+    return sys.modules[type(load("gpt.py").model).__module__]
 
 
 def tiny(gpt: ModuleType, **sizes: Any) -> Any:
@@ -234,7 +228,7 @@ def test_gpt_full_is_gpt_2_small(gpt: ModuleType, monkeypatch: pytest.MonkeyPatc
 
 
 def test_names_learns_as_a_script_of_its_own(tmp_path: Path) -> None:
-    """In a fresh interpreter that has no gradscope beside it and takes warnings for errors."""
+    """In a fresh interpreter, from another folder, with warnings as errors."""
     command = [sys.executable, "-I", "-W", "error", str(FOLDER / "names.py"), "--n-layer", "1", "--n-embd", "32"]
     command += ["--steps", "61", "--eval-every", "20", "--learning-rate", "5e-3"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

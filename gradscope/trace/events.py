@@ -1,97 +1,108 @@
-"""Raw profiler events -> :class:`~gradscope.tables.EventTable`. The only reader of kineto's events.
+"""Raw profiler events -> :class:`~gradscope.tables.EventTable`. The only reader of what torch.profiler recorded.
 
-Reading goes column by column through ``map`` over the unbound accessors: about 1 µs an event for what CPU rows need.
-Nesting is found by sorting, not by walking a stack in Python, so that a million events stay a matter of seconds.
+Two interfaces give the same events: trees, which need little memory, and a list, which has everything and is needed
+for devices, shapes, and forward passes on several threads. Nesting is found by sorting, not by a stack in Python, so
+that a million events stay a matter of seconds.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradscope.tables import EventTable, IntColumn
+from gradscope.compat import kineto_events, kineto_tree
+from gradscope.tables import EventTable, IntColumn, KernelTable
+from gradscope.trace.columns import Interner, RawColumns, no_garbage_collection
 from gradscope.trace.kernels import read_kernels, split_devices
-from gradscope.trace.names import NameReader
+from gradscope.trace.names import classify_names
 from gradscope.trace.nesting import nest
 
 
-def read_events(events: list[Any], *, device: bool = False, shapes: bool = False) -> EventTable:
-    """Read the raw events of one stopped profiler; empties ``events`` to give its memory back early.
+def read_trace(profiler: Any, *, device: bool = False, shapes: bool = False) -> EventTable:
+    """Read all events of a stopped profiler.
 
     Args:
-        events: ``kineto_results.events()``.
+        profiler: a ``torch.profiler.profile``; it keeps its own copy of the events until it is dropped.
         device: the trace may hold device activities (CUDA).
         shapes: read the input shapes of each row.
     """
-    with _no_garbage_collection():
-        kernels, host = None, events
-        if device:
-            host, device_events = split_devices(events)
-            kernels = read_kernels(device_events)
-        reader = _Columns(host)
-        names = NameReader()
-        name = names.read(host)
-        start = reader.int64("start_ns")
-        end = start + reader.int64("duration_ns")
-        thread = reader.int64("start_thread_id").astype(np.int32)
-        sequence = reader.int64("sequence_nr")
-        forward_thread = reader.int64("fwd_thread_id").astype(np.int32)
-        correlation = reader.int64("correlation_id") if device else None
-        shape_texts = [_shape_text(event.shapes()) for event in host] if shapes else None
-        host.clear()
-        events.clear()
-    order = np.lexsort((-end, start, thread))
-    name, start, thread = name[order], start[order], thread[order]
-    parent, depth, end = nest(start, end[order], thread)
-    kind, argument, name = names.classify(name)
-    return EventTable(
-        names=names.canonical,
+    with no_garbage_collection():
+        if not device and not shapes:
+            found = _from_tree(profiler)
+            if found is not None:
+                return found
+        return _from_list(kineto_events(profiler), device=device, shapes=shapes)
+
+
+def _from_tree(profiler: Any) -> EventTable | None:
+    from gradscope.trace.tree import read_tree
+
+    read = read_tree(kineto_tree(profiler))
+    return None if read is None else _table(*read)
+
+
+def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
+    kernels, host = None, events
+    if device:
+        host, device_events = split_devices(events)
+        kernels = read_kernels(device_events)
+    names = Interner()
+    name = _column(host, "name", names.__getitem__).astype(np.int32)
+    first = np.empty(len(names), np.int64)
+    first[name[::-1]] = np.arange(len(host))[::-1]  # of equal names the smallest row is written last
+    scopes = [int(host[row].scope()) for row in first.tolist()]
+    start = _column(host, "start_ns")
+    columns = RawColumns(
         name=name,
-        kind=kind,
-        argument=argument,
+        start_ns=start,
+        end_ns=start + _column(host, "duration_ns"),
+        thread=_column(host, "start_thread_id").astype(np.int32),
+        sequence=_column(host, "sequence_nr"),
+        forward_thread=_column(host, "fwd_thread_id").astype(np.int32),
+        correlation=_column(host, "correlation_id") if device else None,
+        shapes=[_shape_text(event.shapes()) for event in host] if shapes else None,
+    )
+    host.clear()
+    events.clear()  # some 350 bytes each: given back before the analysis needs memory
+    return _table(columns, names, scopes, kernels)
+
+
+def _table(
+    columns: RawColumns, names: Interner, scopes: Sequence[int], kernels: KernelTable | None = None
+) -> EventTable:
+    order = np.lexsort((-columns.end_ns, columns.start_ns, columns.thread))
+    start, thread = columns.start_ns[order], columns.thread[order]
+    parent, depth, end = nest(start, columns.end_ns[order], thread)
+    classified = classify_names(names, scopes)
+    name = columns.name[order]
+    return EventTable(
+        names=classified.canonical,
+        name=classified.renamed[name],
+        kind=classified.kind[name],
+        argument=classified.argument[name],
         start_ns=start,
         end_ns=end,
         thread=thread,
-        sequence=sequence[order],
-        forward_thread=forward_thread[order],
+        sequence=columns.sequence[order],
+        forward_thread=columns.forward_thread[order],
         parent=parent,
         depth=depth,
-        correlation=None if correlation is None else correlation[order],
+        correlation=None if columns.correlation is None else columns.correlation[order],
         kernels=kernels,
-        shapes=None if shape_texts is None else tuple(shape_texts[row] for row in order.tolist()),
+        shapes=None if columns.shapes is None else tuple(columns.shapes[row] for row in order.tolist()),
     )
 
 
-class _Columns:
-    """Reads one attribute of every event into an array."""
-
-    def __init__(self, events: Sequence[Any]) -> None:
-        self._events = events
-        self._type = type(events[0]) if events else None
-
-    def int64(self, attribute: str) -> IntColumn:
-        if self._type is None:
-            return np.empty(0, np.int64)
-        accessor: Callable[[Any], int] = getattr(self._type, attribute)
-        return np.fromiter(map(accessor, self._events), dtype=np.int64, count=len(self._events))
+def _column(events: Sequence[Any], attribute: str, convert: Callable[[Any], int] | None = None) -> IntColumn:
+    """One attribute of every event, through the unbound accessor: about 0.1 µs an event."""
+    if not events:
+        return np.empty(0, np.int64)
+    values = map(getattr(type(events[0]), attribute), events)
+    return np.fromiter(map(convert, values) if convert else values, dtype=np.int64, count=len(events))
 
 
 def _shape_text(shapes: Sequence[Sequence[int]]) -> str:
     """``[[8, 64], [], [64, 64]]`` -> ``"[8, 64] [64, 64]"``: scalars and non-tensors have no shape worth showing."""
     return " ".join(str(list(shape)) for shape in shapes if shape)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A million short-lived objects would set off collections that find nothing and triple the time of a column."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,46 +26,26 @@ _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms", "_c1
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 
 
-class _Interner(dict[str, int]):
-    """Numbers texts in the order in which they are first asked for."""
+@dataclass(frozen=True, slots=True)
+class ClassifiedNames:
+    """What each distinct name of a trace stands for; one entry a name."""
 
-    def __missing__(self, text: str) -> int:
-        number = self[text] = len(self)
-        return number
+    kind: Int8Column
+    argument: IntColumn
+    renamed: Int32Column  # index into ``canonical``
+    canonical: tuple[str, ...]
 
 
-class NameReader:
-    """Interns the names of a trace and says what kind of row each is."""
-
-    def __init__(self) -> None:
-        self._index = _Interner()
-        self._scopes: list[int] = []
-        self.canonical: tuple[str, ...] = ()
-
-    def read(self, events: Sequence[Any]) -> Int32Column:
-        """Index of each event's name, in the order of the events."""
-        if not events:
-            return np.empty(0, np.int32)
-        texts = map(type(events[0]).name, events)
-        column = np.fromiter(map(self._index.__getitem__, texts), dtype=np.int32, count=len(events))
-        first = np.empty(len(self._index), np.int64)
-        first[column[::-1]] = np.arange(len(events))[::-1]  # of equal names the smallest row is written last
-        self._scopes = [events[row].scope() for row in first.tolist()]
-        return column
-
-    def classify(self, name: Int32Column) -> tuple[Int8Column, IntColumn, Int32Column]:
-        """``(kind, argument, name)`` of each row; markers lose their number from the name to the argument."""
-        canonical: dict[str, int] = {}
-        kinds = np.empty(len(self._index), np.int8)
-        arguments = np.full(len(self._index), -1, np.int64)
-        renamed = np.empty(len(self._index), np.int32)
-        for text, number in self._index.items():
-            kind, argument, short = classify_name(text, self._scopes[number])
-            kinds[number], arguments[number] = kind, argument
-            renamed[number] = canonical.setdefault(short, len(canonical))
-        self.canonical = tuple(canonical)
-        self._index.clear()
-        return kinds[name], arguments[name], renamed[name]
+def classify_names(names: Iterable[str], scopes: Sequence[int]) -> ClassifiedNames:
+    """Classify every distinct name; markers lose their number from the name to the argument."""
+    canonical: dict[str, int] = {}
+    kinds = np.empty(len(scopes), np.int8)
+    arguments = np.full(len(scopes), -1, np.int64)
+    renamed = np.empty(len(scopes), np.int32)
+    for number, (text, scope) in enumerate(zip(names, scopes, strict=True)):
+        kinds[number], arguments[number], short = classify_name(text, scope)
+        renamed[number] = canonical.setdefault(short, len(canonical))
+    return ClassifiedNames(kinds, arguments, renamed, tuple(canonical))
 
 
 def classify_name(text: str, scope: int = 0) -> tuple[RowKind, int, str]:

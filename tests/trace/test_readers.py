@@ -1,0 +1,88 @@
+"""Both of torch's interfaces give the same table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gradscope.capture.modules import CallRecorder
+from gradscope.compat import kineto_events, new_profiler, quiet_kineto
+from gradscope.tables import RowKind
+from gradscope.trace import events
+
+
+def _record(run: Callable[[], None]) -> Any:
+    profiler = new_profiler()
+    with CallRecorder().recording():
+        with quiet_kineto():
+            profiler.start()
+        run()
+        with quiet_kineto():
+            profiler.stop()
+    return profiler
+
+
+def _training() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        with torch.profiler.record_function("mine"):
+            loss = model(torch.ones(4, 8)).sum() + checkpoint(model, torch.ones(4, 8), use_reentrant=False).sum()
+        loss.backward()
+        optimizer.step()
+
+
+def _double_backward() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (first,) = torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)
+    first.square().sum().backward()
+
+
+@pytest.mark.parametrize("run", [_training, _double_backward])
+def test_tree_and_list_agree(run: Callable[[], None]) -> None:
+    profiler = _record(run)
+    tree = events._from_tree(profiler)
+    listed = events._from_list(kineto_events(profiler), device=False, shapes=False)
+    assert tree is not None
+    assert [tree.names[name] for name in tree.name] == [listed.names[name] for name in listed.name]
+    for column in ("kind", "argument", "start_ns", "end_ns", "thread", "sequence", "forward_thread", "parent", "depth"):
+        np.testing.assert_array_equal(getattr(tree, column), getattr(listed, column), err_msg=column)
+    assert (tree.kind == RowKind.NODE).any()
+
+
+def test_an_event_that_never_ended_is_the_same_in_both() -> None:
+    profiler = new_profiler()
+    with quiet_kineto():
+        profiler.start()
+    with torch.profiler.record_function("open"):
+        torch.ones(2) + 1
+        with quiet_kineto():
+            profiler.stop()
+    tree = events._from_tree(profiler)
+    listed = events._from_list(kineto_events(profiler), device=False, shapes=False)
+    assert tree is not None
+    assert tree.end_ns.tolist() == listed.end_ns.tolist()
+    assert tree.parent.tolist() == listed.parent.tolist()
+
+
+def test_forward_on_several_threads_needs_the_list() -> None:
+    def both() -> None:
+        _training()
+        thread = threading.Thread(target=_double_backward)
+        thread.start()
+        thread.join()
+
+    profiler = _record(both)
+    assert events._from_tree(profiler) is None
+    table = events.read_trace(profiler)
+    assert len(np.unique(table.forward_thread[table.kind == RowKind.NODE])) == 2
+
+
+def test_a_profiler_that_saw_nothing() -> None:
+    assert len(events.read_trace(_record(lambda: None))) == 0
