@@ -71,9 +71,11 @@ class NodeLabels:
 def span_labels(table: EventTable, spans: SpanTable, kind: RowKind, rows: IntColumn) -> IntColumn:
     """Label of each span row; a span without a name takes the label of the span around it."""
     label = spans.label[table.argument[rows]].copy()
-    for index in np.flatnonzero(label < 0).tolist():  # in order, so that an outer one is settled first
-        outer = nearest(table, table.parent[rows[index : index + 1]].astype(np.int64), (kind,))[0]
-        label[index] = label[np.searchsorted(rows, outer)] if outer >= 0 else OUTSIDE
+    nameless = np.flatnonzero(label < 0)
+    outer = nearest(table, table.parent[rows[nameless]].astype(np.int64), (kind,))
+    place = np.searchsorted(rows, outer)
+    for index, around, where in zip(nameless.tolist(), outer.tolist(), place.tolist(), strict=True):
+        label[index] = label[where] if around >= 0 else OUTSIDE  # rows come in order: an outer one is settled
     return label
 
 

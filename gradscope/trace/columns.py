@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,7 +32,8 @@ class Interner(dict[str, int]):
         return number
 
 
-ScopeOf = Callable[[int], int]  # number of a name -> at::RecordScope of its first event
+# An op of this kind without a sequence number runs below autograd: nothing under it draws numbers or calls user code.
+BELOW_AUTOGRAD = "aten::"
 
 
 @contextmanager

@@ -8,13 +8,14 @@ that a million events stay a matter of seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gradscope.compat import kineto_events, kineto_tree
 from gradscope.tables import EventTable, IntColumn, KernelTable
-from gradscope.trace.columns import Interner, RawColumns, no_garbage_collection
+from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns, no_garbage_collection
 from gradscope.trace.kernels import read_kernels, split_devices
 from gradscope.trace.names import classify_names
 from gradscope.trace.nesting import nest
@@ -66,7 +67,36 @@ def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
     )
     host.clear()
     events.clear()  # some 350 bytes each: given back before the analysis needs memory
-    return _table(columns, names, scopes, kernels)
+    table = _table(columns, names, scopes, kernels)
+    # Kernels are joined to the op that launched them, and the survey's markers lie inside of ops: both need all rows.
+    return table if device or shapes else _without_parts_of_ops(table)
+
+
+def _without_parts_of_ops(table: EventTable) -> EventTable:
+    """Leave out what the tree reader does not read, so that a report does not depend on which reader it came from."""
+    below = np.array([name.startswith(BELOW_AUTOGRAD) for name in table.names], bool)
+    closed = below[table.name] & (table.sequence < 0)
+    drop = np.zeros(len(table), bool)
+    for level in range(1, int(table.depth.max(initial=0)) + 1):
+        rows = np.flatnonzero(table.depth == level)
+        above = table.parent[rows]
+        drop[rows] = drop[above] | closed[above]
+    keep = np.flatnonzero(~drop)
+    place = np.cumsum(~drop, dtype=np.int32) - 1
+    parent = table.parent[keep]
+    return replace(
+        table,
+        name=table.name[keep],
+        kind=table.kind[keep],
+        argument=table.argument[keep],
+        start_ns=table.start_ns[keep],
+        end_ns=table.end_ns[keep],
+        thread=table.thread[keep],
+        sequence=table.sequence[keep],
+        forward_thread=table.forward_thread[keep],
+        parent=np.where(parent >= 0, place[parent], -1).astype(np.int32),
+        depth=table.depth[keep],
+    )
 
 
 def _table(
