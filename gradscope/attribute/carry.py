@@ -16,7 +16,7 @@ from gradscope.attribute.rows import (
     assign_rows,
     find_steps,
 )
-from gradscope.attribute.survey import NO_LINE, Notes, Receiver, match_step, unit_rows
+from gradscope.attribute.survey import NO_LINE, Notes, Receiver, keys, match_step, unit_rows
 from gradscope.tables import IntColumn, RowKind
 
 
@@ -77,8 +77,8 @@ class _Carried:
         for step in range(len(steps.bounds_ns) - 1):
             in_step = np.flatnonzero(unit_step == step)
             node_places = np.flatnonzero(node_step == step)
-            unit_keys = _keys(names, owner[in_step], table.name[units[in_step]])
-            node_keys = _keys(names, nodes.owner[node_places], table.name[nodes.row[node_places]])
+            unit_keys = keys(names, owner[in_step], table.name[units[in_step]])
+            node_keys = keys(names, nodes.owner[node_places], table.name[nodes.row[node_places]])
             unit_match, node_match, exact = match_step(survey, unit_keys, node_keys)
             self._note_units(units[in_step], np.array(unit_match, np.int64), survey)
             self._note_nodes(skeleton, node_places, np.array(node_match, np.int64), survey)
@@ -111,10 +111,6 @@ class _Carried:
             f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
             f"their source lines are matched by the order within each layer ({share:.1f} % of operations matched)"
         ]
-
-
-def _keys(names: tuple[str, ...], owner: IntColumn, name: np.ndarray) -> tuple[tuple[int, str], ...]:  # type: ignore[type-arg]
-    return tuple((own, names[index]) for own, index in zip(owner.tolist(), name.tolist(), strict=True))
 
 
 def _accumulate_owners(skeleton: Skeleton, known: IntColumn) -> IntColumn:

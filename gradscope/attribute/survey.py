@@ -16,7 +16,7 @@ import numpy as np
 
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest
 from gradscope.attribute.rows import NodeRows, Rows, Skeleton, assign_rows
-from gradscope.tables import EventTable, GraphNode, IntColumn, ParameterInfo, RowKind, SpanTable
+from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
 
 NO_LINE = -1
 _TRANSPARENT = (RowKind.CALL, RowKind.ANNOTATION, RowKind.BACKWARD, RowKind.STEP, RowKind.RECOMPUTE)
@@ -65,9 +65,9 @@ def read_survey(survey: SurveyInput) -> Notes:
     rows = assign_rows(skeleton, parameter_owner, np.empty(0, np.int64), np.empty(0, np.int64))
     units = unit_rows(skeleton)
     return Notes(
-        unit_key=_keys(table, units, rows.owner[units]),
+        unit_key=keys(table.names, rows.owner[units], table.name[units]),
         unit_line=_line_of_units(table, units, survey.line_spans),
-        node_key=_keys(table, nodes.row, nodes.owner),
+        node_key=keys(table.names, nodes.owner, table.name[nodes.row]),
         node_line=node_line,
         parameter_owner=parameter_owner,
         receivers=receivers,
@@ -87,9 +87,14 @@ def unit_rows(skeleton: Skeleton) -> IntColumn:
     return rows[called]
 
 
-def _keys(table: EventTable, rows: IntColumn, owner: IntColumn) -> tuple[tuple[int, str], ...]:
-    names = table.names
-    return tuple((own, names[name]) for own, name in zip(owner.tolist(), table.name[rows].tolist(), strict=True))
+# The survey's dispatch mode makes reshape take another way to the same view.
+_SAME = {"ReshapeAliasBackward0": "ViewBackward0"}
+
+
+def keys(names: Sequence[str], owner: IntColumn, name: Int32Column) -> tuple[tuple[int, str], ...]:
+    """(owner, name) of each row, by which the rows of two traces are compared."""
+    texts = [_SAME.get(text, text) for text in names]
+    return tuple((own, texts[index]) for own, index in zip(owner.tolist(), name.tolist(), strict=True))
 
 
 def _line_of_units(table: EventTable, units: IntColumn, spans: SpanTable) -> IntColumn:

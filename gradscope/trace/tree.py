@@ -31,6 +31,7 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
     """Columns, names and the scope of each name; None where several threads ran forward. Empties ``roots``."""
     names, scopes = Interner(), array("b")
     name, thread, start, end, sequence = array("i"), array("i"), array("q"), array("q"), array("q")
+    function = array("b")  # 1 for the row of a backward node's function; its name may be an ordinary op's as well
     stack, stack_threads = roots, array("i", map(_start_tid, roots))
     while stack:
         # A chunk at a time through map: less time than a loop over single events, and bounded memory.
@@ -49,6 +50,10 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
         start.extend(map(_start, chunk))
         end.extend(map(_end, chunk))
         sequence.extend(numbers)
+        function.extend(
+            not text.startswith(BELOW_AUTOGRAD) and int(field.scope) == _BACKWARD_SCOPE
+            for text, field in zip(texts, fields, strict=True)
+        )
         for event, text, number, thread_number in zip(chunk, texts, numbers, threads, strict=True):
             if number < 0 and text.startswith(BELOW_AUTOGRAD):
                 continue
@@ -56,14 +61,11 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
             if children:
                 stack += children
                 stack_threads.extend([thread_number] * len(children))
-    is_backward = np.array(
-        [scope == _BACKWARD_SCOPE or text.startswith(_EVALUATE) for text, scope in zip(names, scopes, strict=True)],
-        bool,
-    )
+    by_engine = np.array([text.startswith(_EVALUATE) for text in names], bool)
     numbers_column: IntColumn = np.frombuffer(sequence, np.int64)
     thread_column = np.frombuffer(thread, np.int32)
     name_column = np.frombuffer(name, np.int32)
-    backward = is_backward[name_column]
+    backward = by_engine[name_column] | np.frombuffer(function, np.bool_)
     drew = np.unique(thread_column[(numbers_column >= 0) & ~backward])
     if len(drew) > 1:
         return None

@@ -44,7 +44,36 @@ def _double_backward() -> None:
     first.square().sum().backward()
 
 
-@pytest.mark.parametrize("run", [_training, _double_backward])
+class Twice(torch.autograd.Function):
+    """Its node is called TwiceBackward, as is the Function that its backward applies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = TwiceBackward.apply(gradient)
+        return result
+
+
+class TwiceBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def _one_name_for_two() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (first,) = torch.autograd.grad(Twice.apply(x).pow(2).sum(), x, create_graph=True)
+    first.square().sum().backward()
+
+
+@pytest.mark.parametrize("run", [_training, _double_backward, _one_name_for_two])
 def test_tree_and_list_agree(run: Callable[[], None]) -> None:
     profiler = _record(run)
     tree = events._from_tree(profiler)
