@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gradscope import markers
 from gradscope.tables import IntColumn
 from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns
 
@@ -31,29 +32,35 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
     """Columns, names and the scope of each name; None where several threads ran forward. Empties ``roots``."""
     names, scopes = Interner(), array("b")
     name, thread, start, end, sequence = array("i"), array("i"), array("q"), array("q"), array("q")
-    function = array("b")  # 1 for the row of a backward node's function; its name may be an ordinary op's as well
+    shared: set[int] = set()  # names that both a node's function and an ordinary op may have
+    functions: list[int] = []  # rows of such a name that are a node's function
     stack, stack_threads = roots, array("i", map(_start_tid, roots))
     while stack:
         # A chunk at a time through map: less time than a loop over single events, and bounded memory.
+        first = len(name)
         chunk, threads = stack[-_CHUNK:], stack_threads[-_CHUNK:]
         del stack[-_CHUNK:], stack_threads[-_CHUNK:]
         texts = list(map(_name, chunk))
         fields = list(map(_fields, chunk))
         chunk_names = list(map(names.__getitem__, texts))
         if len(names) > len(scopes):
-            for number, field in zip(chunk_names, fields, strict=True):
+            for number, text, field in zip(chunk_names, texts, fields, strict=True):
                 if number == len(scopes):
                     scopes.append(int(field.scope))
+                    if _may_be_both(text):
+                        shared.add(number)
         numbers = list(map(_sequence, fields))
         name.extend(chunk_names)
         thread.extend(threads)
         start.extend(map(_start, chunk))
         end.extend(map(_end, chunk))
         sequence.extend(numbers)
-        function.extend(
-            not text.startswith(BELOW_AUTOGRAD) and int(field.scope) == _BACKWARD_SCOPE
-            for text, field in zip(texts, fields, strict=True)
-        )
+        if not shared.isdisjoint(chunk_names):
+            functions += [
+                first + row
+                for row, number in enumerate(chunk_names)
+                if number in shared and int(fields[row].scope) == _BACKWARD_SCOPE
+            ]
         for event, text, number, thread_number in zip(chunk, texts, numbers, threads, strict=True):
             if number < 0 and text.startswith(BELOW_AUTOGRAD):
                 continue
@@ -61,11 +68,18 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
             if children:
                 stack += children
                 stack_threads.extend([thread_number] * len(children))
-    by_engine = np.array([text.startswith(_EVALUATE) for text in names], bool)
+    of_node = np.array(
+        [
+            text.startswith(_EVALUATE) or (scope == _BACKWARD_SCOPE and number not in shared)
+            for number, (text, scope) in enumerate(zip(names, scopes, strict=True))
+        ],
+        bool,
+    )
     numbers_column: IntColumn = np.frombuffer(sequence, np.int64)
     thread_column = np.frombuffer(thread, np.int32)
     name_column = np.frombuffer(name, np.int32)
-    backward = by_engine[name_column] | np.frombuffer(function, np.bool_)
+    backward = of_node[name_column]
+    backward[functions] = True
     drew = np.unique(thread_column[(numbers_column >= 0) & ~backward])
     if len(drew) > 1:
         return None
@@ -79,3 +93,11 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
         forward_thread=np.where(backward & (numbers_column >= 0), made_by, 0).astype(np.int32),
     )
     return columns, names, scopes.tolist()
+
+
+def _may_be_both(text: str) -> bool:
+    """``XBackward`` is the node of a Function ``X``, and may be another Function that X's backward applies.
+
+    Torch's own nodes end in a digit.
+    """
+    return not text.startswith((BELOW_AUTOGRAD, _EVALUATE, markers.PREFIX)) and not text[-1:].isdigit()
