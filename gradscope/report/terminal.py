@@ -44,15 +44,16 @@ def print_view(view: View, console: Console | None = None) -> None:
 def make_console(file: IO[str] | None = None, color: bool | None = None) -> Console:
     """A console on ``file`` (default stdout).
 
-    As wide as the terminal; :data:`DEFAULT_WIDTH` where there is none; ``COLUMNS`` overrules both. ``color`` is
-    ``None`` for "if it is a terminal and ``NO_COLOR`` is not set".
+    As wide as the terminal; :data:`DEFAULT_WIDTH` where there is none, or less if what is piped will most likely be
+    read in a narrower terminal (a pager); ``COLUMNS`` overrules all. ``color`` is ``None`` for "if it is a terminal
+    and ``NO_COLOR`` is not set".
     """
     from rich.console import Console
 
     file = sys.stdout if file is None else file
     columns = os.environ.get("COLUMNS", "")
     terminal = file.isatty()
-    width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if terminal else DEFAULT_WIDTH
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if terminal else _piped_width()
     return Console(
         file=file,
         width=width,
@@ -63,6 +64,13 @@ def make_console(file: IO[str] | None = None, color: bool | None = None) -> Cons
         emoji=False,
         legacy_windows=False,
     )
+
+
+def _piped_width() -> int:
+    try:
+        return min(DEFAULT_WIDTH, os.get_terminal_size(2).columns or DEFAULT_WIDTH)
+    except OSError:  # stderr is no terminal either
+        return DEFAULT_WIDTH
 
 
 def to_text(view: View, width: int = DEFAULT_WIDTH, encoding: str = "utf-8") -> str:
