@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,6 @@ from gradscope.errors import UnsupportedTorchError
 
 __all__ = [
     "Check",
-    "NullMarker",
     "TraceMarker",
     "check",
     "graph_task_id",
@@ -33,6 +33,8 @@ __all__ = [
     "quiet_kineto",
     "require",
     "sequence_number",
+    "start_profiler",
+    "stop_profiler",
     "swap_engine_entry",
 ]
 
@@ -46,14 +48,6 @@ graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 TraceMarker: Any = torch._C._profiler._RecordFunctionFast
 
 
-class NullMarker:
-    """Stands in for :data:`TraceMarker` where no profiler runs."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
 def new_profiler(*, shapes: bool = False) -> Any:
     """A stopped ``torch.profiler.profile`` over the CPU, CUDA where there is one, and every thread.
 
@@ -65,6 +59,19 @@ def new_profiler(*, shapes: bool = False) -> Any:
         activities.append(ProfilerActivity.CUDA)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     return profile(activities=activities, record_shapes=shapes, experimental_config=config)
+
+
+def start_profiler(profiler: Any) -> None:
+    """Start it without kineto's log lines, and without the once-only warning of torch 2.11 that cycles are not kept."""
+    with quiet_kineto(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
+        profiler.start()
+
+
+def stop_profiler(profiler: Any) -> None:
+    """Stop it without kineto's log lines."""
+    with quiet_kineto():
+        profiler.stop()
 
 
 def kineto_events(profiler: Any) -> list[Any]:
@@ -263,14 +270,12 @@ def _probe_recompute() -> str:
 
 def _probe_profiler() -> str:
     profiler = new_profiler()
-    with quiet_kineto():
-        profiler.start()
+    start_profiler(profiler)
     try:
         with TraceMarker("gradscope:probe"):
             _small_graph().backward()  # type: ignore[no-untyped-call]
     finally:
-        with quiet_kineto():
-            profiler.stop()
+        stop_profiler(profiler)
     events = kineto_events(profiler)
     by_name = {event.name(): event for event in events}
     _expect("gradscope:probe" in by_name, "the trace lacks our marker")

@@ -25,11 +25,6 @@ IntColumn: TypeAlias = npt.NDArray[np.int64]
 Int32Column: TypeAlias = npt.NDArray[np.int32]
 Int8Column: TypeAlias = npt.NDArray[np.int8]
 
-Phase = Literal["forward", "backward", "optimizer", "other"]
-
-# What a nanosecond of backward was spent on. One ledger row and one column of a layer each.
-Category = Literal["layer", "recompute", "gradient_sum", "accumulate", "communication", "engine", "unattributed"]
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # Results: one field a key of RUN.json
@@ -383,7 +378,6 @@ class Options:
     device: str = "auto"
     seed: int | None = None
     lines: bool = True
-    memory: bool = True
     run_to_end: bool = False
 
 

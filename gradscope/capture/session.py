@@ -23,7 +23,7 @@ from gradscope import markers
 from gradscope.capture.engine import BackwardWatch, synchronize
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
-from gradscope.compat import TraceMarker, marking_recompute, new_profiler, quiet_kineto
+from gradscope.compat import TraceMarker, marking_recompute, new_profiler, start_profiler, stop_profiler
 from gradscope.tables import GraphNode, LineInfo, Options, Progress, SpanTable
 
 Around = Callable[[Any], AbstractContextManager[None]]
@@ -249,12 +249,10 @@ class _Profiling:
         self._profiler = profiler
 
     def __enter__(self) -> None:
-        with quiet_kineto():
-            self._profiler.start()
+        start_profiler(self._profiler)
 
     def __exit__(self, *exc: object) -> None:
-        with quiet_kineto():
-            self._profiler.stop()
+        stop_profiler(self._profiler)
 
 
 def _uses_compile(modules: list[nn.Module], compiled_before: int) -> bool:

@@ -29,6 +29,7 @@ class Column:
     align: Literal["left", "right"] = "right"
     drop: int = 0  # the highest is dropped first; 0 is never dropped
     least: int | None = None  # may be cut or drawn down to this width; None: as wide as its cells, never cut
+    cut: Literal["end", "front"] = "end"  # a path or a place is told apart by its end: cut its beginning
     most: int | None = None  # width of cells that are drawn, or the largest width wanted
     cells: list[Cell] = field(default_factory=list)
     measured: tuple[int, int] = (-1, 0)  # number of cells when it was last measured, and the width found
@@ -140,9 +141,18 @@ def _drawn(cell: Cell, width: int) -> Line:
 
 
 def _place(line: Line, column: Column, width: int, glyphs: Glyphs) -> Line:
-    line = cut_line(line, width, glyphs)
+    line = cut_line(line, width, glyphs) if column.cut == "end" else _cut_front(line, width, glyphs)
     pad = " " * (width - width_of(line))
     return [(pad, ""), *line] if column.align == "right" else [*line, (pad, "")]
+
+
+def _cut_front(line: Line, width: int, glyphs: Glyphs) -> Line:
+    if width_of(line) <= width or not line:
+        return line
+    text, style = "".join(text for text, _ in line), line[-1][1]
+    while text and cell_len(text) + len(glyphs.ellipsis) > width:
+        text = text[1:]
+    return [(glyphs.ellipsis + text, style)]
 
 
 def _join(cells: list[Line]) -> Line:

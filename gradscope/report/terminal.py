@@ -120,19 +120,19 @@ def _source_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
     scale = view.scale
     grid = Grid(
         [
-            Column("line", "left", least=16, most=36),
+            Column("line", "left", least=16, most=36, cut="front"),
             Column(marks.text(f"bwd {scale.unit}")),
             Column("share"),
-            Column("layer", "left", drop=1, least=12, most=28),
+            Column("layer", "left", drop=1, least=12, most=28, cut="front"),
             Column("source", "left", least=32),
         ]
     )
     for row in group.rows:
         grid.row(
-            [(_cut_front(marks.text(row.place), 36, marks), "")],
+            [(marks.text(row.place), "")],
             [(scale.text(row.backward_ns), heat(row.share))],
             [(units.percent(row.share), heat(row.share))],
-            [(_cut_front(marks.text(row.layer), 28, marks), "dim")],
+            [(marks.text(row.layer), "dim")],
             [(marks.text(row.text), "")],
         )
     rest = (
@@ -280,10 +280,3 @@ def _next_steps(view: View, width: int, marks: Glyphs) -> list[Line]:
         gap = " " * (pad - len(step.purpose))
         lines += [[*purpose, (gap, ""), *command]] if fits else [purpose, [("    ", ""), *command]]
     return lines
-
-
-def _cut_front(text: str, width: int, marks: Glyphs) -> str:
-    """A path or a place is told apart by its end: cut its beginning."""
-    if len(text) <= width:
-        return text
-    return marks.ellipsis + text[len(text) - width + len(marks.ellipsis) :]

@@ -84,10 +84,14 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
     if len(drew) > 1:
         return None
     made_by = int(drew[0]) if len(drew) else 0
+    start_column, end_column = np.frombuffer(start, np.int64), np.frombuffer(end, np.int64)
+    if len(end_column):
+        # What was open when the profiler stopped has no end in torch 2.11; it lasted to the end of the trace.
+        end_column = np.where(end_column < start_column, end_column.max(), end_column)
     columns = RawColumns(
         name=name_column,
-        start_ns=np.frombuffer(start, np.int64),
-        end_ns=np.frombuffer(end, np.int64),
+        start_ns=start_column,
+        end_ns=end_column,
         thread=thread_column,
         sequence=numbers_column,
         forward_thread=np.where(backward & (numbers_column >= 0), made_by, 0).astype(np.int32),

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.capture.modules import CallRecorder
-from gradscope.compat import kineto_events, new_profiler, quiet_kineto
+from gradscope.compat import kineto_events, new_profiler, start_profiler, stop_profiler
 from gradscope.tables import RowKind
 from gradscope.trace import events
 
@@ -20,11 +20,9 @@ from gradscope.trace import events
 def _record(run: Callable[[], None]) -> Any:
     profiler = new_profiler()
     with CallRecorder().recording():
-        with quiet_kineto():
-            profiler.start()
+        start_profiler(profiler)
         run()
-        with quiet_kineto():
-            profiler.stop()
+        stop_profiler(profiler)
     return profiler
 
 
@@ -87,12 +85,10 @@ def test_tree_and_list_agree(run: Callable[[], None]) -> None:
 
 def test_an_event_that_never_ended_is_the_same_in_both() -> None:
     profiler = new_profiler()
-    with quiet_kineto():
-        profiler.start()
+    start_profiler(profiler)
     with torch.profiler.record_function("open"):
         torch.ones(2) + 1
-        with quiet_kineto():
-            profiler.stop()
+        stop_profiler(profiler)
     tree = events._from_tree(profiler)
     listed = events._from_list(kineto_events(profiler), device=False, shapes=False)
     assert tree is not None
