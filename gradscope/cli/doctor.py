@@ -104,6 +104,8 @@ def _versions(torch: Any) -> dict[str, str | None]:
     }
     for package in ("torch", "triton", "numpy", "pandas", "rich", "typer"):
         found[package] = _version(package)
+    if torch is not None:
+        found["torch"] = str(torch.__version__)  # with the build, which the package's metadata may leave out
     found["CUDA of torch"] = torch.version.cuda if torch is not None else None
     found["NVIDIA driver"] = _nvidia_driver()
     return found

@@ -83,17 +83,20 @@ def test_tree_and_list_agree(run: Callable[[], None]) -> None:
     assert (tree.kind == RowKind.NODE).any()
 
 
-def test_an_event_that_never_ended_is_the_same_in_both() -> None:
+def test_an_event_that_never_ended_lasts_to_the_end_of_the_trace() -> None:
+    """As the optimizer's row does, inside which a script's last step is found to have ended.
+
+    The list is no help to compare with: torch 2.11 leaves such an event out of it.
+    """
     profiler = new_profiler()
     start_profiler(profiler)
     with torch.profiler.record_function("open"):
         torch.ones(2) + 1
         stop_profiler(profiler)
-    tree = events._from_tree(profiler)
-    listed = events._from_list(kineto_events(profiler), device=False, shapes=False)
-    assert tree is not None
-    assert tree.end_ns.tolist() == listed.end_ns.tolist()
-    assert tree.parent.tolist() == listed.parent.tolist()
+    table = events.read_trace(profiler)
+    assert table.names[table.name[0]] == "open"
+    assert table.end_ns[0] >= table.end_ns.max()
+    assert (table.depth[1:] > 0).all()
 
 
 def test_forward_on_several_threads_needs_the_list() -> None:
