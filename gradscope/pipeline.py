@@ -98,7 +98,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
         except (Exception, KeyboardInterrupt) as raised:
             error = raised
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
-    return _outcome(session.capture, about, {"": workload.model}, device, error)
+    return _outcome(session.capture, about, {"": workload.model}, device, error, progress)
 
 
 def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:
@@ -122,7 +122,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
             "Profile a script that trains, or a file that defines workload() -> (model, batch)."
         )
-    return _outcome(session.capture, about, known, None, error)
+    return _outcome(session.capture, about, known, None, error, progress)
 
 
 class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(model) as prof
@@ -190,13 +190,14 @@ def _outcome(
     known: Mapping[str, nn.Module],
     device: torch.device | None,
     error: BaseException | None,
+    progress: Progress | None = None,
 ) -> Outcome:
     timed = capture.timed
     if timed is None or timed.completed == 0:
         if error is not None:
             return Outcome(None, error)
         raise NothingMeasuredError(_too_short(about, capture))
-    return Outcome(analyse(capture, about, known, device), error)
+    return Outcome(analyse(capture, about, known, device, progress), error)
 
 
 def _too_short(about: WorkloadInfo, capture: Capture) -> str:
@@ -222,6 +223,7 @@ def analyse(
     about: WorkloadInfo,
     known: Mapping[str, nn.Module],
     device: torch.device | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Read a finished capture. Its profilers' events are consumed.
 
@@ -229,12 +231,16 @@ def analyse(
         about: what was run; steps and events are filled in from the capture.
         known: the modules that have a name, see :func:`gradscope.capture.naming.name_modules`.
         device: where the model ran; None: where its parameters are.
+        progress: told when the trace is read and how many events it has.
     """
     timed = capture.timed
     assert timed is not None
+    progress = progress or Progress()
+    progress.phase("reading the trace")
     names = name_modules([timed.recorder.modules[label] for label in timed.recorder.roots], known)
     on_cuda = torch.cuda.is_initialized()
     table = read_trace(timed.profiler, device=on_cuda)
+    progress.phase(f"attributing {len(table):,} events")
     timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
     called = names.labels(timed.recorder.modules)
     parents = names.calling_parents(called)
@@ -259,6 +265,7 @@ def analyse(
         events=len(table),
     )
     partial = measured < capture.options.steps or capture.survey is None
+    progress.done()
     return Report(_run_data(capture, about, names, device, result, partial=partial))
 
 

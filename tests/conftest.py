@@ -16,6 +16,7 @@ from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 REPOSITORY = Path(__file__).parent.parent
+_BUILT = {"build", "dist"}
 _OPTIMIZER: Any = sys.modules[torch.optim.Optimizer.__module__]
 
 
@@ -26,11 +27,21 @@ def _hooks() -> dict[str, int]:
     return found
 
 
+def _files() -> set[str]:
+    """Files of the repository, but for what tools and interpreters write beside them."""
+    found = set()
+    for folder, folders, names in os.walk(REPOSITORY):
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__")) and name not in _BUILT]
+        found |= {os.path.relpath(os.path.join(folder, name), REPOSITORY) for name in names}
+    return {name for name in found if ".egg-info" not in name}
+
+
 def _process() -> dict[str, Any]:
     autograd: Any = torch.autograd
+    graph: Any = torch.autograd.graph
     return {
         "global hooks": _hooks(),
-        "engine entry": autograd._engine_run_backward,
+        "engine entry": (autograd._engine_run_backward, graph._engine_run_backward),
         "Function.apply": torch.autograd.Function.__dict__["apply"],
         "recompute hook": torch.utils.checkpoint._recomputation_hook,
         "function mode": _get_current_function_mode(),
@@ -43,16 +54,25 @@ def _process() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch's threads wait for each other, so a busy machine slows two of them far more than one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a hook, a patch, a mode, a thread, or a file in the repository's top folder."""
+    """Fail a test that leaves a hook, a patch, a mode, a thread, or a file in the repository."""
     before, threads = _process(), set(threading.enumerate())
-    files = set(os.listdir(REPOSITORY))
+    files = _files()
     yield
     after = _process()
     changed = [name for name in before if before[name] != after[name]]
     assert not changed, f"left changed: {changed}"
     left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
     assert not left, f"threads left running: {left}"
-    made = set(os.listdir(REPOSITORY)) - files - {"__pycache__", ".pytest_cache"}
+    made = _files() - files
     assert not made, f"files left in the repository: {made}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -38,7 +37,6 @@ class TimedSteps:
 
     profiler: Any
     recorder: CallRecorder
-    thread: int  # Python's ident of the thread whose steps these are
     completed: int = 0  # steps that ended, the settling ones included
 
 
@@ -162,7 +160,7 @@ class Session:
         self._step_started_ns = time.perf_counter_ns()
 
     def _start_timing(self) -> None:
-        timed = TimedSteps(new_profiler(), CallRecorder(), threading.get_ident())
+        timed = TimedSteps(new_profiler(), CallRecorder())
         self.capture.timed = timed
         self._exits.enter_context(timed.recorder.recording())
         self._exits.enter_context(self._marking_backward())
