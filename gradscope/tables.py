@@ -111,6 +111,7 @@ class LayerRow:
     tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
     device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
     launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
+    idle_ns: int | None = None  # part of backward_self_ns in which the device had nothing to do (CUDA)
     flops: int | None = None  # forward + backward
     forward_flops: int | None = None
     backward_flops: int | None = None

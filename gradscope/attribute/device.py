@@ -27,11 +27,17 @@ class DeviceTime:
 
 
 def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
-    """Lay the kernels beside the CPU rows."""
+    """Lay the kernels beside the CPU rows.
+
+    The time of a kernel that nobody is known to have launched stays with the CPU, as if the device had idled.
+    """
+    row = _launchers(table, kernels)
+    start = kernels.start_ns
+    end = np.where(row >= 0, kernels.end_ns, start)
     # Kernels come by start: what an earlier one covers is not counted again for a later one.
-    covered = np.maximum.accumulate(np.concatenate([kernels.start_ns[:1], kernels.end_ns]))[:-1]
-    first = np.maximum(kernels.start_ns, covered)
-    last = np.maximum(kernels.end_ns, first)
+    covered = np.maximum.accumulate(np.concatenate([start[:1], end]))[:-1]
+    first = np.maximum(start, covered)
+    last = np.maximum(end, first)
     busy = last - first
 
     def idle_clock(time: IntColumn) -> IntColumn:
@@ -43,14 +49,17 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
         spent = spent - np.where(inside, last[current] - time, 0)
         return time - spent
 
+    return DeviceTime(
+        idle_clock(table.start_ns), idle_clock(table.end_ns), row, busy, kernels.end_ns - kernels.start_ns
+    )
+
+
+def _launchers(table: EventTable, kernels: KernelTable) -> IntColumn:
     assert table.correlation is not None
     order = np.argsort(table.correlation, kind="stable")
     known = table.correlation[order]
     place = np.clip(np.searchsorted(known, kernels.correlation), 0, max(len(known) - 1, 0))
-    row = np.where(known[place] == kernels.correlation, order[place], -1)
-    return DeviceTime(
-        idle_clock(table.start_ns), idle_clock(table.end_ns), row, busy, kernels.end_ns - kernels.start_ns
-    )
+    return np.where(known[place] == kernels.correlation, order[place], -1)
 
 
 def kernel_contribution(device: DeviceTime, kernels: KernelTable, first_name: int) -> Contribution:

@@ -99,7 +99,7 @@ def build_result(
     if survey is not None and has_flops:
         rows = _with_flops(rows, survey.flops)
     if device is not None:
-        rows = _with_device(rows, assigned, device, self_times(table))
+        rows = _with_device(rows, assigned, device, self_times(table), own_ns)
     return Result(
         step=step,
         ledger=ledger,
@@ -253,7 +253,7 @@ def _with_flops(rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int]
 
 
 def _with_device(
-    rows: tuple[LayerRow, ...], assigned: Assigned, device: DeviceTime, launch_ns: IntColumn
+    rows: tuple[LayerRow, ...], assigned: Assigned, device: DeviceTime, launch_ns: IntColumn, idle_ns: IntColumn
 ) -> tuple[LayerRow, ...]:
     measured = assigned.steps.of_row >= 0
     steps = max(len(assigned.steps.bounds_ns) - 1, 1)
@@ -265,8 +265,15 @@ def _with_device(
     launch = np.zeros(len(rows), np.int64)
     nodes = measured & (assigned.rows.category == Category.LAYER) & (assigned.rows.owner >= 0)
     np.add.at(launch, assigned.rows.owner[nodes], launch_ns[nodes])
+    idle = np.zeros(len(rows), np.int64)
+    np.add.at(idle, assigned.rows.owner[nodes], idle_ns[nodes])
     return tuple(
-        replace(row, device_ns=int(kernel[index]) // steps, launch_ns=int(launch[index]) // steps)
+        replace(
+            row,
+            device_ns=int(kernel[index]) // steps,
+            launch_ns=int(launch[index]) // steps,
+            idle_ns=int(idle[index]) // steps,
+        )
         for index, row in enumerate(rows)
     )
 
