@@ -50,6 +50,9 @@ def assign(skeleton: Skeleton, skip: int, survey: Notes | None) -> Assigned:
     sum_rows, sum_owner = _sums(skeleton, carried, survey is not None)
     rows = assign_rows(skeleton, accumulate_owner, sum_rows, sum_owner)
     rows = adopt_outside_ops(table, rows, steps)
+    # What Python does around recomputed ops has no line; least of all the one whose node set the recompute off.
+    again = skeleton.in_backward & np.isin(table.kind, (RowKind.CALL, RowKind.RECOMPUTE))
+    carried.line[again] = NO_LINE
     line = skeleton.levels.propagate(carried.line, NO_LINE).astype(np.int64)
     return Assigned(skeleton, rows, steps, line, tuple(carried.describe()))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .burning import OUTSIDE, BurnBackward, Burning, BurnSpec, Meter, Source, burn
 from .models import Chain, Flood, KeywordOnly, Shared, Table
-from .proof import in_model_mode, prove, rows, summed
+from .proof import Expected, in_model_mode, prove, rows, summed
 
 X = torch.ones(4, 8)
 
@@ -89,7 +89,9 @@ def test_a_module_that_calls_itself(meter: Meter) -> None:
     model.add_module("stem", nn.Linear(8, 8))
     model.add_module("again", Recursive(meter))
     meter.adopt(model)
-    layers = rows(prove(meter, in_model_mode(model, X, summed)))
+    # Three calls and six Functions are forward work of its own that does not burn: 0.3 to 0.6 ms, as the machine goes.
+    working = Expected({}, working=frozenset({"again"}))
+    layers = rows(prove(meter, in_model_mode(model, X, summed), lambda meter, steps: working))
     assert layers["again"].calls == 3 and layers["again.leaf"].calls == 1
     # A call inside a call of the same module counts once in the total: no more than the whole step.
     assert layers["again"].forward_total_ns <= layers[""].forward_total_ns
