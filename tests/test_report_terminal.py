@@ -268,3 +268,10 @@ def test_five_thousand_rows_render() -> None:
     stream = io.StringIO()
     Report(run).print(make_console(stream, color=True), min_percent=0)
     assert stream.getvalue().count("layer") >= 5_000
+
+
+@pytest.mark.parametrize(("overhead", "doubted"), [(0.10, True), (0.97, False), (1.04, False)])
+def test_an_overhead_that_cannot_be_is_doubted(overhead: float, doubted: bool) -> None:
+    run = fixtures.mlp()
+    run = dataclasses.replace(run, step=dataclasses.replace(run.step, overhead=overhead))
+    assert ("(disturbed: is the machine idle?)" in " ".join(str(Report(run)).split())) is doubted

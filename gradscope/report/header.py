@@ -8,6 +8,7 @@ from gradscope import units
 from gradscope.tables import RunData
 
 # Standard deviation of the step's time over its mean, from which on the header warns.
+DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
 UNSTEADY = 0.10
 
 
@@ -71,7 +72,9 @@ def _measured(run: RunData) -> str:
     else:
         bare = step.unprofiled_wall_ns
         against = f" (unprofiled step {units.ns(bare)})" if bare is not None else ""
-        parts.append(f"overhead of profiling {units.ratio(step.overhead)}{against}")
+        # Nothing gets faster by being profiled: something else slowed the unprofiled steps.
+        doubt = " (disturbed: is the machine idle?)" if step.overhead < DISTURBED else ""
+        parts.append(f"overhead of profiling {units.ratio(step.overhead)}{against}{doubt}")
     return " · ".join(parts)
 
 
