@@ -21,12 +21,14 @@ if TYPE_CHECKING:
         UsageError,
         WorkloadError,
     )
+    from gradscope.fitting import FitReport, fit
     from gradscope.pipeline import profile, profiling
     from gradscope.report.report import Report
     from gradscope.report.report import load as load_report
     from gradscope.workload import Workload
 
 __all__ = [
+    "FitReport",
     "GradscopeError",
     "NothingMeasuredError",
     "OutputError",
@@ -38,12 +40,14 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "__version__",
+    "fit",
     "load_report",
     "profile",
     "profiling",
 ]
 
 _HOMES = {
+    "FitReport": ("gradscope.fitting", "FitReport"),
     "GradscopeError": ("gradscope.errors", "GradscopeError"),
     "NothingMeasuredError": ("gradscope.errors", "NothingMeasuredError"),
     "OutputError": ("gradscope.errors", "OutputError"),
@@ -54,6 +58,7 @@ _HOMES = {
     "UsageError": ("gradscope.errors", "UsageError"),
     "Workload": ("gradscope.workload", "Workload"),
     "WorkloadError": ("gradscope.errors", "WorkloadError"),
+    "fit": ("gradscope.fitting", "fit"),
     "load_report": ("gradscope.report.report", "load"),
     "profile": ("gradscope.pipeline", "profile"),
     "profiling": ("gradscope.pipeline", "profiling"),

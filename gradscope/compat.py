@@ -28,11 +28,14 @@ __all__ = [
     "graph_task_id",
     "kineto_events",
     "kineto_tree",
+    "live_device_blocks",
     "marking_recompute",
     "new_profiler",
     "quiet_kineto",
     "require",
+    "saved_value",
     "sequence_number",
+    "start_memory_profiler",
     "start_profiler",
     "stop_profiler",
     "swap_engine_entry",
@@ -48,12 +51,16 @@ graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 TraceMarker: Any = torch._C._profiler._RecordFunctionFast
 
 
-def new_profiler(*, shapes: bool = False) -> Any:
+def new_profiler(*, shapes: bool = False, memory: bool = False) -> Any:
     """A stopped ``torch.profiler.profile`` over the CPU, CUDA where there is one, and every thread.
 
     Args:
         shapes: record input shapes. Keeps tensors alive longer: never together with a memory measurement.
+        memory: record what the allocators give and take back, and nothing of the device. Such a profiler sees only the
+            thread that starts it and the engine's own: one over every thread records no memory (torch 2.11 and 2.13).
     """
+    if memory:
+        return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -63,9 +70,39 @@ def new_profiler(*, shapes: bool = False) -> Any:
 
 def start_profiler(profiler: Any) -> None:
     """Start it without kineto's log lines, and without the once-only warning of torch 2.11 that cycles are not kept."""
-    with quiet_kineto(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
+    with quiet_kineto(), _no_cycle_warning():
         profiler.start()
+
+
+@contextlib.contextmanager
+def _no_cycle_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
+        yield
+
+
+def start_memory_profiler(profiler: Any) -> object:
+    """Start a profiler that records memory, without the allocator's log line on stderr.
+
+    While a profiler runs torch's CPU allocator logs the first and then every thousandth release of a block that it did
+    not see allocated. It is made to log one here, where nobody sees it.
+
+    Returns:
+        What must stay alive until the profiler has stopped: its release would count for the next line.
+    """
+    unknown = [torch.UntypedStorage(1) for _ in range(_LOGGED_EVERY)]
+    with _held_stderr(_is_log) as held, _no_cycle_warning():
+        profiler.start()
+        while unknown and (held is None or not _logged(held)):
+            unknown.pop()
+    return unknown
+
+
+_LOGGED_EVERY = 1000
+
+
+def _logged(held: int) -> bool:
+    return _UNKNOWN_BLOCK in os.pread(held, os.fstat(held).st_size, 0)
 
 
 def stop_profiler(profiler: Any) -> None:
@@ -90,6 +127,29 @@ def kineto_tree(profiler: Any) -> list[Any]:
     """
     roots: list[Any] = profiler.profiler.kineto_results.experimental_event_tree()
     return roots
+
+
+def saved_value(saved: Any) -> Any:
+    """What a ``SavedTensor`` of a node's ``_raw_saved_*`` holds, without unpacking it.
+
+    A tensor; or, where hooks packed it (checkpointing, ``save_on_cpu``), whatever they made of it. Unpacking would run
+    a checkpoint's forward again.
+    """
+    return saved.data
+
+
+def live_device_blocks(device: torch.device) -> list[tuple[int, int]]:
+    """(address, bytes) of every block that the caching allocator has given out on a CUDA device."""
+    found = []
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] != device.index:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                found.append((block.get("address", address), block["size"]))
+            address += block["size"]
+    return found
 
 
 @contextlib.contextmanager
@@ -152,24 +212,34 @@ def quiet_kineto() -> Iterator[None]:
 
     Everything else that is written meanwhile reaches stderr afterwards. Where stderr has no descriptor, do nothing.
     """
+    with _held_stderr(_is_kineto_log):
+        yield
+
+
+@contextlib.contextmanager
+def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
+    """Hold back what is written to file descriptor 2, and write it afterwards without the lines to drop.
+
+    Yields the descriptor of the file that holds it; None where stderr has no descriptor.
+    """
     try:
         saved = os.dup(2)
     except OSError:
-        yield
+        yield None
         return
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
-            yield
+            yield held.fileno()
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
             os.dup2(saved, 2)
             os.close(saved)
             held.seek(0)
-            kept = [line for line in held if not _is_kineto_log(line)]
+            kept = [line for line in held if not drop(line)]
             if kept:
                 with contextlib.suppress(OSError):
                     os.write(2, b"".join(kept))
@@ -178,6 +248,13 @@ def quiet_kineto() -> Iterator[None]:
 def _is_kineto_log(line: bytes) -> bool:
     level, _, rest = line.partition(b":")
     return level in {b"USDT", b"INFO", b"STAGE", b"WARNING", b"ERROR"} and b".cpp:" in rest
+
+
+_UNKNOWN_BLOCK = b"Memory block of unknown size"
+
+
+def _is_log(line: bytes) -> bool:
+    return _is_kineto_log(line) or _UNKNOWN_BLOCK in line
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -213,6 +290,8 @@ def check() -> tuple[Check, ...]:
         ("backward marker", _probe_engine_entry),
         ("profiler events", _probe_profiler),
         ("checkpoint marker", _probe_recompute),
+        ("saved tensors", _probe_saved),
+        ("memory events", _probe_memory),
     )
     return tuple(_run_probe(name, probe) for name, probe in probes)
 
@@ -266,6 +345,30 @@ def _probe_recompute() -> str:
 
     _expect(hasattr(checkpoint, "_recomputation_hook"), "torch.utils.checkpoint has no _recomputation_hook")
     return "torch.utils.checkpoint._recomputation_hook"
+
+
+def _probe_saved() -> str:
+    node: Any = _small_graph().grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    _expect(isinstance(saved_value(node._raw_saved_result), torch.Tensor), "ExpBackward0 shows no saved result")
+    return "SavedTensor.data"
+
+
+def _probe_memory() -> str:
+    profiler = new_profiler(memory=True)
+    kept = start_memory_profiler(profiler)
+    try:
+        torch.empty(1000)
+    finally:
+        stop_profiler(profiler)
+        del kept
+    found = 0
+    stack = kineto_tree(profiler)
+    while stack:
+        event = stack.pop()
+        found += event.name == "[memory]" and event.extra_fields.alloc_size == 4000
+        stack += event.children
+    _expect(found == 1, f"one tensor of 4,000 bytes was reported {found} times")
+    return "Allocation nodes of .experimental_event_tree()"
 
 
 def _probe_profiler() -> str:

@@ -14,10 +14,18 @@ from torch import nn
 import gradscope
 from gradscope import compat
 from gradscope.attribute.carry import assign
+from gradscope.attribute.memory.result import (
+    MemoryInput,
+    MemoryResult,
+    read_memory,
+    with_memory_of_layers,
+    with_memory_of_lines,
+)
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
 from gradscope.capture.environment import describe_environment
+from gradscope.capture.memory import MemoryPass, Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
 from gradscope.capture.naming import ModuleNames, name_modules, shown_path
 from gradscope.capture.session import SETTLING_STEPS, Capture, Session, SurveyStep
@@ -27,6 +35,7 @@ from gradscope.errors import NothingMeasuredError
 from gradscope.report.report import Report
 from gradscope.tables import LineInfo, Options, Progress, RunData, SpanTable, WorkloadInfo
 from gradscope.trace.events import read_trace
+from gradscope.trace.memory import read_memory_trace
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
 
@@ -49,6 +58,7 @@ def profile(
     device: str = "auto",
     seed: int | None = None,
     lines: bool = True,
+    memory: bool = True,
 ) -> Report:
     """Measure training steps of ``model`` and say where the backward pass goes.
 
@@ -64,6 +74,7 @@ def profile(
         device: "cpu", "cuda", or "auto": where the model is, or CUDA where there is one.
         seed: for ``torch.manual_seed`` before the first step.
         lines: also measure by source line.
+        memory: also measure memory, in three more steps.
 
     Returns:
         A :class:`Report`. The model, its gradients, its buffers, the optimizer and the random state are as before.
@@ -74,7 +85,7 @@ def profile(
         Exception: whatever the model raises, with its own traceback.
     """
     workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss, optimizer=optimizer)
-    options = Options(steps=steps, warmup=warmup, device=device, seed=seed, lines=lines)
+    options = Options(steps=steps, warmup=warmup, device=device, seed=seed, lines=lines, memory=memory)
     outcome = profile_workload(workload, options)
     if outcome.error is not None:
         raise outcome.error
@@ -86,10 +97,13 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
     """Model mode: gradscope runs the steps. The error of the user's code is returned, beside what was measured."""
     compat.require()
     device = resolve_device(options.device, workload.model)
-    session = Session(options, progress)
+    optimizers = [] if workload.optimizer is None else [workload.optimizer]
+    surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
+    session = Session(options, progress, surroundings)
     kind: Any = "given"
     error: BaseException | None = None
-    with preserved(workload.model, workload.batch, workload.optimizer, device):
+    with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
+        surroundings.ignored = copies
         seed_everything(options.seed)
         try:
             batches = Batches(workload.batch, device, needed=session.total_steps)
@@ -139,14 +153,23 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
 
     Args:
         model: names the layers; without it the modules that run are named by their classes.
-        steps, warmup, lines: as in :func:`profile`.
+        steps, warmup, lines, memory: as in :func:`profile`.
     """
 
-    def __init__(self, model: nn.Module | None = None, *, steps: int = 5, warmup: int = 3, lines: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        steps: int = 5,
+        warmup: int = 3,
+        lines: bool = True,
+        memory: bool = True,
+    ) -> None:
         compat.require()
         self._model = model
-        self._options = Options(steps=steps, warmup=warmup, lines=lines)
-        self._session = Session(self._options)
+        self._options = Options(steps=steps, warmup=warmup, lines=lines, memory=memory)
+        models = () if model is None else (model,)
+        self._session = Session(self._options, surroundings=Surroundings(models=lambda: models))
         self._report: Report | None = None
 
     def __enter__(self) -> profiling:
@@ -256,6 +279,14 @@ def analyse(
         _source_text(lines),
         has_flops=capture.survey is not None and capture.survey.has_flops,
     )
+    memory = _read_memory(capture.memory, names, parents)
+    if memory is not None and capture.memory is not None:
+        text = _source_text(capture.memory.lines)
+        result = replace(
+            result,
+            layers=with_memory_of_layers(result.layers, memory),
+            lines=with_memory_of_lines(result.lines, memory, capture.memory.lines, names.infos, text),
+        )
     measured = timed.completed - skip
     about = replace(
         about,
@@ -265,8 +296,9 @@ def analyse(
         events=len(table),
     )
     partial = measured < capture.options.steps or capture.survey is None
+    partial = partial or (memory is None and capture.options.memory)
     progress.done()
-    return Report(_run_data(capture, about, names, device, result, partial=partial))
+    return Report(_run_data(capture, about, names, device, result, memory, partial=partial))
 
 
 def _run_data(
@@ -275,6 +307,7 @@ def _run_data(
     names: ModuleNames,
     device: torch.device | None,
     result: Result,
+    memory: MemoryResult | None,
     *,
     partial: bool,
 ) -> RunData:
@@ -284,6 +317,8 @@ def _run_data(
             "the run ended before the survey step: no source lines and no FLOPs; parameters and gradient sums are "
             "charged to the layer whose node ran before them"
         )
+    elif memory is None and capture.options.memory:
+        notes.append("the run ended before the steps that measure memory")
     if about.loss == "mean of outputs":
         notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
     step = result.step
@@ -304,6 +339,7 @@ def _run_data(
         lines=result.lines,
         ops=result.ops,
         kernels=result.kernels,
+        memory=memory.info if memory is not None else None,
         notes=tuple(notes),
     )
 
@@ -319,6 +355,28 @@ def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequenc
             read_skeleton(table, calls, parents), survey.line_spans, survey.graphs, names.parameters(survey.parameters)
         )
     )
+
+
+def _read_memory(found: MemoryPass | None, names: ModuleNames, parents: Sequence[int]) -> MemoryResult | None:
+    if found is None:
+        return None
+    table = read_memory_trace(found.profiler)
+    found.profiler = None
+    calls = _relabelled(found.recorder.table(), names.labels(found.recorder.modules))
+    skeleton = read_skeleton(table, calls, parents)
+    labels = [*names.labels(found.modules), -1]
+    figures = found.figures
+    given = MemoryInput(
+        survey=SurveyInput(skeleton, found.line_spans, found.graphs, names.parameters(found.parameters)),
+        device=found.device,
+        sightings=[replace(sighting, layer=labels[sighting.layer]) for sighting in found.sightings],
+        saved=found.saved,
+        lines=found.lines,
+        device_used=figures.used if figures else None,
+        device_reserved=figures.reserved if figures else None,
+        device_total=figures.total if figures else None,
+    )
+    return read_memory(given, names.infos, _source_text(found.lines))
 
 
 def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:

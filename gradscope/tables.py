@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -117,11 +117,16 @@ class LayerRow:
     backward_flops: int | None = None
     bytes: int | None = None
     bound_by: str | None = None
-    saved_bytes: int | None = None
-    saved_total_bytes: int | None = None
-    peak_bytes: int | None = None
-    allocated_bytes: int | None = None
+    saved_bytes: int | None = None  # storages that this layer was the first to keep for backward
+    saved_total_bytes: int | None = None  # the same, with the layers below it
+    peak_bytes: int | None = None  # largest rise above what was allocated when it (or one of its nodes) was entered
+    allocated_bytes: int | None = None  # forward and backward; self
     allocations: int | None = None
+    forward_allocated_bytes: int | None = None
+    forward_allocations: int | None = None
+    backward_allocated_bytes: int | None = None
+    backward_allocations: int | None = None
+    copied_bytes: int | None = None  # allocated by contiguous, clone, cat, reshape and the like: see CopyRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ class LineRow:
     forward_ns: int
     backward_ns: int
     saved_bytes: int | None = None
+    allocated_bytes: int | None = None  # forward and backward
+    copied_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,130 @@ class WorkloadInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HolderRow:
+    """One owner's part of the live set at the peak in one category; the parts add up to the peak exactly."""
+
+    owner: str | None  # path of a layer; None: outside every module
+    category: str  # value of MemoryCategory
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRow:
+    """Storages that one kind of node in one layer was the first to keep for backward."""
+
+    layer: str | None
+    line: str | None  # "model.py:52"
+    node: str  # "SoftmaxBackward0"
+    what: str  # "output", "self", "mat2": the node's own name for it
+    shape: str  # "8x12x1024x1024", of the tensor that was saved; the storage may be larger
+    dtype: str  # "float32"
+    count: int
+    bytes: int  # of whole storages, each counted once in the step
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """Activations alive when a backward pass began, though no node of it needs them."""
+
+    layer: str | None
+    line: str | None
+    op: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """Copies made by one op of one line: what contiguous, clone, cat, reshape and the like allocated and filled."""
+
+    layer: str | None
+    line: str | None
+    phase: str  # "forward", "backward", "recompute", "optimizer", "other"
+    op: str  # the outermost op that user code or a node called: "aten::reshape", "aten::matmul"
+    calls: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedRow:
+    """Memory of a step that is alive at its end and belongs to no parameter, gradient, buffer or optimizer."""
+
+    layer: str | None
+    line: str | None
+    op: str
+    phase: str
+    count: int
+    bytes: int
+    grows: bool  # what the step before left behind there is alive still: a leak
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """Bytes allocated at one moment of the step that measured memory."""
+
+    ns: int  # from the start of the step
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """One stretch of the step that measured memory."""
+
+    phase: str  # "forward", "backward", "optimizer", "other"
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Memory of one step on one device. Bytes of torch's own allocator: what Python holds besides is not in it."""
+
+    device: str  # "cpu", "cuda:0"
+    peak_bytes: int
+    peak_ns: int  # from the start of the step
+    peak_phase: str  # "forward", "backward", "recompute", "optimizer", "other"
+    peak_layer: str | None  # what ran at that moment; None: nothing of the model's
+    peak_op: str
+    at_peak: Sequence[HolderRow]  # largest first; adds up to peak_bytes
+    start_bytes: int  # allocated when the step began
+    end_bytes: int  # allocated when it ended
+    timeline: Sequence[TimelinePoint]  # thinned; every phase keeps its highest and lowest points
+    phases: Sequence[PhaseSpan]
+    saved_bytes: int  # sum of SavedRow.bytes
+    saved: Sequence[SavedRow]  # largest first
+    held_bytes: int
+    held: Sequence[HeldRow]
+    copied_bytes: int
+    copies: Sequence[CopyRow]
+    allocations: int  # of the whole step
+    step_allocated_bytes: int  # sum over these allocations
+    retained_after_step_bytes: int
+    retained: Sequence[RetainedRow]
+    allocated_bytes: int | None = None  # CUDA: the allocator's own figure at the peak
+    reserved_bytes: int | None = None  # CUDA: what it had taken from the device by then
+    outside_allocator_bytes: int | None = None  # CUDA: in use on the device beyond that: context, libraries, others
+    device_total_bytes: int | None = None  # CUDA
+
+
+class MemoryCategory(StrEnum):
+    """What a block of memory is, in the order in which these claim a block that could be several."""
+
+    PARAMETER = "parameters"
+    BUFFER = "buffers"
+    GRADIENT = "gradients"  # .grad of parameters and other leaves
+    OPTIMIZER = "optimizer state"
+    INPUT = "inputs"  # the batch
+    SAVED = "saved activations"  # kept for backward
+    ACTIVATION = "other activations"  # alive when backward began, or still after it, though no node needs them
+    ACTIVATION_GRADIENT = "activation gradients"  # made in backward, outliving the node that made them
+    TEMPORARY = "temporaries"  # gone before the next phase needs them
+    OTHER = (
+        "other tensors"  # alive before the step, and not the model's: a dataset, a second model
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Why something is slow, and what to do."""
 
@@ -204,7 +335,7 @@ class RunData:
     lines: Sequence[LineRow]
     ops: Sequence[OpRow]
     kernels: Sequence[KernelRow] = ()
-    memory: Mapping[str, Any] | None = None
+    memory: MemoryInfo | None = None
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()  # what was not measured and why; what was estimated
     schema_version: int = SCHEMA_VERSION
@@ -240,11 +371,28 @@ def check_conservation(run: RunData) -> None:
     _require(sum(row.backward_total_ns for row in roots), owned, "the roots' backward_total_ns")
     forward = sum(row.forward_self_ns for row in run.layers)
     _require(sum(row.forward_total_ns for row in roots), forward, "the roots' forward_total_ns")
+    if run.memory is not None:
+        _check_memory(run.memory, run.layers)
 
 
-def _require(got: int, expected: int, what: str) -> None:
+def _check_memory(memory: MemoryInfo, layers: Sequence[LayerRow]) -> None:
+    _require(sum(row.bytes for row in memory.at_peak), memory.peak_bytes, "live set at the peak", "bytes")
+    _require(sum(row.bytes for row in memory.saved), memory.saved_bytes, "saved tensors against saved_bytes", "bytes")
+    outside = sum(row.bytes for row in memory.saved if row.layer is None)
+    own = sum(row.saved_bytes or 0 for row in layers)
+    _require(own + outside, memory.saved_bytes, "layers' saved_bytes", "bytes")
+    total = sum(row.saved_total_bytes or 0 for row in layers if row.parent is None)
+    _require(total, own, "the roots' saved_total_bytes", "bytes")
+    for name in ("held", "retained"):
+        parts = sum(row.bytes for row in getattr(memory, name))
+        whole = memory.held_bytes if name == "held" else memory.retained_after_step_bytes
+        _require(parts, whole, f"{name} memory", "bytes")
+    _require(sum(row.bytes for row in memory.copies), memory.copied_bytes, "copies", "bytes")
+
+
+def _require(got: int, expected: int, what: str, unit: str = "ns") -> None:
     if got != expected:
-        raise ConservationError(f"{what}: {got} != {expected} ns")
+        raise ConservationError(f"{what}: {got} != {expected} {unit}")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -269,6 +417,7 @@ class RowKind(IntEnum):
     FLOP = 11
     PARAMETER = 12
     RECOMPUTE = 13
+    SEEN = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +442,26 @@ class EventTable:
     correlation: IntColumn | None = None  # joins kernels to the op that launched them (CUDA)
     kernels: KernelTable | None = None
     shapes: tuple[str, ...] | None = None  # one text a row, only from a pass that recorded shapes
+    allocations: AllocationTable | None = None  # only from a pass that recorded memory
 
     def __len__(self) -> int:
         return len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationTable:
+    """What an allocator gave and took back, one row an event, in order of time."""
+
+    row: Int32Column  # row of the innermost trace row around it; -1 for none
+    time_ns: IntColumn
+    pointer: IntColumn
+    bytes: IntColumn  # negative where memory was given back
+    device: tuple[str, ...]  # names of devices, "cpu" or "cuda:0"
+    device_of: Int8Column  # index into ``device``
+    reserved: IntColumn  # what the allocator held of the device then; 0 on the CPU
+
+    def __len__(self) -> int:
+        return len(self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +531,61 @@ class GraphNode:
     edges: tuple[tuple[int, int], ...]  # (node, input number) in the order of the node's outputs; -1 for no node
 
 
+class Role(IntEnum):
+    """What a tensor was seen to be while memory was measured."""
+
+    PARAMETER = 0
+    BUFFER = 1
+    GRADIENT = 2
+    OPTIMIZER = 3
+    INPUT = 4
+    OTHER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A storage that was seen alive at one moment."""
+
+    mark: int  # number of the SEEN marker in the trace
+    pointer: int
+    bytes: int
+    role: Role
+    layer: int  # index of the module it belongs to; -1 for none
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor that a node of the graph held when its backward pass began."""
+
+    mark: int  # number of the SEEN marker in the trace
+    sequence: int  # of the node
+    node: str  # "SoftmaxBackward0"
+    what: str  # "output"
+    pointer: int  # of the storage
+    bytes: int  # of the storage
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Blocks of memory that were alive at some moment of the measured step, one row each, in order of birth.
+
+    ``born`` and ``died`` count the allocator's events of the step: a block is alive from event ``born`` up to, but not
+    with, event ``died``. ``born`` is -1 for what was there before, ``died`` is ``events`` for what survived.
+    """
+
+    events: int
+    bytes: IntColumn
+    born: IntColumn
+    died: IntColumn
+    category: tuple[str, ...]  # MemoryCategory of each block
+    layer: IntColumn  # -1: outside every module
+    line: IntColumn  # index of the source line; -1
+    op: tuple[str, ...]  # outermost op or node that allocated it; "" where it was there before
+    leaf: tuple[str, ...]  # innermost op that allocated it
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Settings and progress of one run
 # --------------------------------------------------------------------------------------------------------------------
@@ -379,6 +600,7 @@ class Options:
     device: str = "auto"
     seed: int | None = None
     lines: bool = True
+    memory: bool = True
     run_to_end: bool = False
 
 

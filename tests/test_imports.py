@@ -27,7 +27,8 @@ _ALLOWED: dict[str, set[str]] = {
     "recipes": {*_BASE, "kernels"},
     "kernels": _BASE,
     "pipeline": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report"},
-    "cli": {*_BASE, "compat", "workload", "pipeline", "report"},
+    "fitting": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report", "pipeline"},
+    "cli": {*_BASE, "compat", "workload", "pipeline", "fitting", "report"},
 }
 
 

@@ -14,11 +14,13 @@ import jsonschema
 import pandas as pd
 import pytest
 
+from gradscope.cli.show import Table
 from gradscope.errors import UsageError
 from gradscope.report import Report
 from gradscope.report.csvfile import TABLE_NAMES
 from gradscope.tables import RunData
 from tests import report_fixtures as fixtures
+from tests import report_memory_fixtures as memory_fixtures
 
 SCHEMA = json.loads((Path(__file__).parent / "data/speedscope/file-format-schema.json").read_text(encoding="utf-8"))
 RUNS = {
@@ -27,6 +29,7 @@ RUNS = {
     "mlp": fixtures.mlp(),
     "gan": fixtures.gan(),
     "empty": fixtures.RunBuilder().build(),
+    "memory": memory_fixtures.gpt(3, leak=True),
 }
 
 
@@ -39,10 +42,17 @@ def test_frames_have_the_columns_of_the_file() -> None:
     assert list(report.ops.columns) == ["layer", "phase", "name", "calls", "self_ns", "shape"]
     assert list(report.kernels.columns) == ["layer", "phase", "name", "calls", "device_ns"]
     assert list(report.lines.columns) == [
-        *("file", "line", "function", "text", "layer", "forward_ns", "backward_ns", "saved_bytes")
+        *("file", "line", "function", "text", "layer", "forward_ns", "backward_ns"),
+        *("saved_bytes", "allocated_bytes", "copied_bytes"),
     ]
     assert list(report.ledger.columns) == ["row", "ns", "share"]
     assert list(report.memory.columns) == ["owner", "category", "bytes"]
+    assert list(report.saved.columns) == ["layer", "line", "node", "what", "shape", "dtype", "count", "bytes"]
+    assert list(report.held.columns) == ["layer", "line", "op", "count", "bytes"]
+    assert list(report.copies.columns) == ["layer", "line", "phase", "op", "calls", "bytes"]
+    assert list(report.retained.columns) == ["layer", "line", "op", "phase", "count", "bytes", "grows"]
+    assert list(report.timeline.columns) == ["ns", "bytes"]
+    assert list(report.phases.columns) == ["phase", "start_ns", "end_ns"]
     assert list(report.step.columns) == ["phase", "ns", "share", "min_ns", "median_ns", "max_ns", "std_ns"]
     assert "recipe" in report.findings.columns
     assert report.layers is report.layers  # made once
@@ -65,16 +75,55 @@ def test_missing_is_not_zero() -> None:
     assert layers["device_ns"].dtype == "Int64"
     assert pd.isna(layers.loc["transformer", "device_ns"])
     assert layers.loc["transformer.drop", "backward_self_ns"] == 0
-    measured = fixtures.mlp(memory={"at_peak": [{"owner": "0", "category": "saved", "bytes": 7}]})
-    assert Report(measured).memory.to_dict("records") == [{"owner": "0", "category": "saved", "bytes": 7}]
+    assert pd.isna(layers.loc["transformer", "saved_bytes"])
+    measured = Report(memory_fixtures.mlp()).layers.set_index("path")
+    assert measured.loc["0", "saved_bytes"] == 0
+    assert measured.loc["1", "forward_allocated_bytes"] == 16_384
+
+
+def test_frames_of_memory() -> None:
+    run = RUNS["memory"]
+    report, memory = Report(run), run.memory
+    assert memory is not None
+    assert report.memory["bytes"].sum() == memory.peak_bytes
+    assert report.saved["bytes"].sum() == memory.saved_bytes
+    assert report.held["bytes"].sum() == memory.held_bytes
+    assert report.copies["bytes"].sum() == memory.copied_bytes
+    assert report.retained["bytes"].sum() == memory.retained_after_step_bytes
+    assert report.timeline["bytes"].max() == memory.peak_bytes
+    assert report.saved["bytes"].dtype == "int64"
+    assert report.retained["grows"].dtype == "bool"
+    assert report.retained["grows"].tolist() == [False, True, True, True]
+    assert report.copies["layer"].isna().sum() == 1
+    frames = ("memory", "saved", "held", "copies", "retained", "timeline", "phases")
+    assert all(len(getattr(report, name)) for name in frames)
+    assert not any(len(getattr(Report(RUNS["gpt"]), name)) for name in frames)
+    first = Report(memory_fixtures.mlp()).memory.iloc[0].to_dict()
+    assert first == {"owner": "0", "category": "parameters", "bytes": 16_640}
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
+def test_the_command_line_knows_every_table() -> None:
+    assert [table.value for table in Table] == list(TABLE_NAMES)
+
+
+def test_csv_of_memory() -> None:
+    text = Report(memory_fixtures.mlp()).to_csv("saved")
+    assert text == (
+        "layer,line,node,what,shape,dtype,count,bytes\n"
+        "1,mlp.py:14,ReluBackward0,result,32x64,float32,1,8192\n"
+        ",mlp.py:22,LogSoftmaxBackward0,result,32x10,float32,1,1280\n"
+        ",,NllLossBackward0,total_weight,1,float32,1,4\n"
+    )
+    assert Report(RUNS["gpt"]).to_csv("saved") == text.partition("\n")[0] + "\n"
+
+
+@pytest.mark.parametrize("name", ["gpt", "memory"])
 @pytest.mark.parametrize("table", TABLE_NAMES)
-def test_csv_reads_back(table: str) -> None:
-    report = Report(RUNS["gpt"])
+def test_csv_reads_back(table: str, name: str) -> None:
+    report = Report(RUNS[name])
     rows = list(csv.DictReader(io.StringIO(report.to_csv(table))))
     frame = getattr(report, table)
     assert len(rows) == len(frame)
@@ -84,7 +133,7 @@ def test_csv_reads_back(table: str) -> None:
     if table == "layers":
         assert sum(int(row["backward_self_ns"]) for row in rows) == report.data.ledger.layers_ns
         assert rows[0]["device_ns"] == ""
-        assert rows[2]["tied"] == "lm_head.weight"
+        assert rows[2]["tied"] == ("lm_head.weight" if name == "gpt" else "")
     if table == "ledger":
         assert sum(int(row["ns"]) for row in rows) == report.data.ledger.backward_ns
 
@@ -92,8 +141,10 @@ def test_csv_reads_back(table: str) -> None:
 def test_csv_of_an_unknown_table() -> None:
     with pytest.raises(UsageError) as caught:
         Report(RUNS["gpt"]).to_csv("layer")
-    message = "no table 'layer' in a report; there are layers, lines, ops, kernels, findings, ledger."
-    assert str(caught.value) == message
+    assert str(caught.value) == (
+        "no table 'layer' in a report; there are layers, lines, ops, kernels, findings, memory, saved, held, copies, "
+        "retained, timeline, phases, ledger."
+    )
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------
@@ -101,7 +152,7 @@ def test_csv_of_an_unknown_table() -> None:
 
 def table_of(markdown: str, title: str) -> list[list[str]]:
     """Cells of the table under a title, header and rule left out."""
-    body = markdown.split(f"#### {title}\n\n", 1)[1].split("\n\n", 1)[0]
+    body = markdown.split(f"#### {title}\n\n", 1)[1].split("\n#### ", 1)[0]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in body.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
@@ -132,6 +183,41 @@ def test_markdown_rows_add_up(seed: int) -> None:
         head = Report(run).to_markdown().split("self ")[1].split(" ")[0]
         unit = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[head]
         assert sum(selves) * unit == pytest.approx(run.ledger.layers_ns, abs=0.1 * unit * len(selves))
+
+
+def test_markdown_of_memory() -> None:
+    text = Report(memory_fixtures.gpt(leak=True, cuda=True)).to_markdown()
+    assert "- **memory**: peak 22.4 GB in backward (GPT) · saved for backward 17.6 GB · LEAK: 302 MB more" in text
+    assert table_of(text, "Layers")[0][-1] == "17.6 GB"
+    assert table_of(text, "Source lines")[0] == [
+        *("`examples/gpt.py:53`", "6.71", "53.3 %", "302 MB", "`lm_head`"),
+        "`q, k, v = self.c_attn(x).split(self.n_embd, dim=2)`",
+    ]
+    assert table_of(text, "Source lines")[-1] == ["no source line", "0.80", "6.3 %", "731 MB", "", ""]
+    assert "22.4 GB in backward, at 5.75 s of 16.8 s, while GPT ran LogSoftmaxBackward0: saved activations" in text
+    assert table_of(text, "Who holds the peak") == [
+        ["`transformer.h.*.attn`", "10.6 GB", "47.2 %", "saved activations"],
+        ["`GPT`", "1.65 GB", "7.4 %", "saved activations"],
+        ["`GPT`", "1.65 GB", "7.4 %", "temporaries"],
+        ["`lm_head`", "1.65 GB", "7.3 %", "other activations"],
+        ["`transformer.h.*.attn.attn_dropout`", "1.21 GB", "5.4 %", "saved activations"],
+        ["`transformer.h.*.mlp.gelu`", "1.21 GB", "5.4 %", "saved activations"],
+        ["… 30 more", "4.46 GB", "19.9 %", ""],
+        ["**all of the peak**", "**22.4 GB**", "**100.0 %**", ""],
+    ]
+    assert table_of(text, "Saved for backward")[0] == [
+        *("softmax output 8x12x1024x1024 float32", "4.83 GB", "27.5 %", "12"),
+        *("`examples/gpt.py:60`", "`transformer.h.*.attn`"),
+    ]
+    assert table_of(text, "Retained after the step")[0] == [
+        *("**leak** aten::add, forward", "302 MB", "15.5 %", "12", "`examples/gpt.py:92`", "`transformer.h.*`")
+    ]
+    assert len(table_of(text, "Held by Python")) == 1
+    assert table_of(text, "Copies")[-1] == ["… 1 more", "8.19 kB", "0.0 %", "", "", "", ""]
+    assert "#### On cuda:0\n\nallocated 22.4 GB · reserved 24.3 GB, 1.86 GB of it unused" in text
+    by_memory = Report(memory_fixtures.mlp()).to_markdown(sort="memory")
+    assert table_of(by_memory, "Layers")[-1] == ["outside the layers", "", "13.6 %", *[""] * 5, "1.28 kB"]
+    assert "Who holds" not in Report(RUNS["gpt"]).to_markdown()
 
 
 def test_markdown_cannot_be_broken_by_names() -> None:

@@ -18,23 +18,35 @@ from gradscope.report import Report, load
 from gradscope.report.outfile import check_output
 from gradscope.report.runfile import from_json, to_json
 from gradscope.tables import (
+    CopyRow,
     Finding,
+    HeldRow,
+    HolderRow,
     KernelRow,
     LayerRow,
     Ledger,
     LineRow,
+    MemoryCategory,
+    MemoryInfo,
     OpRow,
+    PhaseSpan,
+    RetainedRow,
     RunData,
+    SavedRow,
     Spread,
     StepTimes,
+    TimelinePoint,
     WorkloadInfo,
 )
 from tests import report_fixtures as fixtures
+from tests import report_memory_fixtures as memory_fixtures
 
-MEMORY = {"peak_bytes": 1_200, "peak_phase": "backward", "at_peak": [{"owner": "h", "category": "saved", "bytes": 7}]}
 RUNS = {
     "gpt": fixtures.gpt(),
-    "cuda": fixtures.gpt(2, cuda=True, recompute=True, findings=fixtures.findings(), notes=("a", "b"), memory=MEMORY),
+    "cuda": fixtures.gpt(2, cuda=True, recompute=True, findings=fixtures.findings(), notes=("a", "b")),
+    "memory": memory_fixtures.gpt(2, leak=True),
+    "memory of a device": memory_fixtures.gpt(2, cuda=True),
+    "memory outside every module": memory_fixtures.mlp(),
     "no lines": fixtures.mlp(lines=False, overhead=None),
     "several roots": fixtures.gan(),
     "partial": fixtures.mlp(partial=True),
@@ -81,6 +93,38 @@ def test_one_row_a_line() -> None:
     assert sum(line.startswith('  {"path": ') for line in lines) == len(RUNS["gpt"].layers)
 
 
+def test_memory_has_one_row_a_line_too() -> None:
+    run = RUNS["memory"]
+    assert run.memory is not None
+    lines = to_json(run).splitlines()
+    assert sum(line.startswith('   {"owner": ') for line in lines) == len(run.memory.at_peak) - 1
+    assert sum(line.startswith('   {"category": "inputs", ') for line in lines) == 1  # nobody's
+    assert sum(line.startswith('   {"ns": ') for line in lines) == len(run.memory.timeline)
+    assert f'  "peak_bytes": {run.memory.peak_bytes},' in lines
+    assert '  "peak_phase": "backward",' in lines
+
+
+def test_what_was_not_measured_of_memory_is_absent() -> None:
+    record = json.loads(to_json(RUNS["memory outside every module"]))["memory"]
+    assert "reserved_bytes" not in record
+    assert "owner" not in next(row for row in record["at_peak"] if row["category"] == "inputs")
+    assert record["held"] == record["retained"] == []  # measured, and nothing there
+    assert "line" not in record["saved"][-1]
+
+
+def test_a_file_from_before_memory_still_loads() -> None:
+    record = json.loads(to_json(RUNS["memory"]))
+    del record["memory"]
+    names = {field.name for field in dataclasses.fields(LayerRow) if "bytes" in field.name or "alloc" in field.name}
+    for row in (*record["layers"], *record["lines"]):
+        for name in names & set(row):
+            del row[name]
+    run = from_json(json.dumps(record))
+    assert run.memory is None
+    assert all(getattr(row, name) is None for row in run.layers for name in names)
+    assert all(row.saved_bytes is row.allocated_bytes is row.copied_bytes is None for row in run.lines)
+
+
 def test_numpy_numbers_are_written_as_numbers() -> None:
     run = dataclasses.replace(fixtures.mlp(), environment={"threads": np.int64(2)})
     assert json.loads(to_json(run))["environment"] == {"threads": 2}
@@ -106,7 +150,7 @@ def test_unknown_keys_are_ignored() -> None:
 
 
 def changed(change: Any) -> str:
-    record = json.loads(to_json(fixtures.mlp()))
+    record = json.loads(to_json(memory_fixtures.mlp()))
     change(record)
     return json.dumps(record)
 
@@ -177,6 +221,45 @@ BAD_FILES = {
     "sums": (
         changed(put(1, "ledger", "engine_ns")),
         "run.json has numbers that do not add up: ledger parts against backward_ns: 197601 != 227800 ns.\n"
+        "It was changed after it was written; profile again.",
+    ),
+    "memory is no object": (
+        changed(put([1], "memory")),
+        f"run.json is damaged: memory is a list, not an object.\n{AGAIN}",
+    ),
+    "no peak": (
+        changed(remove("memory", "peak_bytes")),
+        f"run.json is damaged: memory.peak_bytes is missing.\n{AGAIN}",
+    ),
+    "holder": (
+        changed(put("7 MB", "memory", "at_peak", 1, "bytes")),
+        f"run.json is damaged: memory.at_peak[1].bytes is a string, not an integer.\n{AGAIN}",
+    ),
+    "saved": (
+        changed(remove("memory", "saved", 0, "node")),
+        f"run.json is damaged: memory.saved[0].node is missing.\n{AGAIN}",
+    ),
+    "timeline": (
+        changed(put(None, "memory", "timeline", 2)),
+        f"run.json is damaged: memory.timeline[2] is null, not an object.\n{AGAIN}",
+    ),
+    "reserved": (
+        changed(put(1.5, "memory", "reserved_bytes")),
+        f"run.json is damaged: memory.reserved_bytes is the number 1.5, not an integer.\n{AGAIN}",
+    ),
+    "peak": (
+        changed(put(64_341, "memory", "peak_bytes")),
+        "run.json has numbers that do not add up: live set at the peak: 64340 != 64341 bytes.\n"
+        "It was changed after it was written; profile again.",
+    ),
+    "saved of a layer": (
+        changed(put(0, "layers", 2, "saved_bytes")),
+        "run.json has numbers that do not add up: layers' saved_bytes: 1284 != 9476 bytes.\n"
+        "It was changed after it was written; profile again.",
+    ),
+    "copied": (
+        changed(put(8_999, "memory", "copied_bytes")),
+        "run.json has numbers that do not add up: copies: 9000 != 8999 bytes.\n"
         "It was changed after it was written; profile again.",
     ),
 }
@@ -301,6 +384,25 @@ def test_a_device_is_written_to_not_replaced() -> None:
 def test_the_reference_names_every_field() -> None:
     text = (Path(__file__).parent.parent / "docs" / "run-json.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_]+)`", text))
-    for cls in (RunData, WorkloadInfo, StepTimes, Spread, Ledger, LayerRow, LineRow, OpRow, KernelRow, Finding):
+    times = (RunData, WorkloadInfo, StepTimes, Spread, Ledger, LayerRow, LineRow, OpRow, KernelRow, Finding)
+    for cls in (*times, MemoryInfo):
         fields = {"class" if field.name == "class_name" else field.name for field in dataclasses.fields(cls)}
         assert fields <= named, cls.__name__
+    memory = text.partition("\n## `memory`")[2].partition("\n## ")[0]
+    parts = dict(re.findall(r"`memory\.([a-z_]+)`(.*?)(?=`memory\.|$)", memory, re.DOTALL))
+    parts["held"] = parts["retained"]  # one table for both
+    for name, cls in MEMORY_TABLES.items():
+        fields = {field.name for field in dataclasses.fields(cls)}
+        assert fields <= set(re.findall(r"`([a-z_]+)`", parts[name])), name
+    assert {str(category) for category in MemoryCategory} <= set(re.findall(r"`([a-z ]+)`", parts["at_peak"]))
+
+
+MEMORY_TABLES = {
+    "at_peak": HolderRow,
+    "saved": SavedRow,
+    "held": HeldRow,
+    "retained": RetainedRow,
+    "copies": CopyRow,
+    "timeline": TimelinePoint,
+    "phases": PhaseSpan,
+}

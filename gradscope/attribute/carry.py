@@ -17,7 +17,7 @@ from gradscope.attribute.rows import (
     find_steps,
 )
 from gradscope.attribute.survey import NO_LINE, Notes, Receiver, keys, match_step, unit_rows
-from gradscope.tables import IntColumn, RowKind
+from gradscope.tables import IntColumn, RowKind, SpanTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,38 @@ def assign(skeleton: Skeleton, skip: int, survey: Notes | None) -> Assigned:
     Args:
         skip: steps at the start of the trace that do not count.
     """
-    table, nodes = skeleton.table, skeleton.nodes
+    nodes = skeleton.nodes
     steps = find_steps(skeleton, skip)
-    carried = _Carried(len(table), len(nodes.row))
+    carried = _Carried(len(skeleton.table), len(nodes.row))
     units = unit_rows(skeleton)
     units = units[steps.of_row[units] >= 0]
     # Owners of forward units are needed as keys; what the survey adds later changes backward rows only.
     plain = assign_rows(skeleton, np.full(len(nodes.row), OUTSIDE), *_no_sums())
     if survey is not None:
         carried.fill(skeleton, steps, survey, units, plain.owner[units])
+    return _assigned(skeleton, steps, carried, surveyed=survey is not None)
+
+
+def assign_surveyed(skeleton: Skeleton, skip: int, notes: Notes, line_spans: SpanTable) -> Assigned:
+    """Assign every row of the very trace that the notes were read from.
+
+    Args:
+        skip: steps at the start of the trace that do not count.
+        line_spans: the source lines marked in the trace.
+    """
+    table = skeleton.table
+    carried = _Carried(len(table), len(skeleton.nodes.row))
+    carried.fill_own(skeleton, notes)
+    marked = np.flatnonzero(table.kind == RowKind.LINE)
+    carried.line[marked] = line_spans.label[table.argument[marked]]
+    carried.line[marked[carried.line[marked] < 0]] = INHERIT
+    return _assigned(skeleton, find_steps(skeleton, skip, at_markers=True), carried, surveyed=True)
+
+
+def _assigned(skeleton: Skeleton, steps: Steps, carried: _Carried, *, surveyed: bool) -> Assigned:
+    table = skeleton.table
     accumulate_owner = _accumulate_owners(skeleton, carried.parameter_owner)
-    sum_rows, sum_owner = _sums(skeleton, carried, survey is not None)
+    sum_rows, sum_owner = _sums(skeleton, carried, surveyed)
     rows = assign_rows(skeleton, accumulate_owner, sum_rows, sum_owner)
     rows = adopt_outside_ops(table, rows, steps)
     # What Python does around recomputed ops has no line; least of all the one whose node set the recompute off.
@@ -87,6 +108,13 @@ class _Carried:
             self._note_nodes(skeleton, node_places, np.array(node_match, np.int64), survey)
             self.steps += 1
             self.exact += exact
+
+    def fill_own(self, skeleton: Skeleton, notes: Notes) -> None:
+        """Fill from notes that were read from this very trace."""
+        units = unit_rows(skeleton)
+        self._note_units(units, np.arange(len(units)), notes)
+        places = np.arange(len(skeleton.nodes.row))
+        self._note_nodes(skeleton, places, places, notes)
 
     def _note_units(self, rows: IntColumn, match: IntColumn, survey: Notes) -> None:
         found = match >= 0

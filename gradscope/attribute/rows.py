@@ -250,15 +250,17 @@ class Steps:
     of_row: IntColumn  # number of the step, -1 before the first and after the last
 
 
-def find_steps(skeleton: Skeleton, skip: int) -> Steps:
+def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False) -> Steps:
     """Cut the trace at its STEP markers, leaving out the first ``skip`` steps.
 
-    A marker written by an optimizer's hook lies inside the optimizer's own row: the step ends where that row ends.
+    A marker written by an optimizer's hook lies inside the optimizer's own row: the step ends where that row ends, or
+    with ``at_markers`` at the marker, so that what gradscope does there itself is in no step.
     """
     table = skeleton.table
     markers = np.flatnonzero(table.kind == RowKind.STEP)
     markers = markers[np.argsort(table.argument[markers])]
     inside = nearest(table, markers, (RowKind.OPTIMIZER,))
+    inside = np.full(len(markers), -1) if at_markers else inside
     bounds = np.where(inside >= 0, table.end_ns[inside], table.start_ns[markers])[skip:]
     marks = np.full(len(table), INHERIT, np.int64)
     # Below the user's own record_function around a whole loop each row is timed by itself.

@@ -20,7 +20,8 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
     """
     stepper = _Stepper(workload)
     while True:
-        stepper.step(next(batches))
+        session.surroundings.batch = batch = next(batches)
+        stepper.step(batch)
         if session.boundary():
             return stepper.loss_kind
 

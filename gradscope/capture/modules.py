@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from gradscope import markers
 from gradscope.capture.spans import SpanRecorder, SpanStack
+from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
 
 
@@ -27,6 +28,7 @@ class CallRecorder:
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []  # by label, in the order of their first call; kept alive by this list
         self.roots: list[int] = []  # labels of modules called while no other module was, each once
+        self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
         self._labels: dict[int, int] = {}
         self._lock = threading.Lock()
         self._spans = SpanRecorder(markers.CALL)
@@ -50,7 +52,7 @@ class CallRecorder:
                 stack.callback(handle.remove)
             yield
 
-    def _enter(self, module: nn.Module, _args: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any) -> None:
         # Dynamo folds this to True while it traces and drops the rest: no graph break, nothing inside the region.
         if torch.compiler.is_compiling():
             return
@@ -58,8 +60,11 @@ class CallRecorder:
         if label is None:
             label = self._label(module)
         calls = self._stack.calls
-        if not calls and label not in self.roots:
-            self.roots.append(label)
+        if not calls:
+            if label not in self.roots:
+                self.roots.append(label)
+            if self.on_root_call is not None and graph_task_id() == -1:
+                self.on_root_call(args)
         calls.append((module, self._spans.open(label)))
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:

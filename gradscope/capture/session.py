@@ -17,12 +17,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope import markers
+from gradscope.capture import memory as memory_pass
 from gradscope.capture.engine import BackwardWatch, synchronize
+from gradscope.capture.memory import MemoryPass, MemoryTracer, Surroundings
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
-from gradscope.compat import TraceMarker, marking_recompute, new_profiler, start_profiler, stop_profiler
+from gradscope.capture.survey import FlopMode, GraphTracer, LineMode, LineTracer
+from gradscope.compat import (
+    TraceMarker,
+    marking_recompute,
+    new_profiler,
+    start_memory_profiler,
+    start_profiler,
+    stop_profiler,
+)
 from gradscope.tables import GraphNode, LineInfo, Options, Progress, SpanTable
 
 Around = Callable[[Any], AbstractContextManager[None]]
@@ -60,6 +70,7 @@ class Capture:
     options: Options
     timed: TimedSteps | None = None
     survey: SurveyStep | None = None
+    memory: MemoryPass | None = None
     steps_done: int = 0  # of all phases
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
@@ -78,9 +89,12 @@ class Session:
     answers True. Leaving the block undoes every hook, patch, mode and profiler, at whatever point the run ended.
     """
 
-    def __init__(self, options: Options, progress: Progress | None = None) -> None:
+    def __init__(
+        self, options: Options, progress: Progress | None = None, surroundings: Surroundings | None = None
+    ) -> None:
         self.capture = Capture(options)
         self.finished = False
+        self.surroundings = surroundings or Surroundings()
         self.backward = BackwardWatch()
         self._progress = progress or Progress()
         self._phases = _plan(options)
@@ -89,11 +103,18 @@ class Session:
         self._exits = ExitStack()  # of the current phase
         self._installed = ExitStack()
         self._step_started_ns = 0
+        self._memory: _MemorySteps | None = None
+        self._line_mode = LineMode()
         self._closed = False
         self._compiled_before = _compiled_frames()
 
     def __enter__(self) -> Session:
         self._installed.enter_context(self.backward.installed())
+        self._installed.callback(self._line_mode.release)
+        if self.capture.options.memory:
+            # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
+            handle = register_optimizer_step_post_hook(self.surroundings.note_optimizer)
+            self._installed.callback(handle.remove)
         self._next_phase()
         return self
 
@@ -126,6 +147,8 @@ class Session:
         elif self.phase == "profiled steps":
             synchronize()
             self._mark_step()
+        elif self._memory is not None:
+            self._memory.end_step()
         self._progress.advance()
         self.capture.steps_done += 1
         self._left -= 1
@@ -142,6 +165,7 @@ class Session:
                 self._exits.close()
             finally:
                 self._installed.close()
+                self.surroundings.forget()
                 self._progress.done()
 
     def _next_phase(self) -> None:
@@ -157,6 +181,8 @@ class Session:
             self._start_timing()
         elif phase.name == "survey":
             self._start_survey()
+        elif phase.name == "memory":
+            self._start_memory()
         self._step_started_ns = time.perf_counter_ns()
 
     def _start_timing(self) -> None:
@@ -182,7 +208,7 @@ class Session:
         compiled = _uses_compile(timed.recorder.modules, self._compiled_before)
         if compiled:
             self.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
-        recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer()
+        recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer(self._line_mode)
         profiler = new_profiler(shapes=True)
         with_lines = self.capture.options.lines and not compiled
 
@@ -206,7 +232,30 @@ class Session:
             self._exits.enter_context(FlopMode())
         if with_lines:
             self._exits.enter_context(tracer.recording())
-            self._installed.callback(tracer.release)
+
+    def _start_memory(self) -> None:
+        timed = self.capture.timed
+        assert timed is not None
+        known, models = timed.recorder.modules, self.surroundings.models
+        self.surroundings.models = lambda: (*models(), *known)
+        with_lines = self.capture.options.lines and not _uses_compile(known, self._compiled_before)
+        steps = _MemorySteps(self.surroundings, LineTracer(self._line_mode))
+        self._memory = steps
+        self._exits.callback(self._keep_memory)
+        self._exits.enter_context(steps.recorder.recording())
+        self._exits.enter_context(steps.tracer.tracing())
+        around = _around_memory(steps.tracer, steps.lines if with_lines else None)
+        self._exits.enter_context(self._marking_backward(around))
+        self._exits.enter_context(_Profiling(steps.profiler, start_memory_profiler))
+        if with_lines:
+            self._exits.enter_context(steps.lines.recording())
+        steps.begin()
+
+    def _keep_memory(self) -> None:
+        steps, self._memory = self._memory, None
+        assert steps is not None
+        if steps.completed == memory_pass.STEPS:
+            self.capture.memory = memory_pass.finished_pass(steps.profiler, steps.recorder, steps.tracer, steps.lines)
 
     @contextmanager
     def _marking_backward(self, around: Around | None = None) -> Iterator[None]:
@@ -227,9 +276,48 @@ def _around_surveyed(graph: GraphTracer, tracer: LineTracer | None) -> Around:
     return around
 
 
+class _MemorySteps:
+    """The steps of the memory pass."""
+
+    def __init__(self, surroundings: Surroundings, lines: LineTracer) -> None:
+        self.profiler = new_profiler(memory=True)
+        self.recorder = CallRecorder()
+        self.tracer = MemoryTracer(self.recorder, surroundings)
+        self.lines = lines
+        self.completed = 0
+
+    def begin(self) -> None:
+        """The first step begins."""
+        self._mark()
+
+    def end_step(self) -> None:
+        """A step has ended."""
+        self.completed += 1
+        # Looking at every tensor takes a while, which is to lie outside of the measured step on both sides.
+        if self.completed == memory_pass.STEPS:
+            self._mark()
+            self.tracer.see_all()
+        else:
+            self.tracer.see_all()
+            self._mark()
+
+    def _mark(self) -> None:
+        with TraceMarker(markers.STEP + str(self.completed)):
+            pass
+
+
+def _around_memory(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
+    @contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        with tracer.around_backward(roots), lines.inside_backward() if lines is not None else nullcontext():
+            yield
+
+    return around
+
+
 def _plan(options: Options) -> list[_Phase]:
-    # The second unprofiled phase also keeps the two profilers apart: a record_function that is open while one stops
-    # and the other starts (the one around every optimizer.step is) ends in a crash of the process.
+    # Unprofiled steps also keep the profilers apart: a record_function that is open while one stops and the next
+    # starts (the one around every optimizer.step is) ends in a crash of the process.
     phases = [
         _Phase("warm-up", options.warmup),
         _Phase("unprofiled steps", min(options.steps, 4)),
@@ -237,20 +325,24 @@ def _plan(options: Options) -> list[_Phase]:
         _Phase("unprofiled steps", 2),
         _Phase("survey", 1),
     ]
+    if options.memory:
+        phases += [_Phase("pause", 1), _Phase("memory", memory_pass.STEPS)]
     return [phase for phase in phases if phase.steps > 0]
 
 
 class _Profiling:
     """A running profiler; stops it, without kineto's log lines, on the way out."""
 
-    def __init__(self, profiler: Any) -> None:
-        self._profiler = profiler
+    def __init__(self, profiler: Any, start: Callable[[Any], object] = start_profiler) -> None:
+        self._profiler, self._start = profiler, start
+        self._kept: object = None
 
     def __enter__(self) -> None:
-        start_profiler(self._profiler)
+        self._kept = self._start(self._profiler)
 
     def __exit__(self, *exc: object) -> None:
         stop_profiler(self._profiler)
+        self._kept = None
 
 
 def _uses_compile(modules: list[nn.Module], compiled_before: int) -> bool:

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from gradscope.capture.storages import tensors_in
+
 Undo = Callable[[], None]
 
 
@@ -23,8 +25,10 @@ def preserved(
     batch: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     device: torch.device | None = None,
-) -> Iterator[None]:
+) -> Iterator[list[torch.Tensor]]:
     """Restore everything a training step changes when the block is left, also by an exception.
+
+    Yields the copies that are kept for that: memory that the steps themselves would not hold.
 
     Args:
         model: may be changed freely inside the block.
@@ -38,17 +42,19 @@ def preserved(
     of a lazy module stay initialised.
     """
     leaves = [*model.parameters(), *leaves_of(batch)]
-    undo: list[Undo] = [_random_state(), *(_gradient(leaf) for leaf in leaves)]
+    kept: list[torch.Tensor] = []
+    undo: list[Undo] = [_random_state(kept), *(_gradient(leaf, kept) for leaf in leaves)]
     if optimizer is not None:
-        undo += [_optimizer_state(optimizer), *(_content(parameter) for parameter in _stepped(model, optimizer))]
-    undo += [_content(buffer) for buffer in model.buffers() if not is_lazy(buffer)]
+        undo.append(_optimizer_state(optimizer, kept))
+        undo += [_content(parameter, kept) for parameter in _stepped(model, optimizer)]
+    undo += [_content(buffer, kept) for buffer in model.buffers() if not is_lazy(buffer)]
     undo += [_attributes(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     home = next((parameter.device for parameter in model.parameters()), None)
     moves = device is not None and home is not None and home.type != device.type
     if moves:
         model.to(device)
     try:
-        yield
+        yield kept
     finally:
         if moves:
             model.to(home)
@@ -75,8 +81,9 @@ def _stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.T
     return [parameter for parameter in found.values() if not is_lazy(parameter)]
 
 
-def _content(tensor: torch.Tensor) -> Undo:
+def _content(tensor: torch.Tensor, kept: list[torch.Tensor]) -> Undo:
     value = tensor.detach().clone()
+    kept.append(value)
 
     def undo() -> None:
         tensor.detach().copy_(value)
@@ -84,9 +91,11 @@ def _content(tensor: torch.Tensor) -> Undo:
     return undo
 
 
-def _gradient(leaf: torch.Tensor) -> Undo:
+def _gradient(leaf: torch.Tensor, kept: list[torch.Tensor]) -> Undo:
     gradient = leaf.grad
     value = gradient.detach().clone() if gradient is not None else None
+    if gradient is not None and value is not None:
+        kept += (gradient, value)
 
     def undo() -> None:
         leaf.grad = gradient
@@ -137,8 +146,9 @@ def _nothing() -> None:
     """Undo nothing."""
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> Undo:
+def _optimizer_state(optimizer: torch.optim.Optimizer, kept: list[torch.Tensor]) -> Undo:
     saved = copy.deepcopy(optimizer.state_dict())
+    kept += tensors_in(saved["state"])
 
     def undo() -> None:
         # load_state_dict keeps states that the saved dict lacks.
@@ -148,10 +158,11 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> Undo:
     return undo
 
 
-def _random_state() -> Undo:
+def _random_state(kept: list[torch.Tensor]) -> Undo:
     python = random.getstate()
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    kept += (cpu, *(cuda or ()))
     numpy = sys.modules.get("numpy.random")
     numpy_state = numpy.get_state() if numpy is not None else None
 

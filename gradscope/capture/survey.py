@@ -26,49 +26,40 @@ from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
 
 _TORCH = f"{Path(torch.__file__).parent}/"
+_RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 
 
 class LineTracer:
-    """Marks every torch function that user code calls with the source line it was called from."""
+    """Marks every torch function that user code calls with the source line it was called from.
 
-    def __init__(self) -> None:
+    Args:
+        mode: one for the whole run, see :class:`LineMode`.
+    """
+
+    def __init__(self, mode: LineMode) -> None:
         self.spans = SpanRecorder(markers.LINE)
         self.lines: list[LineInfo] = []
         self._labels: dict[tuple[CodeType, int], int] = {}
         self._places: dict[CodeType, _Place] = {}
-        self._mode = _LineMode(self)
-        self._recording = False
+        self._mode = mode
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Trace until the block is left. Call :meth:`release` later from outside the loop."""
-        self._recording = True
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        """Trace until the block is left."""
+        self._mode.turn_on(self)
         try:
             with self._marking_functions():
                 yield
         finally:
-            self._recording = False
-            self.release()
-
-    def release(self) -> None:
-        """Take the mode off torch's stack, where it lies on top.
-
-        A step that ends inside ``backward()`` ends inside a torch function, for which torch has taken the mode off
-        the stack and will put it back; only from outside of that call can it be removed for good.
-        """
-        if _get_current_function_mode() is self._mode:
-            self._mode.__exit__(None, None, None)
+            self._mode.turn_off()
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Trace what runs inside the engine: ``backward`` is itself a torch function, inside which the mode is off."""
-        return _LineMode(self)
+        return LineMode(self)
 
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
         """Call ``function`` inside a span of the line that ``frame``, or the first user frame above it, is at."""
-        if not self._recording:
-            return function(*args, **kwargs)
         span = self.spans.open(self._label(frame))
         try:
             return function(*args, **kwargs)
@@ -125,13 +116,42 @@ def _place_of(filename: str) -> _Place:
     return _Place.LIBRARY if filename.startswith((_TORCH, "<frozen ")) else _Place.USER
 
 
-class _LineMode(TorchFunctionMode):
-    def __init__(self, tracer: LineTracer) -> None:
+class LineMode(TorchFunctionMode):
+    """Hands the torch functions that user code calls to a :class:`LineTracer`, where one is at work.
+
+    A step that ends inside ``backward()`` ends inside a torch function, for which torch has taken the mode off its
+    stack and will put it back; only from outside of that call can it be removed for good. So it may stay on from one
+    tracer to the next: call :meth:`release` once the loop is left.
+    """
+
+    def __init__(self, tracer: LineTracer | None = None) -> None:
         super().__init__()
         self._tracer = tracer
+        self._entered = False
+
+    def turn_on(self, tracer: LineTracer) -> None:
+        """Let ``tracer`` see every call from now on."""
+        self._tracer = tracer
+        if not self._entered:
+            self._entered = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def turn_off(self) -> None:
+        """Let nobody see a call any more."""
+        self._tracer = None
+        self.release()
+
+    def release(self) -> None:
+        """Take the mode off torch's stack, where it lies on top."""
+        if self._entered and _get_current_function_mode() is self:
+            self._entered = False
+            self.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__get__":  # .shape, .device, .requires_grad: nothing is computed
+        # .shape, .device, .requires_grad: nothing is computed. And record_function opens a row that outlives the call:
+        # inside a line's own row it would be cut off with it.
+        passes = getattr(func, "__name__", "") == "__get__" or getattr(func, "__module__", "") == _RECORD
+        if self._tracer is None or passes:
             return func(*args, **(kwargs or {}))
         return self._tracer.call(func, sys._getframe(1), args, kwargs or {})
 
@@ -184,16 +204,20 @@ class GraphTracer:
         self._handles: list[Any] = []
 
     @contextmanager
-    def tracing(self, roots: Any) -> Iterator[None]:
-        """Note the graph below ``roots``; inside the block the parameters it reaches mark their AccumulateGrad."""
-        self._walk(roots)
+    def tracing(self, roots: Any, visit: Callable[[list[Any]], None] | None = None) -> Iterator[None]:
+        """Note the graph below ``roots``; inside the block the parameters it reaches mark their AccumulateGrad.
+
+        Args:
+            visit: called with all nodes of the graph before it runs.
+        """
+        self._walk(roots, visit)
         try:
             yield
         finally:
             while self._handles:
                 self._handles.pop().remove()
 
-    def _walk(self, roots: Any) -> None:
+    def _walk(self, roots: Any, visit: Callable[[list[Any]], None] | None) -> None:
         tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
         starts = [node for node in (_node_of(root) for root in tensors) if node is not None]
         order: list[Any] = []
@@ -207,6 +231,8 @@ class GraphTracer:
             order.append(node)
             stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
         self.graphs.append(tuple(self._note(node, numbers) for node in order))
+        if visit is not None:
+            visit(order)
 
     def _note(self, node: Any, numbers: dict[Any, int]) -> GraphNode:
         edges = tuple((numbers.get(next_node, -1), number) for next_node, number in node.next_functions)

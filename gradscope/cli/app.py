@@ -10,6 +10,7 @@ import typer
 
 from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, say_error
+from gradscope.cli.fit import fit
 from gradscope.cli.profile import TargetCommand, profile
 from gradscope.cli.show import show
 from gradscope.errors import GradscopeError
@@ -27,6 +28,7 @@ app.command(
     # What we do not know is most likely meant for the script: collected, then refused with a hint.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(profile)
+app.command("fit", cls=TargetCommand)(fit)
 app.command("show")(show)
 app.command("doctor")(doctor)
 

@@ -14,6 +14,7 @@ class Sort(str, Enum):
     backward = "backward"
     forward = "forward"
     ratio = "ratio"
+    memory = "memory"
 
 
 class Color(str, Enum):

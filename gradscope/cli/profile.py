@@ -80,6 +80,7 @@ def profile(
     ] = "auto",
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")] = None,
     no_lines: Annotated[bool, typer.Option("--no-lines", help="Do not measure by source line.")] = False,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not measure memory.")] = False,
     run_to_end: Annotated[
         bool, typer.Option("--run-to-end", help="Let a script go on after the measured steps.")
     ] = False,
@@ -113,7 +114,13 @@ def profile(
         args=tuple(context.meta.get(_ARGS, ())),
         module=module,
         options=Options(
-            steps=steps, warmup=warmup, device=device, seed=seed, lines=not no_lines, run_to_end=run_to_end
+            steps=steps,
+            warmup=warmup,
+            device=device,
+            seed=seed,
+            lines=not no_lines,
+            memory=not no_memory,
+            run_to_end=run_to_end,
         ),
         json_path=_json_path(target, output, json_path, module=module),
         force=force,

@@ -46,6 +46,13 @@ class Table(str, Enum):
     ops = "ops"
     kernels = "kernels"
     findings = "findings"
+    memory = "memory"
+    saved = "saved"
+    held = "held"
+    copies = "copies"
+    retained = "retained"
+    timeline = "timeline"
+    phases = "phases"
     ledger = "ledger"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gradscope.errors import UsageError
-from gradscope.report.frames import TABLES, columns_of
+from gradscope.report.frames import TABLES, columns_of, rows_of
 from gradscope.tables import Ledger, RunData
 
 TABLE_NAMES = (*TABLES, "ledger")
@@ -26,7 +26,8 @@ def to_csv(run: RunData, table: str = "layers") -> str:
         parts = ((name, getattr(run.ledger, name)) for name in Ledger.PARTS)
         return _write(["row", "ns"], parts)
     names = [field.name for field in dataclasses.fields(TABLES[table])]
-    return _write(columns_of(TABLES[table]), ([getattr(row, name) for name in names] for row in getattr(run, table)))
+    rows = ([getattr(row, name) for name in names] for row in rows_of(run, table))
+    return _write(columns_of(TABLES[table]), rows)
 
 
 def _write(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

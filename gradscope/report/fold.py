@@ -39,6 +39,10 @@ class Amounts:
     flops: int | None = None
     backward_flops: int | None = None
     saved_bytes: int | None = None
+    forward_allocated_bytes: int | None = None
+    backward_allocated_bytes: int | None = None
+    allocations: int | None = None
+    copied_bytes: int | None = None
 
     @property
     def backward_ns(self) -> int:
@@ -52,6 +56,7 @@ class Amounts:
 
 
 _AMOUNTS = tuple(f.name for f in fields(Amounts))
+_OPTIONAL = frozenset(f.name for f in fields(Amounts) if f.default is None)
 
 
 def add_up(parts: Sequence[Amounts]) -> Amounts:
@@ -63,9 +68,6 @@ def add_up(parts: Sequence[Amounts]) -> Amounts:
         known = [value for part in parts if (value := getattr(part, name)) is not None]
         sums[name] = sum(known) if known or name not in _OPTIONAL else None
     return Amounts(**sums)
-
-
-_OPTIONAL = frozenset(("device_ns", "launch_ns", "flops", "backward_flops", "saved_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,9 @@ def _short(spans: list[str]) -> str:
 
 def _elide(node: Node, place: _Place) -> Node:
     """A container that is never called and holds one row says nothing: its child takes its place, with its name."""
-    if len(node.children) != 1 or node.repeats > 1 or node.calls or node.own.backward_ns or node.own.forward_ns:
+    own = node.own
+    busy = node.calls or own.backward_ns or own.forward_ns or own.saved_bytes
+    if len(node.children) != 1 or node.repeats > 1 or busy:
         return node
     child = node.children[0]
     if not child.label.startswith(f"{node.label}."):
@@ -266,11 +270,7 @@ def _amounts(row: LayerRow) -> Amounts:
         accumulate_ns=row.accumulate_ns,
         gradient_sum_ns=row.gradient_sum_ns,
         forward_ns=row.forward_self_ns,
-        device_ns=row.device_ns,
-        launch_ns=row.launch_ns,
-        flops=row.flops,
-        backward_flops=row.backward_flops,
-        saved_bytes=row.saved_bytes,
+        **{name: getattr(row, name) for name in _OPTIONAL},
     )
 
 

@@ -1,4 +1,4 @@
-"""The tables of a run as pandas DataFrames: one row a layer, line, operation, kernel or part.
+"""The tables of a run as pandas DataFrames: one row a layer, line, operation, kernel or part, and those of memory.
 
 Columns are named as in RUN.json, so ``class`` for the class's name. Integers that may be missing are of pandas'
 ``Int64``, where ``<NA>`` is not measured and ``0`` is a measured zero.
@@ -11,7 +11,22 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gradscope.tables import Finding, KernelRow, LayerRow, Ledger, LineRow, OpRow, RunData
+from gradscope.tables import (
+    CopyRow,
+    Finding,
+    HeldRow,
+    HolderRow,
+    KernelRow,
+    LayerRow,
+    Ledger,
+    LineRow,
+    OpRow,
+    PhaseSpan,
+    RetainedRow,
+    RunData,
+    SavedRow,
+    TimelinePoint,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +37,17 @@ TABLES: Mapping[str, type] = {
     "ops": OpRow,
     "kernels": KernelRow,
     "findings": Finding,
+    "memory": HolderRow,
+    "saved": SavedRow,
+    "held": HeldRow,
+    "copies": CopyRow,
+    "retained": RetainedRow,
+    "timeline": TimelinePoint,
+    "phases": PhaseSpan,
+}
+# Tables of RUN.json's ``memory``, by the name that they have there.
+_OF_MEMORY = {"memory": "at_peak"} | {
+    name: name for name in ("saved", "held", "copies", "retained", "timeline", "phases")
 }
 
 
@@ -30,11 +56,18 @@ def columns_of(cls: type) -> list[str]:
     return ["class" if field.name == "class_name" else field.name for field in dataclasses.fields(cls)]
 
 
+def rows_of(run: RunData, table: str) -> Sequence[Any]:
+    """The rows of one of :data:`TABLES`; none where it was not measured."""
+    if table not in _OF_MEMORY:
+        return getattr(run, table)
+    return () if run.memory is None else getattr(run.memory, _OF_MEMORY[table])
+
+
 def table_frame(run: RunData, table: str) -> pd.DataFrame:
     """The DataFrame of one of :data:`TABLES`; with all its columns also when it has no row."""
     import pandas as pd
 
-    cls, rows = TABLES[table], getattr(run, table)
+    cls, rows = TABLES[table], rows_of(run, table)
     hints = get_type_hints(cls)
     series = {}
     for field, column in zip(dataclasses.fields(cls), columns_of(cls), strict=True):
@@ -82,24 +115,12 @@ def step_frame(run: RunData) -> pd.DataFrame:
     return frame
 
 
-def memory_frame(memory: Mapping[str, Any] | None) -> pd.DataFrame:
-    """Who holds memory at the peak: columns ``owner``, ``category``, ``bytes``; empty when not measured."""
-    import pandas as pd
-
-    held: Sequence[Mapping[str, Any]] = (memory or {}).get("at_peak") or ()
-    return pd.DataFrame(
-        {
-            "owner": pd.Series([entry.get("owner") for entry in held], dtype="object"),
-            "category": pd.Series([entry.get("category") for entry in held], dtype="object"),
-            "bytes": pd.Series([entry.get("bytes") for entry in held], dtype="Int64"),
-        }
-    )
-
-
 def _dtype(annotation: Any) -> str:
     arguments = get_args(annotation)
     optional = types.NoneType in arguments
     kinds = set(arguments) - {types.NoneType} if optional else {annotation}
     if kinds == {int}:
         return "Int64" if optional else "int64"
+    if kinds == {bool}:
+        return "boolean" if optional else "bool"
     return "float64" if kinds == {float} else "object"

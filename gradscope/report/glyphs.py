@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 
 # One character for one, but for the ellipsis: columns keep their widths.
-_ASCII = str.maketrans({"×": "x", "µ": "u", "·": "|", "±": "~", "…": "...", "─": "-", "→": ">", "÷": "/"})
+_ASCII = str.maketrans(dict(zip("×µ·±─→÷├▲", "xu|~->/|^", strict=True)) | {"…": "..."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Glyphs:
     own: str  # part of a bar that is the layer's own time
     fractions: str  # cells filled less than whole, in equal steps; the last is the whole cell
     below: str  # part of a bar that is spent in layers below
+    heights: str  # cells filled from below, in equal steps; the last is the whole cell
     ellipsis: str
 
     def text(self, text: str) -> str:
@@ -65,8 +66,8 @@ def for_encoding(encoding: str | None) -> Glyphs:
     """The glyphs that can be written in ``encoding``; ASCII for everything that is not a UTF."""
     encoding = encoding or "ascii"
     if encoding.lower().replace("_", "-").startswith("utf"):
-        return Glyphs(encoding, True, "├─ ", "└─ ", "│  ", "█", "▏▎▍▌▋▊▉█", "░", "…")
-    return Glyphs("ascii", False, "|- ", "`- ", "|  ", "#", ".#", "-", "...")
+        return Glyphs(encoding, True, "├─ ", "└─ ", "│  ", "█", "▏▎▍▌▋▊▉█", "░", "▁▂▃▄▅▆▇█", "…")
+    return Glyphs("ascii", False, "|- ", "`- ", "|  ", "#", ".#", "-", ".:#", "...")
 
 
 def _visible(char: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradscope import units
-from gradscope.tables import RunData
+from gradscope.report.memorywords import leaked_bytes, peak_place
+from gradscope.tables import MemoryInfo, RunData
 
 # Standard deviation of the step's time over its mean, from which on the header warns.
 DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
@@ -35,6 +36,8 @@ def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
         ("step", _step(run)),
         ("backward", units.ns(step.backward_ns) + ratio),
     ]
+    if run.memory is not None:
+        rows.append(("memory", _memory(run.memory, work.model)))
     if work.loss == "mean of outputs":
         rows.insert(2, ("loss", "mean of the floating outputs: the target gives none, so this is not its real loss"))
     return tuple(rows)
@@ -91,3 +94,13 @@ def _step(run: RunData) -> str:
         f"{name} {units.ns(ns)} ({share})" for (name, ns), share in zip(parts.items(), percents, strict=True) if ns
     ]
     return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}" if spelled else units.ns(step.wall_ns)
+
+
+def _memory(memory: MemoryInfo, model: str) -> str:
+    parts = [
+        f"peak {units.size(memory.peak_bytes)} {peak_place(memory, model)}",
+        f"saved for backward {units.size(memory.saved_bytes)}",
+    ]
+    if leaked := leaked_bytes(memory):
+        parts.append(f"LEAK: {units.size(leaked)} more with every step")
+    return " · ".join(parts)

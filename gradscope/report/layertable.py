@@ -10,7 +10,7 @@ from gradscope.report.fold import Amounts, add_up
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line
 from gradscope.report.style import heading, heat
-from gradscope.report.tree import Tree, TreeRow
+from gradscope.report.tree import SAVED_MEMORY, Tree, TreeRow
 from gradscope.report.view import View
 
 # Smallest and largest widths: a bar must be wide enough to compare, a name wide enough to recognise.
@@ -37,12 +37,12 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
     grid = Grid(
         [
             Column("layer", "left", least=_NAME[0], most=_NAME[1]),
-            Column("class", "left", drop=5, least=9, most=22),
+            Column("class", "left", drop=6, least=9, most=22),
             Column(marks.text(main.header)),
             Column("share"),
-            Column("", "left", drop=2, least=_BAR[0], most=_BAR[1]),
+            Column("", "left", drop=3, least=_BAR[0], most=_BAR[1]),
             *(Column(marks.text(field.header), drop=field.drop) for field in others),
-            Column("calls", drop=6),
+            Column("calls", drop=7),
         ]
     )
     for row in tree.rows:
@@ -50,8 +50,9 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
     for hidden in tree.hidden:
         numbers = [field.text(hidden.own, hidden.own) for field in fields]
         _dim_row(grid, hidden.text, hidden.share, numbers, marks)
-    if tree.rest > 0 and tree.metric in ("backward", "forward"):
-        _dim_row(grid, "outside the layers", tree.rest_share, [view.scale.text(tree.rest)] + [""] * len(others), marks)
+    if tree.rest > 0:
+        rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
+        _dim_row(grid, "outside the layers", tree.rest_share, [rest] + [""] * len(others), marks)
     about = f"{_SHARE[tree.metric]}: {marks.own} the layer itself, {marks.below} layers below it"
     return [heading("Layers", about, width, marks), *grid.lines(width, marks)]
 
@@ -59,7 +60,7 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
 _SHARE = {
     "backward": "share of the backward pass",
     "forward": "share of the forward pass",
-    "saved memory": "share of what is saved for backward",
+    SAVED_MEMORY: "share of what is saved for backward",
 }
 
 
@@ -67,30 +68,48 @@ def _fields(tree: Tree, scale: units.TimeScale) -> list[_Field]:
     """The columns of numbers that this run has values for; the one that shares are shares of comes first."""
     top = add_up([row.node.total for row in tree.rows if row.level == 0])
     backward = _Field(f"bwd {scale.unit}", 0, lambda own, total: scale.text(total.backward_ns))
+    if tree.metric == SAVED_MEMORY:
+        return _memory_fields(top, replace(backward, drop=1))
     forward = _Field(f"fwd {scale.unit}", 1, lambda own, total: scale.text(total.forward_ns))
-    saved = _Field("saved", 4, lambda own, total: units.size(total.saved_bytes))
     if tree.metric == "forward":
-        own_time = _Field("self", 3, lambda own, total: scale.text(own.forward_ns))
+        own_time = _Field("self", 4, lambda own, total: scale.text(own.forward_ns))
         fields = [replace(forward, drop=0), own_time, replace(backward, drop=1)]
     else:
-        own_time = _Field("self", 3, lambda own, total: scale.text(own.backward_self_ns))
+        own_time = _Field("self", 4, lambda own, total: scale.text(own.backward_self_ns))
         fields = [backward, own_time, forward]
-    fields.append(_Field("bwd:fwd", 2, lambda own, total: units.ratio(total.ratio)))
+    fields.append(_Field("bwd:fwd", 3, lambda own, total: units.ratio(total.ratio)))
     if top.recompute_ns:
-        fields.append(_Field("recompute", 4, lambda own, total: scale.text(total.recompute_ns)))
+        fields.append(_Field("recompute", 5, lambda own, total: scale.text(total.recompute_ns)))
     if top.device_ns is not None:
         fields.append(_Field("device", 1, lambda own, total: scale.text(total.device_ns)))
     if top.launch_ns is not None:
-        fields.append(_Field("launch", 4, lambda own, total: scale.text(total.launch_ns)))
+        fields.append(_Field("launch", 5, lambda own, total: scale.text(total.launch_ns)))
     if top.saved_bytes is not None:
-        fields.insert(0 if tree.metric == "saved memory" else len(fields), saved)
+        fields.append(_Field("saved", 2, lambda own, total: units.size(total.saved_bytes)))
     if top.flops is not None or top.backward_flops is not None:
-        fields.append(_Field("GFLOP/s", 7, _rate))
+        fields.append(_Field("GFLOP/s", 8, _rate))
     if top.accumulate_ns:
-        fields.append(_Field("accum", 8, lambda own, total: scale.text(total.accumulate_ns)))
+        fields.append(_Field("accum", 9, lambda own, total: scale.text(total.accumulate_ns)))
     if top.gradient_sum_ns:
-        fields.append(_Field("grad sum", 9, lambda own, total: scale.text(total.gradient_sum_ns)))
+        fields.append(_Field("grad sum", 10, lambda own, total: scale.text(total.gradient_sum_ns)))
     return fields
+
+
+def _memory_fields(top: Amounts, backward: _Field) -> list[_Field]:
+    """What is saved, and how much is allocated and copied on the way there."""
+    fields = [
+        _Field("saved", 0, lambda own, total: units.size(total.saved_bytes)),
+        _Field("self", 3, lambda own, total: units.size(own.saved_bytes)),
+    ]
+    if top.forward_allocated_bytes is not None:
+        fields.append(_Field("fwd alloc", 2, lambda own, total: units.size(total.forward_allocated_bytes)))
+    if top.backward_allocated_bytes is not None:
+        fields.append(_Field("bwd alloc", 2, lambda own, total: units.size(total.backward_allocated_bytes)))
+    if top.allocations is not None:
+        fields.append(_Field("allocs", 5, lambda own, total: units.count(total.allocations)))
+    if top.copied_bytes is not None:
+        fields.append(_Field("copied", 4, lambda own, total: units.size(total.copied_bytes)))
+    return [*fields, backward]
 
 
 def _rate(own: Amounts, total: Amounts) -> str:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradscope import units
-from gradscope.report.tree import TreeRow
+from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
+from gradscope.report.tree import SAVED_MEMORY, TreeRow
 from gradscope.report.view import View
 
 _INDENT = "&nbsp;&nbsp;&nbsp;"  # leading blanks vanish in a Markdown table
 
 
 def to_markdown(view: View) -> str:
-    """The view's header, layers, lines, ledger, findings and notes as Markdown that ends in a newline."""
+    """The view's header, layers, lines, ledger, memory, findings and notes as Markdown that ends in a newline."""
     parts = [
         _header(view),
         _layers(view),
         _lines(view),
         _ledger(view),
+        *(_memory(view.memory) if view.memory is not None else ()),
         _findings(view),
         _list("Notes", view.notes),
     ]
@@ -39,6 +41,9 @@ def _layers(view: View) -> str:
     scale = view.scale
     head = ["layer", "class", f"share of {tree.metric}", f"backward {scale.unit}", f"self {scale.unit}"]
     head += [f"forward {scale.unit}", "bwd:fwd", "calls"]
+    has_saved = any(row.node.total.saved_bytes is not None for row in tree.rows)
+    if has_saved:
+        head.append("saved")
     rows = [
         [
             _label(row),
@@ -49,17 +54,22 @@ def _layers(view: View) -> str:
             scale.text(row.node.total.forward_ns),
             units.ratio(row.node.total.ratio),
             units.calls(row.node.calls) if row.node.calls else units.NOT_MEASURED,
+            *([units.size(row.node.total.saved_bytes)] if has_saved else []),
         ]
         for row in tree.rows
     ]
     for hidden in tree.hidden:
         own = hidden.own
         times = [scale.text(own.backward_ns), scale.text(own.backward_self_ns), scale.text(own.forward_ns)]
-        rows.append([escape(hidden.text), "", units.percent(hidden.share), *times, units.ratio(own.ratio), ""])
-    if tree.rest > 0 and tree.metric in ("backward", "forward"):
-        rest = scale.text(tree.rest)
-        times = [rest, "", ""] if tree.metric == "backward" else ["", "", rest]
-        rows.append(["outside the layers", "", units.percent(tree.rest_share), *times, "", ""])
+        saved = [units.size(own.saved_bytes)] if has_saved else []
+        rows.append([escape(hidden.text), "", units.percent(hidden.share), *times, units.ratio(own.ratio), "", *saved])
+    if tree.rest > 0:
+        rest = [""] * (len(head) - 3)
+        if tree.metric == SAVED_MEMORY:
+            rest[-1] = units.size(tree.rest)
+        else:
+            rest[0 if tree.metric == "backward" else 2] = scale.text(tree.rest)
+        rows.append(["outside the layers", "", units.percent(tree.rest_share), *rest])
     odd = [f"- {escape(row.outlier)}" for row in tree.rows if row.outlier]
     table = _table(head, rows, left=2)
     return f"#### Layers\n\n{table}" + ("\n\n" + "\n".join(odd) if odd else "")
@@ -77,28 +87,110 @@ def _lines(view: View) -> str:
     if not group.rows:
         return ""
     scale = view.scale
+
+    def numbers(spent: int, share: float, saved: int | None) -> list[str]:
+        return [scale.text(spent), units.percent(share), *([units.size(saved)] if group.has_saved else [])]
+
     rows = [
         [
             f"`{_code(row.place)}`",
-            scale.text(row.backward_ns),
-            units.percent(row.share),
+            *numbers(row.backward_ns, row.share, row.saved_bytes),
             f"`{_code(row.layer)}`" if row.layer else "",
             f"`{_code(row.text)}`" if row.text else "",
         ]
         for row in group.rows
     ]
-    if group.more_ns:
-        rows.append([f"… {group.more} more", scale.text(group.more_ns), units.percent(group.more_share), "", ""])
-    if group.without_ns:
-        rows.append(["no source line", scale.text(group.without_ns), units.percent(group.without_share), "", ""])
-    head = ["line", f"backward {scale.unit}", "share", "layer", "source"]
-    return f"#### Source lines\n\n{_table(head, rows, left=1, left_from=3)}"
+    if group.more_ns or group.more_saved_bytes:
+        more = numbers(group.more_ns, group.more_share, group.more_saved_bytes)
+        rows.append([f"… {group.more} more", *more, "", ""])
+    if group.without_ns or group.without_saved_bytes:
+        without = numbers(group.without_ns, group.without_share, group.without_saved_bytes)
+        rows.append(["no source line", *without, "", ""])
+    head = ["line", f"backward {scale.unit}", "share", *(["saved"] if group.has_saved else []), "layer", "source"]
+    return f"#### Source lines\n\n{_table(head, rows, left=1, left_from=len(head) - 2)}"
 
 
 def _ledger(view: View) -> str:
     rows = [[part.name, units.ns(part.ns), part.percent, part.meaning] for part in view.ledger]
     rows.append(["**all of backward**", f"**{units.ns(view.backward_ns)}**", "**100.0 %**", ""])
     return "#### What the backward is made of\n\n" + _table(["part", "time", "share", ""], rows, left=1, left_from=3)
+
+
+def _memory(memory: MemoryView) -> list[str]:
+    """Who holds the peak, what is saved, retained, held and copied; the course over the step is for terminals."""
+    retained, held, copies = memory.retained.whole, memory.held.whole, memory.copies.whole
+    leak = f", of which {units.size(memory.leaked_bytes)} more with every step: a leak" if memory.leaked_bytes else ""
+    parts = [
+        _holders(memory),
+        _tensors("Saved for backward", f"{units.size(memory.saved.whole)}, each storage once.", memory.saved),
+        _tensors("Retained after the step", f"{units.size(retained)}{leak}.", memory.retained),
+        _tensors("Held by Python", f"{units.size(held)} that no backward node needs.", memory.held),
+        _copies(f"{units.size(copies)}; the step made {memory.allocations}.", copies=memory.copies),
+    ]
+    if memory.figures:
+        parts.append(f"#### On {escape(memory.device)}\n\n{escape(memory.figures)}. {escape(memory.outside)}".rstrip())
+    return parts
+
+
+def _holders(memory: MemoryView) -> str:
+    holders = memory.holders
+    if not holders.whole:
+        return ""
+    rows = [
+        [f"`{_code(row.owner)}`", units.size(row.bytes), percent, escape(row.category)]
+        for row, percent in zip(holders.rows, holders.percents, strict=False)
+    ]
+    rows += _more(holders, 4)
+    rows.append(["**all of the peak**", f"**{units.size(holders.whole)}**", "**100.0 %**", ""])
+    kinds = " · ".join(f"{escape(name)} {units.size(size)}" for name, size in memory.categories)
+    table = _table(["owner", "held", "share", "what"], rows, left=1, left_from=3)
+    return f"#### Who holds the peak\n\n{escape(memory.peak)}: {kinds}\n\n{table}"
+
+
+def _tensors(title: str, about: str, tensors: Largest[KeptTensors]) -> str:
+    rows = [
+        [
+            f"{'**leak** ' if row.leaks else ''}{escape(row.what)}",
+            units.size(row.bytes),
+            percent,
+            units.count(row.count),
+            f"`{_code(row.line)}`" if row.line else "",
+            f"`{_code(row.layer)}`",
+        ]
+        for row, percent in zip(tensors.rows, tensors.percents, strict=False)
+    ]
+    rows += _more(tensors, 6)
+    if not rows:
+        return ""
+    table = _table(["tensor", "bytes", "share", "count", "line", "layer"], rows, left=1, left_from=4)
+    return f"#### {title}\n\n{about}\n\n{table}"
+
+
+def _copies(about: str, copies: Largest[Copy]) -> str:
+    rows = [
+        [
+            f"`{_code(row.line)}`" if row.line else "no source line",
+            units.size(row.bytes),
+            percent,
+            units.count(row.calls),
+            f"`{_code(row.op)}`",
+            row.phase,
+            f"`{_code(row.layer)}`",
+        ]
+        for row, percent in zip(copies.rows, copies.percents, strict=False)
+    ]
+    rows += _more(copies, 7)
+    if not rows:
+        return ""
+    table = _table(["line", "bytes", "share", "calls", "op", "phase", "layer"], rows, left=1, left_from=4)
+    return f"#### Copies\n\n{about}\n\n{table}"
+
+
+def _more(largest: Largest[Holder] | Largest[KeptTensors] | Largest[Copy], columns: int) -> list[list[str]]:
+    if not largest.more:
+        return []
+    cells = [f"… {largest.more} more", units.size(largest.more_bytes), largest.percents[-1]]
+    return [cells + [""] * (columns - len(cells))]
 
 
 def _findings(view: View) -> str:

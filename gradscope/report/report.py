@@ -84,10 +84,41 @@ class Report:
 
     @functools.cached_property
     def memory(self) -> pd.DataFrame:
-        """Who holds memory at its peak: ``owner``, ``category``, ``bytes``; empty when it was not measured."""
-        from gradscope.report.frames import memory_frame
+        """Who holds memory at its peak: ``owner``, ``category``, ``bytes``; ``bytes`` adds up to the peak.
 
-        return memory_frame(self.data.memory)
+        This frame and the six below are empty when memory was not measured; ``data.memory`` has the single figures.
+        """
+        return self._table("memory")
+
+    @functools.cached_property
+    def saved(self) -> pd.DataFrame:
+        """What is saved for backward: ``layer``, ``line``, ``node``, ``what``, ``shape``, ``count``, ``bytes``."""
+        return self._table("saved")
+
+    @functools.cached_property
+    def held(self) -> pd.DataFrame:
+        """What is alive when backward begins though no node needs it: ``layer``, ``line``, ``op``, ``bytes``."""
+        return self._table("held")
+
+    @functools.cached_property
+    def copies(self) -> pd.DataFrame:
+        """Copies by layer, line and op: ``layer``, ``line``, ``phase``, ``op``, ``calls``, ``bytes``."""
+        return self._table("copies")
+
+    @functools.cached_property
+    def retained(self) -> pd.DataFrame:
+        """What a step leaves alive: ``layer``, ``line``, ``op``, ``phase``, ``count``, ``bytes``, ``grows``."""
+        return self._table("retained")
+
+    @functools.cached_property
+    def timeline(self) -> pd.DataFrame:
+        """Bytes allocated over the step that measured memory: ``ns`` from its start, ``bytes``."""
+        return self._table("timeline")
+
+    @functools.cached_property
+    def phases(self) -> pd.DataFrame:
+        """The stretches of that step: ``phase``, ``start_ns``, ``end_ns``."""
+        return self._table("phases")
 
     def _table(self, name: str) -> pd.DataFrame:
         from gradscope.report.frames import table_frame
@@ -126,7 +157,7 @@ class Report:
         return runfile.to_json(self.data)
 
     def to_csv(self, table: str = "layers") -> str:
-        """One table as CSV: "layers", "lines", "ops", "kernels", "findings" or "ledger"; else ``UsageError``."""
+        """One table as CSV, by the name it has here: "layers", "lines", "ledger", "saved" ...; else ``UsageError``."""
         from gradscope.report.csvfile import to_csv
 
         return to_csv(self.data, table)

@@ -54,10 +54,14 @@ def to_json(run: RunData) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _dump_part(value: Any) -> str:
+def _dump_part(value: Any, indent: str = " ") -> str:
+    """``value`` as JSON; a table has one row a line, also where it is a part of an object."""
     if isinstance(value, list) and value:
-        rows = ",\n".join(f"  {_dump(row)}" for row in value)
-        return f"[\n{rows}\n ]"
+        rows = ",\n".join(f"{indent} {_dump(row)}" for row in value)
+        return f"[\n{rows}\n{indent}]"
+    if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+        parts = ",\n".join(f"{indent} {_dump(key)}: {_dump_part(part, indent + ' ')}" for key, part in value.items())
+        return f"{{\n{parts}\n{indent}}}"
     return _dump(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Line, cut_line
@@ -36,6 +36,17 @@ def heading(title: str, about: str, width: int, marks: Glyphs) -> Line:
     if about:
         line.append((marks.text(f"  {about}"), "dim"))
     return cut_line(line, width, marks)
+
+
+def titled(title: str, about: str, width: int, marks: Glyphs) -> list[Line]:
+    """As :func:`heading`, for what must not be cut: in several lines where it is long."""
+    first, *rest = wrapped(about, width, marks, first=f"{title}  ", style="dim")
+    return [[(first[0][0], "title"), *first[1:]], *rest]
+
+
+def share_bar(share: float, marks: Glyphs) -> Callable[[int], Line]:
+    """A cell with a bar for one share, 0..1."""
+    return lambda width: [(marks.bar(share, share, width)[0], "own")]
 
 
 def wrapped(text: str, width: int, marks: Glyphs, first: str = "", style: str = "") -> list[Line]:

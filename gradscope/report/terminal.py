@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
 from gradscope import units
@@ -16,7 +15,9 @@ from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line, width_of
 from gradscope.report.layertable import layer_lines
-from gradscope.report.style import STYLES, heading, heat, wrapped
+from gradscope.report.memorytable import memory_sections
+from gradscope.report.style import STYLES, heading, heat, share_bar, wrapped
+from gradscope.report.tree import SAVED_MEMORY
 from gradscope.report.view import View
 
 if TYPE_CHECKING:
@@ -84,19 +85,12 @@ def to_text(view: View, width: int = DEFAULT_WIDTH, encoding: str = "utf-8") -> 
 def view_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
     """The whole report as lines of styled pieces."""
     lines = _header(view, width, marks)
-    sections: tuple[Callable[[View, int, Glyphs], list[Line]], ...] = (
-        layer_lines,
-        _source_lines,
-        _operations,
-        _kernels,
-        _ledger,
-        _memory,
-        _findings,
-        _notes,
-        _next_steps,
-    )
-    for section in sections:
-        body = section(view, width, marks)
+    time = [section(view, width, marks) for section in (_source_lines, _operations, _kernels, _ledger)]
+    memory = memory_sections(view, width, marks)
+    # Whoever sorts by memory asks about memory.
+    middle = [*memory, *time] if view.tree.metric == SAVED_MEMORY else [*time, *memory]
+    end = [section(view, width, marks) for section in (_findings, _notes, _next_steps)]
+    for body in (layer_lines(view, width, marks), *middle, *end):
         if body:
             lines.append([])
             lines.extend(body)
@@ -123,7 +117,8 @@ def _source_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
             Column("line", "left", least=16, most=36, cut="front"),
             Column(marks.text(f"bwd {scale.unit}")),
             Column("share"),
-            Column("layer", "left", drop=1, least=12, most=28, cut="front"),
+            *([Column("saved", drop=1)] if group.has_saved else []),
+            Column("layer", "left", drop=2, least=12, most=28, cut="front"),
             Column("source", "left", least=32),
         ]
     )
@@ -132,16 +127,18 @@ def _source_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
             [(marks.text(row.place), "")],
             [(scale.text(row.backward_ns), heat(row.share))],
             [(units.percent(row.share), heat(row.share))],
+            *([[(units.size(row.saved_bytes), "")]] if group.has_saved else []),
             [(marks.text(row.layer), "dim")],
             [(marks.text(row.text), "")],
         )
     rest = (
-        (f"… {group.more} more", group.more_ns, group.more_share),
-        ("no source line", group.without_ns, group.without_share),
+        (f"… {group.more} more", group.more_ns, group.more_share, group.more_saved_bytes),
+        ("no source line", group.without_ns, group.without_share, group.without_saved_bytes),
     )
-    for label, spent, share in rest:
-        if spent:
+    for label, spent, share, saved in rest:
+        if spent or saved:
             cells = [[(marks.text(label), "dim")], [(scale.text(spent), "dim")], [(units.percent(share), "dim")]]
+            cells += [[(units.size(saved), "dim")]] if group.has_saved else []
             grid.row(*cells, [], [])
     about = "backward time by the line of the forward code that caused it"
     return [heading("Source lines", about, width, marks), *grid.lines(width, marks)]
@@ -213,7 +210,7 @@ def _ledger(view: View, width: int, marks: Glyphs) -> list[Line]:
             [(part.name, "")],
             [(marks.text(units.ns(part.ns)), "")],
             [(part.percent, "")],
-            _bar(part.share, marks),
+            share_bar(part.share, marks),
             [(part.meaning, "dim")],
         )
     total = (
@@ -224,22 +221,6 @@ def _ledger(view: View, width: int, marks: Glyphs) -> list[Line]:
     grid.row(*total, [], [])
     about = "every nanosecond is in exactly one row"
     return [heading("What the backward is made of", about, width, marks), *grid.lines(width, marks)]
-
-
-def _bar(share: float, marks: Glyphs) -> Callable[[int], Line]:
-    return lambda width: [(marks.bar(share, share, width)[0], "own")]
-
-
-def _memory(view: View, width: int, marks: Glyphs) -> list[Line]:
-    sentence, holders = view.memory
-    if not sentence:
-        return []
-    grid = Grid([Column("owner", "left", least=20, most=60), Column("held"), Column("category", "left")])
-    for holder in holders:
-        cells = (holder.owner or "(model)", ""), (units.size(holder.bytes), ""), (holder.category, "dim")
-        grid.row(*([(marks.text(text), style)] for text, style in cells))
-    body = grid.lines(width, marks) if holders else []
-    return [heading("Who holds the peak", sentence, width, marks), *body]
 
 
 def _findings(view: View, width: int, marks: Glyphs) -> list[Line]:

@@ -15,6 +15,7 @@ from gradscope.errors import UsageError
 from gradscope.report.fold import Amounts, Node, add_up
 
 Sort = Literal["backward", "forward", "ratio", "memory"]
+SAVED_MEMORY = "saved memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,9 @@ class ViewOptions:
     """What the reader wants to see.
 
     ``depth``: levels of the tree below the root; ``None`` is all. ``sort``: the order among siblings, and what a
-    share is a share of. ``top``: only the so many layers that cost most by themselves, with the layers above them.
-    ``min_percent``: layers below this share are counted, not shown. ``lines``: source lines to show.
+    share is a share of. ``top``: only the so many layers that cost most by themselves, with the layers above them, and
+    as many rows in each table of memory. ``min_percent``: what is below this share is counted, not shown. ``lines``:
+    source lines to show.
 
     Raises :class:`UsageError` for values without a meaning.
     """
@@ -84,17 +86,24 @@ class Tree:
 
     rows: tuple[TreeRow, ...]
     hidden: tuple[HiddenRow, ...]
-    rest: int  # of the metric: outside the layers (ns), 0 for memory
+    rest: int  # of the metric: outside the layers
     rest_share: float
     whole: int  # of the metric: ns or bytes
-    metric: str  # "backward", "forward" or "saved memory": what shares are shares of
+    metric: str  # "backward", "forward" or SAVED_MEMORY: what shares are shares of
 
 
-def select(roots: Sequence[Node], options: ViewOptions, backward_ns: int, forward_ns: int) -> Tree:
-    """The tree as the reader asked for it."""
+def select(
+    roots: Sequence[Node], options: ViewOptions, backward_ns: int, forward_ns: int, saved_bytes: int | None = None
+) -> Tree:
+    """The tree as the reader asked for it.
+
+    ``backward_ns``, ``forward_ns`` and ``saved_bytes`` are the wholes that shares are shares of; without
+    ``saved_bytes`` it is what the layers save.
+    """
     metric, value = _metric(options.sort)
     layers = sum(value(root.total) for root in roots)
-    whole = {"backward": backward_ns, "forward": forward_ns}.get(metric, layers)
+    saved = layers if saved_bytes is None else saved_bytes
+    whole = {"backward": backward_ns, "forward": forward_ns}.get(metric, saved)
     shares = _Shares(value, whole)
     reasons = _hide(roots, options, shares)
     rows = tuple(_shown(roots, options.sort, reasons, shares, ()))
@@ -121,7 +130,7 @@ def _metric(sort: Sort) -> tuple[str, Callable[[Amounts], int]]:
     if sort == "forward":
         return "forward", lambda amounts: amounts.forward_ns
     if sort == "memory":
-        return "saved memory", lambda amounts: amounts.saved_bytes or 0
+        return SAVED_MEMORY, lambda amounts: amounts.saved_bytes or 0
     return "backward", lambda amounts: amounts.backward_ns
 
 

@@ -5,14 +5,15 @@ A :class:`View` has words and exact numbers, in the order of reading; it knows n
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradscope import units
 from gradscope.report.fold import Amounts, Node, add_up, build_tree
 from gradscope.report.header import header_rows, partial_text
+from gradscope.report.memory import MemoryView, build_memory
+from gradscope.report.nextsteps import NextStep, next_steps
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
 from gradscope.tables import ConservationError, Finding, Ledger, OpRow, RunData
 
@@ -61,6 +62,7 @@ class SourceLine:
     share: float
     layer: str  # address of the layer that spent most there; "" outside every module
     text: str
+    saved_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,9 @@ class LineGroup:
     more_share: float
     without_ns: int  # backward time that has no source line
     without_share: float
+    has_saved: bool  # whether it is known what each line saves for backward
+    more_saved_bytes: int
+    without_saved_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +115,6 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds how much at the peak of memory."""
-
-    owner: str
-    category: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """A command worth running now, and what for."""
-
-    command: str
-    purpose: str
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """A whole report in the order of reading."""
 
@@ -140,7 +128,7 @@ class View:
     kernels: tuple[Kernel, ...]
     ledger: tuple[LedgerLine, ...]
     backward_ns: int
-    memory: tuple[str, tuple[Holder, ...]]  # a sentence on the peak ("" where not measured), and its holders
+    memory: MemoryView | None  # None: not measured
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     next_steps: tuple[NextStep, ...]
@@ -152,11 +140,16 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
     Raises :class:`ConservationError` if shown and hidden layers do not add up to the layers of the run.
     """
     options = options or ViewOptions()
-    step = run.step
+    notes = tuple(run.notes)
+    if options.sort == "memory" and all(row.saved_bytes is None for row in run.layers):
+        options = replace(options, sort="backward")
+        notes = (*notes, "memory was not measured: the layers are sorted by backward instead")
+    step, memory = run.step, run.memory
     roots = build_tree(run.layers, step.backward_ns, run.workload.model)
-    tree = select(roots, options, step.backward_ns, step.forward_ns)
+    tree = select(roots, options, step.backward_ns, step.forward_ns, None if memory is None else memory.saved_bytes)
     _check(tree, run)
     addresses = {path: node for root in roots for node in root.walk() for path in node.paths}
+    model = run.workload.model
     return View(
         title=f"gradscope {run.gradscope}",
         scale=units.time_scale(max(step.backward_ns, step.forward_ns)),
@@ -168,10 +161,12 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
         kernels=_kernels(run, addresses),
         ledger=_ledger(run.ledger),
         backward_ns=step.backward_ns,
-        memory=_memory(run),
+        memory=None
+        if memory is None
+        else build_memory(memory, options, lambda layer: _address(layer, addresses, run), model),
         findings=tuple(run.findings),
-        notes=tuple(run.notes),
-        next_steps=_next_steps(run, tree, path),
+        notes=notes,
+        next_steps=next_steps(run, tree, path),
     )
 
 
@@ -184,6 +179,9 @@ def _check(tree: Tree, run: RunData) -> None:
     forward = sum(row.forward_self_ns for row in run.layers)
     if shown.forward_ns != forward:
         raise ConservationError(f"shown and hidden layers: {shown.forward_ns} != {forward} ns of forward")
+    saved = sum(row.saved_bytes or 0 for row in run.layers)
+    if (shown.saved_bytes or 0) != saved:
+        raise ConservationError(f"shown and hidden layers: {shown.saved_bytes} != {saved} bytes saved for backward")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -221,10 +219,24 @@ def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, Node]) ->
             share=_share(line.backward_ns, whole),
             layer=_address(line.layer, addresses, run),
             text=line.text,
+            saved_bytes=line.saved_bytes,
         )
         for line in shown
     )
-    return LineGroup(rows, len(more), more_ns, _share(more_ns, whole), without, _share(without, whole))
+    # Lines without backward time may save as well: they are among those not shown.
+    idle = sum(1 for line in run.lines if line.backward_ns <= 0 and line.saved_bytes)
+    saved = sum(line.saved_bytes or 0 for line in run.lines)
+    return LineGroup(
+        rows=rows,
+        more=len(more) + idle,
+        more_ns=more_ns,
+        more_share=_share(more_ns, whole),
+        without_ns=without,
+        without_share=_share(without, whole),
+        has_saved=any(line.saved_bytes is not None for line in run.lines),
+        more_saved_bytes=saved - sum(row.saved_bytes or 0 for row in rows),
+        without_saved_bytes=max(run.memory.saved_bytes - saved, 0) if run.memory is not None else 0,
+    )
 
 
 def _op_groups(run: RunData, roots: Sequence[Node], addresses: Mapping[str, Node]) -> tuple[OpGroup, ...]:
@@ -296,36 +308,3 @@ def _name(node: Node, run: RunData) -> str:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Memory and what to do next
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def _memory(run: RunData) -> tuple[str, tuple[Holder, ...]]:
-    memory = run.memory
-    if not memory or memory.get("peak_bytes") is None:
-        return "", ()
-    where = [str(memory[key]) for key in ("peak_phase", "peak_layer") if memory.get(key)]
-    sentence = f"peak {units.size(memory['peak_bytes'])}" + (f", in {' of '.join(where)}" if where else "")
-    holders = [
-        Holder(str(entry.get("owner") or ""), str(entry.get("category") or ""), int(entry.get("bytes") or 0))
-        for entry in memory.get("at_peak") or ()
-    ]
-    return sentence, tuple(sorted(holders, key=lambda holder: -holder.bytes)[:8])
-
-
-def _next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextStep, ...]:
-    steps: list[NextStep] = []
-    if any(finding.recipe for finding in run.findings) and run.workload.mode != "loop":
-        steps.append(NextStep(f"gradscope fix {shlex.quote(run.workload.target)}", "swap in the recipes, and prove it"))
-    if path is None:
-        return tuple(steps)
-    name = shlex.quote(str(path))
-    if tree.hidden:
-        steps.append(NextStep(f"gradscope show {name} --min-percent 0", "every layer"))
-    steps.append(NextStep(f"gradscope show {name} --sort ratio", "by backward over forward"))
-    flame = shlex.quote(f"{str(path).removesuffix('.json')}.speedscope.json")
-    steps.append(NextStep(f"gradscope show {name} --format speedscope > {flame}", "flame graph (speedscope)"))
-    return tuple(steps)

@@ -41,7 +41,7 @@ def _from_tree(profiler: Any) -> EventTable | None:
     from gradscope.trace.tree import read_tree
 
     read = read_tree(kineto_tree(profiler))
-    return None if read is None else _table(*read)
+    return None if read is None else make_table(*read)
 
 
 def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
@@ -67,7 +67,7 @@ def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
     )
     host.clear()
     events.clear()  # some 350 bytes each: given back before the analysis needs memory
-    table = _table(columns, names, scopes, kernels)
+    table = make_table(columns, names, scopes, kernels)
     # Kernels are joined to the op that launched them, and the survey's markers lie inside of ops: both need all rows.
     return table if device or shapes else _without_parts_of_ops(table)
 
@@ -99,10 +99,10 @@ def _without_parts_of_ops(table: EventTable) -> EventTable:
     )
 
 
-def _table(
+def make_table(
     columns: RawColumns, names: Interner, scopes: Sequence[int], kernels: KernelTable | None = None
 ) -> EventTable:
-    order = np.lexsort((-columns.end_ns, columns.start_ns, columns.thread))
+    order = row_order(columns)
     start, thread = columns.start_ns[order], columns.thread[order]
     parent, depth, end = nest(start, columns.end_ns[order], thread)
     classified = classify_names(names, scopes)
@@ -123,6 +123,11 @@ def _table(
         kernels=kernels,
         shapes=None if columns.shapes is None else tuple(columns.shapes[row] for row in order.tolist()),
     )
+
+
+def row_order(columns: RawColumns) -> IntColumn:
+    """The order of an :class:`EventTable`: by thread and start, the longest of equal starts first."""
+    return np.lexsort((-columns.end_ns, columns.start_ns, columns.thread))
 
 
 def _column(events: Sequence[Any], attribute: str, convert: Callable[[Any], int] | None = None) -> IntColumn:

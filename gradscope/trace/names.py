@@ -21,6 +21,7 @@ _MARKER_KINDS = {
     markers.LINE: RowKind.LINE,
     markers.FLOP: RowKind.FLOP,
     markers.PARAMETER: RowKind.PARAMETER,
+    markers.SEEN: RowKind.SEEN,
 }
 _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms", "_c10d_functional::")
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")

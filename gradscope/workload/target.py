@@ -1,30 +1,26 @@
-"""From the TARGET of a command line to a :class:`Workload` or a :class:`Script`."""
+"""From the TARGET of a command line to a :class:`Workload`, a :class:`Factory` of them, or a :class:`Script`."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import importlib.machinery
 import importlib.util
-import inspect
 import os
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
-from torch import nn
 
-from gradscope.errors import TargetError, UsageError, WorkloadError
-from gradscope.workload.definition import Workload, workload_from
-from gradscope.workload.describe import describe
+from gradscope.errors import TargetError, UsageError
+from gradscope.workload.definition import Workload
+from gradscope.workload.factory import Factory, argv, seed_generators
 from gradscope.workload.script import Script, find_module, import_path, locate_module
 from gradscope.workload.source import FACTORY, compile_file, file_kind, parse, uses_relative_import
-from gradscope.workload.step import is_placed, resolve_device
+from gradscope.workload.step import resolve_device
 
 _GIVE = "Give a file, file.py:function, package.module:function, or -m package.module."
 
@@ -57,19 +53,44 @@ def load_target(
         UsageError: the arguments do not fit the factory, or the device is not there.
         BaseException: whatever the user's own code raises while it is imported or its factory runs.
     """
-    resolve_device(device)  # said before the user's code spends minutes building a model
+    loaded = load_factory(target, args, module=module, device=device, seed=seed)
+    return loaded if isinstance(loaded, Script) else loaded.make()
+
+
+def load_factory(
+    target: str,
+    args: Sequence[str] = (),
+    *,
+    module: bool = False,
+    device: str = "auto",
+    seed: int | None = None,
+) -> Factory | Script:
+    """Import what the user named, and make no workload of it yet: as :func:`load_target` otherwise."""
+    where = resolve_device(device)  # said before the user's code spends minutes building a model
     if seed is not None:
-        _seed(seed)
-    loaded = _load_module_script(target, args) if module else _load(target, args)
+        seed_generators(seed)
+    given = _Given(target, tuple(args), None if device == "auto" else where, seed)
+    loaded = _load_module_script(target, args) if module else _load(given)
     if isinstance(loaded, Script):
         _check_script_device(loaded, device)
-        return loaded
-    with import_path(loaded.folder):
-        _place(loaded, device)
     return loaded
 
 
-def _load(target: str, args: Sequence[str]) -> Workload | Script:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the user asked for, on its way to the factory."""
+
+    target: str
+    args: tuple[str, ...]
+    device: torch.device | None
+    seed: int | None
+
+    def factory(self, module: ModuleType, file: str, program: str, name: str | None, folder: Path) -> Factory:
+        return Factory(self.target, module, file, program, name, self.args, folder, self.device, self.seed)
+
+
+def _load(given: _Given) -> Factory | Script:
+    target = given.target
     head, name = _split(target)
     path = Path(head)
     if path.is_dir():
@@ -77,13 +98,13 @@ def _load(target: str, args: Sequence[str]) -> Workload | Script:
     if not path.exists() and _looks_like_module(head):
         if name is None:
             raise TargetError(_no_file_message(path))
-        return _from_module(target, head, name, args)
+        return _from_module(given, head, name)
     if not path.exists():
         raise TargetError(_no_file_message(path))
     kind = file_kind(path)
     if name is None and kind == "script":
-        return Script(path, None, tuple(args), target)
-    return _from_file(target, path, name or (FACTORY if kind == "workload" else None), args)
+        return Script(path, None, given.args, target)
+    return _from_file(given, path, name or (FACTORY if kind == "workload" else None))
 
 
 def _load_module_script(target: str, args: Sequence[str]) -> Script:
@@ -118,17 +139,17 @@ def _looks_like_module(text: str) -> bool:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _from_file(target: str, path: Path, name: str | None, args: Sequence[str]) -> Workload:
+def _from_file(given: _Given, path: Path, name: str | None) -> Factory:
     folder = path.resolve().parent
     dotted = None
     if uses_relative_import(path) and (folder / "__init__.py").exists():
         folder, dotted = _package_of(path.resolve())
-    with import_path(folder), _argv(str(path), args):
+    with import_path(folder), argv(str(path), given.args):
         module = importlib.import_module(dotted) if dotted else _import_file(path)
-        return _workload_of(module, str(path), name, args, target, folder)
+    return given.factory(module, str(path), str(path), name, folder)
 
 
-def _from_module(target: str, module_name: str, name: str, args: Sequence[str]) -> Workload:
+def _from_module(given: _Given, module_name: str, name: str) -> Factory:
     folder = Path.cwd()
     with import_path(folder):
         spec = find_module(module_name)
@@ -139,8 +160,10 @@ def _from_module(target: str, module_name: str, name: str, args: Sequence[str]) 
             )
         if spec.origin and spec.origin.endswith(".py"):
             parse(Path(spec.origin))
-        with _argv(spec.origin or module_name, args):
-            return _workload_of(importlib.import_module(module_name), module_name, name, args, target, folder)
+        program = spec.origin or module_name
+        with argv(program, given.args):
+            module = importlib.import_module(module_name)
+    return given.factory(module, module_name, program, name, folder)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -191,115 +214,6 @@ def _package_of(path: Path) -> tuple[Path, str]:
     return folder, ".".join(parts)
 
 
-@contextlib.contextmanager
-def _argv(program: str, args: Sequence[str]) -> Iterator[None]:
-    # A model file may parse sys.argv; what it must never see is gradscope's own command line.
-    saved = sys.argv
-    sys.argv = [program, *args]
-    try:
-        yield
-    finally:
-        sys.argv = saved
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# From a module to a workload
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def _workload_of(
-    module: ModuleType, file: str, name: str | None, args: Sequence[str], target: str, folder: Path
-) -> Workload:
-    if name is None:
-        made = workload_from(_module_level(module, file), where=file, target=target)
-    else:
-        where = f"{file}: {name}()"
-        value = _call(_named(module, file, name), where, args)
-        made = workload_from(value, where=where, target=target)
-    made.folder = folder
-    return made
-
-
-def _module_level(module: ModuleType, file: str) -> dict[str, Any]:
-    names = vars(module)
-    missing = [name for name in ("model", "batch") if name not in names]
-    if missing:
-        raise WorkloadError(
-            f"{file} was taken for a model file, but left no {missing[0]!r} behind when it was imported."
-        )
-    parts = {"model": names["model"], "batch": names["batch"]}
-    # A tensor or float of that name is a left-over of the user's own, not the function that is meant here.
-    if callable(names.get("loss")):
-        parts["loss"] = names["loss"]
-    if isinstance(names.get("optimizer"), torch.optim.Optimizer):
-        parts["optimizer"] = names["optimizer"]
-    return parts
-
-
-def _named(module: ModuleType, file: str, name: str) -> Any:
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise TargetError(_no_function_message(module, file, name))
-        value = getattr(value, part)
-    return value
-
-
-def _call(factory: Any, where: str, args: Sequence[str]) -> Any:
-    if isinstance(factory, Workload):
-        return factory
-    name = where.removesuffix("()")
-    if isinstance(factory, type) and issubclass(factory, nn.Module):
-        raise WorkloadError(
-            f"{name} is a model class, which has no batch.\nName a function that returns (model, batch)."
-        )
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise WorkloadError(
-            f"{name} is {describe(factory)}, not a function.\nName a function that returns (model, batch)."
-        )
-    _check_arguments(factory, name, args)
-    try:
-        return factory(*args)
-    except WorkloadError as error:  # the user built a gradscope.Workload
-        raise WorkloadError(f"{where}: {error}") from None
-
-
-def _check_arguments(factory: Callable[..., Any], name: str, args: Sequence[str]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except (ValueError, TypeError):  # some built-in callables have none: the call will tell
-        return
-    if args and not signature.parameters:
-        raise UsageError(f"{name}() takes no arguments, but was given: {' '.join(args)}")
-    try:
-        signature.bind(*args)
-    except TypeError as error:
-        given = f"given: {' '.join(args)}" if args else "none were given after '--'"
-        raise UsageError(f"the arguments do not fit {name}{signature}: {error}; {given}.") from None
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Device and seed
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
-
-
-def _place(workload: Workload, device: str) -> None:
-    if device == "auto" and is_placed(workload.model):
-        return  # over several devices perhaps
-    where = resolve_device(device)
-    workload.model.to(where)
-    if isinstance(workload.loss, nn.Module):
-        workload.loss.to(where)
-
-
 def _check_script_device(script: Script, device: str) -> None:
     if device == "auto" or (device == "cpu" and not torch.cuda.is_available()):
         return
@@ -336,17 +250,3 @@ def _no_file_message(path: Path) -> str:
     if is_module:
         return f"{head}\nTo run the module {path} as a script: -m {path}. To profile a model of it: {path}:function"
     return f"{head}\n{_GIVE}"
-
-
-def _no_function_message(module: ModuleType, file: str, name: str) -> str:
-    own = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
-    ]
-    close = difflib.get_close_matches(name, list(vars(module)), n=1)
-    guess = f" Did you mean {close[0]}?" if close else ""
-    if not own:
-        return f"{file} has no function {name}, nor any other.{guess}"
-    shown = ", ".join(own[:8]) + (", ..." if len(own) > 8 else "")
-    return f"{file} has no function {name}.{guess}\nIts functions: {shown}"

@@ -73,18 +73,24 @@ class Meter:
             if isinstance(module, Burning):
                 module.owner, module.meter = path, self
 
-    def select(self, steps: int, *, settling: int = 1, survey: int = 1) -> list[str]:
-        """Keep the burns of the ``steps`` measured steps; one text for each burn that not every step has equally."""
+    def select(self, steps: int, *, settling: int = 1, after: int = 3) -> list[str]:
+        """Keep the burns of the ``steps`` measured steps; one text for each burn that not every step has equally.
+
+        Args:
+            steps: measured steps.
+            settling: profiled steps before them.
+            after: profiled steps behind them: the survey, and two that measure memory.
+        """
         by_key: dict[tuple[str, str], list[Burned]] = {}
         for record in sorted(self.records, key=lambda record: record.start_ns):
             if record.profiled:
                 by_key.setdefault((record.kind, record.owner), []).append(record)
         self.measured, problems = [], []
         for key, burns in by_key.items():
-            each, uneven = divmod(len(burns), settling + steps + survey)
+            each, uneven = divmod(len(burns), settling + steps + after)
             if uneven:
-                problems.append(f"{key}: {len(burns)} burns in {settling} + {steps} + {survey} profiled steps")
-            self.measured += burns[each * settling : len(burns) - each * survey]
+                problems.append(f"{key}: {len(burns)} burns in {settling} + {steps} + {after} profiled steps")
+            self.measured += burns[each * settling : len(burns) - each * after]
         self.measured.sort(key=lambda record: record.start_ns)
         return problems
 

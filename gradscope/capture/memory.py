@@ -1,0 +1,299 @@
+"""The memory pass: two steps in which the allocators report, and the tensors that matter are noted by address.
+
+Nothing is kept but numbers: an address, a size, what the tensor is. ``attribute.memory`` joins them to the blocks that the
+allocators reported. The first of the two steps makes everything that lives from one step into the next known to the
+profiler, which reports nothing about blocks that it did not see allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradscope import markers
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.storages import StorageNote, all_storages, storages_of, tensors_in
+from gradscope.capture.survey import GraphTracer, LineTracer
+from gradscope.compat import TraceMarker, live_device_blocks, saved_value
+from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
+
+STEPS = 2  # one that settles, one that counts
+SETTLING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """What CUDA says of a device when the pass ends, in bytes."""
+
+    total: int
+    used: int  # by everybody, this process's context and libraries included
+    reserved: int  # by torch's caching allocator
+
+
+@dataclass
+class MemoryPass:
+    """What the memory pass left behind."""
+
+    profiler: Any
+    recorder: CallRecorder
+    line_spans: SpanTable
+    lines: list[LineInfo]
+    graphs: list[tuple[GraphNode, ...]]
+    parameters: list[torch.Tensor]
+    device: str  # the one that is measured
+    sightings: list[Sighting]  # ``layer`` indexes ``modules``
+    modules: list[nn.Module]
+    saved: list[SavedTensor]
+    figures: DeviceFigures | None
+
+
+@dataclass
+class Surroundings:
+    """What a session knows of the user's objects beyond the modules that were called."""
+
+    models: Callable[[], Iterable[nn.Module]] = tuple  # models known by name or seen called
+    batch: Any = None  # of the step that runs
+    optimizers: list[Optimizer] = field(default_factory=list)  # those given, and those seen stepping
+    ignored: Sequence[torch.Tensor] = field(default_factory=tuple)  # copies that gradscope itself keeps
+
+    def forget(self) -> None:
+        """Let go of everything of the user's."""
+        self.models, self.batch, self.ignored = tuple, None, ()
+        self.optimizers.clear()
+
+    def note_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """An optimizer has stepped: a hook for :func:`torch.optim.optimizer.register_optimizer_step_post_hook`."""
+        if all(optimizer is not known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+
+
+class MemoryTracer:
+    """Notes tensors at the moments that matter: when a backward pass begins and ends, and between steps."""
+
+    def __init__(self, recorder: CallRecorder, around: Surroundings) -> None:
+        self.sightings: list[Sighting] = []
+        self.saved: list[SavedTensor] = []
+        self.modules: list[nn.Module] = []
+        self.graph = GraphTracer()
+        self._recorder = recorder
+        self._around = around
+        self._marks = 0
+        self._labels: dict[int, int] = {}
+        self._slots: dict[type, tuple[str, ...]] = {}  # of each kind of node its _raw_saved_ attributes
+        self._backwards = 0
+        self.device = _device_of([*self._every_module(), *self._tensors_of_optimizers()], around.batch)
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Watch module calls until the block is left."""
+        self._recorder.on_root_call = self._note_inputs
+        try:
+            yield
+        finally:
+            self._recorder.on_root_call = None
+
+    @contextmanager
+    def around_backward(self, roots: Any) -> Iterator[None]:
+        """Note what the graph below ``roots`` holds, and the gradients once it has run."""
+        with self.graph.tracing(roots, self._begin_backward):
+            yield
+        with self._marking() as mark:
+            self._see(mark, self._gradients())
+
+    def see_all(self) -> None:
+        """Note every tensor of the process: what it is where that is known, that it is there otherwise."""
+        with self._marking() as mark:
+            seen = self._see(mark, self._known())
+            ignored = {note.pointer for tensor in self._around.ignored for note in storages_of(tensor)}
+            ours = ((Role.OTHER, -1, note) for note in all_storages() if note.owned and note.pointer not in ignored)
+            seen |= self._see(mark, ours, seen)
+            where = torch.device(self.device)
+            if where.type == "cuda":
+                for pointer, size in live_device_blocks(where):
+                    if pointer not in seen and pointer not in ignored:
+                        self.sightings.append(Sighting(mark, pointer, size, Role.OTHER, -1))
+
+    def figures(self) -> DeviceFigures | None:
+        """CUDA's own figures; None on a CPU."""
+        where = torch.device(self.device)
+        if where.type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(where)
+        return DeviceFigures(total, total - free, torch.cuda.memory_reserved(where))
+
+    # -- moments -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _marking(self) -> Iterator[int]:
+        """A moment in the trace, and its number. Inside, torch's accessors reach neither modes nor subclasses."""
+        mark = self._marks
+        self._marks += 1
+        with TraceMarker(markers.SEEN + str(mark)):
+            pass
+        with torch._C.DisableTorchFunction():
+            yield mark
+
+    def _note_inputs(self, args: Any) -> None:
+        with self._marking() as mark:
+            self._see(mark, ((Role.INPUT, -1, note) for note in _notes(tensors_in((args, self._around.batch)))))
+
+    def _begin_backward(self, nodes: list[Any]) -> None:
+        with self._marking() as mark:
+            leaves = [node.variable for node in nodes if not node.next_functions and hasattr(node, "variable")]
+            batch = {note.pointer for note in _notes(tensors_in(self._around.batch))}
+            constant = {note.pointer for note in _notes(leaves)} - batch
+            constant |= {note.pointer for role, _, note in self._known() if role in _CONSTANT}
+            for node in nodes:
+                for what, tensor in self._saved_by(node):
+                    self._note_saved(mark, node, what, tensor, constant)
+
+    def _note_saved(self, mark: int, node: Any, what: str, tensor: torch.Tensor, constant: set[int]) -> None:
+        for note in storages_of(tensor):
+            if note.device != self.device or note.pointer in constant:
+                continue
+            shape = "x".join(map(str, tensor.shape)) or "scalar"
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            name = node.name().rpartition("::")[2]
+            self.saved.append(
+                SavedTensor(mark, node._sequence_nr(), name, what, note.pointer, note.bytes, shape, dtype)
+            )
+
+    def _saved_by(self, node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """(the node's name for it, tensor) of everything that a node keeps for its backward."""
+        slots = self._slots.get(type(node))
+        if slots is None:
+            slots = self._slots[type(node)] = tuple(name for name in dir(node) if name.startswith(_RAW))
+        for slot in slots:
+            try:
+                held = getattr(node, slot)
+            except RuntimeError:  # freed by an earlier pass
+                continue
+            what = _WHAT.get(slot, slot.removeprefix(_RAW))
+            for saved in held if isinstance(held, (tuple, list)) else (held,):
+                if saved is None:
+                    continue
+                try:
+                    value = saved_value(saved)
+                except RuntimeError:  # freed by an earlier pass
+                    continue
+                yield from ((what, tensor) for tensor in tensors_in(value))
+        # A custom Function may keep tensors as attributes of its context, against torch's advice.
+        for name, value in getattr(node, "__dict__", {}).items():
+            yield from ((f"ctx.{name}", tensor) for tensor in tensors_in(value))
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    def _see(self, mark: int, found: Iterable[tuple[Role, int, StorageNote]], seen: set[int] | None = None) -> set[int]:
+        """Note each storage of the device once, under the first role it is found in; returns all addresses."""
+        seen = set() if seen is None else set(seen)
+        for role, layer, note in found:
+            if note.pointer not in seen and note.device == self.device:
+                seen.add(note.pointer)
+                self.sightings.append(Sighting(mark, note.pointer, note.bytes, role, layer))
+        return seen
+
+    def _known(self) -> Iterator[tuple[Role, int, StorageNote]]:
+        """Storages whose role is known; parameters first, so that a tensor in two roles is what it is in the model."""
+        modules = self._every_module()
+        for name, role in (("_parameters", Role.PARAMETER), ("_buffers", Role.BUFFER)):
+            for module in modules:
+                for tensor in getattr(module, name).values():
+                    if tensor is not None:
+                        yield from ((role, self._label(module), note) for note in storages_of(tensor))
+        owners = self._owners()
+        for parameter in self._tensors_of_optimizers():
+            yield from ((Role.PARAMETER, owners.get(id(parameter), -1), note) for note in storages_of(parameter))
+        yield from self._gradients()
+        for optimizer in self._around.optimizers:
+            for parameter, state in optimizer.state.items():
+                layer = owners.get(id(parameter), -1)
+                yield from ((Role.OPTIMIZER, layer, note) for note in _notes(tensors_in(state)))
+        yield from ((Role.INPUT, -1, note) for note in _notes(tensors_in(self._around.batch)))
+
+    def _gradients(self) -> Iterator[tuple[Role, int, StorageNote]]:
+        owners = self._owners()
+        tensors = {
+            id(parameter): parameter
+            for module in self._every_module()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        }
+        tensors |= {id(tensor): tensor for tensor in (*self._tensors_of_optimizers(), *self.graph.parameters)}
+        for number, tensor in tensors.items():
+            if tensor.is_leaf and tensor.grad is not None:
+                yield from ((Role.GRADIENT, owners.get(number, -1), note) for note in storages_of(tensor.grad))
+
+    def _owners(self) -> dict[int, int]:
+        """id of each parameter -> label of the first module that holds it."""
+        owners: dict[int, int] = {}
+        for module in self._every_module():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), self._label(module))
+        return owners
+
+    def _tensors_of_optimizers(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._around.optimizers:
+            for group in optimizer.param_groups:
+                yield from (tensor for tensor in group["params"] if isinstance(tensor, torch.Tensor))
+
+    def _every_module(self) -> list[nn.Module]:
+        """Models with all that lies in them, and modules that were called outside of any."""
+        found: dict[int, nn.Module] = {}
+        for model in (*self._around.models(), *self._recorder.modules):
+            if id(model) not in found:
+                found |= {id(module): module for module in model.modules()}
+        return list(found.values())
+
+    def _label(self, module: nn.Module) -> int:
+        label = self._labels.get(id(module))
+        if label is None:
+            label = self._labels[id(module)] = len(self.modules)
+            self.modules.append(module)
+        return label
+
+
+_RAW = "_raw_saved_"
+_WHAT = {"_raw_saved_result": "output", "_raw_saved_tensors": "saved tensor"}
+_CONSTANT = frozenset({Role.PARAMETER, Role.BUFFER})
+
+
+def _notes(tensors: Iterable[torch.Tensor]) -> Iterator[StorageNote]:
+    for tensor in tensors:
+        yield from storages_of(tensor)
+
+
+def _device_of(holders: Iterable[nn.Module | torch.Tensor], batch: Any) -> str:
+    """The device that holds most bytes of the models; of the batch where they hold none."""
+    amounts: dict[str, int] = {}
+    for holder in holders:
+        tensors = holder._parameters.values() if isinstance(holder, nn.Module) else (holder,)
+        for note in _notes(tensor for tensor in tensors if tensor is not None):
+            amounts[note.device] = amounts.get(note.device, 0) + note.bytes
+    if not amounts:
+        for note in _notes(tensors_in(batch)):
+            amounts[note.device] = amounts.get(note.device, 0) + note.bytes
+    return max(amounts, key=lambda device: amounts[device]) if amounts else "cpu"
+
+
+def finished_pass(profiler: Any, recorder: CallRecorder, tracer: MemoryTracer, lines: LineTracer) -> MemoryPass:
+    """What is kept of the pass once it has ended; all of it numbers and names but the modules and parameters."""
+    return MemoryPass(
+        profiler=profiler,
+        recorder=recorder,
+        line_spans=lines.spans.table(),
+        lines=lines.lines,
+        graphs=tracer.graph.graphs,
+        parameters=tracer.graph.parameters,
+        device=tracer.device,
+        sightings=tracer.sightings,
+        modules=tracer.modules,
+        saved=tracer.saved,
+        figures=tracer.figures(),
+    )

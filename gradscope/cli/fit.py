@@ -1,0 +1,165 @@
+"""``gradscope fit``: predict the peak memory of a training step at batch sizes that are not run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from gradscope.cli.failure import say, show_user_error
+from gradscope.cli.options import Color, ColorOption, ForceOption
+from gradscope.cli.profile import _ARGS
+from gradscope.cli.streams import reader_may_leave, report_stream
+from gradscope.errors import GradscopeError, OutputError, TargetError
+
+if TYPE_CHECKING:
+    from gradscope.fitting import FitReport
+    from gradscope.fitting.settings import Settings
+
+
+@dataclass(frozen=True)
+class Request:
+    """One ``gradscope fit``, as asked for."""
+
+    target: str
+    args: tuple[str, ...]
+    settings: Settings
+    to_stdout: bool  # the JSON goes to stdout, and nothing else does
+    json_path: Path | None  # None: no file is written
+    force: bool
+    color: bool | None
+    quiet: bool
+
+
+def fit(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="model.py, model.py:name or package.module:name.")],
+    batch_sizes: Annotated[
+        str, typer.Option("--batch-sizes", metavar="N,N,...", help="Batch sizes to predict: 8,16,32,64.")
+    ],
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--device-memory", metavar="SIZE", help="6GiB, 6GB, 24g or bytes; the CUDA device's own by default."
+        ),
+    ] = None,
+    reserve: Annotated[
+        str | None,
+        typer.Option(
+            "--reserve", metavar="SIZE", help="What a step shall leave free of it: 10% by default, or 600MiB."
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option("--optimizer", metavar="NAME", help="adam, adamw or sgd, for a workload that has none."),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option("--measure", metavar="N,N,N,N", help="Batch sizes to run: three, and one to check; 2,3,4,8."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where these run.")] = "auto",
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")] = None,
+    json_path: Annotated[
+        str | None,
+        typer.Option("--json", metavar="PATH", help="Write FIT.json to PATH; - is stdout, without a report."),
+    ] = None,
+    force: ForceOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    color: ColorOption = Color.auto,
+) -> None:
+    """Predict which batch sizes fit into a device's memory, without running them.
+
+    A few small batches are measured. TARGET is a file that defines
+    workload(), best with a parameter batch_size; what follows -- is given to
+    it. Progress goes to stderr, the report to stdout.
+    """
+    from gradscope.fitting.settings import settings_of
+
+    settings = settings_of(
+        batch_sizes,
+        measure=measure,
+        device_memory=device_memory,
+        reserve=reserve,
+        optimizer=optimizer,
+        device=device,
+        seed=seed,
+    )
+    request = Request(
+        target=target,
+        args=tuple(context.meta.get(_ARGS, ())),
+        settings=settings,
+        to_stdout=json_path == "-",
+        json_path=None if json_path in (None, "-") else Path(str(json_path)),
+        force=force,
+        color=color.wanted,
+        quiet=quiet,
+    )
+    raise typer.Exit(run(request, whole_process=bool(context.obj)))
+
+
+def run(request: Request, *, whole_process: bool) -> int:
+    """Do what was asked for and return the exit code; a batch size that does not fit is no error.
+
+    Raises:
+        GradscopeError: the request cannot be met.
+    """
+    from gradscope.report.outfile import check_output
+
+    if request.json_path is not None:
+        check_output(request.json_path, force=request.force)
+    with report_stream(exclusive=request.to_stdout, whole_process=whole_process) as stream:
+        try:
+            report = _fit(request)
+        except GradscopeError:
+            raise
+        except BaseException as error:
+            return show_user_error(error)
+        _deliver(report, request, stream)
+    return 0
+
+
+def _fit(request: Request) -> FitReport:
+    from gradscope.cli.progress import make_progress
+    from gradscope.fitting.run import fit_source, source_of
+    from gradscope.workload import Script, load_factory
+
+    settings = request.settings
+    loaded = load_factory(request.target, request.args, device=settings.device, seed=settings.seed)
+    if isinstance(loaded, Script):
+        raise TargetError(_script_message(request.target))
+    progress = make_progress(quiet=request.quiet, live=True)
+    try:
+        return fit_source(source_of(loaded), settings, progress)
+    finally:
+        progress.done()
+
+
+def _script_message(target: str) -> str:
+    return (
+        f"{target} is a training script, which makes its batches itself: gradscope cannot change their size.\n"
+        "Write a model file beside it that imports its model, and fit that:\n"
+        "    def workload(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)"
+    )
+
+
+def _deliver(report: FitReport, request: Request, stream: TextIO) -> None:
+    if request.to_stdout:
+        with reader_may_leave(stream):
+            stream.write(report.to_json())
+        return
+    from gradscope.report.terminal import make_console
+
+    unwritten: OutputError | None = None
+    if request.json_path is not None:
+        try:
+            report.save(request.json_path, force=request.force)
+        except OutputError as error:
+            unwritten = error
+    with reader_may_leave(stream):
+        report.print(make_console(stream, request.color))
+    if unwritten is not None:
+        raise unwritten
+    if request.json_path is not None and not request.quiet:
+        say(f"wrote {request.json_path}")

@@ -1,0 +1,115 @@
+"""What is asked of a fit, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from gradscope.errors import UsageError, WorkloadError
+from gradscope.fitting.sizes import Reserve, batch_sizes, bytes_of, reserve_of
+from gradscope.workload import Workload
+
+Sizes = str | int | Iterable[int]
+Amount = str | int
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+MEASURED = (2, 3, 4)  # 1 is special: its dimension broadcasts, and libraries take other paths for it
+_FEWEST, _MOST = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked for.
+
+    Attributes:
+        batch_sizes: to be predicted, ascending.
+        measured: three batch sizes that are run for the prediction, ascending.
+        check: one more that is run to compare it with.
+        device_memory: bytes; None: the device's own, or nothing to fit into on a CPU.
+        device_memory_text: as the user wrote it.
+        optimizer: name in :data:`OPTIMIZERS` that a workload without one shall step.
+        device: where the steps run: "auto", "cpu" or "cuda".
+    """
+
+    batch_sizes: tuple[int, ...]
+    measured: tuple[int, ...] = MEASURED
+    check: int = 2 * MEASURED[-1]
+    device_memory: int | None = None
+    device_memory_text: str | None = None
+    reserve: Reserve = field(default_factory=Reserve)
+    optimizer: str | None = None
+    device: str = "auto"
+    seed: int | None = None
+
+
+def settings_of(
+    sizes: Sizes,
+    *,
+    measure: Sizes | None = None,
+    device_memory: Amount | None = None,
+    reserve: Amount | None = None,
+    optimizer: str | None = None,
+    device: str = "auto",
+    seed: int | None = None,
+) -> Settings:
+    """Settings from what the user typed.
+
+    Raises:
+        UsageError: a value cannot be used; the message names the option.
+    """
+    measured, check = _measured(measure)
+    amount = None if device_memory is None else bytes_of(device_memory)
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise UsageError(f"--optimizer {optimizer} is not known; it is {', '.join(OPTIMIZERS)}.")
+    return Settings(
+        batch_sizes=batch_sizes(sizes),
+        measured=measured,
+        check=check,
+        device_memory=amount,
+        device_memory_text=None if device_memory is None else str(device_memory).strip(),
+        reserve=reserve_of(reserve),
+        optimizer=optimizer,
+        device=device,
+        seed=seed,
+    )
+
+
+def _measured(given: Sizes | None) -> tuple[tuple[int, ...], int]:
+    sizes = MEASURED if given is None else batch_sizes(given, "--measure")
+    if not _FEWEST <= len(sizes) <= _MOST:
+        shown = ",".join(str(size) for size in sizes)
+        raise UsageError(
+            f"--measure {shown}: give three different batch sizes to predict from, and a larger fourth to check with.\n"
+            "The default is 2,3,4,8."
+        )
+    return sizes[:_FEWEST], sizes[_FEWEST] if len(sizes) == _MOST else 2 * sizes[-1]
+
+
+def add_optimizer(workload: Workload, name: str | None) -> None:
+    """Give a workload without an optimizer the one called ``name``, with torch's defaults; None changes nothing.
+
+    Raises:
+        UsageError: the workload has an optimizer of its own.
+        WorkloadError: no parameter of the model is trained.
+    """
+    if name is None:
+        return
+    if workload.optimizer is not None:
+        whose, own = workload.target or "the workload", type(workload.optimizer).__name__
+        raise UsageError(f"--optimizer {name}: {whose} has an optimizer of its own, {own}.\nLeave it out.")
+    parameters = trained(workload.model)
+    if not parameters:
+        raise WorkloadError(f"--optimizer {name}: all parameters of the model are frozen, so there is nothing to step.")
+    workload.optimizer = OPTIMIZERS[name](parameters)  # type: ignore[call-arg]
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that receive a gradient."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,0 +1,145 @@
+"""Runs a small model under gradscope and gives the memory part of its report, with every sum checked by hand."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.tables import MemoryInfo, RunData
+
+#: Bytes of one element.
+F32, F64, BF16, I64, BOOL = 4, 8, 2, 8, 1
+
+
+class Kept(NamedTuple):
+    """A row of ``memory.saved`` as a test works it out."""
+
+    layer: str | None
+    node: str
+    what: str
+    shape: str
+    dtype: str
+    bytes: int  # of all ``count`` storages
+    count: int = 1
+
+
+def summed(output: Tensor, _batch: Any) -> Tensor:
+    """A loss whose node keeps nothing: the gradient of a sum is an expanded one."""
+    return output.sum()
+
+
+def measured(
+    model: nn.Module, batch: Any, loss: Any = summed, optimizer: Any = None, *, steps: int = 1, **options: Any
+) -> RunData:
+    """The report of :func:`gradscope.profile` on the CPU, its sums checked."""
+    gc.collect()  # what the collector frees in the middle of a step would be in its start
+    data = gradscope.profile(
+        model, batch, loss, optimizer, steps=steps, warmup=1, device="cpu", **options
+    ).data
+    check_sums(data)
+    return data
+
+
+def in_a_loop(model: nn.Module | None, step: Callable[[], Any], **options: Any) -> RunData:
+    """The report of a user's own loop of ``step()`` calls, its sums checked."""
+    gc.collect()
+    with gradscope.profiling(model, steps=1, warmup=1, **options) as prof:
+        for _ in range(100):
+            step()
+            if prof.step():
+                break
+        else:
+            raise AssertionError("prof.step() never said that enough is measured")
+    data = prof.report.data
+    check_sums(data)
+    return data
+
+
+def memory_of(data: RunData) -> MemoryInfo:
+    """The memory part, which must be there."""
+    assert data.memory is not None
+    return data.memory
+
+
+def saved(data: RunData) -> list[Kept]:
+    """The rows of what was kept for backward, sorted."""
+    rows = memory_of(data).saved
+    return _sorted(Kept(row.layer, row.node, row.what, row.shape, row.dtype, row.bytes, row.count) for row in rows)
+
+
+def _sorted(rows: Iterable[Kept]) -> list[Kept]:
+    return sorted(rows, key=lambda row: (row.layer or "", *row[1:]))
+
+
+def assert_saved(data: RunData, *expected: Kept) -> None:
+    """Exactly these rows, and the same bytes in the columns of the layers: self and total."""
+    assert saved(data) == _sorted(expected)
+    own: Counter[str] = Counter()
+    for row in expected:
+        if row.layer is not None:
+            own[row.layer] += row.bytes
+    for layer in data.layers:
+        below = f"{layer.path}." if layer.path else ""
+        total = sum(size for path, size in own.items() if path == layer.path or path.startswith(below))
+        assert layer.saved_bytes == own[layer.path], layer.path
+        assert layer.saved_total_bytes == total, layer.path
+    assert memory_of(data).saved_bytes == sum(row.bytes for row in expected)
+
+
+def at_peak(data: RunData) -> dict[tuple[str | None, str], int]:
+    """Bytes of the live set at the peak by (owner, category), without what others hold in this process."""
+    rows = {(row.owner, row.category): row.bytes for row in memory_of(data).at_peak}
+    rows.pop((None, "other tensors"), None)
+    return rows
+
+
+def layer(data: RunData, path: str) -> Any:
+    """The row of one layer."""
+    return next(row for row in data.layers if row.path == path)
+
+
+def line_of(tag: str, path: str) -> str:
+    """"file.py:12" of the one line of a file that ends in the comment ``tag``."""
+    lines = Path(path).read_text().splitlines()
+    found = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {tag}")]
+    assert len(found) == 1, f"the comment {tag!r} ends lines {found} of {path}"
+    return f"{Path(path).name}:{found[0]}"
+
+
+def place(line: str | None) -> str | None:
+    """A report's "folder/file.py:12" without its folder."""
+    return line and Path(line).name
+
+
+def check_sums(data: RunData) -> None:
+    """Every sum that the report promises, from its rows alone, and no negative number."""
+    memory = memory_of(data)
+    assert sum(row.bytes for row in memory.at_peak) == memory.peak_bytes
+    assert len({(row.owner, row.category) for row in memory.at_peak}) == len(memory.at_peak)
+    assert sum(row.bytes for row in memory.saved) == memory.saved_bytes
+    assert sum(row.bytes for row in memory.held) == memory.held_bytes
+    assert sum(row.bytes for row in memory.copies) == memory.copied_bytes
+    assert sum(row.bytes for row in memory.retained) == memory.retained_after_step_bytes
+    for rows in (memory.at_peak, memory.saved, memory.held, memory.copies, memory.retained):
+        assert all(row.bytes > 0 for row in rows)
+    assert max(point.bytes for point in memory.timeline) == memory.peak_bytes
+    assert memory.timeline[0].bytes == memory.start_bytes
+    assert memory.timeline[-1].bytes == memory.end_bytes
+    assert min(point.bytes for point in memory.timeline) >= 0
+    assert memory.peak_ns in {point.ns for point in memory.timeline}
+    spans = memory.phases
+    assert spans[0].start_ns == 0 and all(span.start_ns < span.end_ns for span in spans)
+    assert all(first.end_ns == second.start_ns for first, second in zip(spans, spans[1:], strict=False))
+    for row in data.layers:
+        assert row.forward_allocated_bytes + row.backward_allocated_bytes == row.allocated_bytes
+        assert row.forward_allocations + row.backward_allocations == row.allocations
+    assert sum(row.allocations for row in data.layers) <= memory.allocations
+    assert sum(row.allocated_bytes for row in data.layers) <= memory.step_allocated_bytes
+    assert sum(row.copied_bytes for row in data.layers) <= memory.copied_bytes
+
