@@ -33,6 +33,7 @@ bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/analysis.py
 	$(BIN)/python benchmarks/truth_table.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/responsiveness.py
 
 clean:

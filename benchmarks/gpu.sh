@@ -37,4 +37,5 @@ part "tests that need a GPU" 150 "$python" -m pytest -q -m gpu tests -p no:cache
 part "overhead" 120 "$python" benchmarks/overhead.py --device cuda --json "$results/overhead.jsonl"
 part "analysis" 150 "$python" benchmarks/analysis.py --device cuda --events 100000 400000 --json "$results/analysis.jsonl"
 part "truth beside full backward hooks" 40 "$python" benchmarks/truth_table.py --json "$results/truth.jsonl"
+part "memory" 90 "$python" benchmarks/memory.py --device cuda --rounds 2 --json "$results/memory.jsonl"
 exit "$failed"

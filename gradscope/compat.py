@@ -25,6 +25,8 @@ __all__ = [
     "Check",
     "TraceMarker",
     "check",
+    "checkpoint_frame",
+    "checkpoint_inputs",
     "graph_task_id",
     "kineto_events",
     "kineto_tree",
@@ -136,6 +138,26 @@ def saved_value(saved: Any) -> Any:
     a checkpoint's forward again.
     """
     return saved.data
+
+
+def checkpoint_frame(saved: Any) -> Any:
+    """The frame of non-reentrant checkpointing that stands behind a ``SavedTensor``; None for any other."""
+    from torch.utils import checkpoint
+
+    kind = getattr(checkpoint, "_CheckpointFrame", None)
+    hook = getattr(saved, "unpack_hook", None)
+    if kind is None or hook is None:
+        return None
+    held = (cell.cell_contents for cell in getattr(hook, "__closure__", None) or ())
+    return next((value for value in held if isinstance(value, kind)), None)
+
+
+def checkpoint_inputs(frame: Any) -> list[Any]:
+    """The ``SavedTensor`` of each tensor that a checkpoint was given, which its frame keeps for the recompute."""
+    if hasattr(frame, "saved_args"):  # torch 2.13
+        return [value for value in frame.saved_args if isinstance(value, torch._C._autograd.SavedTensor)]
+    node = getattr(frame.input_saver, "grad_fn", None)  # torch 2.11
+    return list(getattr(node, "_raw_saved_tensors", ()))
 
 
 def live_device_blocks(device: torch.device) -> list[tuple[int, int]]:

@@ -553,6 +553,9 @@ class Sighting:
     layer: int  # index of the module it belongs to; -1 for none
 
 
+CHECKPOINT = "checkpoint"  # stands for a node where a checkpoint keeps what it was given
+
+
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
     """A tensor that a node of the graph held when its backward pass began."""

@@ -44,6 +44,11 @@ def no_gradient():
 def not_scalar():
     return Net(), torch.randn(8, 16), lambda output, batch: output
 
+def out_of_memory():
+    def loss(output, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    return Net(), torch.randn(8, 16), loss
+
 def raises():
     net = Net()
     net.second = nn.Linear(17, 4)
@@ -145,6 +150,26 @@ def test_script_may_go_on() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith("training with\ntrained to the end\ngradscope ")
     assert not load("whole.json").data.partial
+
+
+def test_out_of_memory_names_what_helps() -> None:
+    ran = gradscope("profile", "model.py:out_of_memory", *FAST, "-q")
+    assert ran.returncode == 1
+    assert (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.\n"
+        "gradscope: out of memory: profile it with a smaller batch, and ask 'gradscope fit TARGET' which batch sizes "
+        "fit\n"
+    ) in ran.stderr
+
+
+def test_memory_can_be_left_out() -> None:
+    ran = gradscope("profile", "model.py", *FAST, "-q", "--no-memory")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    run = load("gradscope-model.json").data
+    assert run.memory is None
+    assert not run.partial
+    assert all(row.saved_bytes is None and row.allocations is None for row in run.layers)
+    assert "Who holds the peak" not in ran.stdout
 
 
 def test_module() -> None:

@@ -1,4 +1,4 @@
-"""Predictions against measured peaks, at batch sizes that the prediction does not know: every example, and harder models.
+"""Predictions against measured peaks, at batch sizes that the prediction does not know: all examples, harder models.
 
 Small configurations: what is tested is the prediction, not the machine. Measured by the same memory pass that the
 small batches are measured with; tests/truth compares that pass with other measures.
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -100,15 +99,17 @@ class Contrastive(nn.Module):
 
 
 class Branching(nn.Module):
-    """Above 16 samples it keeps another activation four times as wide."""
+    """Above 16 samples it keeps two more activations of 256 numbers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.wide = nn.Linear(64, 256), nn.Linear(256, 1), nn.Linear(64, 1024)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.down(self.up(x).relu()).mean()
-        return y + self.wide(x).exp().mean() if len(x) > 16 else y
+        y = self.up(x).tanh()
+        if len(x) > 16:
+            y = y.exp().sigmoid()
+        return self.down(y).mean()
 
 
 class Looping(nn.Module):
@@ -158,14 +159,21 @@ def measured_peak(workload: Workload, size: int) -> int:
     return Run(size, measure_step(at_size, CPU, own, None).blocks, ()).peak_bytes
 
 
+#: oneDNN's LSTM rounds its workspace in ways of its own; everything else is predicted to the byte.
+ROUNDED = {"recurrent"}
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_prediction_within_five_percent(name: str) -> None:
+def test_prediction(name: str) -> None:
     workload = WORKLOADS[name]()
     sizes = (12, 40)
     report = gradscope.fit(workload, batch_sizes=sizes, device="cpu")
     for row in report.data.rows:
         actual = measured_peak(workload, row.batch_size)
-        assert abs(row.peak_bytes - actual) <= 0.05 * actual, (row.batch_size, row.peak_bytes, actual)
+        if name in ROUNDED:
+            assert abs(row.peak_bytes - actual) <= 0.05 * actual, (row.batch_size, row.peak_bytes, actual)
+        else:
+            assert row.peak_bytes == actual, row.batch_size
         assert row.saved_bytes + row.model_bytes + row.rest_bytes == row.peak_bytes
         assert row.check == "agrees"
     assert report.data.deviation is not None
@@ -176,12 +184,10 @@ def test_a_branch_above_sixteen_is_found_and_corrected() -> None:
     workload = Workload(Branching(), torch.randn(6, 64))
     report = gradscope.fit(workload, batch_sizes=(16, 17, 64), device="cpu")
     assert report.table["check"].tolist() == ["agrees", "corrected", "corrected"]
-    wide = 1024 * 4  # exp keeps its output
-    assert report.table["correction_bytes"].tolist() == [0, 17 * wide, 64 * wide]
+    assert report.table["correction_bytes"].tolist() == [0, 17 * 2 * 1024, 64 * 2 * 1024]
     for row in report.data.rows:
         actual = measured_peak(workload, row.batch_size)
-        tolerance = 0.05 if row.check == "agrees" else 0.2  # the branch's own temporaries are not known
-        assert abs(row.peak_bytes - actual) <= tolerance * actual, (row.batch_size, row.peak_bytes, actual)
+        assert abs(row.peak_bytes - actual) <= 0.05 * actual, (row.batch_size, row.peak_bytes, actual)
 
 
 def test_a_loop_over_the_samples_is_a_trend() -> None:

@@ -221,6 +221,12 @@ def test_a_correction_lives_with_the_saved_activations() -> None:
     assert forecast.peak(20, more_saved=-150) == Peak(20, 95, 0, 0, 95, 0)
 
 
+def test_a_correction_where_nothing_was_saved() -> None:
+    forecast = Forecast([run(size, [Block("aten::mul", 10 * size, 0, 2)], 3) for size in (2, 3, 4)])
+    assert forecast.peak(8, more_saved=40) == Peak(8, 120, 40, 0, 80, 0)
+    assert forecast.peak(8, more_saved=-40) == Peak(8, 80, 0, 0, 80, 0)
+
+
 def test_uneven_blocks_are_told() -> None:
     sizes = {2: 516096, 3: 765952, 4: 1011712}
     forecast = Forecast([run(size, [Block("aten::lstm", value, 0, 1)], 2) for size, value in sizes.items()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_header_without_a_check() -> None:
     ("changes", "answer"),
     [
         ({"largest": None, "smallest_peak_bytes": 600 * MB}, "Not even batch size 1 fits: it needs 600 MB."),
-        ({"largest": 2**20, "unlimited": True}, "Every batch size up to 1,048,576 fits: memory hardly grows with it."),
+        ({"largest": 2**20, "unlimited": True}, "Every batch size up to 1,048,576 fits; the search ended there."),
     ],
 )
 def test_other_answers(changes: dict[str, Any], answer: str) -> None:
@@ -256,3 +257,9 @@ def test_json(tmp_path: Any) -> None:
     path.write_text("mine")
     with pytest.raises(OutputError):
         report.save(path)
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "fit.md").read_text(encoding="utf-8")
+    fields = [field.name for kind in (FitData, FitRow, MeasuredRow, LayerGrowth) for field in dataclasses.fields(kind)]
+    assert [name for name in fields if f"`{name.replace('class_name', 'class')}`" not in text] == []

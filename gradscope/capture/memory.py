@@ -1,7 +1,7 @@
 """The memory pass: two steps in which the allocators report, and the tensors that matter are noted by address.
 
-Nothing is kept but numbers: an address, a size, what the tensor is. ``attribute.memory`` joins them to the blocks that the
-allocators reported. The first of the two steps makes everything that lives from one step into the next known to the
+Nothing is kept but numbers: an address, a size, what the tensor is. ``attribute.memory`` joins them to the blocks that
+the allocators reported. The first of the two steps makes everything that lives from one step into the next known to the
 profiler, which reports nothing about blocks that it did not see allocated.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from gradscope import markers
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.storages import StorageNote, all_storages, storages_of, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
-from gradscope.compat import TraceMarker, live_device_blocks, saved_value
-from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
+from gradscope.compat import TraceMarker, checkpoint_frame, checkpoint_inputs, live_device_blocks, saved_value
+from gradscope.tables import CHECKPOINT, GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
 
 STEPS = 2  # one that settles, one that counts
 SETTLING = 1
@@ -109,15 +109,24 @@ class MemoryTracer:
     def see_all(self) -> None:
         """Note every tensor of the process: what it is where that is known, that it is there otherwise."""
         with self._marking() as mark:
+            first = len(self.sightings)
             seen = self._see(mark, self._known())
             ignored = {note.pointer for tensor in self._around.ignored for note in storages_of(tensor)}
             ours = ((Role.OTHER, -1, note) for note in all_storages() if note.owned and note.pointer not in ignored)
-            seen |= self._see(mark, ours, seen)
+            seen = self._see(mark, ours, seen)
             where = torch.device(self.device)
             if where.type == "cuda":
-                for pointer, size in live_device_blocks(where):
-                    if pointer not in seen and pointer not in ignored:
-                        self.sightings.append(Sighting(mark, pointer, size, Role.OTHER, -1))
+                blocks = dict(live_device_blocks(where))
+                # As large as the allocator's blocks, which it rounds up, so that the sum is the allocator's own.
+                self.sightings[first:] = [
+                    replace(sighting, bytes=blocks.get(sighting.pointer, sighting.bytes))
+                    for sighting in self.sightings[first:]
+                ]
+                self.sightings += [
+                    Sighting(mark, pointer, size, Role.OTHER, -1)
+                    for pointer, size in blocks.items()
+                    if pointer not in seen and pointer not in ignored
+                ]
 
     def figures(self) -> DeviceFigures | None:
         """CUDA's own figures; None on a CPU."""
@@ -149,23 +158,32 @@ class MemoryTracer:
             batch = {note.pointer for note in _notes(tensors_in(self._around.batch))}
             constant = {note.pointer for note in _notes(leaves)} - batch
             constant |= {note.pointer for role, _, note in self._known() if role in _CONSTANT}
+            frames: dict[int, tuple[Any, int]] = {}  # of checkpointing, each with the number of its latest node
             for node in nodes:
-                for what, tensor in self._saved_by(node):
-                    self._note_saved(mark, node, what, tensor, constant)
+                name = node.name().rpartition("::")[2]
+                for what, tensor in self._saved_by(node, frames):
+                    self._note_saved(mark, node._sequence_nr(), (name, what), tensor, constant)
+            for frame, sequence in frames.values():
+                for saved in checkpoint_inputs(frame):
+                    for tensor in tensors_in(_value_of(saved)):
+                        self._note_saved(mark, sequence, (CHECKPOINT, "input"), tensor, constant)
 
-    def _note_saved(self, mark: int, node: Any, what: str, tensor: torch.Tensor, constant: set[int]) -> None:
+    def _note_saved(
+        self, mark: int, sequence: int, name: tuple[str, str], tensor: torch.Tensor, constant: set[int]
+    ) -> None:
         for note in storages_of(tensor):
             if note.device != self.device or note.pointer in constant:
                 continue
             shape = "x".join(map(str, tensor.shape)) or "scalar"
             dtype = str(tensor.dtype).removeprefix("torch.")
-            name = node.name().rpartition("::")[2]
-            self.saved.append(
-                SavedTensor(mark, node._sequence_nr(), name, what, note.pointer, note.bytes, shape, dtype)
-            )
+            self.saved.append(SavedTensor(mark, sequence, *name, note.pointer, note.bytes, shape, dtype))
 
-    def _saved_by(self, node: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """(the node's name for it, tensor) of everything that a node keeps for its backward."""
+    def _saved_by(self, node: Any, frames: dict[int, tuple[Any, int]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(the node's name for it, tensor) of everything that a node keeps for its backward.
+
+        Args:
+            frames: filled with the checkpoints that keep it instead, and the number of their latest node.
+        """
         slots = self._slots.get(type(node))
         if slots is None:
             slots = self._slots[type(node)] = tuple(name for name in dir(node) if name.startswith(_RAW))
@@ -178,11 +196,11 @@ class MemoryTracer:
             for saved in held if isinstance(held, (tuple, list)) else (held,):
                 if saved is None:
                     continue
-                try:
-                    value = saved_value(saved)
-                except RuntimeError:  # freed by an earlier pass
-                    continue
-                yield from ((what, tensor) for tensor in tensors_in(value))
+                frame = checkpoint_frame(saved)
+                if frame is not None:
+                    known = frames.get(id(frame), (frame, -1))
+                    frames[id(frame)] = (frame, max(known[1], node._sequence_nr()))
+                yield from ((what, tensor) for tensor in tensors_in(_value_of(saved)))
         # A custom Function may keep tensors as attributes of its context, against torch's advice.
         for name, value in getattr(node, "__dict__", {}).items():
             yield from ((f"ctx.{name}", tensor) for tensor in tensors_in(value))
@@ -218,7 +236,7 @@ class MemoryTracer:
 
     def _gradients(self) -> Iterator[tuple[Role, int, StorageNote]]:
         owners = self._owners()
-        tensors = {
+        tensors: dict[int, torch.Tensor] = {
             id(parameter): parameter
             for module in self._every_module()
             for parameter in module._parameters.values()
@@ -262,6 +280,14 @@ class MemoryTracer:
 _RAW = "_raw_saved_"
 _WHAT = {"_raw_saved_result": "output", "_raw_saved_tensors": "saved tensor"}
 _CONSTANT = frozenset({Role.PARAMETER, Role.BUFFER})
+
+
+def _value_of(saved: Any) -> Any:
+    """What a ``SavedTensor`` holds; None where an earlier pass has freed it."""
+    try:
+        return saved_value(saved)
+    except RuntimeError:
+        return None
 
 
 def _notes(tensors: Iterable[torch.Tensor]) -> Iterator[StorageNote]:

@@ -35,7 +35,17 @@ def show_user_error(error: BaseException) -> int:
         return INTERRUPTED
     cut_own_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
+    if _is_out_of_memory(error):
+        say("out of memory: profile it with a smaller batch, and ask 'gradscope fit TARGET' which batch sizes fit")
     return 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # The CPU's allocator has no exception of its own.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _system_exit_code(error: SystemExit) -> int:

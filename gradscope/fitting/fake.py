@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,9 +56,11 @@ def held_by_forward(workload: Workload, shapes: BatchShapes, size: int, device: 
 
 
 def _held(workload: Workload, shapes: BatchShapes, size: int) -> int:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # not public: a torch without it cannot check, no more
+
     # Tensors that the model or its loss hold beside parameters and buffers become fake where they are used.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state = {name: mode.from_tensor(tensor) for name, tensor in _state(workload.model)}
+    state: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in _state(workload.model)}
     watch = _StorageWatch()
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +85,7 @@ class _StorageWatch(TorchDispatchMode):
     """Notes every storage that an operation makes, and keeps none of them alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from traceback import walk_tb
 
 import torch
 
+from gradscope.capture.model_steps import _Stepper
 from gradscope.capture.state import preserved
 from gradscope.errors import GradscopeError, WorkloadError
 from gradscope.fitting.align import Run
@@ -91,12 +93,9 @@ def _measured(source: Source, workload: Workload, size: int, device: torch.devic
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether it was raised by gradscope's own code: a defect, not what the model thinks of the batch."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    name = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__", ""))
-    return name.partition(".")[0] == "gradscope"
+    """Whether it came from around the training step: a defect of gradscope's, not what the model says of the batch."""
+    frames = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
+    return (_Stepper.__module__, _Stepper.step.__name__) not in frames
 
 
 def _is_out_of_memory(error: Exception) -> bool:

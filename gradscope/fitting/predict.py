@@ -13,10 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.fitting.align import Alignment, Run, align, running_total
-from gradscope.fitting.polynomial import Curves
+from gradscope.fitting.polynomial import Curves, through
 from gradscope.tables import IntColumn, MemoryCategory
 
 _MODEL = frozenset({MemoryCategory.PARAMETER, MemoryCategory.BUFFER, MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER})
+# Where the remainder is more than this share of the peak, its moments are too coarse to rely on the replay alone: peaks
+# that follow a curve themselves are the least that is predicted.
+_COARSE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class Forecast:
     """
 
     def __init__(self, runs: Sequence[Run], slack: int = 0) -> None:
-        self.alignment: Alignment = align(sorted(runs, key=lambda run: run.batch_size))
+        ordered = sorted(runs, key=lambda run: run.batch_size)
+        self.alignment: Alignment = align(ordered)
         found = self.alignment
         blocks = found.reference.blocks
         self._events = blocks.events
@@ -50,6 +54,7 @@ class Forecast:
         self._saved = category == MemoryCategory.SAVED
         self._model = np.isin(category, list(_MODEL)) if len(category) else np.zeros(0, np.bool_)
         self._layer = blocks.layer[found.rows]
+        self._peaks = through([(run.batch_size, run.peak_bytes) for run in ordered], slack)
 
     def peak(self, batch_size: int, more_saved: int = 0) -> Peak:
         """The peak at ``batch_size``.
@@ -61,23 +66,23 @@ class Forecast:
         sizes = self._curves.at(batch_size)
         remainder = self._remainder(batch_size)
         total = self._replayed(sizes) + remainder
-        extra = np.zeros(len(total), np.int64)
-        if more_saved:
-            saved = self._replayed(np.where(self._saved, sizes, 0))
-            if saved.max() > 0:
-                extra = np.rint(saved * (more_saved / saved.max())).astype(np.int64)
+        extra = self._extra(more_saved, sizes)
         moment = int(np.argmax(total + extra))
         alive = (self._born < moment) & (self._died >= moment)
         saved_bytes = int(sizes[alive & self._saved].sum()) + int(extra[moment])
         model_bytes = int(sizes[alive & self._model].sum())
         peak = int(total[moment] + extra[moment])
+        unmatched = int(remainder[moment]) + int(sizes[alive & ~self._curves.exact].sum())
+        if self._peaks.exact and remainder[moment] > _COARSE * peak:
+            missed = max(self._peaks.at(batch_size) + more_saved - peak, 0)
+            peak, unmatched = peak + missed, unmatched + missed
         return Peak(
             batch_size=batch_size,
             peak_bytes=peak,
             saved_bytes=saved_bytes,
             model_bytes=model_bytes,
             rest_bytes=peak - saved_bytes - model_bytes,
-            unmatched_bytes=int(remainder[moment]) + int(sizes[alive & ~self._curves.exact].sum()),
+            unmatched_bytes=unmatched,
         )
 
     def saved_growth(self, batch_size: int) -> dict[str | None, int]:
@@ -90,6 +95,15 @@ class Forecast:
             layer = layers[number] if number >= 0 else None
             growth[layer] = growth.get(layer, 0) + int(sizes[row])
         return growth
+
+    def _extra(self, more_saved: int, sizes: IntColumn) -> IntColumn:
+        """A correction at each moment: in proportion to the saved activations, or all the time where there are none."""
+        if not more_saved:
+            return np.zeros(self._events + 1, np.int64)
+        saved = self._replayed(np.where(self._saved, sizes, 0))
+        if saved.max() <= 0:
+            return np.full(self._events + 1, max(more_saved, 0), np.int64)
+        return np.rint(saved * (more_saved / saved.max())).astype(np.int64)
 
     def _replayed(self, sizes: IntColumn) -> IntColumn:
         return running_total(self._events, self._born, self._died, sizes)

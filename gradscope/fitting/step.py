@@ -7,16 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
+from gradscope.capture.modules import CallRecorder
 from gradscope.capture.naming import name_modules
-from gradscope.capture.session import Session
+from gradscope.capture.session import Session, TimedSteps
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
 from gradscope.pipeline import _read_memory
 from gradscope.tables import BlockTable, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
+
+
+class _MemorySession(Session):
+    """The memory pass alone, whose first step is a warm-up; before it one that initialises a lazy model."""
+
+    def __init__(self, surroundings: Surroundings, *, lazy: bool) -> None:
+        super().__init__(Options(warmup=int(lazy), lines=False), None, surroundings)
+        self._phases = [phase for phase in self._phases if phase.name in ("warm-up", "memory")]
+        # The timed steps would say which modules there are; here the surroundings know the model.
+        self.capture.timed = TimedSteps(None, CallRecorder())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ def measure_step(
     gc.collect()  # cycles of an earlier step would count as memory of this one
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
-    session = Session(Options(steps=1, warmup=1, lines=False), None, surroundings)
+    session = _MemorySession(surroundings, lazy=any(is_lazy(parameter) for parameter in workload.model.parameters()))
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
         surroundings.ignored = (*copies, *ignored)
         seed_everything(seed)

@@ -67,7 +67,7 @@ def largest_text(data: FitData) -> str:
     if data.largest is None:
         return f"Not even batch size 1 fits: it needs {units.size(data.smallest_peak_bytes)}."
     if data.unlimited:
-        return f"Every batch size up to {data.largest:,} fits: memory hardly grows with it."
+        return f"Every batch size up to {data.largest:,} fits; the search ended there."
     peak = units.size(data.largest_peak_bytes)
     return f"The largest batch size that fits is {data.largest}, with a peak of {peak}."
 

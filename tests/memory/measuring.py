@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -68,9 +71,14 @@ def memory_of(data: RunData) -> MemoryInfo:
 
 
 def saved(data: RunData) -> list[Kept]:
-    """The rows of what was kept for backward, sorted."""
-    rows = memory_of(data).saved
-    return _sorted(Kept(row.layer, row.node, row.what, row.shape, row.dtype, row.bytes, row.count) for row in rows)
+    """What was kept for backward, the lines of a layer together, sorted."""
+    sizes: Counter[tuple[str | None, str, str, str, str]] = Counter()
+    counts = sizes.copy()
+    for row in memory_of(data).saved:
+        key = (row.layer, row.node, row.what, row.shape, row.dtype)
+        sizes[key] += row.bytes
+        counts[key] += row.count
+    return _sorted(Kept(*key, size, counts[key]) for key, size in sizes.items())
 
 
 def _sorted(rows: Iterable[Kept]) -> list[Kept]:
@@ -115,6 +123,20 @@ def line_of(tag: str, path: str) -> str:
 def place(line: str | None) -> str | None:
     """A report's "folder/file.py:12" without its folder."""
     return line and Path(line).name
+
+
+def example(name: str) -> ModuleType:
+    """One of the example files, imported afresh."""
+    path = Path(__file__).parents[2] / "examples" / name
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return module
 
 
 def check_sums(data: RunData) -> None:

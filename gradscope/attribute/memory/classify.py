@@ -11,7 +11,7 @@ from gradscope.attribute.memory.blocks import NEVER, Blocks
 from gradscope.attribute.memory.places import NO_PLACE, MemoryTrace, enclosing_node_end
 from gradscope.attribute.nodes import nearest
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category
-from gradscope.tables import IntColumn, MemoryCategory, Role, RowKind, SavedTensor
+from gradscope.tables import CHECKPOINT, IntColumn, MemoryCategory, Role, RowKind, SavedTensor
 
 _LASTING = {
     Role.PARAMETER: MemoryCategory.PARAMETER,
@@ -138,6 +138,11 @@ def saved_storages(
     """
     wanted = [index for index, note in enumerate(saved) if note.mark in marks]
     layer, line = trace.made_by([saved[index].sequence for index in wanted])
+    owners = trace.recompute_owners()
+    for place, index in enumerate(wanted):
+        if saved[index].node == CHECKPOINT:
+            layer[place] = owners.get(saved[index].sequence, layer[place])
+            line[place] = NO_PLACE
     found: dict[tuple[int, int], SavedStorage] = {}
     entries = zip(wanted, layer.tolist(), line.tolist(), strict=True)
     for index, note_layer, note_line in sorted(entries, key=lambda entry: saved[entry[0]].sequence):
@@ -158,7 +163,9 @@ def needed_until(trace: MemoryTrace, blocks: Blocks, saved: Sequence[SavedTensor
     for index, note in enumerate(saved):
         block = blocks.of_saved[index]
         if block >= 0 and note.mark in marks:
-            until[block] = max(int(until[block]), ended.get(note.sequence, NEVER))
+            # What recompute saves shares the checkpoint's inputs: they are needed for as long as they live.
+            end = NEVER if note.node == CHECKPOINT else ended.get(note.sequence, NEVER)
+            until[block] = max(int(until[block]), end)
     return until
 
 

@@ -81,16 +81,31 @@ class MemoryTrace:
 
     def made_by(self, sequences: Sequence[int]) -> tuple[IntColumn, IntColumn]:
         """Layer and line that made the node of each sequence number; -1 for none."""
-        thread = np.full(len(sequences), _forward_thread(self.table), np.int32)
         numbers = np.array(sequences, np.int64)
+        thread = np.full(len(numbers), _forward_thread(self.table), np.int32)
         layer = np.maximum(self.call_labels.look_up(thread, numbers), NO_PLACE)
-        return layer, np.maximum(self.line_labels.look_up(thread, numbers), NO_PLACE)
+        line = np.maximum(self.line_labels.look_up(thread, numbers), NO_PLACE)
+        # A node made while backward ran lies in no span: it belongs where its own row was put.
+        row_of = dict(zip(self.numbers.sequence.tolist(), self.numbers.row.tolist(), strict=True))
+        rows = np.array([row_of.get(number, NO_PLACE) for number in numbers.tolist()], np.int64)
+        ran = rows >= 0
+        return np.where(ran, self.owner(rows), layer), np.where(ran, self.line(rows), line)
 
     def last_run(self) -> dict[int, int]:
         """Sequence number of each node that ran in the measured step -> when it ended."""
         ends = self.table.end_ns[self.numbers.row]
         inside = self.assigned.steps.of_row[self.numbers.row] >= 0
         return dict(zip(self.numbers.sequence[inside].tolist(), ends[inside].tolist(), strict=True))
+
+    def recompute_owners(self) -> dict[int, int]:
+        """Sequence number of each node that set off a recompute in the measured step -> the layer that called it."""
+        table, assigned = self.table, self.assigned
+        rows = assigned.skeleton.recomputed
+        rows = rows[assigned.steps.of_row[rows] == 0]
+        node = nearest(table, rows, (RowKind.NODE,))
+        number = dict(zip(self.numbers.row.tolist(), self.numbers.sequence.tolist(), strict=True))
+        owner = np.maximum(assigned.rows.owner[rows], NO_PLACE)
+        return {number[at]: layer for at, layer in zip(node.tolist(), owner.tolist(), strict=True) if at in number}
 
 
 def read_places(survey: SurveyInput) -> MemoryTrace:

@@ -10,8 +10,6 @@ import numpy as np
 
 from gradscope.attribute.memory.blocks import NEVER, Blocks, build_blocks, events_of
 from gradscope.attribute.memory.classify import (
-    Classified,
-    SavedStorage,
     backward_windows,
     classify,
     needed_until,
@@ -20,7 +18,6 @@ from gradscope.attribute.memory.classify import (
 from gradscope.attribute.memory.copies import find_copies
 from gradscope.attribute.memory.places import MemoryTrace, phase_of, read_places
 from gradscope.attribute.memory.running import (
-    Running,
     alive_at,
     phases_of,
     rise_of_layers,
@@ -238,7 +235,7 @@ class _Reader:
         found, trace = self._found, self._trace
         last = self._running.first + len(self._running.total) - 1
         groups: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
-        older: dict[tuple[int, int, str, str], int] = defaultdict(int)
+        older: set[tuple[int, int, str]] = set()  # no phase: only in the measured step is it known when forward begins
         category_of = trace.category(found.row)
         for index, block in enumerate(found.block.tolist()):
             if self._blocks.died[block] < last or self._blocks.born[block] < 0:
@@ -250,11 +247,11 @@ class _Reader:
             line = trace.line(found.row[index : index + 1])
             key = (int(owner[0]), int(line[0]), found.op[index], phase)
             if self._blocks.born[block] < self._running.first:
-                older[key] += 1
+                older.add(key[:3])
             elif found.category[index] is not MemoryCategory.INPUT or not _still_given(self._blocks, block):
                 groups[key].append(int(self._blocks.bytes[block]))
         rows = [
-            RetainedRow(self._path(layer), self._place(line), op, phase, len(sizes), sum(sizes), older[key] > 0)
+            RetainedRow(self._path(layer), self._place(line), op, phase, len(sizes), sum(sizes), key[:3] in older)
             for key, sizes in groups.items()
             for layer, line, op, phase in (key,)
         ]

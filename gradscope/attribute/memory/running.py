@@ -101,21 +101,21 @@ def phases_of(trace: MemoryTrace) -> tuple[PhaseSpan, ...]:
 
 def _tiled(spans: Sequence[tuple[int, int, str]], start: int, end: int) -> list[PhaseSpan]:
     """Merge neighbours of one phase, and fill what is between."""
-    merged: list[list[int | str]] = []
+    merged: list[tuple[int, int, str]] = []
     for low, high, phase in spans:
         if merged and merged[-1][2] == phase:
-            merged[-1][1] = max(int(merged[-1][1]), high)
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high), phase)
         else:
-            merged.append([low, high, phase])
+            merged.append((low, high, phase))
     tiles: list[PhaseSpan] = []
     at = start
     for low, high, phase in merged:
-        first, last = max(int(low), at), min(int(high), end)
+        first, last = max(low, at), min(high, end)
         if last <= first:
             continue
         if first > at:
             tiles.append(PhaseSpan("other", at - start, first - start))
-        tiles.append(PhaseSpan(str(phase), first - start, last - start))
+        tiles.append(PhaseSpan(phase, first - start, last - start))
         at = last
     if at < end:
         tiles.append(PhaseSpan("other", at - start, end - start))
