@@ -279,8 +279,9 @@ def analyse(
         _source_text(lines),
         has_flops=capture.survey is not None and capture.survey.has_flops,
     )
-    memory = _read_memory(capture.memory, names, parents)
-    if memory is not None and capture.memory is not None:
+    memory = None
+    if capture.memory is not None:
+        memory = read_memory_pass(capture.memory, names, parents)
         text = _source_text(capture.memory.lines)
         result = replace(
             result,
@@ -357,9 +358,13 @@ def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequenc
     )
 
 
-def _read_memory(found: MemoryPass | None, names: ModuleNames, parents: Sequence[int]) -> MemoryResult | None:
-    if found is None:
-        return None
+def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[int]) -> MemoryResult:
+    """Read what the memory pass left behind. Its profiler's events are consumed.
+
+    Args:
+        names: the rows of the layer table.
+        parents: of each row the nearest parent that is called itself, see :meth:`ModuleNames.calling_parents`.
+    """
     table = read_memory_trace(found.profiler)
     found.profiler = None
     calls = _relabelled(found.recorder.table(), names.labels(found.recorder.modules))

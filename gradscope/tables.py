@@ -301,9 +301,7 @@ class MemoryCategory(StrEnum):
     ACTIVATION = "other activations"  # alive when backward began, or still after it, though no node needs them
     ACTIVATION_GRADIENT = "activation gradients"  # made in backward, outliving the node that made them
     TEMPORARY = "temporaries"  # gone before the next phase needs them
-    OTHER = (
-        "other tensors"  # alive before the step, and not the model's: a dataset, a second model
-    )
+    OTHER = "other tensors"  # alive before the step, and not the model's: a dataset, a second model
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,6 +602,7 @@ class Options:
     seed: int | None = None
     lines: bool = True
     memory: bool = True
+    timing: bool = True  # False: memory alone
     run_to_end: bool = False
 
 

@@ -18,7 +18,7 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
 
     Gradients start each step at None, as ``zero_grad`` leaves them.
     """
-    stepper = _Stepper(workload)
+    stepper = Stepper(workload)
     while True:
         session.surroundings.batch = batch = next(batches)
         stepper.step(batch)
@@ -26,7 +26,9 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
             return stepper.loss_kind
 
 
-class _Stepper:
+class Stepper:
+    """Runs one training step of a workload at a time."""
+
     def __init__(self, workload: Workload) -> None:
         self.loss_kind = "given"
         self._workload = workload

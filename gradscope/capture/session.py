@@ -235,8 +235,8 @@ class Session:
 
     def _start_memory(self) -> None:
         timed = self.capture.timed
-        assert timed is not None
-        known, models = timed.recorder.modules, self.surroundings.models
+        known = timed.recorder.modules if timed is not None else []
+        models = self.surroundings.models
         self.surroundings.models = lambda: (*models(), *known)
         with_lines = self.capture.options.lines and not _uses_compile(known, self._compiled_before)
         steps = _MemorySteps(self.surroundings, LineTracer(self._line_mode))
@@ -316,6 +316,9 @@ def _around_memory(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
 
 
 def _plan(options: Options) -> list[_Phase]:
+    memory = _Phase("memory", memory_pass.STEPS)
+    if not options.timing:
+        return [phase for phase in (_Phase("warm-up", options.warmup), memory) if phase.steps > 0]
     # Unprofiled steps also keep the profilers apart: a record_function that is open while one stops and the next
     # starts (the one around every optimizer.step is) ends in a crash of the process.
     phases = [
@@ -326,7 +329,7 @@ def _plan(options: Options) -> list[_Phase]:
         _Phase("survey", 1),
     ]
     if options.memory:
-        phases += [_Phase("pause", 1), _Phase("memory", memory_pass.STEPS)]
+        phases += [_Phase("pause", 1), memory]
     return [phase for phase in phases if phase.steps > 0]
 
 

@@ -160,7 +160,7 @@ def _measurements(torch: Any, *, works: bool) -> list[Finding]:
     return [
         Finding("backward time by layer", works, base),
         Finding("backward time by source line", works, "in a pass of its own" if works else base),
-        Finding("memory by layer and source line", works, "in a pass of its own" if works else base),
+        Finding("memory by layer and line", works, "in a pass of its own" if works else base),
         _flops(),
         _device_time(torch, works=works),
         _compile(torch),

@@ -10,7 +10,7 @@ import typer
 
 from gradscope.cli.failure import say, show_user_error
 from gradscope.cli.options import Color, ColorOption, ForceOption
-from gradscope.cli.profile import _ARGS
+from gradscope.cli.profile import SCRIPT_ARGS
 from gradscope.cli.streams import reader_may_leave, report_stream
 from gradscope.errors import GradscopeError, OutputError, TargetError
 
@@ -88,7 +88,7 @@ def fit(
     )
     request = Request(
         target=target,
-        args=tuple(context.meta.get(_ARGS, ())),
+        args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         settings=settings,
         to_stdout=json_path == "-",
         json_path=None if json_path in (None, "-") else Path(str(json_path)),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gradscope.tables import Options
     from gradscope.workload import Script, Workload
 
-_ARGS = "gradscope.args"
+SCRIPT_ARGS = "gradscope.args"  # of the context: what follows --
 
 
 class TargetCommand(TyperCommand):
@@ -41,7 +41,7 @@ class TargetCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what is before ``--``; what is after it goes into ``ctx.meta`` untouched."""
         own, after = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
-        ctx.meta[_ARGS] = after
+        ctx.meta[SCRIPT_ARGS] = after
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -111,7 +111,7 @@ def profile(
 
     request = Request(
         target=target,
-        args=tuple(context.meta.get(_ARGS, ())),
+        args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         module=module,
         options=Options(
             steps=steps,
@@ -249,7 +249,7 @@ def _refuse_leftovers(context: typer.Context, target: str, module: bool) -> None
     if not leftovers:
         return
     first = leftovers[0].partition("=")[0]
-    after = shlex.join([*leftovers, *context.meta.get(_ARGS, ())])
+    after = shlex.join([*leftovers, *context.meta.get(SCRIPT_ARGS, ())])
     command = f"gradscope profile {'-m ' if module else ''}{shlex.quote(target)} -- {after}"
     if first.startswith("-"):
         raise UsageError(

@@ -8,7 +8,7 @@ from traceback import walk_tb
 
 import torch
 
-from gradscope.capture.model_steps import _Stepper
+from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.errors import GradscopeError, WorkloadError
 from gradscope.fitting.align import Run
@@ -95,7 +95,7 @@ def _measured(source: Source, workload: Workload, size: int, device: torch.devic
 def _is_ours(error: Exception) -> bool:
     """Whether it came from around the training step: a defect of gradscope's, not what the model says of the batch."""
     frames = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
-    return (_Stepper.__module__, _Stepper.step.__name__) not in frames
+    return (Stepper.__module__, Stepper.step.__name__) not in frames
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -12,8 +12,8 @@ from gradscope.fitting.words import check_text, header_rows, largest_text, notes
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line
-from gradscope.report.style import STYLES, heading, heat, share_bar, wrapped
-from gradscope.report.terminal import DEFAULT_WIDTH, MAX_WIDTH, make_console
+from gradscope.report.style import heading, heat, share_bar, wrapped
+from gradscope.report.terminal import DEFAULT_WIDTH, print_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,17 +23,7 @@ _TOP_LAYERS = 10
 
 def print_fit(data: FitData, console: Console | None = None) -> None:
     """Print on ``console``, or on one made for stdout."""
-    from rich.segment import Segment, Segments
-    from rich.style import Style
-
-    console = console or make_console()
-    marks = glyph_sets.for_encoding(console.encoding)
-    styles = {name: Style.parse(text) for name, text in STYLES.items()}
-    segments: list[Segment] = []
-    for line in fit_lines(data, min(console.width, MAX_WIDTH), marks):
-        segments.extend(Segment(text, styles.get(style)) for text, style in line)
-        segments.append(Segment.line())
-    console.print(Segments(segments), end="", soft_wrap=True)
+    print_lines(lambda width, marks: fit_lines(data, width, marks), console)
 
 
 def to_text(data: FitData, width: int = DEFAULT_WIDTH, encoding: str = "utf-8") -> str:

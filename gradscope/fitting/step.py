@@ -11,24 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
-from gradscope.capture.modules import CallRecorder
 from gradscope.capture.naming import name_modules
-from gradscope.capture.session import Session, TimedSteps
+from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
-from gradscope.pipeline import _read_memory
+from gradscope.pipeline import read_memory_pass
 from gradscope.tables import BlockTable, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
-
-
-class _MemorySession(Session):
-    """The memory pass alone, whose first step is a warm-up; before it one that initialises a lazy model."""
-
-    def __init__(self, surroundings: Surroundings, *, lazy: bool) -> None:
-        super().__init__(Options(warmup=int(lazy), lines=False), None, surroundings)
-        self._phases = [phase for phase in self._phases if phase.name in ("warm-up", "memory")]
-        # The timed steps would say which modules there are; here the surroundings know the model.
-        self.capture.timed = TimedSteps(None, CallRecorder())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +46,9 @@ def measure_step(
     gc.collect()  # cycles of an earlier step would count as memory of this one
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
-    session = _MemorySession(surroundings, lazy=any(is_lazy(parameter) for parameter in workload.model.parameters()))
+    # The first step of the memory pass is a warm-up; a lazy model needs one before that to know its parameters.
+    lazy = any(is_lazy(parameter) for parameter in workload.model.parameters())
+    session = Session(Options(warmup=int(lazy), lines=False, timing=False), None, surroundings)
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
         surroundings.ignored = (*copies, *ignored)
         seed_everything(seed)
@@ -68,6 +59,5 @@ def measure_step(
         raise NothingMeasuredError("no memory was measured.")
     names = name_modules([found.recorder.modules[label] for label in found.recorder.roots], {"": workload.model})
     parents = names.calling_parents(names.labels(found.recorder.modules))
-    result = _read_memory(found, names, parents)
-    assert result is not None
+    result = read_memory_pass(found, names, parents)
     return MeasuredStep(result.blocks, names.infos)

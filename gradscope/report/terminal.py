@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
 from gradscope import units
@@ -29,6 +30,15 @@ MAX_WIDTH = 160  # beyond it numbers are too far from their names
 
 def print_view(view: View, console: Console | None = None) -> None:
     """Print on ``console``, or on one made for stdout by :func:`make_console`."""
+    print_lines(lambda width, marks: view_lines(view, width, marks), console)
+
+
+def print_lines(lines_of: Callable[[int, Glyphs], list[Line]], console: Console | None = None) -> None:
+    """Print lines of styled pieces on ``console``, or on one made for stdout by :func:`make_console`.
+
+    Args:
+        lines_of: the lines for a width and a set of glyphs.
+    """
     from rich.segment import Segment, Segments
     from rich.style import Style
 
@@ -36,7 +46,7 @@ def print_view(view: View, console: Console | None = None) -> None:
     marks = glyph_sets.for_encoding(console.encoding)
     styles = {name: Style.parse(text) for name, text in STYLES.items()}
     segments: list[Segment] = []
-    for line in view_lines(view, min(console.width, MAX_WIDTH), marks):
+    for line in lines_of(min(console.width, MAX_WIDTH), marks):
         segments.extend(Segment(text, styles.get(style)) for text, style in line)
         segments.append(Segment.line())
     console.print(Segments(segments), end="", soft_wrap=True)

@@ -139,6 +139,14 @@ def example(name: str) -> ModuleType:
     return module
 
 
+def bytes_of_all_tensors() -> int:
+    """Bytes of all storages that Python holds."""
+    gc.collect()
+    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def check_sums(data: RunData) -> None:
     """Every sum that the report promises, from its rows alone, and no negative number."""
     memory = memory_of(data)

@@ -20,12 +20,14 @@ import gradscope
 from gradscope.compat import quiet_kineto
 from gradscope.workload import Workload, call_model, scalar_loss
 
-from .measuring import check_sums, example, in_a_loop, memory_of
+from .measuring import bytes_of_all_tensors, check_sums, example, in_a_loop, memory_of
 
-STEPS = 4  # the last one is compared
+Step = Callable[[], object]
+
+STEPS = 4
 
 
-def total_allocated(build: Callable[[], Callable[[], object]]) -> int:
+def total_allocated(build: Callable[[], Step], steps: int = STEPS) -> int:
     """Highest running total in the last of some steps; ``build`` makes the model and returns the step."""
     gc.collect()
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -33,17 +35,17 @@ def total_allocated(build: Callable[[], Callable[[], object]]) -> int:
         profiler.start()
     try:
         step = build()
-        for number in range(STEPS):
+        for number in range(steps):
             with record_function(f"step {number}"):
                 step()
         del step
     finally:
         with quiet_kineto():
             profiler.stop()
-    return _highest(profiler)
+    return _highest(profiler, f"step {steps - 1}")
 
 
-def _highest(profiler: Any) -> int:
+def _highest(profiler: Any, step: str) -> int:
     totals: list[tuple[int, int, int]] = []
     start, end = 0, 0
     stack = list(profiler.profiler.kineto_results.experimental_event_tree())
@@ -53,7 +55,7 @@ def _highest(profiler: Any) -> int:
         if event.name == "[memory]":
             fields = event.extra_fields
             totals.append((event.start_time_ns, fields.total_allocated, fields.alloc_size))
-        elif event.name == f"step {STEPS - 1}":
+        elif event.name == step:
             start, end = event.start_time_ns, event.end_time_ns
     totals.sort(key=lambda entry: entry[0])
     before = totals[0][1] - totals[0][2]
@@ -62,23 +64,28 @@ def _highest(profiler: Any) -> int:
 
 def in_model_mode(make: Callable[[], Workload]) -> int:
     """gradscope's peak, without what was alive before the model was built."""
-    gc.collect()
-    foreign = sum(sizes_of_all_tensors().values())
-    data = gradscope.profile(make(), steps=1, warmup=1, device="cpu", seed=0).data
+    foreign = bytes_of_all_tensors()
+    data = gradscope.profile(make(), steps=1, warmup=1, device="cpu").data
     check_sums(data)
     return memory_of(data).peak_bytes - foreign
 
 
-def sizes_of_all_tensors() -> dict[int, int]:
-    """Bytes of each storage that Python holds."""
-    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+def in_loop_mode(build: Callable[[], Step]) -> tuple[int, int]:
+    """The same of a loop of one's own, and how many steps it took."""
+    foreign = bytes_of_all_tensors()
+    step, taken = build(), []
+
+    def counted() -> None:
+        step()
+        taken.append(1)
+
+    return memory_of(in_a_loop(None, counted)).peak_bytes - foreign, len(taken)
 
 
-def same_steps(make: Callable[[], Workload]) -> Callable[[], Callable[[], object]]:
+def same_steps(make: Callable[[], Workload]) -> Callable[[], Step]:
     """The steps that gradscope makes of a workload, plainly."""
 
-    def build() -> Callable[[], object]:
+    def build() -> Step:
         workload = make()
         parameters = list(workload.model.parameters())
 
@@ -173,8 +180,16 @@ def blocks(reentrant: bool | None) -> Workload:
 
 def convnet() -> Workload:
     module = example("convnet.py")
-    whole = module.workload()
-    raise AssertionError(whole)
+    torch.manual_seed(0)
+    model = module.ConvNet(channels=8, blocks=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Workload(model, (torch.randn(4, 3, 16, 16),), loss=module.loss, optimizer=optimizer)
+
+
+def recurrent() -> Workload:
+    torch.manual_seed(0)
+    ids = torch.randint(64, (4, 9))
+    return Workload(example("recurrent.py").Recurrent(64, 16), {"idx": ids[:, :-1], "targets": ids[:, 1:]})
 
 
 EXAMPLES: dict[str, Callable[[], Workload]] = {
@@ -184,9 +199,85 @@ EXAMPLES: dict[str, Callable[[], Workload]] = {
     "checkpoint": lambda: blocks(False),
     "checkpoint, reentrant": lambda: blocks(True),
     "convnet": convnet,
+    "recurrent": recurrent,
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example(name: str) -> None:
     assert in_model_mode(EXAMPLES[name]) == total_allocated(same_steps(EXAMPLES[name]))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loops of one's own
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def keeping_the_last_loss_and_output() -> Step:
+    model, x, kept = network(), torch.randn(32, 64), {}
+
+    def step() -> None:
+        model.zero_grad()
+        kept["output"] = model(x)  # while the old one is there
+        kept["loss"] = kept["output"].square().mean()
+        kept["loss"].backward()
+
+    return step
+
+
+def accumulating() -> Step:
+    model, batches = network(), torch.randn(3, 32, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        for x in batches:
+            (model(x).square().mean() / 3).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def two_models() -> Step:
+    maker, judge = nn.Linear(8, 64), network()
+    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in (maker, judge)]
+
+    def step() -> None:
+        made = maker(torch.randn(32, 8))
+        optimizers[1].zero_grad()
+        (judge(torch.randn(32, 64)).mean() - judge(made.detach()).mean()).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        judge(made).mean().backward()
+        optimizers[0].step()
+
+    return step
+
+
+def leaking_graphs() -> Step:
+    """Keeps every graph: attention's, whose copies of q, k and v no Python object has ever seen."""
+    model = nn.MultiheadAttention(16, 4, batch_first=True)
+    x, losses = torch.randn(4, 8, 16), []
+
+    def step() -> None:
+        model.zero_grad()
+        loss = model(x, x, x, need_weights=True)[0].square().mean()
+        loss.backward(retain_graph=True)
+        losses.append(loss)
+
+    return step
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.Sigmoid(), nn.LayerNorm(128), nn.Linear(128, 8))
+
+
+LOOPS = (keeping_the_last_loss_and_output, accumulating, two_models, leaking_graphs)
+
+
+@pytest.mark.parametrize("build", LOOPS, ids=lambda build: build.__name__.replace("_", " "))
+def test_a_loop(build: Callable[[], Step]) -> None:
+    peak, steps = in_loop_mode(build)
+    assert peak == total_allocated(build, steps)

@@ -46,7 +46,7 @@ from gradscope.tables import (
 )
 
 SourceText = Mapping[tuple[str, int], tuple[str, str]]
-_MODEL = {MemoryCategory.PARAMETER, MemoryCategory.BUFFER, MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER}
+_MODEL = {Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ class _Reader:
         base = _mark_at_start(trace, marks)
         events = events_of(table.allocations, given.device)
         self._blocks = build_blocks(events, marks, base, given.sightings, given.saved)
+        self._end_mark = next((number for time, number in marks if time >= trace.end_ns), None)
         self._step_marks = {number for time, number in marks if trace.start_ns <= time < trace.end_ns}
         self._storages = saved_storages(trace, self._blocks, given.saved, self._step_marks)
         needed = needed_until(trace, self._blocks, given.saved, self._step_marks)
@@ -240,7 +241,7 @@ class _Reader:
         for index, block in enumerate(found.block.tolist()):
             if self._blocks.died[block] < last or self._blocks.born[block] < 0:
                 continue
-            if found.category[index] in _MODEL:
+            if self._is_models(block):
                 continue
             phase = phase_of(int(category_of[index]))
             owner = trace.owner(found.row[index : index + 1])
@@ -256,6 +257,10 @@ class _Reader:
             for layer, line, op, phase in (key,)
         ]
         return tuple(sorted(rows, key=lambda row: (not row.grows, -row.bytes)))
+
+    def _is_models(self, block: int) -> bool:
+        """Whether a block was the model's or an optimizer's when the step had ended: not whether it once was."""
+        return any(entry.mark == self._end_mark and entry.role in _MODEL for entry in self._blocks.seen[block])
 
     # -- allocations -------------------------------------------------------------------------------------------------
 
