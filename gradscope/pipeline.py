@@ -14,13 +14,9 @@ from torch import nn
 import gradscope
 from gradscope import compat
 from gradscope.attribute.carry import assign
-from gradscope.attribute.memory.result import (
-    MemoryInput,
-    MemoryResult,
-    read_memory,
-    with_memory_of_layers,
-    with_memory_of_lines,
-)
+from gradscope.attribute.memory.amounts import with_memory_of_layers, with_memory_of_lines
+from gradscope.attribute.memory.result import MemoryResult, read_memory
+from gradscope.attribute.memory.step import MemoryInput
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
@@ -285,8 +281,8 @@ def analyse(
         text = _source_text(capture.memory.lines)
         result = replace(
             result,
-            layers=with_memory_of_layers(result.layers, memory),
-            lines=with_memory_of_lines(result.lines, memory, capture.memory.lines, names.infos, text),
+            layers=with_memory_of_layers(result.layers, memory.layers),
+            lines=with_memory_of_lines(result.lines, memory.lines, capture.memory.lines, names.infos, text),
         )
     measured = timed.completed - skip
     about = replace(

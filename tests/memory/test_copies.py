@@ -119,7 +119,7 @@ class Code:
         self._lines = list(enumerate(lines, first))
 
     def __call__(self, text: str) -> str:
-        """"attention.py:42" of the one line that begins with ``text``."""
+        """ "attention.py:42" of the one line that begins with ``text``."""
         (number,) = [number for number, line in self._lines if line.strip().startswith(text)]
         return f"attention.py:{number}"
 

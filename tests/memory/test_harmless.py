@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ class Watch(TorchDispatchMode):
         return result
 
 
+@dataclass
+class Orders:
+    """Outside of the module, whose attributes are put back after a run."""
+
+    calls: int = 0
+    blocks: int = 0  # of the checkpoint, in this call
+    fails: tuple[str, int] = ("", 0)  # where, and in which call
+
+
 class Model(nn.Module):
     """Dropout, a norm, in-place ReLU, a checkpoint, a hook, and an error to order."""
 
@@ -68,12 +78,11 @@ class Model(nn.Module):
         self.stem, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.5)
         self.block = nn.Linear(WIDTH, WIDTH)
         self.tail = nn.Linear(WIDTH, 4)
-        self.calls, self.blocks = 0, 0
-        self.fails = ("", 0)  # where, and in which step
+        self.orders = Orders()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.blocks = 0
+        self.orders.calls += 1
+        self.orders.blocks = 0
         x = self.drop(self.norm(self.stem(x))).relu_()
         x.register_hook(self.on_gradient)
         x = x + checkpoint(self.inside, x, use_reentrant=False)
@@ -82,8 +91,8 @@ class Model(nn.Module):
         return out
 
     def inside(self, x: Tensor) -> Tensor:
-        self.blocks += 1
-        if self.blocks == 2:
+        self.orders.blocks += 1
+        if self.orders.blocks == 2:
             self.fail_in("recompute")
         out: Tensor = self.block(x).sigmoid()
         return out
@@ -93,7 +102,7 @@ class Model(nn.Module):
         return gradient.sgn()
 
     def fail_in(self, where: str) -> None:
-        if self.fails == (where, self.calls):
+        if self.orders.fails == (where, self.orders.calls):
             raise ArithmeticError(where)
 
 
@@ -165,12 +174,12 @@ def test_nothing_of_a_run_outlives_it(memory: bool) -> None:
 @pytest.mark.parametrize("where", ["forward", "recompute", "backward"])
 def test_nothing_outlives_a_run_that_fails_in(where: str, at: int) -> None:
     model, optimizer = model_and_optimizer()
-    model.fails = where, at
+    model.orders.fails = where, at
     before = copy_of(model)
     watch = Watch()
     with watch, pytest.raises(ArithmeticError, match=where) as caught:
         profile(model, optimizer)
-    assert model.calls == at
+    assert model.orders.calls == at
     del caught
     gc.collect()  # an exception and the frames of its traceback refer to each other
     watch.forget(mine(model, optimizer))
@@ -252,7 +261,7 @@ def test_hooks_on_saved_tensors_fire_as_ever() -> None:
 
 
 class Transformed(nn.Module):
-    """Uses torch.func inside of forward: a gradient of each row, and a Jacobian product."""
+    """Uses torch.func inside of forward: a gradient of each row, and a product with a Jacobian."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,8 +272,9 @@ class Transformed(nn.Module):
             return torch.sin(self.inner(row)).square().sum()
 
         forces = torch.func.vmap(torch.func.grad(energy))(x)
-        _, push = torch.func.jvp(torch.tanh, (x,), (forces,))
-        return forces + push
+        _, pull = torch.func.vjp(torch.tanh, x)
+        out: Tensor = forces + pull(forces)[0]
+        return out
 
 
 def test_function_transforms_work_while_memory_is_measured() -> None:
@@ -310,7 +320,7 @@ def profilers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_without_memory_no_step_and_no_profiler_is_spent_on_it(profilers: list[dict[str, Any]]) -> None:
     model, optimizer = model_and_optimizer()
     data = profile(model, optimizer, memory=False).data
-    assert model.calls == STEPS - 3  # one to keep the profilers apart, one to settle, one that counts
+    assert model.orders.calls == STEPS - 3  # one to keep the profilers apart, one to settle, one that counts
     assert [settings.get("profile_memory", False) for settings in profilers] == [False, False]
     assert data.memory is None and not data.partial
     columns = [name for name in vars(LayerRow) if "allocat" in name or name in MEMORY_COLUMNS]
@@ -324,7 +334,7 @@ def test_memory_takes_three_more_steps_and_a_profiler_of_its_own(profilers: list
     """The timed steps and the survey do not record memory; the memory pass records no shapes, which keep tensors."""
     model, optimizer = model_and_optimizer()
     data = profile(model, optimizer).data
-    assert model.calls == STEPS
+    assert model.orders.calls == STEPS
     assert [settings.get("profile_memory", False) for settings in profilers] == [False, False, True]
     assert not profilers[-1].get("record_shapes", False)
     assert data.memory is not None and not data.partial

@@ -6,7 +6,6 @@ agree to the byte.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,6 @@ STEPS = 4
 
 def total_allocated(build: Callable[[], Step], steps: int = STEPS) -> int:
     """Highest running total in the last of some steps; ``build`` makes the model and returns the step."""
-    gc.collect()
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with quiet_kineto():
         profiler.start()
@@ -139,7 +137,9 @@ class Mixed(Zoo):
 def zoo(kind: type[nn.Module], optimizer: Callable[[Any], torch.optim.Optimizer] | None) -> Workload:
     torch.manual_seed(0)
     model = kind()
-    return Workload(model, torch.arange(4 * 16).reshape(4, 16) % 50, optimizer=optimizer and optimizer(model.parameters()))
+    return Workload(
+        model, torch.arange(4 * 16).reshape(4, 16) % 50, optimizer=optimizer and optimizer(model.parameters())
+    )
 
 
 OWN: dict[str, Callable[[], Workload]] = {
@@ -269,12 +269,65 @@ def leaking_graphs() -> Step:
     return step
 
 
+def a_closure_inside_the_optimizer() -> Step:
+    """LBFGS runs forward and backward itself, several times a step, and keeps its history in lists."""
+    model, x = network(), torch.randn(32, 64)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
+def writing_into_views() -> Step:
+    model, x = network(), torch.randn(32, 64, requires_grad=True)
+
+    def step() -> None:
+        model.zero_grad()
+        x.grad = None
+        y = model(x)
+        z = y.clone()
+        z[:, :4].mul_(y[:, 4:].exp())
+        z[0] = 0
+        z.square().mean().backward()
+
+    return step
+
+
+def averaging_weights() -> Step:
+    """A second model, which no step calls, and statistics that a hook keeps for the next step."""
+    model, x, seen = network(), torch.randn(32, 64), []
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model[1].register_forward_hook(lambda _module, _args, out: seen.__setitem__(slice(None), [out.detach().std(0)]))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+
+    return step
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.Sigmoid(), nn.LayerNorm(128), nn.Linear(128, 8))
 
 
-LOOPS = (keeping_the_last_loss_and_output, accumulating, two_models, leaking_graphs)
+LOOPS = (
+    keeping_the_last_loss_and_output,
+    accumulating,
+    two_models,
+    a_closure_inside_the_optimizer,
+    writing_into_views,
+    averaging_weights,
+    leaking_graphs,
+)
 
 
 @pytest.mark.parametrize("build", LOOPS, ids=lambda build: build.__name__.replace("_", " "))

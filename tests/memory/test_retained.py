@@ -35,10 +35,7 @@ class Network(nn.Module):
 def retained(data: RunData) -> set[tuple[str | None, str | None, str, str, int, int, bool]]:
     """(layer, line, op, phase, count, bytes, grows) of each row."""
     rows = memory_of(data).retained
-    return {
-        (row.layer, place(row.line), row.op, row.phase, row.count, row.bytes, row.grows)
-        for row in rows
-    }
+    return {(row.layer, place(row.line), row.op, row.phase, row.count, row.bytes, row.grows) for row in rows}
 
 
 def leaks(data: RunData) -> list[RetainedRow]:
@@ -316,4 +313,3 @@ LEAKS: dict[str, tuple[str, set[tuple[str | None, str, int]]]] = {
 def test_a_script_that_logs_tensors_leaks_them(name: str, tmp_path: Path) -> None:
     entry, expected = LEAKS[name]
     assert {(row.layer, row.op, row.bytes) for row in leaks(run(tmp_path, entry))} == expected
-

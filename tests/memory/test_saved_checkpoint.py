@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .measuring import F32, Kept, assert_saved, at_peak, line_of, measured, memory_of, place
+from .measuring import F32, Kept, assert_saved, at_peak, line_of, measured, memory_of, place, saved
 
 ROWS, WIDTH = 64, 16
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
 SIZE = ROWS * WIDTH * F32  # of every activation here: 4,096 bytes
+STATE = torch.get_rng_state().nbytes  # of the CPU's generator
 LINEAR = (WIDTH * WIDTH + WIDTH) * F32
 
 
@@ -64,15 +64,41 @@ def test_a_reentrant_checkpoint_keeps_its_input_alone() -> None:
 
 
 def test_a_reentrant_checkpoint_keeps_the_random_state() -> None:
-    """An attribute of its context, and so at the disposal of backward: the CPU's generator, in bytes."""
-    size = torch.get_rng_state().nbytes
+    """An attribute of its context."""
     node = "CheckpointFunctionBackward"
     assert_saved(
         measured(Checkpointed(use_reentrant=True), X),
         STEM,
         Kept("", node, "saved tensor", "64x16", "float32", SIZE),
-        Kept("", node, "ctx.fwd_cpu_state", str(size), "uint8", size),
+        Kept("", node, "ctx.fwd_cpu_state", str(STATE), "uint8", STATE),
     )
+
+
+def test_a_checkpoint_keeps_the_random_state_and_arguments_by_name() -> None:
+    """Also tensors in containers and keyword arguments wait for the recompute."""
+
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            pair, scale = [x[0] * 1.5, x[1] * 1.5], x[:2] * 1.5
+            out: Tensor = checkpoint(self.inside, x, pair, scale=scale, use_reentrant=False)
+            return out
+
+        def inside(self, x: Tensor, pair: list[Tensor], scale: Tensor) -> Tensor:
+            return (x * pair[0] + pair[1]).exp() * scale[0]
+
+    data = measured(Many(), X)
+    kept = [row for row in saved(data) if row.node == "checkpoint"]
+    assert kept == [
+        Kept("", "checkpoint", "input", "16", "float32", 2 * WIDTH * F32, count=2),
+        Kept("", "checkpoint", "input", "2x16", "float32", 2 * WIDTH * F32),
+        Kept("", "checkpoint", "input", "64x16", "float32", SIZE),
+        Kept("", "checkpoint", "random state", str(STATE), "uint8", STATE),
+    ]
 
 
 class Residual(nn.Module):
@@ -164,9 +190,8 @@ class Busy(nn.Module):
     """Needs 32 times its input for a moment, and keeps its output."""
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            level = x.repeat(1, 32).mean()
-        return torch.sigmoid(x + level)
+        torch.cat([x] * 32)
+        return torch.sigmoid(x)
 
 
 def test_a_peak_inside_a_recompute() -> None:
@@ -183,4 +208,4 @@ def test_a_peak_inside_a_recompute() -> None:
         (None, "other activations"): F32 + F32,  # the loss, and the 1 that backward starts from
     }
     memory = memory_of(data)
-    assert (memory.peak_phase, memory.peak_layer, memory.peak_op) == ("recompute", "block.0", "aten::repeat")
+    assert (memory.peak_phase, memory.peak_layer, memory.peak_op) == ("recompute", "block.0", "aten::cat")

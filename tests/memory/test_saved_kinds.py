@@ -272,11 +272,10 @@ class Remembers(nn.Module):
 
 
 def test_an_activation_in_an_attribute_is_held() -> None:
-    """``* 2`` needs no tensor, so nothing but the list holds the output of ``inner``; forward's result is the loop's."""
+    """``* 2`` needs no tensor, so only the list holds the output of ``inner``; the loop holds forward's."""
     data = measured(nn.Sequential(Remembers()), X)
     assert {(key[0], key[2]): found for key, found in held(data).items()} == {
         ("0.inner", "aten::linear"): (SIZE, 1),
         ("0", "aten::mul"): (SIZE, 1),
     }
     assert layer(data, "0").saved_bytes == 8  # the number 2 as a float64
-

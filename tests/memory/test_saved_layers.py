@@ -116,9 +116,7 @@ def test_convolution_batch_norm_relu_and_pooling() -> None:
 def test_batch_norm_in_eval_mode_keeps_its_input_alone() -> None:
     """The running statistics are buffers."""
     model = on_stem(nn.BatchNorm1d(HIDDEN)).eval()
-    assert_saved(
-        measured(model, X), STEM, Kept("1", "NativeBatchNormBackward0", "input", "8x32", "float32", WIDE)
-    )
+    assert_saved(measured(model, X), STEM, Kept("1", "NativeBatchNormBackward0", "input", "8x32", "float32", WIDE))
 
 
 def test_embedding_keeps_its_indices() -> None:

@@ -1,0 +1,107 @@
+"""What was alive: at the peak, when backward began, when the step had ended, and what its graphs kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from gradscope.attribute.cells import PYTHON
+from gradscope.attribute.memory.blocks import Blocks
+from gradscope.attribute.memory.classify import backward_windows
+from gradscope.attribute.memory.places import phase_of
+from gradscope.attribute.memory.running import alive_at
+from gradscope.attribute.memory.step import MeasuredStep
+from gradscope.tables import HeldRow, HolderRow, MemoryCategory, RetainedRow, Role, SavedRow
+
+_MODEL = {Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER}
+
+
+def holders_at(step: MeasuredStep, entry: int) -> tuple[HolderRow, ...]:
+    """The live set at one entry of the running total, by owner and category, largest first."""
+    found, time = step.found, int(step.running.time_ns[entry])
+    held: dict[tuple[int, MemoryCategory], int] = defaultdict(int)
+    for index in alive_at(step.running, step.blocks, found, entry).tolist():
+        category = found.category[index]
+        if category is MemoryCategory.SAVED and _released(int(found.saved_until[index]), time):
+            category = MemoryCategory.ACTIVATION  # every node that kept it has run: somebody else holds it
+        held[int(found.layer[index]), category] += int(step.blocks.bytes[found.block[index]])
+    rows = [HolderRow(step.path(layer), category.value, size) for (layer, category), size in held.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.owner or "", row.category)))
+
+
+def saved_rows(step: MeasuredStep) -> tuple[SavedRow, ...]:
+    """What the step's graphs kept, equal tensors of one line together, largest first."""
+    groups: dict[tuple[int, int, str, str, str, str], list[int]] = defaultdict(list)
+    for storage in step.storages:
+        note = storage.note
+        key = (storage.layer, storage.line, note.node, note.what, note.shape, note.dtype)
+        groups[key].append(note.bytes)
+    rows = [
+        SavedRow(step.path(layer), step.place(line), node, what, shape, dtype, len(sizes), sum(sizes))
+        for (layer, line, node, what, shape, dtype), sizes in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
+    """Other activations that were alive when a backward pass of the step began, each block once."""
+    found, trace = step.found, step.trace
+    blocks: set[int] = set()
+    for start in backward_windows(trace)[0].tolist():
+        if not trace.start_ns <= start < trace.end_ns:
+            continue
+        entry = int(np.searchsorted(step.running.time_ns, start, side="right")) - 1
+        blocks |= set(alive_at(step.running, step.blocks, found, entry).tolist())
+    groups: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for index in sorted(blocks):
+        if found.category[index] is MemoryCategory.ACTIVATION:
+            key = (int(found.layer[index]), int(found.line[index]), found.op[index] or PYTHON)
+            groups[key].append(int(step.blocks.bytes[found.block[index]]))
+    rows = [
+        HeldRow(step.path(layer), step.place(line), op, len(sizes), sum(sizes))
+        for (layer, line, op), sizes in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
+    """What the step left behind, and whether the step before left the same behind and it is there still."""
+    found, trace = step.found, step.trace
+    last = step.running.first + len(step.running.total) - 1
+    groups: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
+    older: set[tuple[int, int, str]] = set()  # no phase: only in the measured step is it known when forward begins
+    category_of = trace.category(found.row)
+    for index, block in enumerate(found.block.tolist()):
+        if step.blocks.died[block] < last or step.blocks.born[block] < 0:
+            continue
+        if _is_models(step, block):
+            continue
+        phase = phase_of(int(category_of[index]))
+        owner = trace.owner(found.row[index : index + 1])
+        line = trace.line(found.row[index : index + 1])
+        key = (int(owner[0]), int(line[0]), found.op[index] or PYTHON, phase)
+        if step.blocks.born[block] < step.running.first:
+            older.add(key[:3])
+        elif found.category[index] is not MemoryCategory.INPUT or not _still_given(step.blocks, block):
+            groups[key].append(int(step.blocks.bytes[block]))
+    rows = [
+        RetainedRow(step.path(layer), step.place(line), op, phase, len(sizes), sum(sizes), key[:3] in older)
+        for key, sizes in groups.items()
+        for layer, line, op, phase in (key,)
+    ]
+    return tuple(sorted(rows, key=lambda row: (not row.grows, -row.bytes)))
+
+
+def _is_models(step: MeasuredStep, block: int) -> bool:
+    """Whether a block was the model's or an optimizer's when the step had ended: not whether it once was."""
+    return any(entry.mark == step.end_mark and entry.role in _MODEL for entry in step.blocks.seen[block])
+
+
+def _released(until: int, time: int) -> bool:
+    return np.iinfo(np.int64).min < until < time
+
+
+def _still_given(blocks: Blocks, block: int) -> bool:
+    """Whether the block is the batch of the step, which the loop that made it holds by right."""
+    return any(entry.role == Role.INPUT for entry in blocks.seen[block])

@@ -1,0 +1,98 @@
+"""The measured step of the memory pass, read: trace, blocks, what they are, and the running total."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.attribute.memory.blocks import Blocks, build_blocks, events_of
+from gradscope.attribute.memory.classify import Classified, SavedStorage, classify, needed_until, saved_storages
+from gradscope.attribute.memory.places import MemoryTrace, read_places
+from gradscope.attribute.memory.running import Running, run_total
+from gradscope.attribute.survey import SurveyInput
+from gradscope.tables import IntColumn, LineInfo, ModuleInfo, RowKind, SavedTensor, Sighting
+
+SourceText = Mapping[tuple[str, int], tuple[str, str]]  # (file, line) -> (name to show, text of the line)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInput:
+    """The memory pass's trace and what was noted while it ran."""
+
+    survey: SurveyInput  # trace, line spans, graphs and parameters, as of a survey
+    device: str
+    sightings: Sequence[Sighting]  # ``layer`` is the row of the layer table
+    saved: Sequence[SavedTensor]
+    lines: Sequence[LineInfo]
+    device_used: int | None = None  # CUDA: bytes in use on the device by everybody, and what there is
+    device_reserved: int | None = None
+    device_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """Everything that is known of the step."""
+
+    trace: MemoryTrace
+    blocks: Blocks
+    storages: Sequence[SavedStorage]
+    found: Classified
+    running: Running
+    end_mark: int | None  # the moment after the step at which everything was noted
+    lines: Sequence[LineInfo]
+    modules: Sequence[ModuleInfo]
+    source_text: SourceText
+
+    def path(self, layer: int) -> str | None:
+        """Path of a layer; None for -1."""
+        return self.modules[layer].path if layer >= 0 else None
+
+    def place(self, line: int) -> str | None:
+        """A source line as "file.py:12"; None for -1."""
+        if line < 0:
+            return None
+        info = self.lines[line]
+        return f"{self.source_text.get((info.file, info.line), (info.file, ''))[0]}:{info.line}"
+
+    def allocated(self) -> tuple[IntColumn, IntColumn]:
+        """Trace row and bytes of every allocation of the step."""
+        events, first = self.blocks.events, self.running.first
+        step = slice(first, first + len(self.running.total) - 1)
+        given = events.bytes[step] > 0
+        return events.row[step][given].astype(np.int64), events.bytes[step][given]
+
+
+def read_step(given: MemoryInput, modules: Sequence[ModuleInfo], source_text: SourceText) -> MeasuredStep:
+    """Read the memory pass; arguments as of :func:`gradscope.attribute.memory.result.read_memory`."""
+    trace = read_places(given.survey)
+    table = trace.table
+    assert table.allocations is not None
+    rows = np.flatnonzero(table.kind == RowKind.SEEN)
+    rows = rows[np.argsort(table.start_ns[rows], kind="stable")]
+    marks = list(zip(table.start_ns[rows].tolist(), table.argument[rows].tolist(), strict=True))
+    events = events_of(table.allocations, given.device)
+    blocks = build_blocks(events, marks, _mark_at_start(trace, marks), given.sightings, given.saved)
+    in_step = {number for time, number in marks if trace.start_ns <= time < trace.end_ns}
+    storages = saved_storages(trace, blocks, given.saved, in_step)
+    found = classify(trace, blocks, storages, needed_until(trace, blocks, given.saved, in_step))
+    return MeasuredStep(
+        trace=trace,
+        blocks=blocks,
+        storages=storages,
+        found=found,
+        running=run_total(trace, blocks, found),
+        end_mark=next((number for time, number in marks if time >= trace.end_ns), None),
+        lines=given.lines,
+        modules=modules,
+        source_text=source_text,
+    )
+
+
+def _mark_at_start(trace: MemoryTrace, marks: Sequence[tuple[int, int]]) -> int:
+    """The moment between the steps at which everything was noted: the last one before the marker of the step."""
+    table = trace.table
+    steps = np.flatnonzero((table.kind == RowKind.STEP) & (table.argument == 1))
+    boundary = int(table.start_ns[steps[0]])
+    return max((time, number) for time, number in marks if time <= boundary)[1]
