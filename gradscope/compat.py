@@ -26,8 +26,8 @@ __all__ = [
     "TraceMarker",
     "check",
     "checkpoint_frame",
-    "checkpoint_inputs",
     "graph_task_id",
+    "held_by_checkpoint",
     "kineto_events",
     "kineto_tree",
     "live_device_blocks",
@@ -148,16 +148,45 @@ def checkpoint_frame(saved: Any) -> Any:
     hook = getattr(saved, "unpack_hook", None)
     if kind is None or hook is None:
         return None
-    held = (cell.cell_contents for cell in getattr(hook, "__closure__", None) or ())
-    return next((value for value in held if isinstance(value, kind)), None)
+    return next((value for value in _closure(hook).values() if isinstance(value, kind)), None)
 
 
-def checkpoint_inputs(frame: Any) -> list[Any]:
-    """The ``SavedTensor`` of each tensor that a checkpoint was given, which its frame keeps for the recompute."""
+def held_by_checkpoint(frame: Any) -> Iterator[tuple[str, Any]]:
+    """(what it is, containers of tensors and ``SavedTensor``) of what a checkpoint keeps for its recompute."""
     if hasattr(frame, "saved_args"):  # torch 2.13
-        return [value for value in frame.saved_args if isinstance(value, torch._C._autograd.SavedTensor)]
-    node = getattr(frame.input_saver, "grad_fn", None)  # torch 2.11
-    return list(getattr(node, "_raw_saved_tensors", ()))
+        yield "input", frame.saved_args
+    else:  # torch 2.11: the inputs are saved by a node that does nothing else
+        node = getattr(frame.input_saver, "grad_fn", None)
+        yield "input", getattr(node, "_raw_saved_tensors", ())
+        yield "input", _closure(getattr(node, "get_args", None)).get("args")
+    held = _closure(frame.recompute_fn)
+    yield "input", held.get("kwargs")
+    yield "random state", (held.get("fwd_cpu_state"), held.get("fwd_device_states"))
+    # Selective checkpointing: the outputs of operations that its policy keeps, each in a wrapper.
+    selected = getattr(held.get("recompute_context"), "storage", None) or {}
+    yield "selected", [getattr(item, "val", item) for kept in selected.values() for item in _flat(kept)]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """The variables that a function closes over, by name."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code is None or cells is None:
+        return {}
+    found = {}
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # a variable that was never set
+            found[name] = cell.cell_contents
+    return found
 
 
 def live_device_blocks(device: torch.device) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ profiler, which reports nothing about blocks that it did not see allocated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 
 from gradscope import markers
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.storages import StorageNote, all_storages, storages_of, tensors_in
+from gradscope.capture.saved import GraphReader, Kept, nodes_below
+from gradscope.capture.storages import StorageNote, all_tensors, storages_of, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
-from gradscope.compat import TraceMarker, checkpoint_frame, checkpoint_inputs, live_device_blocks, saved_value
-from gradscope.tables import CHECKPOINT, GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
+from gradscope.compat import TraceMarker, live_device_blocks
+from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
 
 STEPS = 2  # one that settles, one that counts
 SETTLING = 1
@@ -85,7 +86,8 @@ class MemoryTracer:
         self._around = around
         self._marks = 0
         self._labels: dict[int, int] = {}
-        self._slots: dict[type, tuple[str, ...]] = {}  # of each kind of node its _raw_saved_ attributes
+        self._inputs: set[int] = set()  # addresses of what models were called with in this step
+        self._graphs = GraphReader()
         self._backwards = 0
         self.device = _device_of([*self._every_module(), *self._tensors_of_optimizers()], around.batch)
 
@@ -108,12 +110,13 @@ class MemoryTracer:
 
     def see_all(self) -> None:
         """Note every tensor of the process: what it is where that is known, that it is there otherwise."""
+        self._inputs.clear()
         with self._marking() as mark:
             first = len(self.sightings)
             seen = self._see(mark, self._known())
             ignored = {note.pointer for tensor in self._around.ignored for note in storages_of(tensor)}
-            ours = ((Role.OTHER, -1, note) for note in all_storages() if note.owned and note.pointer not in ignored)
-            seen = self._see(mark, ours, seen)
+            others = (note for note in self._every_storage() if note.owned and note.pointer not in ignored)
+            seen = self._see(mark, ((Role.OTHER, -1, note) for note in others), seen)
             where = torch.device(self.device)
             if where.type == "cuda":
                 blocks = dict(live_device_blocks(where))
@@ -127,6 +130,17 @@ class MemoryTracer:
                     for pointer, size in blocks.items()
                     if pointer not in seen and pointer not in ignored
                 ]
+
+    def _every_storage(self) -> Iterator[StorageNote]:
+        """Storages of every tensor that Python holds, and of what the graphs keep that these tensors keep."""
+        functions = []
+        for tensor in all_tensors():
+            yield from storages_of(tensor)
+            with suppress(RuntimeError):  # some wrappers have no graph
+                if tensor.grad_fn is not None:
+                    functions.append(tensor.grad_fn)
+        for kept in self._graphs.kept_by(nodes_below(functions)):
+            yield from storages_of(kept.tensor)
 
     def figures(self) -> DeviceFigures | None:
         """CUDA's own figures; None on a CPU."""
@@ -150,60 +164,27 @@ class MemoryTracer:
 
     def _note_inputs(self, args: Any) -> None:
         with self._marking() as mark:
-            self._see(mark, ((Role.INPUT, -1, note) for note in _notes(tensors_in((args, self._around.batch)))))
+            given = ((Role.INPUT, -1, note) for note in _notes(tensors_in((args, self._around.batch))))
+            self._inputs |= self._see(mark, given)
 
     def _begin_backward(self, nodes: list[Any]) -> None:
         with self._marking() as mark:
             leaves = [node.variable for node in nodes if not node.next_functions and hasattr(node, "variable")]
             batch = {note.pointer for note in _notes(tensors_in(self._around.batch))}
-            constant = {note.pointer for note in _notes(leaves)} - batch
+            # A leaf that a model was called with is data, also where it collects a gradient; any other is a parameter.
+            constant = {note.pointer for note in _notes(leaves)} - batch - self._inputs
             constant |= {note.pointer for role, _, note in self._known() if role in _CONSTANT}
-            frames: dict[int, tuple[Any, int]] = {}  # of checkpointing, each with the number of its latest node
-            for node in nodes:
-                name = node.name().rpartition("::")[2]
-                for what, tensor in self._saved_by(node, frames):
-                    self._note_saved(mark, node._sequence_nr(), (name, what), tensor, constant)
-            for frame, sequence in frames.values():
-                for saved in checkpoint_inputs(frame):
-                    for tensor in tensors_in(_value_of(saved)):
-                        self._note_saved(mark, sequence, (CHECKPOINT, "input"), tensor, constant)
+            for kept in self._graphs.kept_by(nodes):
+                for note in storages_of(kept.tensor):
+                    if note.device == self.device and note.pointer not in constant:
+                        self._note_saved(mark, kept, note)
 
-    def _note_saved(
-        self, mark: int, sequence: int, name: tuple[str, str], tensor: torch.Tensor, constant: set[int]
-    ) -> None:
-        for note in storages_of(tensor):
-            if note.device != self.device or note.pointer in constant:
-                continue
-            shape = "x".join(map(str, tensor.shape)) or "scalar"
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self.saved.append(SavedTensor(mark, sequence, *name, note.pointer, note.bytes, shape, dtype))
-
-    def _saved_by(self, node: Any, frames: dict[int, tuple[Any, int]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """(the node's name for it, tensor) of everything that a node keeps for its backward.
-
-        Args:
-            frames: filled with the checkpoints that keep it instead, and the number of their latest node.
-        """
-        slots = self._slots.get(type(node))
-        if slots is None:
-            slots = self._slots[type(node)] = tuple(name for name in dir(node) if name.startswith(_RAW))
-        for slot in slots:
-            try:
-                held = getattr(node, slot)
-            except RuntimeError:  # freed by an earlier pass
-                continue
-            what = _WHAT.get(slot, slot.removeprefix(_RAW))
-            for saved in held if isinstance(held, (tuple, list)) else (held,):
-                if saved is None:
-                    continue
-                frame = checkpoint_frame(saved)
-                if frame is not None:
-                    known = frames.get(id(frame), (frame, -1))
-                    frames[id(frame)] = (frame, max(known[1], node._sequence_nr()))
-                yield from ((what, tensor) for tensor in tensors_in(_value_of(saved)))
-        # A custom Function may keep tensors as attributes of its context, against torch's advice.
-        for name, value in getattr(node, "__dict__", {}).items():
-            yield from ((f"ctx.{name}", tensor) for tensor in tensors_in(value))
+    def _note_saved(self, mark: int, kept: Kept, note: StorageNote) -> None:
+        shape = "x".join(map(str, kept.tensor.shape)) or "scalar"
+        dtype = str(kept.tensor.dtype).removeprefix("torch.")
+        self.saved.append(
+            SavedTensor(mark, kept.sequence, kept.node, kept.what, note.pointer, note.bytes, shape, dtype)
+        )
 
     # -- what is known -----------------------------------------------------------------------------------------------
 
@@ -277,17 +258,7 @@ class MemoryTracer:
         return label
 
 
-_RAW = "_raw_saved_"
-_WHAT = {"_raw_saved_result": "output", "_raw_saved_tensors": "saved tensor"}
 _CONSTANT = frozenset({Role.PARAMETER, Role.BUFFER})
-
-
-def _value_of(saved: Any) -> Any:
-    """What a ``SavedTensor`` holds; None where an earlier pass has freed it."""
-    try:
-        return saved_value(saved)
-    except RuntimeError:
-        return None
 
 
 def _notes(tensors: Iterable[torch.Tensor]) -> Iterator[StorageNote]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -69,12 +69,7 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None), depth - 1)
 
 
-def all_storages() -> Iterator[StorageNote]:
-    """Storages of every tensor that Python holds in this process."""
+def all_tensors() -> Iterator[torch.Tensor]:
+    """Every tensor that Python holds in this process."""
     # type(), never isinstance: lazy modules and proxies answer for their class by importing or computing something.
-    yield from _of_each(item for item in gc.get_objects() if issubclass(type(item), torch.Tensor))
-
-
-def _of_each(tensors: Iterable[torch.Tensor]) -> Iterator[StorageNote]:
-    for tensor in tensors:
-        yield from storages_of(tensor)
+    return (item for item in gc.get_objects() if issubclass(type(item), torch.Tensor))
