@@ -88,7 +88,6 @@ class MemoryTracer:
         self._labels: dict[int, int] = {}
         self._inputs: set[int] = set()  # addresses of what models were called with in this step
         self._graphs = GraphReader()
-        self._backwards = 0
         self.device = _device_of([*self._every_module(), *self._tensors_of_optimizers()], around.batch)
 
     @contextmanager

@@ -171,3 +171,11 @@ def check_sums(data: RunData) -> None:
     assert sum(row.allocations for row in data.layers) <= memory.allocations
     assert sum(row.allocated_bytes for row in data.layers) <= memory.step_allocated_bytes
     assert sum(row.copied_bytes for row in data.layers) <= memory.copied_bytes
+    if data.lines:
+        for column, rows in (("saved_bytes", memory.saved), ("copied_bytes", memory.copies)):
+            by_line: Counter[str] = Counter()
+            for found in rows:
+                by_line[found.line or ""] += found.bytes
+            del by_line[""]
+            sizes = {f"{row.file}:{row.line}": getattr(row, column) for row in data.lines}
+            assert {line: size for line, size in sizes.items() if size} == dict(by_line)
