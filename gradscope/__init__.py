@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gradscope.compare import Diff, diff
     from gradscope.errors import (
         GradscopeError,
         NothingMeasuredError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gradscope.workload import Workload
 
 __all__ = [
+    "Diff",
     "FitReport",
     "GradscopeError",
     "NothingMeasuredError",
@@ -40,6 +42,7 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "__version__",
+    "diff",
     "fit",
     "load_report",
     "profile",
@@ -47,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Diff": ("gradscope.compare", "Diff"),
     "FitReport": ("gradscope.fitting", "FitReport"),
     "GradscopeError": ("gradscope.errors", "GradscopeError"),
     "NothingMeasuredError": ("gradscope.errors", "NothingMeasuredError"),
@@ -58,6 +62,7 @@ _HOMES = {
     "UsageError": ("gradscope.errors", "UsageError"),
     "Workload": ("gradscope.workload", "Workload"),
     "WorkloadError": ("gradscope.errors", "WorkloadError"),
+    "diff": ("gradscope.compare", "diff"),
     "fit": ("gradscope.fitting", "fit"),
     "load_report": ("gradscope.report.report", "load"),
     "profile": ("gradscope.pipeline", "profile"),

@@ -24,11 +24,12 @@ _ALLOWED: dict[str, set[str]] = {
     "trace": {*_BASE, "compat"},
     "attribute": _BASE,
     "report": _BASE,
+    "compare": {*_BASE, "report"},
     "recipes": {*_BASE, "kernels"},
     "kernels": _BASE,
     "pipeline": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report"},
     "fitting": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report", "pipeline"},
-    "cli": {*_BASE, "compat", "workload", "pipeline", "fitting", "report"},
+    "cli": {*_BASE, "compat", "workload", "pipeline", "fitting", "report", "compare"},
 }
 
 

@@ -76,7 +76,8 @@ def all_tensors() -> Iterator[torch.Tensor]:
     return (item for item in gc.get_objects() if type(item) in kinds)
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
-    for below in type.__subclasses__(kind):
-        yield from _subclasses(below)
+    below: list[type[Any]] = type.__subclasses__(kind)
+    for other in below:
+        yield from _subclasses(other)

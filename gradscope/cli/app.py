@@ -8,6 +8,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gradscope.cli.check import check
+from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, say_error
 from gradscope.cli.fit import fit
@@ -30,6 +32,8 @@ app.command(
 )(profile)
 app.command("fit", cls=TargetCommand)(fit)
 app.command("show")(show)
+app.command("diff")(diff)
+app.command("check")(check)
 app.command("doctor")(doctor)
 
 

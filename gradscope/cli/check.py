@@ -1,0 +1,108 @@
+"""``gradscope check``: hold a run against limits, for continuous integration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradscope.cli.options import Color, ColorOption
+from gradscope.cli.streams import reader_may_leave
+from gradscope.errors import BudgetExceededError
+
+if TYPE_CHECKING:
+    from gradscope.compare.budgets import Budgets
+    from gradscope.compare.settings import CheckSettings
+
+
+def check(
+    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="A file that gradscope profile wrote.")],
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", metavar="B.json", help="The run to compare with.")
+    ] = None,
+    max_regression: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--max-regression",
+            metavar="[GLOB=]P%",
+            help="How much slower backward may get: 5% for the step, 'h.*.attn=10%' for layers. May be repeated.",
+        ),
+    ] = None,
+    max_memory_regression: Annotated[
+        str | None,
+        typer.Option(
+            "--max-memory-regression", metavar="P%", help="How much the peak, and what is saved, may grow: 2%."
+        ),
+    ] = None,
+    max_peak: Annotated[
+        str | None, typer.Option("--max-peak", metavar="SIZE", help="Largest peak of memory: 6GiB, 6GB or bytes.")
+    ] = None,
+    max_saved: Annotated[
+        str | None, typer.Option("--max-saved", metavar="SIZE", help="Most that may be saved for backward: 2GiB.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    color: ColorOption = Color.auto,
+) -> None:
+    """Fail, with exit code 4, where a run is over its limits beyond noise.
+
+    Limits that are not given here are those of [tool.gradscope.check] in the
+    nearest pyproject.toml.
+    """
+    from gradscope.compare.budgets import check as judge
+    from gradscope.compare.checktext import offenders, print_check, to_json
+    from gradscope.compare.settings import find_settings
+    from gradscope.report.runfile import load_run
+
+    settings = find_settings(Path.cwd())
+    budgets = _budgets(settings, max_regression, max_memory_regression, max_peak, max_saved)
+    reference = settings.baseline if baseline is None else baseline
+    names = (str(run), None if reference is None else str(reference))
+    checked = judge(load_run(run), None if reference is None else load_run(reference), budgets, names)
+    with reader_may_leave(sys.stdout):
+        if as_json:
+            sys.stdout.write(to_json(checked))
+        else:
+            from gradscope.report.terminal import make_console
+
+            print_check(checked, make_console(sys.stdout, color.wanted))
+    if checked.over:
+        raise BudgetExceededError(f"over the limit: {offenders(checked.over)}.")
+
+
+def _budgets(
+    settings: CheckSettings,
+    max_regression: list[str] | None,
+    max_memory_regression: str | None,
+    max_peak: str | None,
+    max_saved: str | None,
+) -> Budgets:
+    """Each limit from the command line, or else from the settings."""
+    from gradscope.compare.budgets import Budgets, percentage, regressions
+
+    step, layers = regressions(
+        max_regression or settings.max_regression or (),
+        "--max-regression" if max_regression else settings.name("max-regression"),
+    )
+    growth, name = _chosen(max_memory_regression, settings.max_memory_regression, "max-memory-regression", settings)
+    return Budgets(
+        regression=step,
+        layers=layers,
+        memory_regression=None if growth is None else percentage(growth, name),
+        peak_bytes=_amount(*_chosen(max_peak, settings.max_peak, "max-peak", settings)),
+        saved_bytes=_amount(*_chosen(max_saved, settings.max_saved, "max-saved", settings)),
+    )
+
+
+def _chosen(given: str | None, setting: str | None, key: str, settings: CheckSettings) -> tuple[str | None, str]:
+    """The value, and what messages call it."""
+    return (setting, settings.name(key)) if given is None else (given, f"--{key}")
+
+
+def _amount(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    from gradscope.fitting.sizes import bytes_of  # loads torch, which the other limits do without
+
+    return bytes_of(text, name)

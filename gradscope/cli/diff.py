@@ -1,0 +1,119 @@
+"""``gradscope diff``: what changed from one run to another."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradscope.cli.failure import say
+from gradscope.cli.options import Color, ColorOption, ForceOption
+from gradscope.cli.streams import reader_may_leave
+from gradscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from gradscope.compare import Diff
+
+
+class Format(str, Enum):
+    """What a comparison can be turned into."""
+
+    terminal = "terminal"
+    json = "json"
+    markdown = "markdown"
+
+
+class Sort(str, Enum):
+    """Order of layers in a comparison."""
+
+    step = "step"
+    backward = "backward"
+    forward = "forward"
+    ratio = "ratio"
+    memory = "memory"
+
+
+_REPORT = "Report"
+_NOT_KNOWABLE = re.compile(r"(?!)")  # nothing tells a text that we wrote from somebody else's
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.json", help="A file that gradscope profile wrote.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.json", help="Another one, to compare with it.")],
+    format: Annotated[Format, typer.Option("--format", "-f", help="What to make of it.")] = Format.terminal,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
+    ] = None,
+    force: ForceOption = False,
+    sort: Annotated[
+        Sort | None,
+        typer.Option("--sort", help="Order layers by their effect on this; step by default.", rich_help_panel=_REPORT),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", min=1, help="Rows of each table; 20 by default.", rich_help_panel=_REPORT),
+    ] = None,
+    min_percent: Annotated[
+        float | None,
+        typer.Option(
+            "--min-percent",
+            min=0,
+            max=100,
+            help="Sum up changes below this share of the step; 0.1 by default.",
+            rich_help_panel=_REPORT,
+        ),
+    ] = None,
+    within_noise: Annotated[
+        bool,
+        typer.Option("--all", help="List also layers whose difference may be noise.", rich_help_panel=_REPORT),
+    ] = False,
+    color: ColorOption = Color.auto,
+) -> None:
+    """Compare two runs: which layers changed, in time and memory, beyond noise.
+
+    A change of time is real beyond the spread of the steps of both runs; bytes
+    are exact. Runs that differ in more than the code are compared with a
+    warning.
+    """
+    given: dict[str, Any] = {
+        "sort": None if sort is None else sort.value,
+        "top": top,
+        "min_percent": min_percent,
+        "within_noise": within_noise or None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    if options and format is Format.json:
+        option = "all" if "within_noise" in options else next(iter(options)).replace("_", "-")
+        raise UsageError(f"--{option} is for what is read by people: json always holds every layer.")
+    from gradscope.compare import diff as compare
+
+    found = compare(before, after)
+    if output is not None:
+        from gradscope.compare.difffile import DIFF_HEAD
+        from gradscope.report.outfile import write_text
+
+        head = DIFF_HEAD if format is Format.json else _NOT_KNOWABLE
+        write_text(output, _text(found, format, options), head, force=force)
+        say(f"wrote {output}")
+        return
+    with reader_may_leave(sys.stdout):
+        if format is Format.terminal:
+            from gradscope.report.terminal import make_console
+
+            found.print(make_console(sys.stdout, color.wanted), **options)
+        else:
+            sys.stdout.write(_text(found, format, options))
+
+
+def _text(found: Diff, format: Format, options: dict[str, Any]) -> str:
+    if format is Format.json:
+        return found.to_json()
+    if format is Format.markdown:
+        return found.to_markdown(**options)
+    from gradscope.compare.terminal import to_text
+
+    return to_text(found.view(**options))

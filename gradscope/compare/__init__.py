@@ -1,0 +1,11 @@
+"""Two runs beside each other: what changed, and whether it is more than noise.
+
+``build`` has the order of things. ``mismatches`` says why the runs may not be comparable; ``measured`` gives each value
+its spread, ``noise`` the limit that a difference must exceed; ``layers`` matches by path, ``groups`` folds repeated
+blocks; ``view`` chooses what is shown; ``terminal``, ``markdown``, ``difffile`` and ``frames`` write it down.
+``budgets`` holds a run against limits, ``settings`` reads these from pyproject.toml, ``checktext`` says the outcome.
+"""
+
+from gradscope.compare.report import Diff, diff
+
+__all__ = ["Diff", "diff"]

@@ -1,0 +1,127 @@
+"""Layers matched by path, each with its values in both runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gradscope.compare.changes import Basis, Change, LayerChange, Unit
+from gradscope.compare.measured import Phase, RunSpread, own_backward_ns
+from gradscope.compare.noise import Measured, limit_ns
+from gradscope.tables import LayerRow
+
+Spreads = tuple[RunSpread, RunSpread]
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """One column of times."""
+
+    phase: Phase
+    holds_nodes: bool = False  # the layer's own backward nodes are in it
+    total: bool = False  # with the layers below
+
+
+# "own" is what RUN.json has in four columns: backward nodes, recompute, accumulation and gradient sums.
+TIMES: Mapping[str, _Time] = {
+    "backward_total_ns": _Time("backward", holds_nodes=True, total=True),
+    "backward_own_ns": _Time("backward", holds_nodes=True),
+    "backward_self_ns": _Time("backward", holds_nodes=True),
+    "recompute_ns": _Time("backward"),
+    "accumulate_ns": _Time("backward"),
+    "gradient_sum_ns": _Time("backward"),
+    "forward_total_ns": _Time("forward", total=True),
+    "forward_self_ns": _Time("forward"),
+}
+SIZES: Mapping[str, Unit] = {
+    "saved_bytes": "bytes",
+    "saved_total_bytes": "bytes",
+    "peak_bytes": "bytes",
+    "allocated_bytes": "bytes",
+    "allocations": "count",
+    "copied_bytes": "bytes",
+}
+
+
+def matched_layers(spreads: Spreads) -> tuple[LayerChange, ...]:
+    """Every layer of either run, by path: in the order of the run after, then those that it lacks."""
+    before, after = (spread.by_path for spread in spreads)
+    paths = [*after, *(path for path in before if path not in after)]
+    columns = [*(_times(spreads, metric) for metric in TIMES), *(_sizes(spreads, metric) for metric in SIZES)]
+    return tuple(
+        LayerChange(
+            path=path,
+            class_before=before[path].class_name if path in before else None,
+            class_after=after[path].class_name if path in after else None,
+            changes={column[path].metric: column[path] for column in columns if path in column},
+        )
+        for path in paths
+    )
+
+
+def time_of(row: LayerRow, metric: str) -> int:
+    """One of :data:`TIMES` of one layer, in ns."""
+    return own_backward_ns(row) if metric == "backward_own_ns" else int(getattr(row, metric))
+
+
+def time_change(
+    metric: str, phase: Phase, sides: Sequence[tuple[Measured, Basis]], spreads: Spreads, rows: int
+) -> Change:
+    """A change of a time that both runs have, tested together with ``rows`` others."""
+    (before, one), (after, other) = sides
+    floor = max(spread.relative(phase) for spread in spreads)
+    basis: Basis = one if one == other else "whole" if "whole" in (one, other) else "estimate"
+    return Change(metric, "ns", int(before.mean), int(after.mean), limit_ns(before, after, floor, rows), basis)
+
+
+def _times(spreads: Spreads, metric: str) -> dict[str, Change]:
+    column = TIMES[metric]
+    sides = [_measured(spread, metric, column) for spread in spreads]
+    one, other = sides
+    both = [path for path in one if path in other]
+    tested = sum(1 for path in both if one[path][0].mean or other[path][0].mean)
+    found = {
+        path: time_change(metric, column.phase, (one[path], other[path]), spreads, max(tested, 1)) for path in both
+    }
+    for path in one.keys() - other.keys():
+        found[path] = Change(metric, "ns", int(one[path][0].mean), None, None, one[path][1])
+    for path in other.keys() - one.keys():
+        found[path] = Change(metric, "ns", None, int(other[path][0].mean), None, other[path][1])
+    return found
+
+
+def _measured(spread: RunSpread, metric: str, column: _Time) -> dict[str, tuple[Measured, Basis]]:
+    rows = spread.run.layers
+    below = _below(rows) if column.total else {row.path: [row] for row in rows}
+    return {
+        row.path: spread.layers(below[row.path], time_of(row, metric), column.phase, holds_nodes=column.holds_nodes)
+        for row in rows
+    }
+
+
+def _below(rows: Sequence[LayerRow]) -> dict[str, list[LayerRow]]:
+    """Each layer with all layers below it. A parent that has no row is skipped."""
+    parents = {row.path: row.parent for row in rows}
+    found: dict[str, list[LayerRow]] = {row.path: [row] for row in rows}
+    for row in rows:
+        at, seen = row.parent, {row.path}
+        while at is not None and at not in seen:
+            seen.add(at)
+            if at in found:
+                found[at].append(row)
+                at = parents[at]
+            else:
+                at = at.rpartition(".")[0] if at else None
+    return found
+
+
+def _sizes(spreads: Spreads, metric: str) -> dict[str, Change]:
+    """Bytes and counts: one step's, exact. Only what was measured."""
+    before, after = ({row.path: getattr(row, metric) for row in spread.run.layers} for spread in spreads)
+    found = {}
+    for path in {**before, **after}:
+        change = Change(metric, SIZES[metric], before.get(path), after.get(path), 0)
+        lacking = (path in before and change.before is None) or (path in after and change.after is None)
+        if not lacking:
+            found[path] = change
+    return found

@@ -1,0 +1,171 @@
+"""The table of layers that changed in time. Its rows, shown or summed up, add up to the change of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from gradscope import units
+from gradscope.compare import words
+from gradscope.compare.changes import Comparison, GroupChange
+from gradscope.compare.options import DiffOptions
+from gradscope.compare.table import Field, Row, Table, repeated
+
+
+def is_changed(group: GroupChange) -> bool:
+    """Whether its backward or its forward differs by more than noise."""
+    return bool(group.backward.real or group.forward.real)
+
+
+def is_listed(group: GroupChange) -> bool:
+    """What is changed, and with one step, where nothing is known, what differs."""
+    return is_changed(group) or None in (group.backward.real, group.forward.real)
+
+
+def changed_layers(comparison: Comparison, options: DiffOptions) -> Table:
+    """Layers whose own time changed, and sums of all others."""
+    shown, more, rest = choose(comparison, options)
+    before, after = comparison.before.step, comparison.after.step
+    scale = units.time_scale(max(before.backward_ns, after.backward_ns, before.forward_ns, after.forward_ns))
+    fields = (
+        Field("layer", "left", least=24, most=56, cut="front"),
+        Field("class", "left", drop=4, least=9, most=24),
+        Field("bwd before"),
+        Field("bwd after"),
+        Field("change"),
+        Field("%", drop=1),
+        Field("noise", drop=3),
+        Field("fwd change"),
+        Field("of step", drop=2),
+    )
+    rows = [_layer_row(group, scale, comparison.before.step.wall_ns) for group in shown]
+    if rows or more:
+        rows += _sums(comparison, more, rest, scale, options)
+    about = f"own time in {scale.unit} a step; {words.WITHIN_NOISE} within noise"
+    if any(None in (group.backward.real, group.forward.real) for group in shown):
+        about = f"own time in {scale.unit} a step; {words.NOT_KNOWN} one step does not say whether it is noise"
+    return Table("Layers", about, fields, tuple(rows))
+
+
+def choose(
+    comparison: Comparison, options: DiffOptions
+) -> tuple[list[GroupChange], list[GroupChange], list[GroupChange]]:
+    """The groups to show, sorted; those for which there was no room; all others."""
+    wanted = [group for group in comparison.groups if is_listed(group) or (options.within_noise and _effect_ns(group))]
+    listed = sorted(wanted, key=lambda one: _rank(one, options))
+    least = options.min_percent / 100 * comparison.before.step.wall_ns
+    shown = [group for group in listed if _size_ns(group) >= least][: options.top]
+    kept = {id(group) for group in shown}
+    more = [group for group in listed if id(group) not in kept]
+    changed = {id(group) for group in listed}
+    return shown, more, [group for group in comparison.groups if id(group) not in changed]
+
+
+def _effect_ns(group: GroupChange) -> int:
+    """What it adds to the step."""
+    return (group.backward.difference or 0) + (group.forward.difference or 0)
+
+
+def _size_ns(group: GroupChange) -> int:
+    """The larger change of its two times, which may cancel each other out."""
+    return max(abs(group.backward.difference or 0), abs(group.forward.difference or 0))
+
+
+def _rank(group: GroupChange, options: DiffOptions) -> float:
+    """Smallest first: the negated size of the change."""
+    if options.sort == "backward":
+        return -abs(group.backward.difference or 0)
+    if options.sort == "forward":
+        return -abs(group.forward.difference or 0)
+    if options.sort == "ratio":
+        return -_distance(group.backward.before or 0, group.backward.after or 0)
+    return -abs(_effect_ns(group))
+
+
+def _distance(before: int, after: int) -> float:
+    """How far the ratio is from one, in either direction."""
+    if before == after:
+        return 0.0
+    return abs(math.log(after / before)) if before > 0 and after > 0 else math.inf
+
+
+def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int) -> Row:
+    backward, forward = group.backward, group.forward
+    style = style_of(_effect_ns(group)) if is_changed(group) else "dim"
+    return Row(
+        (repeated(group.address, len(group.paths)), ""),
+        (group.class_name, "dim"),
+        (scale.text(backward.before), ""),
+        (scale.text(backward.after), ""),
+        (words.mark(backward) + words.signed_on(scale, backward.difference), style if backward.real else "dim"),
+        (words.relative(backward), style if backward.real else "dim"),
+        (f"±{scale.text(backward.noise)}" if backward.noise is not None else words.NOT_KNOWN, "dim"),
+        (words.mark(forward) + words.signed_on(scale, forward.difference), style if forward.real else "dim"),
+        (words.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
+    )
+
+
+def style_of(difference: int) -> str:
+    """An accent; the sign says the same."""
+    return "hot" if difference > 0 else "strong"
+
+
+def _sums(
+    comparison: Comparison,
+    more: Sequence[GroupChange],
+    rest: Sequence[GroupChange],
+    scale: units.TimeScale,
+    options: DiffOptions,
+) -> list[Row]:
+    """What is not shown, line by line, and the whole."""
+    before, after = comparison.before, comparison.after
+    lines = [
+        (f"… {_count(more)} more changed", _sum(more)),
+        (f"{words.layers(_count(rest))} {'unchanged' if options.within_noise else 'within noise'}", _sum(rest)),
+        (f"{words.layers(sum(one.layers for one in comparison.new))} new", _present(comparison, 1)),
+        (f"{words.layers(sum(one.layers for one in comparison.removed))} removed", _present(comparison, -1)),
+    ]
+    whole = (before.step.backward_ns, after.step.backward_ns, before.step.forward_ns, after.step.forward_ns)
+    inside = [_sum(comparison.groups), _present(comparison, 1), _present(comparison, -1)]
+    outside = tuple(all_of - sum(part[i] for part in inside) for i, all_of in enumerate(whole))
+    lines.append(("outside the layers", outside))
+    rows = [_sum_row(label, values, scale, before.step.wall_ns, "dim") for label, values in lines if any(values)]
+    return [*rows, _sum_row("all", whole, scale, before.step.wall_ns, "strong")]
+
+
+def _sum_row(label: str, values: tuple[int, ...], scale: units.TimeScale, step_ns: int, style: str) -> Row:
+    before, after, forward_before, forward_after = values
+    backward, forward = after - before, forward_after - forward_before
+    percent = words.signed_percent(backward / before) if before else ""
+    return Row(
+        (label, style),
+        ("", ""),
+        (scale.text(before), style),
+        (scale.text(after), style),
+        (words.signed_on(scale, backward), style),
+        (percent, style),
+        ("", ""),
+        (words.signed_on(scale, forward), style),
+        (words.signed_percent((backward + forward) / step_ns if step_ns else None), style),
+    )
+
+
+def _count(groups: Iterable[GroupChange]) -> int:
+    return sum(len(group.paths) for group in groups)
+
+
+def _sum(groups: Sequence[GroupChange]) -> tuple[int, ...]:
+    """Backward before and after, forward before and after."""
+    return (
+        sum(group.backward.before or 0 for group in groups),
+        sum(group.backward.after or 0 for group in groups),
+        sum(group.forward.before or 0 for group in groups),
+        sum(group.forward.after or 0 for group in groups),
+    )
+
+
+def _present(comparison: Comparison, side: int) -> tuple[int, ...]:
+    """As :func:`_sum`, of the new layers (1) or of the removed ones (-1)."""
+    found = comparison.new if side > 0 else comparison.removed
+    backward, forward = sum(one.backward_ns for one in found), sum(one.forward_ns for one in found)
+    return (0, backward, 0, forward) if side > 0 else (backward, 0, forward, 0)

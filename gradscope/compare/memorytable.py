@@ -1,0 +1,65 @@
+"""The table of layers whose own memory changed; bytes are exact, so every difference is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradscope import units
+from gradscope.compare import words
+from gradscope.compare.changes import Change, Comparison, MemoryChange
+from gradscope.compare.layers import SIZES
+from gradscope.compare.layertable import style_of
+from gradscope.compare.options import DiffOptions
+from gradscope.compare.table import Cell, Field, Row, Table, repeated
+
+_SHOWN = ("saved_bytes", "allocated_bytes", "allocations", "copied_bytes")
+
+
+def changed_memory(comparison: Comparison, options: DiffOptions) -> Table:
+    """Layers that save, allocate or copy more or less than before, those that save most of it first."""
+    fields = (
+        Field("layer", "left", least=24, most=56, cut="front"),
+        Field("class", "left", drop=4, least=9, most=24),
+        Field("saved before"),
+        Field("saved after"),
+        Field("change"),
+        Field("allocated"),
+        Field("allocs", drop=2),
+        Field("copied", drop=3),
+    )
+    found = sorted(comparison.memory, key=_rank)
+    shown, more = found[: options.top], found[options.top :]
+    rows = [
+        Row(
+            (repeated(group.address, len(group.paths)), ""),
+            (group.class_name, "dim"),
+            *_cells([group]),
+        )
+        for group in shown
+    ]
+    if more:
+        count = sum(len(group.paths) for group in more)
+        rows.append(Row((f"… {count} more layers", "dim"), ("", ""), *_cells(more)))
+    about = "each layer's own bytes, exact; numbers with a sign are differences"
+    return Table("Memory of layers", about, fields, tuple(rows))
+
+
+def _rank(group: MemoryChange) -> tuple[int, ...]:
+    return tuple(-abs(_difference([group], metric) or 0) for metric in _SHOWN)
+
+
+def _cells(groups: Sequence[MemoryChange]) -> list[Cell]:
+    saved = [group.changes["saved_bytes"] for group in groups if "saved_bytes" in group.changes]
+    cells: list[Cell] = [
+        (units.size(sum(change.before or 0 for change in saved) if saved else None), ""),
+        (units.size(sum(change.after or 0 for change in saved) if saved else None), ""),
+    ]
+    for metric in _SHOWN:
+        difference = _difference(groups, metric)
+        cells.append((words.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))
+    return cells
+
+
+def _difference(groups: Sequence[MemoryChange], metric: str) -> int | None:
+    found: list[Change] = [group.changes[metric] for group in groups if metric in group.changes]
+    return sum(change.difference or 0 for change in found) if found else None

@@ -1,0 +1,119 @@
+"""``[tool.gradscope.check]`` of a pyproject.toml: the limits that a project sets for itself."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradscope.errors import UsageError
+
+FILE = "pyproject.toml"
+_TABLES = ("check",)
+_WRITE = "Write [tool.gradscope.check] and its keys below it."
+_KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """The keys as they were given, text; ``None`` is not set."""
+
+    file: Path | None = None  # where they stand
+    baseline: Path | None = None  # relative to the file's folder
+    max_regression: Sequence[str] | None = None
+    max_memory_regression: str | None = None
+    max_peak: str | None = None
+    max_saved: str | None = None
+
+    def name(self, key: str) -> str:
+        """What messages call a setting."""
+        return f"{self.file}: tool.gradscope.check.{key}"
+
+
+def find_settings(folder: Path) -> CheckSettings:
+    """The settings of the nearest pyproject.toml at or above ``folder`` that has any for gradscope.
+
+    Raises:
+        UsageError: one on the way is not TOML or cannot be read, or has a key that there is not, or a value that is
+            no text.
+    """
+    folder = folder.resolve()
+    for place in (folder, *folder.parents):
+        file = place / FILE
+        if file.is_file():
+            ours = _tool_table(file)
+            if ours is not None:
+                return _settings(file, ours)
+    return CheckSettings()
+
+
+def _tool_table(file: Path) -> Mapping[str, Any] | None:
+    try:
+        record = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not TOML: {error}.") from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+    tool = record.get("tool")
+    found = tool.get("gradscope") if isinstance(tool, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise UsageError(f"{file}: tool.gradscope is not a table.\n{_WRITE}")
+    return found
+
+
+def _settings(file: Path, table: Mapping[str, Any]) -> CheckSettings:
+    _refuse_unknown(file, "tool.gradscope", table, _TABLES)
+    ours = table.get("check", {})
+    if not isinstance(ours, dict):
+        raise UsageError(
+            f"{file}: tool.gradscope.check is not a table.\nWrite [tool.gradscope.check] and its keys below it."
+        )
+    _refuse_unknown(file, "tool.gradscope.check", ours, _KEYS)
+    baseline = _text(file, ours, "baseline")
+    return CheckSettings(
+        file=file,
+        baseline=None if baseline is None else file.parent / baseline,
+        max_regression=_texts(file, ours, "max-regression"),
+        max_memory_regression=_text(file, ours, "max-memory-regression"),
+        max_peak=_text(file, ours, "max-peak"),
+        max_saved=_text(file, ours, "max-saved"),
+    )
+
+
+def _refuse_unknown(file: Path, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in table:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
+            raise UsageError(f"{file}: {where} has no key {key}.\n{hint}")
+
+
+def _text(file: Path, table: Mapping[str, Any], key: str) -> str | None:
+    value = table.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise UsageError(f'{file}: tool.gradscope.check.{key} is not text but {value!r}.\nWrite {key} = "{_EXAMPLES[key]}"')
+
+
+_EXAMPLES = {
+    "baseline": "baseline.json",
+    "max-regression": "5%",
+    "max-memory-regression": "2%",
+    "max-peak": "6GiB",
+    "max-saved": "2GiB",
+}
+
+
+def _texts(file: Path, table: Mapping[str, Any], key: str) -> Sequence[str] | None:
+    value = table.get(key)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    if isinstance(value, list):
+        odd = next(item for item in value if not isinstance(item, str))
+        where = f"{file}: tool.gradscope.check.{key}"
+        raise UsageError(f'{where} holds {odd!r}, which is not text.\nWrite {key} = ["5%", "h.*.attn=10%"]')
+    text = _text(file, table, key)
+    return None if text is None else [text]
