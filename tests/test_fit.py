@@ -409,3 +409,12 @@ def test_a_refusal_of_the_command(folder: None, run: Runner) -> None:
         "Let net.py make it, with as many samples as it is asked for:",
         "    def transposed(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)",
     ]
+
+
+def test_tensors_that_are_not_the_models_are_not_counted() -> None:
+    plain = gradscope.fit(nn.Linear(64, 64), torch.randn(2, 64), batch_sizes=[16], device="cpu").data
+    dataset = torch.zeros(10_000_000)
+    beside = gradscope.fit(nn.Linear(64, 64), torch.randn(2, 64), batch_sizes=[16], device="cpu").data
+    del dataset
+    assert beside.rows[0].peak_bytes == plain.rows[0].peak_bytes
+    assert any(" that are not the model's were alive in this process: not counted" in note for note in beside.notes)

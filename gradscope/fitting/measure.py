@@ -8,6 +8,7 @@ from traceback import walk_tb
 
 import torch
 
+from gradscope import units
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.errors import GradscopeError, WorkloadError
@@ -51,6 +52,7 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
     notes = list(source.notes)
     device = torch.device("cpu")
     infos: Sequence[ModuleInfo] = ()
+    foreign_bytes = 0
     for size in (*settings.measured, settings.check):
         peaks = {known: run.peak_bytes for known, run in runs.items()}
         if size != settings.check:
@@ -67,10 +69,16 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
         runs[size] = Run(size, step.blocks, tuple(info.path for info in step.infos))
         if size != settings.check:
             infos = step.infos
+        foreign_bytes = step.foreign_bytes
         if size == settings.measured[1]:
             shapes.require_growth()
         del workload, step  # the next size must not find them alive
         progress.advance()
+    # Below a hundredth of a step, or a megabyte, nobody would miss them in a prediction.
+    if foreign_bytes > max(0.01 * max(run.peak_bytes for run in runs.values()), 1_000_000):
+        notes.append(
+            f"tensors of {units.size(foreign_bytes)} that are not the model's were alive in this process: not counted"
+        )
     kept = source.at(settings.measured[-1])
     add_optimizer(kept, settings.optimizer)
     return Measured(source.target, device, runs, infos, kept, shapes, tuple(notes))

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -16,7 +17,7 @@ from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
 from gradscope.pipeline import read_memory_pass
-from gradscope.tables import BlockTable, ModuleInfo, Options
+from gradscope.tables import BlockTable, MemoryCategory, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
 
 
@@ -26,6 +27,7 @@ class MeasuredStep:
 
     blocks: BlockTable
     infos: Sequence[ModuleInfo]  # what the blocks' layers number
+    foreign_bytes: int  # of tensors that are not the model's, alive all the time and not among the blocks
 
 
 def measure_step(
@@ -59,5 +61,24 @@ def measure_step(
         raise NothingMeasuredError("no memory was measured.")
     names = name_modules([found.recorder.modules[label] for label in found.recorder.roots], {"": workload.model})
     parents = names.calling_parents(names.labels(found.recorder.modules))
-    result = read_memory_pass(found, names, parents)
-    return MeasuredStep(result.blocks, names.infos)
+    blocks, foreign_bytes = _without_foreign(read_memory_pass(found, names, parents).blocks)
+    return MeasuredStep(blocks, names.infos, foreign_bytes)
+
+
+def _without_foreign(blocks: BlockTable) -> tuple[BlockTable, int]:
+    """The blocks without tensors that just happen to be alive in this process, and the bytes of these."""
+    lasting = (blocks.born < 0) & (blocks.died >= blocks.events)
+    foreign = lasting & np.array([category == MemoryCategory.OTHER.value for category in blocks.category], bool)
+    kept = np.flatnonzero(~foreign)
+    table = BlockTable(
+        events=blocks.events,
+        bytes=blocks.bytes[kept],
+        born=blocks.born[kept],
+        died=blocks.died[kept],
+        category=tuple(blocks.category[index] for index in kept.tolist()),
+        layer=blocks.layer[kept],
+        line=blocks.line[kept],
+        op=tuple(blocks.op[index] for index in kept.tolist()),
+        leaf=tuple(blocks.leaf[index] for index in kept.tolist()),
+    )
+    return table, int(blocks.bytes[foreign].sum())
