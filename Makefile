@@ -5,8 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TYPES := build/types
+# Tools that check the page's script; gradscope itself needs no node, and without npm these checks are left out.
+WEB := gradscope/report/page/web
+TOOLS := build/web
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint web browser bench clean
 
 setup: $(READY)
 
@@ -26,8 +29,29 @@ lint: setup
 	@ln -s "$(CURDIR)"/gradscope/* "$(CURDIR)/recipes" "$(CURDIR)/kernels" $(TYPES)/gradscope/
 	MYPYPATH=$(TYPES) $(BIN)/mypy -p gradscope
 
-test: lint
+test: lint web browser
 	$(BIN)/python -m pytest
+
+$(TOOLS)/.ready: $(WEB)/package.json $(WEB)/package-lock.json
+	mkdir -p $(TOOLS) && cp $^ $(TOOLS)/
+	npm ci --prefix $(TOOLS) --no-audit --no-fund --silent
+	touch $@
+
+web:
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory web-checks; \
+	else echo "npm is not installed: the page's script is not checked"; test "$(CI)" != true; fi
+
+.PHONY: web-checks
+web-checks: $(TOOLS)/.ready
+	$(TOOLS)/node_modules/.bin/prettier --config $(WEB)/package.json --check $(WEB)/src/*.js $(WEB)/src/*.css $(WEB)/*.js tests/page/unit
+	$(TOOLS)/node_modules/.bin/tsc -p $(WEB)
+	cd $(WEB) && "$(CURDIR)/$(TOOLS)/node_modules/.bin/eslint" -c eslint.config.js src
+	node --test tests/page/unit/*.test.mjs
+
+# Elsewhere than as root on a system with apt, the tests in a browser are skipped unless there is a chromium.
+browser: setup
+	@command -v chromium > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
+	(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py

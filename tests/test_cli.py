@@ -69,7 +69,10 @@ def test_defaults(seen: Seen, run: Runner) -> None:
     assert seen.options == Options(steps=5, warmup=3, device="auto", seed=None, lines=True, run_to_end=False)
     assert json.loads(Path("gradscope-model.json").read_text())["schema_version"] == 1
     assert ran.out.startswith("gradscope ")
-    assert ran.err == "gradscope: warm-up, 3 steps\ngradscope: analysis\ngradscope: wrote gradscope-model.json\n"
+    assert ran.err == (
+        "gradscope: warm-up, 3 steps\ngradscope: analysis\n"
+        "gradscope: wrote gradscope-model.json\ngradscope: wrote gradscope-model.html\n"
+    )
 
 
 def test_every_option_reaches_the_pipeline(seen: Seen, run: Runner) -> None:
@@ -133,7 +136,8 @@ def test_output(arguments: str, file: str, seen: Seen, run: Runner) -> None:
     ran = run("profile", "model.py", *arguments.split())
     assert ran.code == 0
     assert json.loads(Path(file).read_text())["gradscope"]
-    assert ran.err.endswith(f"gradscope: wrote {file}\n")
+    page = str(Path(file).with_suffix(".html"))
+    assert ran.err.endswith(f"gradscope: wrote {file}\ngradscope: wrote {page}\n")
 
 
 @pytest.mark.parametrize("target", ["zoo/net.py", "zoo/net.py:small", "zoo.net:small"])

@@ -126,7 +126,7 @@ def test_model_file() -> None:
     assert "model.py" in ran.stdout
     assert "\x1b" not in ran.stdout
     assert all(line.startswith("gradscope: ") for line in ran.stderr.splitlines()), ran.stderr
-    assert ran.stderr.endswith("gradscope: wrote gradscope-model.json\n")
+    assert ran.stderr.endswith("gradscope: wrote gradscope-model.json\ngradscope: wrote gradscope-model.html\n")
     run = load("gradscope-model.json").data  # checks that the numbers add up
     assert not run.partial
     assert (run.workload.mode, run.workload.steps, run.workload.loss) == ("model", 2, "mean of outputs")

@@ -1,4 +1,4 @@
-"""``gradscope profile``: measure, print the report, write RUN.json."""
+"""``gradscope profile``: measure, print the report, write RUN.json and RUN.html."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gradscope.cli.options import (
     TopOption,
     view_options,
 )
+from gradscope.cli.page import beside, write_page
 from gradscope.cli.streams import reader_may_leave, report_stream
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
 
@@ -58,6 +59,9 @@ class Request:
     module: bool
     options: Options
     json_path: Path | None  # None: the JSON goes to stdout, and nothing else does
+    html_path: Path | None  # None: no page
+    source: bool  # whether the page holds the text of source lines
+    open_page: bool
     force: bool
     view: dict[str, Any]
     color: bool | None
@@ -86,12 +90,22 @@ def profile(
     ] = False,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="PREFIX", help="Write PREFIX.json; gradscope-<target> by default."),
+        typer.Option(
+            "-o", "--output", metavar="PREFIX", help="Write PREFIX.json and .html; gradscope-<target> by default."
+        ),
     ] = None,
     json_path: Annotated[
         str | None,
         typer.Option("--json", metavar="PATH", help="Write RUN.json to PATH; - is stdout, without a report."),
     ] = None,
+    html_path: Annotated[
+        str | None, typer.Option("--html", metavar="PATH", help="Write the interactive page to PATH.")
+    ] = None,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Do not write the page.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    no_source: Annotated[
+        bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")
+    ] = False,
     force: ForceOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     depth: DepthOption = None,
@@ -109,6 +123,10 @@ def profile(
     _refuse_leftovers(context, target, module)
     from gradscope.tables import Options
 
+    run_path = _json_path(target, output, json_path, module=module)
+    page_path = _html_path(run_path, html_path, no_html=no_html)
+    if page_path is None and open_page:
+        raise UsageError("--open has no page to open: leave out --no-html, or give --html PATH.")
     request = Request(
         target=target,
         args=tuple(context.meta.get(SCRIPT_ARGS, ())),
@@ -122,7 +140,10 @@ def profile(
             memory=not no_memory,
             run_to_end=run_to_end,
         ),
-        json_path=_json_path(target, output, json_path, module=module),
+        json_path=run_path,
+        html_path=page_path,
+        source=not no_source,
+        open_page=open_page,
         force=force,
         view=view_options(depth, sort, top, min_percent),
         color=color.wanted,
@@ -141,6 +162,10 @@ def run(request: Request, *, whole_process: bool) -> int:
 
     if request.json_path is not None:
         check_output(request.json_path, force=request.force)
+    if request.html_path is not None:
+        from gradscope.report.page import HTML_HEAD
+
+        check_output(request.html_path, HTML_HEAD, force=request.force)
     with report_stream(exclusive=request.json_path is None, whole_process=whole_process) as stream:
         try:
             loaded = _load(request)
@@ -185,6 +210,7 @@ def _deliver(report: Report, request: Request, stream: TextIO) -> None:
     if request.json_path is None:
         with reader_may_leave(stream):
             stream.write(report.to_json())
+        _write_page(report, request)
         return
     from gradscope.report.terminal import make_console
 
@@ -199,6 +225,20 @@ def _deliver(report: Report, request: Request, stream: TextIO) -> None:
         raise unwritten
     if not request.quiet:
         say(f"wrote {request.json_path}")
+    _write_page(report, request)
+
+
+def _write_page(report: Report, request: Request) -> None:
+    if request.html_path is None:
+        return
+    write_page(
+        report,
+        request.html_path,
+        source=request.source,
+        force=request.force,
+        open_it=request.open_page,
+        quiet=request.quiet,
+    )
 
 
 def _exit_code(outcome: Outcome, target: str) -> int:
@@ -229,6 +269,19 @@ def _json_path(target: str, output: str | None, json_path: str | None, *, module
         return None if json_path == "-" else Path(json_path)
     prefix = output if output is not None else f"gradscope-{_stem(target, module=module)}"
     return Path(prefix if prefix.endswith(".json") else f"{prefix}.json")
+
+
+def _html_path(json_path: Path | None, html_path: str | None, *, no_html: bool) -> Path | None:
+    """Where the page goes: beside RUN.json, and nowhere if that goes to stdout."""
+    if html_path is not None:
+        if no_html:
+            raise UsageError("--html and --no-html contradict each other: give one of them.")
+        if html_path == "-":
+            raise UsageError("--html writes a file: give its path, or write the page later with gradscope show.")
+        return Path(html_path)
+    if no_html or json_path is None:
+        return None
+    return beside(json_path)
 
 
 def _stem(target: str, *, module: bool) -> str:

@@ -21,6 +21,7 @@ from gradscope.cli.options import (
     TopOption,
     view_options,
 )
+from gradscope.cli.page import beside, write_page
 from gradscope.cli.streams import reader_may_leave
 from gradscope.errors import UsageError
 
@@ -36,6 +37,7 @@ class Format(str, Enum):
     csv = "csv"
     markdown = "markdown"
     speedscope = "speedscope"
+    html = "html"
 
 
 class Table(str, Enum):
@@ -73,6 +75,10 @@ def show(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser, with --format html.")] = False,
+    no_source: Annotated[
+        bool, typer.Option("--no-source", help="Leave the text of source lines out, with --format html.")
+    ] = False,
     force: ForceOption = False,
     depth: DepthOption = None,
     sort: SortOption = None,
@@ -83,13 +89,18 @@ def show(
     """Print RUN.json as gradscope profile did, or export it.
 
     csv is one table, speedscope a flame graph for https://www.speedscope.app, markdown a text for a pull request,
-    json the run itself.
+    html the interactive page (beside RUN.json unless -o says where), json the run itself.
     """
     view = view_options(depth, sort, top, min_percent)
     _check(format, table, view)
+    if format is not Format.html and (open_it or no_source):
+        raise UsageError(f"{'--open' if open_it else '--no-source'} is for --format html, not for {format.value}.")
     from gradscope.report import load
 
     report = load(run)
+    if format is Format.html:
+        write_page(report, output or beside(run), source=not no_source, force=force, open_it=open_it)
+        return
     if output is not None:
         from gradscope.report.outfile import write_text
 

@@ -174,6 +174,16 @@ class Report:
 
         return to_speedscope(self.data)
 
+    def to_html(self, path: str | os.PathLike[str], source: bool = True, force: bool = False) -> Path:
+        """Write the interactive page to ``path``, one file that works offline, and return the path.
+
+        ``source=False`` leaves the text of source lines out of it. Raises
+        :class:`~gradscope.errors.OutputError` as :meth:`save` does.
+        """
+        from gradscope.report.page import HTML_HEAD, to_html
+
+        return write_text(path, to_html([self.data], source), HTML_HEAD, force=force)
+
 
 def load(path: str | os.PathLike[str]) -> Report:
     """The report saved at ``path``; raises :class:`~gradscope.errors.RunFileError` if it is not a RUN.json."""

@@ -1,0 +1,193 @@
+"""RunData -> what the page reads: columns of numbers, and every text once.
+
+The record is ``{"format": 1, "strings": [...], "runs": [run]}``. A run holds the tables of RUN.json as columns of
+equal length; a text is an index into ``strings``, a layer an index into the run's layers, and -1 stands for none. A
+column is absent where nothing of it was measured. Values are self values, as in RUN.json; the page sums them. What is
+a single figure in RUN.json is copied under its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gradscope.report.runfile import to_record
+from gradscope.tables import LayerRow, LineRow, MemoryInfo, RunData, TimelinePoint
+
+FORMAT = 1
+TIMELINE_POINTS = 2_000
+
+_LAYER_NUMBERS = (
+    "calls",
+    "parameters",
+    "forward_self_ns",
+    "backward_self_ns",
+    "recompute_ns",
+    "accumulate_ns",
+    "gradient_sum_ns",
+    "device_ns",
+    "idle_ns",
+    "forward_flops",
+    "backward_flops",
+    "saved_bytes",
+    "peak_bytes",
+    "allocated_bytes",
+    "copied_bytes",
+)
+_MEMORY_TABLES = ("at_peak", "timeline", "phases", "saved", "held", "copies", "retained")
+
+
+class Strings:
+    """Texts, each once, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str | None) -> int:
+        """The number of ``text``; -1 for ``None``."""
+        return -1 if text is None else self._numbers.setdefault(text, len(self._numbers))
+
+    def column(self, texts: Iterable[str | None]) -> list[int]:
+        """The number of each text."""
+        return [self.number(text) for text in texts]
+
+    def all(self) -> list[str]:
+        """The texts in order of their numbers."""
+        return list(self._numbers)
+
+
+def page_record(runs: Sequence[RunData], source: bool = True) -> dict[str, Any]:
+    """What the page of ``runs`` holds, ready for JSON; without ``source``, no text of a source line is in it."""
+    strings = Strings()
+    records = [_run_record(run, strings, source) for run in runs]
+    return {"format": FORMAT, "strings": strings.all(), "runs": records}
+
+
+def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
+    layers = _Layers(run.layers)
+    record = {
+        "gradscope": run.gradscope,
+        "partial": run.partial,
+        "source": source,
+        "environment": dict(run.environment),
+        "workload": to_record(run.workload),
+        "step": to_record(run.step),
+        "ledger": to_record(run.ledger),
+        "findings": to_record(run.findings),
+        "notes": list(run.notes),
+        "layers": _layer_columns(run.layers, layers, strings),
+        "ops": {
+            "layer": layers.column(row.layer for row in run.ops),
+            "phase": strings.column(row.phase for row in run.ops),
+            "name": strings.column(row.name for row in run.ops),
+            "shape": strings.column(row.shape for row in run.ops),
+            **_numbers(run.ops, ("calls", "self_ns")),
+        },
+        "kernels": {
+            "layer": layers.column(row.layer for row in run.kernels),
+            "phase": strings.column(row.phase for row in run.kernels),
+            "name": strings.column(row.name for row in run.kernels),
+            **_numbers(run.kernels, ("calls", "device_ns")),
+        },
+        "lines": _line_columns(run.lines, layers, strings, source),
+    }
+    if run.memory is not None:
+        record["memory"] = _memory_record(run.memory, layers, strings)
+    return record
+
+
+class _Layers:
+    """Rows of layers by path, and where each stands in the tree."""
+
+    def __init__(self, rows: Sequence[LayerRow]) -> None:
+        self._rows = {row.path: index for index, row in enumerate(rows)}
+
+    def number(self, path: str | None) -> int:
+        return -1 if path is None else self._rows.get(path, -1)
+
+    def column(self, paths: Iterable[str | None]) -> list[int]:
+        return [self.number(path) for path in paths]
+
+    def parent(self, row: LayerRow) -> int:
+        """The nearest layer above that has a row, if the path of ``row`` continues it."""
+        path = row.parent
+        while path is not None and (path not in self._rows or path == row.path):
+            path = path.rpartition(".")[0] if path else None
+        if path is None or not (path == "" or row.path.startswith(f"{path}.")):
+            return -1
+        return self._rows[path]
+
+
+def _layer_columns(rows: Sequence[LayerRow], layers: _Layers, strings: Strings) -> dict[str, Any]:
+    parents = [layers.parent(row) for row in rows]
+    return {
+        "parent": parents,
+        # A path is its parent's path, a dot, and this.
+        "name": strings.column(_below(row, parent, rows) for row, parent in zip(rows, parents, strict=True)),
+        "class": strings.column(row.class_name for row in rows),
+        "source": strings.column(row.source for row in rows),
+        "bound_by": strings.column(row.bound_by for row in rows),
+        "steps_ns": [list(row.backward_self_steps_ns) for row in rows],
+        "tied": {str(index): list(row.tied) for index, row in enumerate(rows) if row.tied},
+        **_numbers(rows, _LAYER_NUMBERS),
+    }
+
+
+def _below(row: LayerRow, parent: int, rows: Sequence[LayerRow]) -> str:
+    above = rows[parent].path if parent >= 0 else ""
+    return row.path[len(above) + 1 :] if above else row.path
+
+
+def _line_columns(rows: Sequence[LineRow], layers: _Layers, strings: Strings, source: bool) -> dict[str, Any]:
+    return {
+        "file": strings.column(row.file for row in rows),
+        "function": strings.column(row.function for row in rows),
+        "text": strings.column((row.text if source else "") for row in rows),
+        "layer": layers.column(row.layer for row in rows),
+        **_numbers(rows, ("line", "forward_ns", "backward_ns", "saved_bytes", "allocated_bytes", "copied_bytes")),
+    }
+
+
+def _memory_record(memory: MemoryInfo, layers: _Layers, strings: Strings) -> dict[str, Any]:
+    record = {key: value for key, value in to_record(memory).items() if key not in _MEMORY_TABLES}
+    timeline = thin(memory.timeline, TIMELINE_POINTS)
+    return record | {
+        "peak_layer": layers.number(memory.peak_layer),
+        "at_peak": {
+            "layer": layers.column(row.owner for row in memory.at_peak),
+            "category": strings.column(row.category for row in memory.at_peak),
+            **_numbers(memory.at_peak, ("bytes",)),
+        },
+        "saved": {
+            "layer": layers.column(row.layer for row in memory.saved),
+            "line": strings.column(row.line for row in memory.saved),
+            "node": strings.column(row.node for row in memory.saved),
+            "what": strings.column(row.what for row in memory.saved),
+            "shape": strings.column(row.shape for row in memory.saved),
+            "dtype": strings.column(row.dtype for row in memory.saved),
+            **_numbers(memory.saved, ("count", "bytes")),
+        },
+        "timeline": _numbers(timeline, ("ns", "bytes")),
+        "phases": to_record(memory.phases),
+    }
+
+
+def thin(points: Sequence[TimelinePoint], most: int) -> Sequence[TimelinePoint]:
+    """At most ``most`` of ``points``, among them the first, the last, and every highest one.
+
+    The points are cut into runs of equal length, and the lowest and highest of each stay.
+    """
+    if len(points) <= most:
+        return points
+    length = -(-len(points) // ((most - 2) // 2))
+    kept = {0, len(points) - 1}
+    for start in range(0, len(points), length):
+        run = range(start, min(start + length, len(points)))
+        kept |= {min(run, key=lambda i: points[i].bytes), max(run, key=lambda i: points[i].bytes)}
+    return [points[i] for i in sorted(kept)]
+
+
+def _numbers(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:
+    """A column for each of ``names``, but for those that were measured in no row; ``None`` stays ``None``."""
+    columns = {name: [getattr(row, name) for row in rows] for name in names}
+    return {name: column for name, column in columns.items() if any(value is not None for value in column)}

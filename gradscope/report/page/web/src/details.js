@@ -1,0 +1,228 @@
+// What is known of the selection: amounts, repeats, operations, findings.
+
+import { repeatBars, stepBars } from "./bars.js";
+import { element, refill } from "./dom.js";
+import {
+  formatBytes,
+  formatCalls,
+  formatCount,
+  formatRatio,
+  formatShare,
+  formatTime,
+  shorten,
+  visible,
+} from "./format.js";
+import { ancestry, backwardRatio, layerOf, nameWithRepeats } from "./nodes.js";
+import { BACKWARD, FORWARD, SAVED } from "./run.js";
+import { largestOps } from "./tables.js";
+
+/**
+ * @typedef {import("./run.js").Run} Run
+ * @typedef {import("./run.js").Metric} Metric
+ * @typedef {import("./nodes.js").Node} Node
+ * @typedef {(node: Node) => void} Select
+ */
+
+/**
+ * @param {HTMLElement} place
+ * @param {Run} run
+ * @param {Node} node
+ * @param {number[]} repeats the layers that the node is one of, or all of
+ * @param {Metric} metric
+ * @param {{ select: Select, selectRepeat: (layer: number) => void }} actions
+ */
+export function drawDetails(place, run, node, repeats, metric, actions) {
+  const isLayer = node.kind === "layer";
+  refill(
+    place,
+    heading(run, node),
+    breadcrumbLine(node, actions.select),
+    node.kind === "op" || node.kind === "kernel" ? opFacts(node, metric) : amountsTable(run, node),
+    isLayer && layerFacts(run, node),
+    isLayer && repeats.length > 1 && repeatBars(run, node, repeats, metric, actions.selectRepeat),
+    isLayer && repeats.length === 1 && stepBars(run, node),
+    findingsOf(run, node),
+    opsLine(node, metric, "op"),
+    opsLine(node, metric, "kernel"),
+  );
+}
+
+/**
+ * @param {Run} run
+ * @param {Node} node
+ */
+function heading(run, node) {
+  const name = node.kind === "all" ? run.info.workload.model || "whole step" : nameWithRepeats(node);
+  const note = {
+    all: "the whole step",
+    layer: node.className,
+    part: node.className,
+    op: "operation",
+    kernel: "device kernel",
+  }[node.kind];
+  return element(
+    "h2",
+    { class: "selection" },
+    element("bdi", {}, visible(shorten(name, 4000))),
+    " ",
+    element("span", { class: "note" }, visible(shorten(note, 200))),
+  );
+}
+
+/**
+ * @param {Node} node
+ * @param {Select} select
+ */
+function breadcrumbLine(node, select) {
+  const above = ancestry(node).slice(0, -1);
+  if (above.length === 0) return null;
+  const line = element("p", { class: "note path" });
+  above.forEach((one, i) => {
+    if (i > 0) line.append(" › ");
+    const name = visible(shorten(nameWithRepeats(one), 60));
+    line.append(
+      element("button", { type: "button", class: "link", onclick: () => select(one) }, element("bdi", {}, name)),
+    );
+  });
+  return line;
+}
+
+/**
+ * @param {Run} run
+ * @param {Node} node
+ */
+function amountsTable(run, node) {
+  const each = node.layers.length;
+  /** @type {[string, number, (value: number) => string][]} */
+  const rows = [
+    ["Forward", FORWARD, formatTime],
+    ["Backward", BACKWARD, formatTime],
+  ];
+  if (run.memory) rows.push(["Saved memory", SAVED, formatBytes]);
+  const headings = ["", "per step", "itself", "share", ...(each > 1 ? [`each of ${each}`] : [])];
+  const head = headings.map((text) => (text ? element("th", { scope: "col" }, text) : element("td", {})));
+  const body = rows.map(([words, slot, format]) => {
+    const whole = run.whole[slot];
+    return element(
+      "tr",
+      { "data-row": words },
+      element("th", { scope: "row" }, words),
+      element("td", { "data-value": node.total[slot] }, format(node.total[slot])),
+      element("td", { "data-value": node.own[slot] }, format(node.own[slot])),
+      element("td", {}, formatShare(whole > 0 ? node.total[slot] / whole : 0)),
+      each > 1 && element("td", {}, format(node.total[slot] / each)),
+    );
+  });
+  return element(
+    "table",
+    { class: "amounts" },
+    element("thead", {}, element("tr", {}, ...head)),
+    element("tbody", {}, ...body),
+  );
+}
+
+/**
+ * @param {Node} node
+ * @param {Metric} metric
+ */
+function opFacts(node, metric) {
+  const top = node.rows.reduce((a, b) => (b.amount > a.amount ? b : a), node.rows[0]);
+  const format = node.phase === "saved" ? formatBytes : formatTime;
+  const amount = node.own.reduce((sum, value) => sum + value, 0);
+  const counted = node.phase === "saved" ? "tensors" : "calls a step";
+  const facts = [`${format(amount)} in ${node.phase.replace("_", " ")}`, `${formatCalls(node.calls)} ${counted}`];
+  if (top?.shape) facts.push(`${node.rows.length > 1 ? "largest" : "shape"} ${top.shape}`);
+  if (top?.line) facts.push(`kept at ${top.line}`);
+  if (node.kind === "kernel") facts.push("which operation launched it was not recorded");
+  return element("p", { "data-metric": metric }, visible(facts.join(" · ")));
+}
+
+/**
+ * @param {Run} run
+ * @param {Node} node
+ */
+function layerFacts(run, node) {
+  const { layers } = node;
+  /** @param {string} column @returns {number | null} */
+  const sumOf = (column) => {
+    const values = run.columns[column];
+    if (!values) return null;
+    const known = layers.map((layer) => values[layer]).filter((value) => value !== null);
+    return known.length > 0 ? known.reduce((sum, value) => sum + value, 0) : null;
+  };
+  const facts = [];
+  const parameters = sumOf("parameters");
+  if (parameters) facts.push(`${formatCount(parameters)} parameters of its own`);
+  facts.push(node.calls > 0 ? `${formatCalls(node.calls)} calls a step` : "never called");
+  const ratio = backwardRatio(node.total);
+  if (ratio !== null) facts.push(`backward is ${formatRatio(ratio)} forward`);
+  const parts = { recompute_ns: "recompute", gradient_sum_ns: "gradient sums", accumulate_ns: "accumulate" };
+  for (const [column, words] of Object.entries(parts)) {
+    const value = sumOf(column);
+    if (value) facts.push(`${words} ${formatTime(value)}`);
+  }
+  const peaks = run.columns.peak_bytes;
+  if (peaks) facts.push(`raises memory by up to ${formatBytes(Math.max(...layers.map((layer) => peaks[layer] ?? 0)))}`);
+  const copied = sumOf("copied_bytes");
+  if (copied) facts.push(`copies ${formatBytes(copied)}`);
+  const flops = sumOf("backward_flops");
+  if (flops && node.own[BACKWARD] > 0) facts.push(`${formatCount(flops / node.own[BACKWARD])} GFLOP/s in backward`);
+  const source = run.sources[layers[0]];
+  if (source) facts.push(source);
+  const tied = layers.flatMap((layer) => run.tied[layer] ?? []);
+  if (tied.length > 0) facts.push(`shares ${tied.slice(0, 3).join(", ")}${tied.length > 3 ? " …" : ""}`);
+  return element("p", { class: "facts" }, visible(shorten(facts.join(" · "), 2000)));
+}
+
+/**
+ * @param {Run} run
+ * @param {Node} node
+ */
+function findingsOf(run, node) {
+  const layer = layerOf(node);
+  if (!layer) return null;
+  const paths = new Set(layer.layers.map((index) => run.paths[index]));
+  const its = run.info.findings.filter((/** @type {any} */ finding) =>
+    finding.layers.some((/** @type {string} */ path) => paths.has(path)),
+  );
+  if (its.length === 0) return null;
+  const list = element("ul", { class: "findings" });
+  for (const finding of its) {
+    list.append(element("li", {}, element("b", {}, visible(finding.message)), ` ${visible(finding.evidence)}`));
+  }
+  return element("div", {}, element("h3", {}, "Findings"), list);
+}
+
+/**
+ * @param {Node} node
+ * @param {Metric} metric
+ * @param {"op" | "kernel"} kind
+ */
+function opsLine(node, metric, kind) {
+  if (node.kind === "op" || node.kind === "kernel") return null;
+  const ops = largestOps(node, metric, kind);
+  if (ops.length === 0) return null;
+  const whole = ops.reduce((sum, op) => sum + op.amount, 0);
+  const list = element("ul", { class: "ops" });
+  for (const op of ops.slice(0, 6)) {
+    const phase =
+      op.phase === "forward" || op.phase === "backward" || op.phase === "saved"
+        ? ""
+        : ` (${op.phase.replace("_", " ")})`;
+    list.append(
+      element(
+        "li",
+        {},
+        element(
+          "span",
+          { class: "track" },
+          element("span", { class: "bar", "width%": (op.amount / ops[0].amount) * 100 }),
+        ),
+        element("bdi", {}, visible(shorten(op.name + phase, 120))),
+        element("span", { class: "amount" }, formatShare(op.amount / whole)),
+      ),
+    );
+  }
+  const words = kind === "kernel" ? "Kernels" : metric === "saved" ? "What keeps it" : "Operations, with all below";
+  return element("div", {}, element("h3", {}, words), list);
+}

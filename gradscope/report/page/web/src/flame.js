@@ -1,0 +1,276 @@
+// The flame graph: a canvas, the pointer and the keys.
+
+import { formatShare, shorten, visible } from "./format.js";
+import { cssColour, frameColour, mix, readPalette } from "./colours.js";
+import { frameAt, layoutFrames } from "./layout.js";
+import { amountOf } from "./run.js";
+import { nameWithRepeats } from "./nodes.js";
+
+/**
+ * @typedef {import("./nodes.js").Node} Node
+ * @typedef {import("./layout.js").Frame} Frame
+ * @typedef {import("./search.js").Found} Found
+ * @typedef {import("./run.js").Metric} Metric
+ *
+ * @typedef {object} FlameView what is drawn
+ * @property {Node} root
+ * @property {Node} zoom
+ * @property {Node} selected
+ * @property {Metric} metric
+ * @property {"type" | "ratio"} colour
+ * @property {boolean} largestFirst
+ * @property {Found | null} found
+ * @property {string} highlight a layer type, "" for none
+ * @property {(value: number) => string} format
+ *
+ * @typedef {object} FlameActions
+ * @property {(node: Node) => void} zoom and select
+ * @property {(node: Node) => void} select
+ * @property {(frame: Frame | null, x: number, y: number) => void} hover
+ */
+
+const ROW = 24;
+const GAP = 1;
+const PADDING = 6;
+const FONT = '12px -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
+
+export class Flame {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {FlameActions} actions
+   */
+  constructor(canvas, actions) {
+    this.canvas = canvas;
+    this.actions = actions;
+    /** @type {Frame[]} */
+    this.frames = [];
+    /** @type {Frame | null} */
+    this.hovered = null;
+    /** @type {FlameView | null} */
+    this.view = null;
+    /** @type {Map<string, number>} */
+    this.widths = new Map();
+    canvas.addEventListener("mousemove", (event) => this.hover(this.frameUnder(event), event.clientX, event.clientY));
+    canvas.addEventListener("mouseleave", () => this.hover(null, 0, 0));
+    canvas.addEventListener("click", (event) => {
+      const frame = this.frameUnder(event);
+      if (frame) this.activate(frame);
+    });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** @param {FlameView} view */
+  draw(view) {
+    this.view = view;
+    const width = Math.max(this.canvas.parentElement?.clientWidth ?? 0, 50);
+    this.frames = layoutFrames(view.zoom, view.metric, width, view.largestFirst);
+    const rows = 1 + this.frames.reduce((most, frame) => Math.max(most, frame.row), 0);
+    this.paint(width, rows * ROW);
+  }
+
+  /**
+   * @param {number} width
+   * @param {number} height
+   */
+  paint(width, height) {
+    const { canvas, view } = this;
+    const context = canvas.getContext("2d");
+    if (!context || !view) return;
+    const ratio = window.devicePixelRatio || 1;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    const palette = readPalette(canvas);
+    for (const frame of this.frames) this.paintFrame(context, frame, palette, view);
+    this.outline(context, palette, view);
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {Frame} frame
+   * @param {import("./colours.js").Palette} palette
+   * @param {FlameView} view
+   */
+  paintFrame(context, frame, palette, view) {
+    const { node, hidden } = frame;
+    let colour = hidden > 0 ? palette.types.get("other") : frameColour(node, view.colour, palette);
+    if (!colour) return;
+    const dimmed = this.isDimmed(frame, view);
+    if (frame.above) colour = mix(colour, palette.background, 0.55);
+    if (dimmed) colour = mix(colour, palette.background, 0.8);
+    const width = Math.max(frame.width - (frame.width > 3 ? GAP : 0), 0.6);
+    context.fillStyle = cssColour(colour);
+    context.beginPath();
+    context.roundRect(frame.x, frame.row * ROW, width, ROW - GAP - 1, frame.width > 6 ? 2 : 0);
+    context.fill();
+    if (hidden === 0 && width > 24) this.label(context, frame, width, view, dimmed ? palette.textFaint : palette.text);
+  }
+
+  /**
+   * Name on the left, amount and share on the right as far as there is room.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Frame} frame
+   * @param {number} width
+   * @param {FlameView} view
+   * @param {string} colour
+   */
+  label(context, frame, width, view, colour) {
+    const { node } = frame;
+    const room = width - 2 * PADDING;
+    const middle = frame.row * ROW + (ROW - GAP) / 2;
+    const name = visible(shorten(nameWithRepeats(node), 300));
+    context.fillStyle = colour;
+    context.font = node.kind === "op" || node.kind === "kernel" ? FONT : `600 ${FONT}`;
+    const nameWidth = this.measure(context, name);
+    context.fillText(nameWidth <= room ? name : this.cut(context, name, room), frame.x + PADDING, middle);
+    const whole = amountOf(view.root.total, view.metric);
+    const amount = view.format(frame.value);
+    const share = `${amount}  ${formatShare(whole > 0 ? frame.value / whole : 0)}`;
+    context.font = FONT;
+    for (const text of [share, amount]) {
+      const textWidth = this.measure(context, text);
+      if (nameWidth + textWidth + 12 > room) continue;
+      context.fillText(text, frame.x + width - PADDING - textWidth, middle);
+      return;
+    }
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {string} text
+   */
+  measure(context, text) {
+    const key = `${context.font}\n${text}`;
+    let width = this.widths.get(key);
+    if (width === undefined) {
+      width = context.measureText(text).width;
+      if (this.widths.size > 20_000) this.widths.clear();
+      this.widths.set(key, width);
+    }
+    return width;
+  }
+
+  /**
+   * The text cut to a width, with an ellipsis; nothing where not even two characters fit.
+   * @param {CanvasRenderingContext2D} context
+   * @param {string} text
+   * @param {number} room
+   */
+  cut(context, text, room) {
+    let [fits, most] = [0, Math.min(text.length, Math.ceil(room / 3))];
+    while (fits < most) {
+      const middle = Math.ceil((fits + most) / 2);
+      if (context.measureText(`${text.slice(0, middle)}…`).width <= room) fits = middle;
+      else most = middle - 1;
+    }
+    return fits < 2 ? "" : `${text.slice(0, fits)}…`;
+  }
+
+  /**
+   * @param {Frame} frame
+   * @param {FlameView} view
+   */
+  isDimmed(frame, view) {
+    if (view.found && (frame.hidden > 0 ? !this.anyMatch(frame, view.found) : !view.found.lit.has(frame.node)))
+      return true;
+    return view.highlight !== "" && (frame.hidden > 0 || frame.node.type !== view.highlight);
+  }
+
+  /**
+   * @param {Frame} frame
+   * @param {Found} found
+   */
+  anyMatch(frame, found) {
+    return frame.node.children.some((child) => found.lit.has(child));
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context
+   * @param {import("./colours.js").Palette} palette
+   * @param {FlameView} view
+   */
+  outline(context, palette, view) {
+    for (const frame of this.frames) {
+      if (frame.hidden > 0) continue;
+      const selected = frame.node === view.selected && view.selected.kind !== "all";
+      const matched = view.found?.matches.has(frame.node) ?? false;
+      if (!selected && !matched && frame !== this.hovered) continue;
+      context.strokeStyle = selected || frame === this.hovered ? palette.accent : palette.text;
+      context.lineWidth = selected ? 2 : 1;
+      const inset = context.lineWidth / 2;
+      const width = Math.max(frame.width - GAP - 2 * inset, 0.5);
+      context.strokeRect(frame.x + inset, frame.row * ROW + inset, width, ROW - GAP - 1 - 2 * inset);
+    }
+  }
+
+  /** @param {MouseEvent} event */
+  frameUnder(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return frameAt(this.frames, event.clientX - box.left, Math.floor((event.clientY - box.top) / ROW));
+  }
+
+  /**
+   * @param {Frame | null} frame
+   * @param {number} x
+   * @param {number} y
+   */
+  hover(frame, x, y) {
+    const changed = frame !== this.hovered;
+    this.hovered = frame;
+    this.canvas.style.cursor = frame ? "pointer" : "default";
+    if (changed) this.paint(parseFloat(this.canvas.style.width), parseFloat(this.canvas.style.height));
+    this.actions.hover(frame, x, y);
+  }
+
+  /** @param {Frame} frame */
+  activate(frame) {
+    if (frame.node.kind === "op" || frame.node.kind === "kernel") this.actions.select(frame.node);
+    else this.actions.zoom(frame.node);
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    if (!this.view || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { selected, zoom, root } = this.view;
+    if (event.key === "Enter")
+      this.actions.zoom(selected.kind === "op" || selected.kind === "kernel" ? (selected.parent ?? root) : selected);
+    else if (event.key === "Escape" || event.key === "Backspace") this.actions.zoom(zoom.parent ?? root);
+    else if (event.key === "Home") this.actions.zoom(root);
+    else if (event.key.startsWith("Arrow")) this.move(event.key);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /**
+   * Up and down change the row, left and right go to the next frame of the row.
+   * @param {string} key
+   */
+  move(key) {
+    const frames = this.frames.filter((frame) => frame.hidden === 0);
+    const at = frames.find((frame) => frame.node === this.view?.selected) ?? frames[0];
+    const step = key === "ArrowDown" ? 1 : key === "ArrowUp" ? -1 : 0;
+    let next;
+    if (step !== 0) {
+      // From a frame to the widest below it, or to the one that it lies below.
+      const inside = frames.filter((frame) => frame.row === at.row + step && overlaps(frame, at));
+      next = inside.sort((a, b) => b.width - a.width)[0];
+    } else {
+      const row = frames.filter((frame) => frame.row === at.row).sort((a, b) => a.x - b.x);
+      next = row[row.indexOf(at) + (key === "ArrowRight" ? 1 : -1)];
+    }
+    if (next) this.actions.select(next.node);
+  }
+}
+
+/**
+ * @param {Frame} one
+ * @param {Frame} other
+ */
+function overlaps(one, other) {
+  return one.x < other.x + other.width - 0.01 && other.x < one.x + one.width - 0.01;
+}

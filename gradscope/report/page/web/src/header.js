@@ -1,0 +1,186 @@
+// The head of the page: what was measured, the cards that switch the metric, and what to look at first.
+
+import { element, refill } from "./dom.js";
+import { formatBytes, formatCount, formatRatio, formatShare, formatTime, shorten, visible } from "./format.js";
+import { BACKWARD, FORWARD, SAVED } from "./run.js";
+import { ledgerParts } from "./linetables.js";
+
+/**
+ * @typedef {import("./run.js").Run} Run
+ * @typedef {import("./run.js").Metric} Metric
+ */
+
+/**
+ * Short facts about the run.
+ * @param {Run} run
+ * @returns {string[]}
+ */
+export function chipsOf(run) {
+  const { workload, environment, step } = run.info;
+  const chips = [workload.target];
+  if (workload.parameters) chips.push(`${formatCount(workload.parameters)} parameters`);
+  if (environment.dtype) chips.push(environment.dtype);
+  chips.push(environment.device_name ?? environment.device ?? "unknown device");
+  if (environment.device === "cpu" && environment.threads) chips.push(`${environment.threads} threads`);
+  if (environment.torch) chips.push(`torch ${environment.torch}`);
+  const spread = step.spread.wall;
+  const steady =
+    spread && step.wall_ns > 0 && workload.steps > 1 ? `, ±${formatShare(spread.std_ns / step.wall_ns)}` : "";
+  chips.push(`${workload.steps} ${workload.steps === 1 ? "step" : "steps"}${steady}`);
+  chips.push(step.overhead === undefined ? "overhead not measured" : `overhead ${formatRatio(step.overhead)}`);
+  return chips;
+}
+
+/**
+ * @param {Run} run
+ * @param {{ theme: () => void, help: () => void }} actions
+ */
+export function makeHeader(run, actions) {
+  const { workload } = run.info;
+  const chips = element("ul", { class: "chips" });
+  for (const chip of chipsOf(run))
+    chips.append(element("li", { title: visible(shorten(chip, 300)) }, element("bdi", {}, visible(shorten(chip, 80)))));
+  return element(
+    "header",
+    {},
+    element("span", { class: "brand" }, element("span", { class: "logo", "aria-hidden": "true" }), "gradscope"),
+    element(
+      "h1",
+      { title: visible(shorten(workload.model || "model", 300)) },
+      element("bdi", {}, visible(shorten(workload.model || "model", 80))),
+    ),
+    chips,
+    element(
+      "button",
+      {
+        type: "button",
+        class: "icon",
+        id: "theme",
+        "aria-label": "Light or dark",
+        title: "Light or dark",
+        onclick: actions.theme,
+      },
+      "◐",
+    ),
+    element(
+      "button",
+      {
+        type: "button",
+        class: "icon",
+        id: "help",
+        "aria-label": "Keys and help",
+        title: "Keys and help ( ? )",
+        onclick: actions.help,
+      },
+      "?",
+    ),
+  );
+}
+
+/**
+ * Sentences that a reader has to know before believing a number.
+ * @param {Run} run
+ */
+export function warningsOf(run) {
+  const { workload, partial, notes, environment } = run.info;
+  const warnings = [];
+  if (partial) warnings.push(`The run ended early: this is from ${workload.steps} measured steps.`);
+  if (workload.loss === "mean of outputs") warnings.push("No loss was given: the mean of the outputs stands for it.");
+  if (environment.anomaly_mode) warnings.push("Anomaly mode was on: backward is slower than usual.");
+  return [...warnings, ...notes];
+}
+
+/**
+ * @param {HTMLElement} place
+ * @param {Run} run
+ * @param {Metric} metric
+ * @param {{ metric: (metric: Metric) => void, peak: () => void }} actions
+ */
+export function drawCards(place, run, metric, actions) {
+  const [forward, backward, saved] = [run.whole[FORWARD], run.whole[BACKWARD], run.whole[SAVED]];
+  const ratio = forward > 0 ? `${formatRatio(backward / forward)} forward` : "";
+  /** @type {[Metric, string, string, string][]} */
+  const cards = [
+    ["backward", "Backward", formatTime(backward), ratio],
+    ["forward", "Forward", formatTime(forward), ""],
+    ["both", "Both", formatTime(forward + backward), ""],
+  ];
+  if (run.memory) cards.push(["saved", "Saved memory", formatBytes(saved), "for backward"]);
+  const made = cards.map(([key, words, value, note]) =>
+    element(
+      "button",
+      {
+        type: "button",
+        class: "card",
+        "data-metric": key,
+        "aria-pressed": String(key === metric),
+        onclick: () => actions.metric(key),
+      },
+      element("span", { class: "words" }, words),
+      element("span", { class: "value" }, value),
+      note !== "" && element("span", { class: "note" }, note),
+    ),
+  );
+  if (run.memory) {
+    const { peak_bytes, peak_phase } = run.memory.figures;
+    made.push(
+      element(
+        "button",
+        { type: "button", class: "card", id: "peak", title: "Who holds it, and what ran then", onclick: actions.peak },
+        element("span", { class: "words" }, "Peak memory"),
+        element("span", { class: "value" }, formatBytes(peak_bytes)),
+        element("span", { class: "note" }, `in ${peak_phase}`),
+      ),
+    );
+  }
+  refill(place, ...made);
+}
+
+/**
+ * The findings, and where there are none what the backward pass is made of.
+ * @param {HTMLElement} place
+ * @param {Run} run
+ * @param {{ select: (path: string) => void, tab: (tab: string) => void }} actions
+ */
+export function drawFirstLook(place, run, actions) {
+  const { findings } = run.info;
+  if (findings.length > 0) {
+    const list = element("ol", { class: "first" });
+    for (const finding of findings.slice(0, 3)) {
+      const go = () => actions.select(finding.layers[0] ?? "");
+      const message = element("b", {}, visible(shorten(finding.message, 300)));
+      list.append(
+        element(
+          "li",
+          {},
+          element("button", { type: "button", onclick: go }, message, ` ${visible(shorten(finding.evidence, 300))}`),
+        ),
+      );
+    }
+    refill(place, element("h2", { class: "unseen" }, "Findings"), list);
+    return;
+  }
+  const whole = run.whole[BACKWARD];
+  const parts = ledgerParts(run).filter((part) => part.ns > 0);
+  const bar = element("div", { class: "stack", "aria-hidden": "true" });
+  const list = element("ul", { class: "legend" });
+  for (const part of parts) {
+    const share = whole > 0 ? part.ns / whole : 0;
+    const key = part.key.replace("_ns", "");
+    bar.append(element("span", { class: `ledger-${key}`, "width%": share * 100 }));
+    list.append(
+      element(
+        "li",
+        { title: part.meaning },
+        element("span", { class: `swatch ledger-${key}` }),
+        `${part.words} ${formatShare(share)}`,
+      ),
+    );
+  }
+  const open = element(
+    "button",
+    { type: "button", class: "link", onclick: () => actions.tab("ledger") },
+    "What backward is made of",
+  );
+  refill(place, element("h2", {}, open), bar, list);
+}

@@ -1,0 +1,157 @@
+// Nodes of the tree that the flame and the tables show: layers, parts of the ledger, operations, kernels.
+
+import { BACKWARD, FORWARD, slotOf } from "./run.js";
+
+/**
+ * @typedef {import("./run.js").Run} Run
+ * @typedef {import("./run.js").Op} Op
+ * @typedef {import("./run.js").Amounts} Amounts
+ *
+ * @typedef {object} Node
+ * @property {"all" | "layer" | "op" | "kernel" | "part"} kind
+ * @property {string} label
+ * @property {string} address the whole path, repeats as a star; of operations, that of their layer
+ * @property {string} className
+ * @property {string} type by which it is coloured
+ * @property {string} phase of an operation or kernel
+ * @property {number[]} layers merged here; for operations, of their layer
+ * @property {number} repeats among siblings; 1 unless folded
+ * @property {number} calls per step
+ * @property {Amounts} own
+ * @property {Amounts} total
+ * @property {Node[]} children layers first, operations after them
+ * @property {Node[]} kernels of a layer; RUN.json does not say which operation launched them
+ * @property {Node | null} parent
+ * @property {Op[]} rows what an operation or kernel is the sum of
+ *
+ * @typedef {object} Tree
+ * @property {Node} root
+ * @property {Node[]} layerNodes by layer
+ * @property {Node[]} nodes all of them, parents first
+ * @property {boolean} merged
+ */
+
+/**
+ * @param {Node["kind"]} kind
+ * @param {string} label
+ * @param {number[]} layers
+ * @param {number} repeats
+ * @returns {Node}
+ */
+export function makeNode(kind, label, layers, repeats) {
+  return {
+    kind,
+    label,
+    address: "",
+    className: "",
+    type: "other",
+    phase: "",
+    layers,
+    repeats,
+    calls: 0,
+    own: [0, 0, 0],
+    total: [0, 0, 0],
+    children: [],
+    kernels: [],
+    parent: null,
+    rows: [],
+  };
+}
+
+/**
+ * Operations of one layer or part, those of equal name and phase as one, the largest first.
+ * @param {Op[][]} lists
+ * @param {Node} owner
+ * @param {"op" | "kernel"} kind
+ */
+export function opNodes(lists, owner, kind) {
+  /** @type {Map<string, Node>} */
+  const found = new Map();
+  for (const list of lists) {
+    for (const op of list) {
+      const slot = slotOf(op.phase);
+      if (slot < 0) continue;
+      const key = `${op.phase}\n${op.name}`;
+      let node = found.get(key);
+      if (!node) {
+        node = makeNode(kind, op.name, owner.layers, 1);
+        node.phase = op.phase;
+        node.address = owner.address;
+        node.type = owner.type;
+        found.set(key, node);
+      }
+      node.own[slot] += op.amount;
+      node.calls += op.calls;
+      node.rows.push(op);
+    }
+  }
+  return [...found.values()].sort((a, b) => sum(b.own) - sum(a.own));
+}
+
+/**
+ * @param {number[]} to
+ * @param {number[]} from
+ */
+export function addTo(to, from) {
+  for (let i = 0; i < to.length; i++) to[i] += from[i];
+}
+
+/** @param {number[]} values */
+function sum(values) {
+  return values.reduce((all, value) => all + value, 0);
+}
+
+/**
+ * This node and all below it, parents first, without kernels.
+ * @param {Node} node
+ * @returns {Generator<Node>}
+ */
+export function* walkTree(node) {
+  yield node;
+  for (const child of node.children) yield* walkTree(child);
+}
+
+/**
+ * From the root to the node itself.
+ * @param {Node} node
+ */
+export function ancestry(node) {
+  const line = [node];
+  for (let at = node.parent; at; at = at.parent) line.unshift(at);
+  return line;
+}
+
+/**
+ * Whether `node` is `above` or below it.
+ * @param {Node} node
+ * @param {Node} above
+ */
+export function isWithin(node, above) {
+  /** @type {Node | null} */
+  let at = node;
+  while (at && at !== above) at = at.parent;
+  return at === above;
+}
+
+/**
+ * The layer that a node is or belongs to; null for what is outside the layers.
+ * @param {Node} node
+ * @returns {Node | null}
+ */
+export function layerOf(node) {
+  if (node.kind === "layer") return node;
+  return node.parent && node.kind !== "all" ? layerOf(node.parent) : null;
+}
+
+/**
+ * Backward over forward; null without a forward.
+ * @param {Amounts} amounts
+ */
+export function backwardRatio(amounts) {
+  return amounts[FORWARD] > 0 ? amounts[BACKWARD] / amounts[FORWARD] : null;
+}
+
+/** @param {Node} node */
+export function nameWithRepeats(node) {
+  return node.repeats > 1 ? `${node.label} ×${node.repeats}` : node.label;
+}

@@ -1,0 +1,241 @@
+// The data of the page, decoded: texts and paths in place of numbers, and what belongs to which layer.
+
+/**
+ * @typedef {number[]} Amounts forward ns, backward ns, saved bytes, in this order
+ * @typedef {"backward" | "forward" | "both" | "saved"} Metric
+ */
+export const FORWARD = 0;
+export const BACKWARD = 1;
+export const SAVED = 2;
+
+/**
+ * @param {Amounts} amounts
+ * @param {Metric} metric
+ */
+export function amountOf(amounts, metric) {
+  if (metric === "backward") return amounts[BACKWARD];
+  if (metric === "forward") return amounts[FORWARD];
+  return metric === "both" ? amounts[FORWARD] + amounts[BACKWARD] : amounts[SAVED];
+}
+
+// Parts of the ledger that belong to no layer: key of the ledger, phase of the operations in it, words.
+export const PARTS = /** @type {const} */ ([
+  ["outside_modules_ns", "backward", "outside modules", "nodes of no module: a functional loss, say"],
+  ["communication_ns", "communication", "communication", "collectives of DDP and FSDP"],
+  ["engine_ns", "engine", "engine", "autograd's engine, and Python between its nodes"],
+  ["unattributed_ns", "unattributed", "unattributed", "nodes whose forward was not seen"],
+]);
+
+// Phases whose operations make up a layer's backward.
+export const LAYER_PHASES = new Set(["backward", "recompute", "gradient_sum", "accumulate"]);
+const BACKWARD_PHASES = new Set([...LAYER_PHASES, "communication", "engine", "unattributed"]);
+
+/**
+ * What the amount of an operation counts as; -1 for phases that no metric shows (the optimizer).
+ * @param {string} phase
+ */
+export function slotOf(phase) {
+  if (phase === "forward") return FORWARD;
+  if (phase === "saved") return SAVED;
+  return BACKWARD_PHASES.has(phase) ? BACKWARD : -1;
+}
+
+/**
+ * @typedef {object} Op one operation of one layer in one phase, a kernel, or one kind of saved tensor
+ * @property {number} layer -1 outside every module
+ * @property {string} phase
+ * @property {string} name
+ * @property {number} calls
+ * @property {number} amount ns, or bytes where the phase is "saved"
+ * @property {string} shape
+ * @property {string} line where a saved tensor was first kept
+ *
+ * @typedef {object} Line
+ * @property {string} file
+ * @property {number} line
+ * @property {string} function
+ * @property {string} text
+ * @property {number} layer
+ * @property {Amounts} amounts
+ *
+ * @typedef {object} Holder
+ * @property {number} layer
+ * @property {string} category
+ * @property {number} bytes
+ *
+ * @typedef {object} Memory
+ * @property {Record<string, any>} figures single figures of RUN.json's memory
+ * @property {Holder[]} holders
+ * @property {number[]} times
+ * @property {number[]} bytes
+ * @property {{ phase: string, start_ns: number, end_ns: number }[]} phases
+ *
+ * @typedef {object} Run
+ * @property {Record<string, any>} info single figures and lists that are not tables
+ * @property {string[]} paths
+ * @property {string[]} names
+ * @property {string[]} classes
+ * @property {string[]} sources
+ * @property {number[]} parents -1 for a root
+ * @property {number[]} calls
+ * @property {number[]} parameters
+ * @property {number[][]} steps own backward nodes in each measured step
+ * @property {Amounts[]} own
+ * @property {Record<string, number[]>} columns the other columns of numbers
+ * @property {Record<string, string[]>} tied
+ * @property {Op[][]} ops by layer; the last entry is of no layer
+ * @property {Op[][]} kernels likewise
+ * @property {Op[][]} saved likewise
+ * @property {Line[]} lines
+ * @property {Memory | null} memory
+ * @property {Amounts} whole forward, backward and saved of the whole step
+ * @property {Map<string, number>} byPath
+ */
+
+/**
+ * @param {any} record what gradscope/report/page/data.py wrote
+ * @param {number} index of the run
+ * @returns {Run}
+ */
+export function readRun(record, index) {
+  const raw = record.runs[index];
+  /** @type {string[]} */
+  const strings = record.strings;
+  /** @param {number} number */
+  const text = (number) => (number < 0 ? "" : strings[number]);
+  const { layers, memory } = raw;
+  const count = layers.parent.length;
+  const names = layers.name.map(text);
+  const paths = readPaths(names, layers.parent);
+  const saved = layers.saved_bytes;
+  /** @type {Amounts[]} */
+  const own = names.map((/** @type {string} */ _, /** @type {number} */ i) => [
+    layers.forward_self_ns[i],
+    layers.backward_self_ns[i] + layers.recompute_ns[i] + layers.accumulate_ns[i] + layers.gradient_sum_ns[i],
+    saved ? (saved[i] ?? 0) : 0,
+  ]);
+  return {
+    info: raw,
+    paths,
+    names,
+    classes: layers.class.map(text),
+    sources: layers.source.map(text),
+    parents: layers.parent,
+    calls: layers.calls ?? [],
+    parameters: layers.parameters ?? [],
+    steps: layers.steps_ns,
+    own,
+    columns: layers,
+    tied: layers.tied,
+    ops: byLayer(readOps(raw.ops, text, "self_ns"), count),
+    kernels: byLayer(readOps(raw.kernels, text, "device_ns"), count),
+    saved: byLayer(memory ? readSaved(memory.saved, text) : [], count),
+    lines: readLines(raw.lines, text),
+    memory: memory ? readMemory(memory, text) : null,
+    whole: [raw.step.forward_ns, raw.ledger.backward_ns, memory ? memory.saved_bytes : 0],
+    byPath: new Map(paths.map((path, i) => [path, i])),
+  };
+}
+
+/**
+ * A path is its parent's path, a dot, and its name.
+ * @param {string[]} names
+ * @param {number[]} parents
+ */
+function readPaths(names, parents) {
+  /** @type {string[]} */
+  const paths = new Array(names.length);
+  /** @param {number} i @returns {string} */
+  const pathOf = (i) => {
+    if (paths[i] === undefined) {
+      const above = parents[i] < 0 ? "" : pathOf(parents[i]);
+      paths[i] = above ? `${above}.${names[i]}` : names[i];
+    }
+    return paths[i];
+  };
+  for (let i = 0; i < names.length; i++) pathOf(i);
+  return paths;
+}
+
+/**
+ * @param {any} table
+ * @param {(number: number) => string} text
+ * @param {string} column
+ * @returns {Op[]}
+ */
+function readOps(table, text, column) {
+  return table.layer.map((/** @type {number} */ layer, /** @type {number} */ i) => ({
+    layer,
+    phase: text(table.phase[i]),
+    name: text(table.name[i]),
+    calls: table.calls[i],
+    amount: table[column][i],
+    shape: table.shape ? text(table.shape[i]) : "",
+    line: "",
+  }));
+}
+
+/**
+ * @param {any} table
+ * @param {(number: number) => string} text
+ * @returns {Op[]}
+ */
+function readSaved(table, text) {
+  return table.layer.map((/** @type {number} */ layer, /** @type {number} */ i) => ({
+    layer,
+    phase: "saved",
+    name: `${text(table.node[i])} · ${text(table.what[i])}`,
+    calls: table.count[i],
+    amount: table.bytes[i],
+    shape: `${text(table.shape[i])} ${text(table.dtype[i])}`,
+    line: text(table.line[i]),
+  }));
+}
+
+/**
+ * @param {any} table
+ * @param {(number: number) => string} text
+ * @returns {Line[]}
+ */
+function readLines(table, text) {
+  return table.file.map((/** @type {number} */ file, /** @type {number} */ i) => ({
+    file: text(file),
+    line: table.line[i],
+    function: text(table.function[i]),
+    text: text(table.text[i]),
+    layer: table.layer[i],
+    amounts: [table.forward_ns[i], table.backward_ns[i], table.saved_bytes ? (table.saved_bytes[i] ?? 0) : 0],
+  }));
+}
+
+/**
+ * @param {any} memory
+ * @param {(number: number) => string} text
+ * @returns {Memory}
+ */
+function readMemory(memory, text) {
+  const { at_peak: held, timeline } = memory;
+  return {
+    figures: memory,
+    holders: held.layer.map((/** @type {number} */ layer, /** @type {number} */ i) => ({
+      layer,
+      category: text(held.category[i]),
+      bytes: held.bytes[i],
+    })),
+    times: timeline.ns ?? [],
+    bytes: timeline.bytes ?? [],
+    phases: memory.phases,
+  };
+}
+
+/**
+ * @param {Op[]} ops
+ * @param {number} count of layers
+ * @returns {Op[][]}
+ */
+function byLayer(ops, count) {
+  /** @type {Op[][]} */
+  const lists = Array.from({ length: count + 1 }, () => []);
+  for (const op of ops) lists[op.layer < 0 ? count : op.layer].push(op);
+  return lists;
+}

@@ -1,0 +1,88 @@
+// Finding layers, operations, kernels and lines by words of their names.
+
+import { amountOf } from "./run.js";
+import { walkTree } from "./nodes.js";
+
+/**
+ * @typedef {import("./nodes.js").Node} Node
+ * @typedef {import("./run.js").Metric} Metric
+ *
+ * @typedef {object} Found
+ * @property {Set<Node>} matches
+ * @property {Set<Node>} lit matches, what is above them, and what is below them
+ * @property {Node[]} list matches in the order of the tree
+ * @property {number} amount of what matches, nothing counted twice
+ */
+
+/**
+ * Whether all words of the query are in the text; upper and lower case are the same.
+ * @param {string} query
+ * @returns {(text: string) => boolean}
+ */
+export function matcher(query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  return (text) => {
+    const lower = text.toLowerCase();
+    return words.every((word) => lower.includes(word));
+  };
+}
+
+/**
+ * Whether a node fits: a layer by path and class (of repeats, any of their paths), an operation by name and phase.
+ * @param {Node} node
+ * @param {(text: string) => boolean} fits
+ * @param {string[]} paths of layers
+ */
+function nodeFits(node, fits, paths) {
+  if (node.kind !== "layer") return fits(node.kind === "part" ? node.label : `${node.label} ${node.phase}`);
+  const names = [node.address, ...node.layers.map((layer) => paths[layer])];
+  return names.some((name) => fits(`${name} ${node.className}`));
+}
+
+/**
+ * @param {Node} root
+ * @param {string} query
+ * @param {Metric} metric
+ * @param {string[]} paths of layers
+ * @returns {Found | null} null without a query
+ */
+export function search(root, query, metric, paths) {
+  if (!query.trim()) return null;
+  const fits = matcher(query);
+  /** @type {Found} */
+  const found = { matches: new Set(), lit: new Set(), list: [], amount: 0 };
+  /** @param {Node} node @param {boolean} below a match */
+  const visit = (node, below) => {
+    const own = node.kind !== "all" && nodeFits(node, fits, paths);
+    if (own) {
+      found.matches.add(node);
+      if (amountOf(node.total, metric) > 0) found.list.push(node);
+      if (!below && node.kind !== "kernel") found.amount += amountOf(node.total, metric);
+    }
+    let lit = own || below;
+    for (const child of node.children) lit = visit(child, own || below) || lit;
+    for (const kernel of node.kernels) lit = visit(kernel, own || below) || lit;
+    if (lit) found.lit.add(node);
+    return lit;
+  };
+  visit(root, false);
+  return found;
+}
+
+/**
+ * Nodes that a table shows for a search: those that match, and those of which an operation does.
+ * @param {Node} node
+ * @param {Found | null} found
+ */
+export function isFound(node, found) {
+  if (!found || found.matches.has(node)) return true;
+  return [...node.children, ...node.kernels].some((child) => child.kind !== "layer" && found.matches.has(child));
+}
+
+/**
+ * All layers and parts, parents first.
+ * @param {Node} root
+ */
+export function rowsOf(root) {
+  return [...walkTree(root)].filter((node) => node.kind === "layer" || node.kind === "part");
+}

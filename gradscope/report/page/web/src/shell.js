@@ -1,0 +1,188 @@
+// The parts of the page and where they stand; what is in them is drawn by others.
+
+import { element, refill } from "./dom.js";
+import { visible } from "./format.js";
+import { makeHeader, warningsOf } from "./header.js";
+import { makeHelp } from "./help.js";
+import { countOf } from "./table.js";
+
+/**
+ * @typedef {import("./run.js").Run} Run
+ *
+ * @typedef {object} ShellActions
+ * @property {(changes: Partial<import("./state.js").ViewState>) => void} change
+ * @property {(query: string) => void} query
+ * @property {(event: KeyboardEvent) => void} tabKey
+ * @property {() => void} csv
+ * @property {() => void} theme
+ */
+
+/**
+ * @param {HTMLElement} place
+ * @param {Run} run
+ * @param {[key: string, words: string][]} tabs
+ * @param {ShellActions} actions
+ */
+export function makeShell(place, run, tabs, actions) {
+  const help = makeHelp();
+  const parts = {
+    cards: element("div", { class: "cards", role: "group", "aria-label": "What is shown" }),
+    first: element("section", { class: "panel first-look", "aria-label": "First look" }),
+    title: element("h2", {}),
+    crumbs: element("nav", { class: "crumbs", "aria-label": "Zoom" }),
+    legend: element("div", { class: "legend-bar" }),
+    canvas: element("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "flame graph",
+      "aria-describedby": "flame-help",
+    }),
+    merged: element("input", {
+      type: "checkbox",
+      id: "merged",
+      onchange: () => actions.change({ merged: parts.merged.checked }),
+    }),
+    colour: element("select", {
+      id: "colour",
+      onchange: () => actions.change({ colour: /** @type {any} */ (parts.colour.value), highlight: "" }),
+    }),
+    order: element("select", {
+      id: "order",
+      onchange: () => actions.change({ order: /** @type {any} */ (parts.order.value) }),
+    }),
+    query: element("input", {
+      type: "search",
+      id: "query",
+      placeholder: "Search layers, ops, lines  ( / )",
+      "aria-label": "Search layers, operations, kernels and lines",
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: () => actions.query(parts.query.value),
+    }),
+    found: element("span", { class: "found", id: "found", role: "status" }),
+    tabs: element("div", { class: "tabs", role: "tablist", "aria-label": "Tables" }),
+    subtree: element("input", {
+      type: "checkbox",
+      id: "subtree",
+      onchange: () => actions.change({ subtree: parts.subtree.checked }),
+    }),
+    zoomedOnly: element("input", {
+      type: "checkbox",
+      id: "zoomed",
+      onchange: () => actions.change({ zoomedOnly: parts.zoomedOnly.checked }),
+    }),
+    summary: element("span", { class: "note", id: "summary" }),
+    rows: element("div", { class: "rows", tabindex: "0", role: "tabpanel", id: "rows" }),
+    timeline: element("section", { class: "panel timeline", "aria-label": "Memory over the step" }),
+    details: element("section", { class: "panel details", "aria-label": "The selection", "aria-live": "polite" }),
+    tip: element("div", { class: "tip", role: "tooltip", hidden: true }),
+  };
+  parts.colour.append(
+    element("option", { value: "type" }, "layer type"),
+    element("option", { value: "ratio" }, "backward ÷ forward"),
+  );
+  parts.order.append(
+    element("option", { value: "model" }, "as in the model"),
+    element("option", { value: "largest" }, "largest first"),
+  );
+  const warnings = warningsOf(run);
+  refill(
+    place,
+    makeHeader(run, { theme: () => actions.theme(), help: () => help.showModal() }),
+    element(
+      "main",
+      {},
+      warnings.length > 0 &&
+        element("ul", { class: "warnings" }, ...warnings.map((text) => element("li", {}, visible(text)))),
+      element("div", { class: "top" }, parts.cards, parts.first),
+      flamePanel(parts),
+      element(
+        "div",
+        { class: "bottom" },
+        tablePanel(parts, tabs, actions),
+        element("div", { class: "side" }, parts.timeline, parts.details),
+      ),
+    ),
+    makeFooter(run),
+    parts.tip,
+    help,
+  );
+  return { ...parts, help };
+}
+
+/** @param {any} parts */
+function flamePanel(parts) {
+  return element(
+    "section",
+    { class: "panel flame", "aria-label": "Flame graph" },
+    element(
+      "div",
+      { class: "toolbar" },
+      parts.title,
+      element("label", {}, parts.merged, "Merge repeated layers"),
+      element("label", {}, "Colour ", parts.colour),
+      element("label", {}, "Order ", parts.order),
+      element("span", { class: "search" }, parts.query, parts.found),
+    ),
+    element("div", { class: "under" }, parts.crumbs, parts.legend),
+    element("div", { class: "canvas" }, parts.canvas),
+    element(
+      "p",
+      { class: "unseen", id: "flame-help" },
+      "Arrow keys go from frame to frame, Enter zooms in, Escape zooms out. The table below holds the same numbers.",
+    ),
+  );
+}
+
+/**
+ * @param {any} parts
+ * @param {[key: string, words: string][]} tabs
+ * @param {ShellActions} actions
+ */
+function tablePanel(parts, tabs, actions) {
+  for (const [key, words] of tabs) {
+    parts.tabs.append(
+      element(
+        "button",
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${key}`,
+          "aria-controls": "rows",
+          onclick: () => actions.change({ tab: key, sort: "" }),
+          onkeydown: (/** @type {KeyboardEvent} */ event) => actions.tabKey(event),
+        },
+        words,
+      ),
+    );
+  }
+  return element(
+    "section",
+    { class: "panel tables", "aria-label": "Tables" },
+    element(
+      "div",
+      { class: "toolbar" },
+      parts.tabs,
+      element("label", { class: "for-layers" }, parts.subtree, "include sub-layers"),
+      element("label", {}, parts.zoomedOnly, "zoomed part only"),
+      parts.summary,
+      element("button", { type: "button", id: "csv", onclick: () => actions.csv() }, "CSV"),
+    ),
+    parts.rows,
+  );
+}
+
+/** @param {Run} run */
+function makeFooter(run) {
+  const { source, gradscope } = run.info;
+  const lines = run.lines.filter((line) => line.text !== "").length;
+  const words =
+    source && lines > 0
+      ? `This file holds the text of ${countOf(lines, "line")} of your source code; gradscope … --no-source leaves it out.`
+      : "No text of your source code is in this file.";
+  return element(
+    "footer",
+    {},
+    `Written by gradscope ${visible(gradscope)}. ${words} It works offline and asks for nothing.`,
+  );
+}

@@ -1,0 +1,119 @@
+// What a table is, whatever it shows: rows, columns, order, CSV.
+
+import { formatCount } from "./format.js";
+import { amountOf } from "./run.js";
+
+/**
+ * @typedef {import("./nodes.js").Node} Node
+ * @typedef {import("./nodes.js").Tree} Tree
+ * @typedef {import("./run.js").Run} Run
+ * @typedef {import("./run.js").Metric} Metric
+ * @typedef {import("./state.js").ViewState} ViewState
+ * @typedef {import("./search.js").Found} Found
+ *
+ * @typedef {object} Column
+ * @property {string} key
+ * @property {string} label
+ * @property {"text" | "code" | "time" | "bytes" | "number" | "share"} kind
+ * @property {(value: number) => string} [format] of numbers
+ *
+ * @typedef {object} Row
+ * @property {Record<string, string | number | null>} cells
+ * @property {string} [shown] in place of the first cell, where that is long
+ * @property {string} note beside the first cell
+ * @property {string} type for the swatch
+ * @property {Node | null} node what a click selects
+ * @property {boolean} [rest] what no other row holds
+ *
+ * @typedef {object} Table
+ * @property {Column[]} columns
+ * @property {Row[]} rows
+ * @property {string} summary
+ * @property {string} sort
+ *
+ * @typedef {object} Scene what tables are made from
+ * @property {Run} run
+ * @property {Tree} tree
+ * @property {ViewState} state
+ * @property {Node} zoom
+ * @property {Found | null} found
+ */
+
+/** @type {Record<Metric, string>} */
+export const METRIC_WORDS = {
+  backward: "backward",
+  forward: "forward",
+  both: "forward and backward",
+  saved: "saved memory",
+};
+
+/**
+ * Rows in the reader's order; what is the rest stays last.
+ * @param {Table} table
+ * @param {string} sort
+ */
+export function sortRows(table, sort) {
+  const wanted = table.columns.some((column) => column.key === sort.replace("-", "")) ? sort : table.sort;
+  const [key, sign] = wanted.startsWith("-") ? [wanted.slice(1), -1] : [wanted, 1];
+  const rest = table.rows.filter((row) => row.rest);
+  const rows = table.rows.filter((row) => !row.rest);
+  rows.sort((a, b) => compareCells(a.cells[key], b.cells[key], sign));
+  return { rows: [...rows, ...rest], sort: wanted };
+}
+
+/**
+ * What was not measured comes last in both orders.
+ * @param {string | number | null} a
+ * @param {string | number | null} b
+ * @param {number} sign
+ */
+function compareCells(a, b, sign) {
+  if (a === null || b === null) return Number(a === null) - Number(b === null);
+  if (typeof a === "number" && typeof b === "number") return sign * (a - b);
+  return sign * String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+/**
+ * A table as CSV: exact values, nothing in place of what was not measured.
+ * @param {Table} table
+ */
+export function toCsv(table) {
+  /** @param {string | number | null | undefined} value */
+  const quoted = (value) => {
+    if (typeof value === "number") return String(value);
+    // A spreadsheet would take these for formulas.
+    const text = /^[=+\-@\t\r]/.test(value ?? "") ? `'${value}` : (value ?? "");
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const units = { time: "_ns", bytes: "_bytes", text: "", code: "", number: "", share: "" };
+  const lines = [table.columns.map((column) => quoted(column.key + units[column.kind])).join(",")];
+  for (const row of table.rows) lines.push(table.columns.map((column) => quoted(row.cells[column.key])).join(","));
+  return `${lines.join("\n")}\n`;
+}
+
+/** @param {Scene} scene */
+export function shareColumn({ state }) {
+  return /** @type {Column} */ ({ key: "share", label: `Share of ${METRIC_WORDS[state.metric]}`, kind: "share" });
+}
+
+/** @param {Scene} scene */
+export function wholeOf({ run, state }) {
+  return amountOf(run.whole, state.metric);
+}
+
+/**
+ * @param {number} part
+ * @param {number} whole
+ */
+export function shareOf(part, whole) {
+  return whole > 0 ? part / whole : 0;
+}
+
+/**
+ * "1 row", "12 rows".
+ * @param {number} count
+ * @param {string} thing
+ */
+export function countOf(count, thing) {
+  return `${formatCount(count)} ${thing}${count === 1 ? "" : "s"}`;
+}

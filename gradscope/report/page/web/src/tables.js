@@ -1,0 +1,169 @@
+// The tables below the flame, exact values included: layers, operations, kernels. How they are drawn is in tableview.js.
+
+import { formatCalls, formatRatio } from "./format.js";
+import { ledgerTable, linesTable, peakTable } from "./linetables.js";
+import { backwardRatio, isWithin, layerOf, walkTree } from "./nodes.js";
+import { BACKWARD, FORWARD, SAVED, amountOf, slotOf } from "./run.js";
+import { isFound, rowsOf } from "./search.js";
+import { countOf, shareColumn, shareOf, wholeOf } from "./table.js";
+
+/**
+ * @typedef {import("./run.js").Run} Run
+ * @typedef {import("./run.js").Metric} Metric
+ * @typedef {import("./nodes.js").Node} Node
+ * @typedef {import("./table.js").Table} Table
+ * @typedef {import("./table.js").Column} Column
+ * @typedef {import("./table.js").Scene} Scene
+ */
+
+/**
+ * The tabs that this run has something for.
+ * @param {Run} run
+ * @returns {[key: string, words: string][]}
+ */
+export function tabsOf(run) {
+  /** @type {[string, string, boolean][]} */
+  const tabs = [
+    ["layers", "Layers", true],
+    ["ops", "Ops", true],
+    ["kernels", "Kernels", run.kernels.some((list) => list.length > 0)],
+    ["lines", "Lines", run.lines.length > 0],
+    ["ledger", "Ledger", true],
+    ["peak", "Peak memory", run.memory !== null],
+  ];
+  return tabs.filter(([, , there]) => there).map(([key, words]) => [key, words]);
+}
+
+/**
+ * @param {string} tab
+ * @param {Scene} scene
+ * @returns {Table}
+ */
+export function makeTable(tab, scene) {
+  if (tab === "ops") return opsTable(scene, "op");
+  if (tab === "kernels") return opsTable(scene, "kernel");
+  if (tab === "lines") return linesTable(scene);
+  if (tab === "ledger") return ledgerTable(scene);
+  if (tab === "peak" && scene.run.memory) return peakTable(scene, scene.run.memory);
+  return layersTable(scene);
+}
+
+/** @param {Scene} scene @returns {Table} */
+function layersTable(scene) {
+  const { run, tree, state, zoom, found } = scene;
+  const nodes = rowsOf(tree.root).filter((node) => isFound(node, found) && (!state.zoomedOnly || isWithin(node, zoom)));
+  const whole = wholeOf(scene);
+  const rows = nodes.map((node) => {
+    const amounts = state.subtree ? node.total : node.own;
+    return {
+      cells: {
+        layer: node.kind === "part" ? `(${node.label})` : node.address || node.label,
+        class: node.className,
+        forward: amounts[FORWARD],
+        backward: amounts[BACKWARD],
+        ratio: node.kind === "part" ? null : backwardRatio(amounts),
+        saved: run.memory ? amounts[SAVED] : null,
+        share: shareOf(amountOf(amounts, state.metric), whole),
+      },
+      note:
+        node.kind === "part"
+          ? node.className
+          : `${node.repeats > 1 || node.layers.length > 1 ? `×${node.layers.length} ` : ""}${node.className}`,
+      type: node.type,
+      node,
+    };
+  });
+  /** @type {Column[]} */
+  const columns = [
+    { key: "layer", label: "Layer", kind: "text" },
+    { key: "forward", label: "Forward", kind: "time" },
+    { key: "backward", label: "Backward", kind: "time" },
+    { key: "ratio", label: "Bwd ÷ fwd", kind: "number", format: formatRatio },
+    ...(run.memory ? [/** @type {Column} */ ({ key: "saved", label: "Saved", kind: "bytes" })] : []),
+    shareColumn(scene),
+  ];
+  const what = state.subtree ? "each with what is below it" : "each layer’s own operations";
+  return { columns, rows, summary: `${countOf(rows.length, "row")}, ${what}`, sort: "-share" };
+}
+
+/**
+ * Operations, kernels, or saved tensors of all layers, those of equal name and phase as one.
+ * @param {Scene} scene
+ * @param {"op" | "kernel"} kind
+ * @returns {Table}
+ */
+function opsTable(scene, kind) {
+  const { tree, state, zoom, found } = scene;
+  /** @type {Map<string, { nodes: Node[], amount: number, calls: number, layers: number }>} */
+  const groups = new Map();
+  for (const node of walkTree(tree.root)) {
+    for (const op of kind === "op" ? (node.kind === "op" ? [node] : []) : node.kernels) {
+      const amount = amountOf(op.total, state.metric);
+      if (!(amount > 0) || (state.zoomedOnly && !isWithin(op, zoom)) || (found && !found.lit.has(op))) continue;
+      const key = `${op.phase}\n${op.label}`;
+      const group = groups.get(key) ?? { nodes: [], amount: 0, calls: 0, layers: 0 };
+      group.nodes.push(op);
+      group.amount += amount;
+      group.calls += op.calls;
+      group.layers += new Set(op.rows.map((row) => row.layer)).size;
+      groups.set(key, group);
+    }
+  }
+  const whole = wholeOf(scene);
+  const rows = [...groups.values()].map(({ nodes, amount, calls, layers }) => {
+    const largest = nodes.reduce((a, b) => (amountOf(b.total, state.metric) > amountOf(a.total, state.metric) ? b : a));
+    const layer = layerOf(largest);
+    const top = largest.rows.reduce((a, b) => (b.amount > a.amount ? b : a));
+    return {
+      cells: {
+        name: largest.label,
+        phase: largest.phase.replace("_", " "),
+        calls,
+        layers,
+        shape: top.shape || null,
+        amount,
+        share: shareOf(amount, whole),
+      },
+      note: nodes.length === 1 && layer ? `in ${layer.address || layer.label}` : `in ${countOf(layers, "layer")}`,
+      type: largest.type,
+      node: largest,
+    };
+  });
+  const saved = state.metric === "saved";
+  /** @type {Column[]} */
+  const columns = [
+    { key: "name", label: kind === "kernel" ? "Kernel" : saved ? "Saved by" : "Operation", kind: "text" },
+    { key: "phase", label: "Phase", kind: "text" },
+    { key: "shape", label: saved ? "Largest" : "Shapes", kind: "text" },
+    { key: "calls", label: saved ? "Tensors" : "Calls", kind: "number", format: formatCalls },
+    {
+      key: "amount",
+      label: saved ? "Saved" : kind === "kernel" ? "Device time" : "Time",
+      kind: saved ? "bytes" : "time",
+    },
+    shareColumn(scene),
+  ];
+  const words = kind === "kernel" ? "device time; streams may overlap" : "merged by name";
+  return { columns, rows, summary: `${countOf(rows.length, "row")}, ${words}`, sort: "-share" };
+}
+
+/**
+ * Operations of a node that count for the metric, the largest first.
+ * @param {Node} node
+ * @param {Metric} metric
+ * @param {"op" | "kernel"} kind
+ */
+export function largestOps(node, metric, kind) {
+  /** @type {Map<string, { name: string, phase: string, amount: number }>} */
+  const groups = new Map();
+  for (const below of walkTree(node)) {
+    for (const op of kind === "op" ? (below.kind === "op" ? [below] : []) : below.kernels) {
+      if (slotOf(op.phase) < 0 || !(amountOf(op.total, metric) > 0)) continue;
+      const key = `${op.phase}\n${op.label}`;
+      const group = groups.get(key) ?? { name: op.label, phase: op.phase, amount: 0 };
+      group.amount += amountOf(op.total, metric);
+      groups.set(key, group);
+    }
+  }
+  return [...groups.values()].sort((a, b) => b.amount - a.amount);
+}

@@ -1,0 +1,180 @@
+// Drawing a table: headings that sort, bars, marks of what is selected. Long tables show their first rows, and more when asked.
+
+import { element, refill } from "./dom.js";
+import { columnScale, formatScaled, formatShare, shorten, visible } from "./format.js";
+import { sortRows } from "./table.js";
+
+/**
+ * @typedef {import("./table.js").Table} Table
+ * @typedef {import("./table.js").Row} Row
+ * @typedef {import("./table.js").Column} Column
+ * @typedef {import("./nodes.js").Node} Node
+ */
+
+const FIRST_ROWS = 200;
+const LONGEST_NAME = 300;
+
+export class TableView {
+  /**
+   * @param {HTMLElement} place
+   * @param {{ sort: (key: string) => void, select: (node: Node) => void }} actions
+   */
+  constructor(place, actions) {
+    this.place = place;
+    this.actions = actions;
+    this.shown = FIRST_ROWS;
+    this.identity = "";
+  }
+
+  /**
+   * @param {Table} table
+   * @param {string} sort
+   * @param {(row: Row) => boolean} isMarked
+   * @param {string} identity of what is shown: another one starts at the top again
+   * @param {string} caption
+   */
+  draw(table, sort, isMarked, identity, caption) {
+    if (identity !== this.identity) {
+      this.shown = FIRST_ROWS;
+      this.place.scrollTop = 0;
+    }
+    this.identity = identity;
+    const sorted = sortRows(table, sort);
+    const scales = new Map(table.columns.map((column) => [column.key, scaleOf(table, column)]));
+    const largest = largestOf(table, "share");
+    const head = element("tr", {}, ...table.columns.map((column) => this.heading(column, sorted.sort, scales)));
+    const body = element("tbody");
+    for (const row of sorted.rows.slice(0, this.shown)) {
+      body.append(this.row(row, table.columns, scales, largest, isMarked(row)));
+    }
+    const left = sorted.rows.length - this.shown;
+    const more = element("button", {
+      class: "more",
+      type: "button",
+      onclick: () => {
+        this.shown += 5 * FIRST_ROWS;
+        this.draw(table, sort, isMarked, identity, caption);
+      },
+    });
+    more.textContent = `Show more rows: ${left} left`;
+    const words = element("caption", { class: "unseen" }, caption);
+    refill(
+      this.place,
+      element("table", {}, words, element("thead", {}, head), body),
+      sorted.rows.length === 0 && element("p", { class: "empty" }, "Nothing here: no row fits the search or the zoom."),
+      left > 0 && more,
+    );
+  }
+
+  /**
+   * @param {Column} column
+   * @param {string} sort
+   * @param {Map<string, import("./format.js").Scale | null>} scales
+   */
+  heading(column, sort, scales) {
+    const sorted = sort.replace("-", "") === column.key;
+    const falling = sort.startsWith("-");
+    const unit = scales.get(column.key)?.unit;
+    const label = `${column.label}${unit ? ` ${unit}` : ""}`;
+    const isText = column.kind === "text" || column.kind === "code";
+    const next = sorted ? (falling ? column.key : `-${column.key}`) : isText ? column.key : `-${column.key}`;
+    const arrow = element("span", { class: "arrow", "aria-hidden": "true" }, sorted ? (falling ? "▾" : "▴") : "");
+    return element(
+      "th",
+      { scope: "col", class: column.kind, "aria-sort": sorted ? (falling ? "descending" : "ascending") : null },
+      element(
+        "button",
+        { type: "button", "data-sort": column.key, onclick: () => this.actions.sort(next) },
+        label,
+        arrow,
+      ),
+    );
+  }
+
+  /**
+   * @param {Row} row
+   * @param {Column[]} columns
+   * @param {Map<string, import("./format.js").Scale | null>} scales
+   * @param {number} largest share
+   * @param {boolean} marked
+   */
+  row(row, columns, scales, largest, marked) {
+    const { node } = row;
+    const cells = columns.map((column, i) =>
+      i === 0 ? this.nameCell(row, String(row.cells[column.key])) : valueCell(row, column, scales, largest),
+    );
+    return element(
+      "tr",
+      {
+        class: `${marked ? "marked" : ""}${row.rest ? " rest" : ""}`,
+        "aria-current": marked ? "true" : null,
+        onclick: node && (() => this.actions.select(node)),
+      },
+      ...cells,
+    );
+  }
+
+  /**
+   * @param {Row} row
+   * @param {string} name
+   */
+  nameCell(row, name) {
+    const { node } = row;
+    const whole = visible(shorten(name, LONGEST_NAME));
+    const shown = row.shown === undefined ? whole : visible(shorten(row.shown, LONGEST_NAME));
+    const words = node
+      ? element("button", { type: "button", class: "name" }, element("bdi", {}, shown))
+      : element("bdi", { class: "name" }, shown);
+    return element(
+      "th",
+      { scope: "row", title: whole, "data-value": name },
+      row.type !== "" && element("span", { class: `swatch type-${row.type}`, "aria-hidden": "true" }),
+      words,
+      row.note !== "" && element("span", { class: "note" }, ` ${visible(shorten(row.note, 120))}`),
+    );
+  }
+}
+
+/**
+ * @param {Row} row
+ * @param {Column} column
+ * @param {Map<string, import("./format.js").Scale | null>} scales
+ * @param {number} largest
+ */
+function valueCell(row, column, scales, largest) {
+  const value = row.cells[column.key];
+  if (typeof value === "string") {
+    const shown = visible(shorten(value, LONGEST_NAME));
+    return element("td", { class: column.kind, title: shown, "data-value": value }, element("bdi", {}, shown));
+  }
+  const attributes = { class: column.kind, "data-value": value };
+  if (column.kind === "share") {
+    const share = Number(value);
+    const bar = element("span", {
+      class: "bar",
+      "aria-hidden": "true",
+      "width%": largest > 0 ? (share / largest) * 100 : 0,
+    });
+    return element("td", attributes, element("span", { class: "track" }, bar), formatShare(share));
+  }
+  const scale = scales.get(column.key);
+  if (scale) return element("td", attributes, formatScaled(value, scale));
+  return element("td", attributes, value === null || !column.format ? "–" : column.format(value));
+}
+
+/**
+ * @param {Table} table
+ * @param {Column} column
+ */
+function scaleOf(table, column) {
+  if (column.kind !== "time" && column.kind !== "bytes") return null;
+  return columnScale(largestOf(table, column.key), column.kind === "bytes");
+}
+
+/**
+ * @param {Table} table
+ * @param {string} key
+ */
+function largestOf(table, key) {
+  return table.rows.reduce((most, row) => Math.max(most, Number(row.cells[key] ?? 0)), 0);
+}

@@ -1,0 +1,71 @@
+"""Runs for the tests of the page."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gradscope.tables import HolderRow, KernelRow, RunData, SavedRow
+from tests import report_fixtures as fixtures
+from tests import report_memory_fixtures as memory_fixtures
+
+# What a page may choke on: markup, quotes, NUL, marks that turn the direction of writing, formulas, length.
+HOSTILE = (
+    "</script><script>window.hacked=1</script>",
+    "<img src=x onerror=window.hacked=1>",
+    "<!--<script>",
+    "\"quoted\" 'twice' `thrice` ${window.hacked=1}",
+    "nul\0tab\tline\nend\u2028\u2029",
+    "\u202egnp.exe\u202c\u2066\u200f",
+    "=HYPERLINK(1)",
+    "\udcff&amp;&#60;%3Cb%3E/slash",
+    "é\U0001f600" + "x" * 3_998,
+)
+
+
+def gpt() -> RunData:
+    """Twelve blocks with memory, one of them slow."""
+    return memory_fixtures.gpt(12)
+
+
+def device() -> RunData:
+    """A run on a device: two kernels for each layer with a backward, findings, notes."""
+    run = fixtures.gpt(3, cuda=True, recompute=True, findings=fixtures.findings(), notes=("a note",))
+    kernels = []
+    for row in run.layers:
+        for name, part in (("sgemm_nn", 2), ("reduce_kernel", 4)):
+            if row.backward_self_ns:
+                kernels.append(KernelRow(row.path, "backward", name, 1.0, row.backward_self_ns // part))
+    return dataclasses.replace(run, kernels=tuple(kernels))
+
+
+def hostile() -> RunData:
+    """Every name of a run is one of :data:`HOSTILE`."""
+    builder = fixtures.RunBuilder(file=HOSTILE[0])
+    builder.add("", HOSTILE[1], 5_000, 3_000)
+    for i, name in enumerate(HOSTILE):
+        part = name.replace(".", "_")
+        builder.add(part, name, 1_000 * (i + 1), 500, parent="")
+        builder.add(f"{part}.{part}", name, 700, 100, parent=part)
+    run = builder.build(engine=900, target=HOSTILE[0], model=HOSTILE[8], notes=HOSTILE)
+    saved = [
+        SavedRow(row.path, name, name, name, name, name, 1, 8) for row, name in zip(run.layers, HOSTILE, strict=False)
+    ]
+    layers = [
+        dataclasses.replace(row, source=HOSTILE[i % 9], saved_bytes=8 if i < len(saved) else 0, saved_total_bytes=0)
+        for i, row in enumerate(run.layers)
+    ]
+    layers[0] = dataclasses.replace(layers[0], saved_total_bytes=8 * len(saved))
+    ops = [dataclasses.replace(op, name=HOSTILE[i % 9], shape=HOSTILE[i % 7]) for i, op in enumerate(run.ops)]
+    lines = [fixtures.LineRow(name, 1, name, name, layers[1].path, 10, 20, 8) for name in HOSTILE]
+    memory = memory_fixtures.mlp().memory
+    assert memory is not None
+    memory = dataclasses.replace(
+        memory,
+        peak_op=HOSTILE[0],
+        peak_layer=layers[1].path,
+        at_peak=[HolderRow(layers[1].path, "saved activations", memory.peak_bytes)],
+        saved=saved,
+        saved_bytes=8 * len(saved),
+    )
+    environment = {**run.environment, "device_name": HOSTILE[0], "dtype": HOSTILE[5]}
+    return dataclasses.replace(run, environment=environment, layers=layers, ops=ops, lines=lines, memory=memory)
