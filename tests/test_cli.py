@@ -136,7 +136,7 @@ def test_output(arguments: str, file: str, seen: Seen, run: Runner) -> None:
     ran = run("profile", "model.py", *arguments.split())
     assert ran.code == 0
     assert json.loads(Path(file).read_text())["gradscope"]
-    page = str(Path(file).with_suffix(".html"))
+    page = f"{file.removesuffix('.json')}.html"
     assert ran.err.endswith(f"gradscope: wrote {file}\ngradscope: wrote {page}\n")
 
 
