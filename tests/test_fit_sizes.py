@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting.settings import Settings, add_optimizer, settings_of
-from gradscope.fitting.sizes import batch_sizes, bytes_of, reserve_of
+from gradscope.fitting.sizes import batch_sizes, reserve_of
 from gradscope.workload import Workload
 
 

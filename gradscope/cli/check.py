@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradscope.amounts import bytes_of
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave
 from gradscope.errors import BudgetExceededError
@@ -101,8 +102,4 @@ def _chosen(given: str | None, setting: str | None, key: str, settings: CheckSet
 
 
 def _amount(text: str | None, name: str) -> int | None:
-    if text is None:
-        return None
-    from gradscope.fitting.sizes import bytes_of  # loads torch, which the other limits do without
-
-    return bytes_of(text, name)
+    return None if text is None else bytes_of(text, name)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError, WorkloadError
-from gradscope.fitting.sizes import Reserve, batch_sizes, bytes_of, reserve_of
+from gradscope.fitting.sizes import Reserve, batch_sizes, reserve_of
 from gradscope.workload import Workload
 
 Sizes = str | int | Iterable[int]

@@ -20,9 +20,12 @@ WARMUP = 1
 RELATIVE = 0.03
 ABSOLUTE_NS = 300_000
 
-# Above this much time a step taken by other programs, a failed comparison is repeated: it may not be gradscope's fault.
-DISTURBED_NS = 60_000
-ATTEMPTS = 5
+# A comparison that fails is repeated. Gradscope's faults stay: they put the same time into the same wrong row each
+# time. What a busy machine adds does not, and not all of it can be told: a virtual machine that has to wait for its
+# processor counts the wait as its own work. Where other programs are known to have taken time, it may go on longer.
+ATTEMPTS = 3
+DISTURBED_NS = 60_000  # a step
+DISTURBED_ATTEMPTS = 5
 
 COLUMNS = {"forward_self_ns": "forward", "backward_self_ns": "backward", "recompute_ns": "recompute"}
 
@@ -75,11 +78,10 @@ def in_a_loop(model: nn.Module | None, step: Callable[[], Any], **options: Any) 
 def prove(meter: Meter, run: Callable[[], Any], expected: Callable[[Meter, int], Expected] | None = None) -> Any:
     """Run until one comparison holds; return its report.
 
-    A comparison that fails on an undisturbed run fails the test at once; only where other programs took time between
-    the burns is the run repeated, and the last disagreement is then the test's failure.
+    The last disagreement is the test's failure.
     """
     problems: list[str] = []
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, DISTURBED_ATTEMPTS + 1):
         meter.clear()
         report = run()
         steps = report.data.workload.steps
@@ -88,7 +90,7 @@ def prove(meter: Meter, run: Callable[[], Any], expected: Callable[[Meter, int],
         problems += compare(report.data, meter, extra)
         if not problems:
             return report
-        if meter.stolen_ns() / steps < DISTURBED_NS:
+        if attempt >= ATTEMPTS and meter.stolen_ns() / steps < DISTURBED_NS:
             break
     stolen_us = meter.stolen_ns() / steps / 1e3
     lines = [*problems, f"(taken by other programs: {stolen_us:.0f} us a step)", *table(report.data, meter)]

@@ -1,0 +1,206 @@
+"""Bulk tables: numpy columns of equal length with interned names, one row an event, a module call or a block.
+
+Made by ``capture`` and ``trace``, consumed by ``attribute``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntColumn: TypeAlias = npt.NDArray[np.int64]
+Int32Column: TypeAlias = npt.NDArray[np.int32]
+Int8Column: TypeAlias = npt.NDArray[np.int8]
+
+
+class RowKind(IntEnum):
+    """What a trace row is, decided once from its name."""
+
+    OP = 0  # an aten op, a custom Function, anything not listed below
+    ADD = 1  # aten::add or aten::add_: a gradient sum where it stands directly in a NODE
+    NODE = 2  # autograd::engine::evaluate_function of a node made by forward
+    ACCUMULATE = 3  # autograd::engine::evaluate_function of an AccumulateGrad
+    OPTIMIZER = 4  # Optimizer.step and Optimizer.zero_grad
+    COMMUNICATION = 5  # a collective
+    ANNOTATION = 6  # the user's own record_function: transparent
+    CALL = 7  # markers of gradscope from here on
+    BACKWARD = 8
+    STEP = 9
+    LINE = 10
+    FLOP = 11
+    PARAMETER = 12
+    RECOMPUTE = 13
+    SEEN = 14
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """CPU events of a trace in order of (thread, start, longest first); one row an event.
+
+    ``name`` indexes ``names``. ``parent`` is the row of the innermost enclosing event of the same thread, -1 for none;
+    a parent always comes before its children.
+    """
+
+    names: tuple[str, ...]  # markers carry no number here: all calls share one name
+    name: Int32Column
+    kind: Int8Column  # RowKind
+    argument: IntColumn  # a marker's number; -1 for other rows
+    start_ns: IntColumn  # of the profiler's clock
+    end_ns: IntColumn
+    thread: Int32Column  # the profiler's own small thread numbers
+    sequence: IntColumn  # sequence number drawn by forward, or carried by a backward node; -1 for none
+    forward_thread: Int32Column  # for backward nodes, the thread whose counter drew ``sequence``; else 0
+    parent: Int32Column
+    depth: Int32Column  # 0 for rows without a parent
+    correlation: IntColumn | None = None  # joins kernels to the op that launched them (CUDA)
+    kernels: KernelTable | None = None
+    shapes: tuple[str, ...] | None = None  # one text a row, only from a pass that recorded shapes
+    allocations: AllocationTable | None = None  # only from a pass that recorded memory
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationTable:
+    """What an allocator gave and took back, one row an event, in order of time."""
+
+    row: Int32Column  # row of the innermost trace row around it; -1 for none
+    time_ns: IntColumn
+    pointer: IntColumn
+    bytes: IntColumn  # negative where memory was given back
+    device: tuple[str, ...]  # names of devices, "cpu" or "cuda:0"
+    device_of: Int8Column  # index into ``device``
+    reserved: IntColumn  # what the allocator held of the device then; 0 on the CPU
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """Device activities, one row a kernel or copy, in order of start."""
+
+    names: tuple[str, ...]
+    name: IntColumn
+    start_ns: IntColumn
+    end_ns: IntColumn
+    device: IntColumn
+    stream: IntColumn
+    correlation: IntColumn  # correlation of the launching op; -1 where the profiler gave none
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """What is known of one module without running it."""
+
+    path: str
+    class_name: str
+    parent: str | None
+    parameters: int
+    source: str | None
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTable:
+    """Stretches of forward code in order of entry; row k is the span that the trace's marker number k names.
+
+    Two uses: module calls (``label`` indexes the modules) and torch functions called from a source line (``label``
+    indexes the lines). ``[low, high)`` are the sequence numbers that the span's thread drew while it ran.
+    """
+
+    label: IntColumn  # -1: something that gradscope has no name for
+    low: IntColumn
+    high: IntColumn  # equals the last number seen where the span never returned
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclass(frozen=True, slots=True)
+class LineInfo:
+    """One source line of user code."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter and the modules that hold it directly; several where it is tied."""
+
+    name: str
+    owners: tuple[int, ...]  # indices into the modules, in the order of the model
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node of the autograd graph as the engine is about to run it."""
+
+    sequence: int  # -1 for AccumulateGrad
+    parameter: int  # index of the parameter of an AccumulateGrad; else -1
+    edges: tuple[tuple[int, int], ...]  # (node, input number) in the order of the node's outputs; -1 for no node
+
+
+class Role(IntEnum):
+    """What a tensor was seen to be while memory was measured."""
+
+    PARAMETER = 0
+    BUFFER = 1
+    GRADIENT = 2
+    OPTIMIZER = 3
+    INPUT = 4
+    OTHER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A storage that was seen alive at one moment."""
+
+    mark: int  # number of the SEEN marker in the trace
+    pointer: int
+    bytes: int
+    role: Role
+    layer: int  # index of the module it belongs to; -1 for none
+
+
+CHECKPOINT = "checkpoint"  # stands for a node where a checkpoint keeps what it was given
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor that a node of the graph held when its backward pass began."""
+
+    mark: int  # number of the SEEN marker in the trace
+    sequence: int  # of the node
+    node: str  # "SoftmaxBackward0"
+    what: str  # "output"
+    pointer: int  # of the storage
+    bytes: int  # of the storage
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Blocks of memory that were alive at some moment of the measured step, one row each, in order of birth.
+
+    ``born`` and ``died`` count the allocator's events of the step: a block is alive from event ``born`` up to, but not
+    with, event ``died``. ``born`` is -1 for what was there before, ``died`` is ``events`` for what survived.
+    """
+
+    events: int
+    bytes: IntColumn
+    born: IntColumn
+    died: IntColumn
+    category: tuple[str, ...]  # MemoryCategory of each block
+    layer: IntColumn  # -1: outside every module
+    line: IntColumn  # index of the source line; -1
+    op: tuple[str, ...]  # outermost op or node that allocated it; "" where it was there before
+    leaf: tuple[str, ...]  # innermost op that allocated it

@@ -1,0 +1,255 @@
+"""Results: one field a key of RUN.json.
+
+Times are integer nanoseconds *per step* (mean over the measured steps), sizes are bytes. ``None`` means not measured
+and is left out of the JSON; ``0`` is a measured zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gradscope.tables.memory import MemoryInfo
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How steady one quantity was over the measured steps, in ns."""
+
+    min_ns: int
+    median_ns: int
+    max_ns: int
+    std_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One mean step. ``forward + backward + optimizer + other == wall`` exactly."""
+
+    wall_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    other_ns: int  # between the phases: data loading, Python, zero_grad outside an optimizer, ...
+    spread: Mapping[str, Spread]  # keys "wall", "forward", "backward"
+    overhead: float | None  # median profiled step over median unprofiled step; None: not measured
+    unprofiled_wall_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What the backward pass is made of. The parts add up to ``backward_ns`` exactly."""
+
+    backward_ns: int
+    layers_ns: int  # backward nodes of module calls: sum of LayerRow.backward_self_ns
+    recompute_ns: int  # forward run again by activation checkpointing
+    gradient_sum_ns: int  # adding the gradients of a value that has several users
+    accumulate_ns: int  # AccumulateGrad: writing a parameter's .grad
+    outside_modules_ns: int  # nodes made outside every module call (a functional loss, say)
+    communication_ns: int  # collectives of DDP and FSDP
+    engine_ns: int  # the autograd engine itself, and Python between its nodes
+    unattributed_ns: int  # nodes whose forward was not seen
+
+    PARTS = (
+        "layers_ns",
+        "recompute_ns",
+        "gradient_sum_ns",
+        "accumulate_ns",
+        "outside_modules_ns",
+        "communication_ns",
+        "engine_ns",
+        "unattributed_ns",
+    )
+
+    def parts_ns(self) -> int:
+        """Sum of the parts; equal to ``backward_ns`` by construction and checked by :class:`RunData`."""
+        return sum(getattr(self, name) for name in self.PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One module of the model, by path; ``""`` is the root. Self values unless the name says total.
+
+    The columns ``backward_self_ns``, ``recompute_ns``, ``accumulate_ns`` and ``gradient_sum_ns`` are disjoint.
+    ``backward_total_ns`` is the sum of these four over the layer and every layer below it, in the tree of paths.
+    """
+
+    path: str
+    class_name: str  # "class" in RUN.json
+    parent: str | None  # None for the root
+    calls: float  # forward calls per step, recompute not counted
+    parameters: int  # elements of the layer's own parameters
+    source: str | None  # "model.py:52": where the class's forward is defined
+    forward_self_ns: int
+    forward_total_ns: int
+    backward_self_ns: int
+    backward_total_ns: int
+    recompute_ns: int
+    accumulate_ns: int
+    gradient_sum_ns: int
+    backward_share: float  # backward_total_ns / step.backward_ns, 0..1
+    backward_self_steps_ns: Sequence[int] = ()  # backward_self_ns of each measured step: the layer's own spread
+    tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
+    device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
+    launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
+    idle_ns: int | None = None  # part of backward_self_ns in which the device had nothing to do (CUDA)
+    flops: int | None = None  # forward + backward
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    bytes: int | None = None
+    bound_by: str | None = None
+    saved_bytes: int | None = None  # storages that this layer was the first to keep for backward
+    saved_total_bytes: int | None = None  # the same, with the layers below it
+    peak_bytes: int | None = None  # largest rise above what was allocated when it (or one of its nodes) was entered
+    allocated_bytes: int | None = None  # forward and backward; self
+    allocations: int | None = None
+    forward_allocated_bytes: int | None = None
+    forward_allocations: int | None = None
+    backward_allocated_bytes: int | None = None
+    backward_allocations: int | None = None
+    copied_bytes: int | None = None  # allocated by contiguous, clone, cat, reshape and the like: see CopyRow
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    """A source line of the forward code and the backward time it caused."""
+
+    file: str  # as given in the traceback; relative to the working folder where it lies below it
+    line: int
+    function: str
+    text: str  # the line's source, stripped; "" where it cannot be read
+    layer: str | None  # the layer that spent most backward time there; None: outside every module
+    forward_ns: int
+    backward_ns: int
+    saved_bytes: int | None = None
+    allocated_bytes: int | None = None  # forward and backward
+    copied_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """One operation of one layer in one phase. Summed over a layer and phase, ``self_ns`` is the layer's column."""
+
+    layer: str | None  # None: outside every module
+    phase: str  # "forward", "backward", "recompute", "gradient_sum", "accumulate", "communication", "engine", ...
+    name: str  # "aten::mm", "AddmmBackward0", "(python)" for a module's time outside any op
+    calls: float  # per step
+    self_ns: int
+    shape: str | None = None  # most frequent input shapes, e.g. "[8, 64] [64, 64]"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One device kernel of one layer in one phase (CUDA only)."""
+
+    layer: str | None
+    phase: str
+    name: str
+    calls: float
+    device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadInfo:
+    """What was run and how."""
+
+    target: str
+    mode: Literal["model", "script", "loop"]
+    steps: int  # measured steps
+    warmup: int
+    loss: Literal["given", "output", "mean of outputs"] | None  # None in script and loop mode
+    model: str = ""  # class name of the root, or "Generator, Discriminator"
+    parameters: int = 0  # elements, each shared parameter once
+    events: int = 0  # profiler events read
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why something is slow, and what to do."""
+
+    rule: str
+    severity: Literal["info", "warning", "critical"]
+    layers: Sequence[str]
+    line: str | None
+    message: str
+    evidence: str
+    recipe: str | None = None
+    predicted_saving_ns: int | None = None
+    predicted_saving_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The whole of RUN.json. Construction checks that the numbers add up."""
+
+    gradscope: str  # version that wrote it
+    partial: bool
+    environment: Mapping[str, Any]
+    workload: WorkloadInfo
+    step: StepTimes
+    ledger: Ledger
+    layers: Sequence[LayerRow]
+    lines: Sequence[LineRow]
+    ops: Sequence[OpRow]
+    kernels: Sequence[KernelRow] = ()
+    memory: MemoryInfo | None = None
+    findings: Sequence[Finding] = ()
+    notes: Sequence[str] = ()  # what was not measured and why; what was estimated
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        check_conservation(self)
+
+
+class ConservationError(AssertionError):
+    """Numbers that must add up do not: a defect of gradscope, never of the user's model."""
+
+
+def check_conservation(run: RunData) -> None:
+    """Raise :class:`ConservationError` unless every sum that RUN.json promises holds exactly.
+
+    Checked: the ledger's parts against ``backward_ns``; the step's phases against ``wall_ns``; each layer column
+    against its ledger row; the totals of the roots against their parts.
+    """
+    step, ledger = run.step, run.ledger
+    _require(ledger.parts_ns(), ledger.backward_ns, "ledger parts against backward_ns")
+    _require(ledger.backward_ns, step.backward_ns, "ledger.backward_ns against step.backward_ns")
+    phases = step.forward_ns + step.backward_ns + step.optimizer_ns + step.other_ns
+    _require(phases, step.wall_ns, "phases against wall_ns")
+    for column, part in (
+        ("backward_self_ns", "layers_ns"),
+        ("recompute_ns", "recompute_ns"),
+        ("gradient_sum_ns", "gradient_sum_ns"),
+        ("accumulate_ns", "accumulate_ns"),
+    ):
+        _require(sum(getattr(row, column) for row in run.layers), getattr(ledger, part), f"layers' {column}")
+    roots = [row for row in run.layers if row.parent is None]
+    owned = ledger.layers_ns + ledger.recompute_ns + ledger.gradient_sum_ns + ledger.accumulate_ns
+    _require(sum(row.backward_total_ns for row in roots), owned, "the roots' backward_total_ns")
+    forward = sum(row.forward_self_ns for row in run.layers)
+    _require(sum(row.forward_total_ns for row in roots), forward, "the roots' forward_total_ns")
+    if run.memory is not None:
+        _check_memory(run.memory, run.layers)
+
+
+def _check_memory(memory: MemoryInfo, layers: Sequence[LayerRow]) -> None:
+    _require(sum(row.bytes for row in memory.at_peak), memory.peak_bytes, "live set at the peak", "bytes")
+    _require(sum(row.bytes for row in memory.saved), memory.saved_bytes, "saved tensors against saved_bytes", "bytes")
+    outside = sum(row.bytes for row in memory.saved if row.layer is None)
+    own = sum(row.saved_bytes or 0 for row in layers)
+    _require(own + outside, memory.saved_bytes, "layers' saved_bytes", "bytes")
+    total = sum(row.saved_total_bytes or 0 for row in layers if row.parent is None)
+    _require(total, own, "the roots' saved_total_bytes", "bytes")
+    for name in ("held", "retained"):
+        parts = sum(row.bytes for row in getattr(memory, name))
+        whole = memory.held_bytes if name == "held" else memory.retained_after_step_bytes
+        _require(parts, whole, f"{name} memory", "bytes")
+    _require(sum(row.bytes for row in memory.copies), memory.copied_bytes, "copies", "bytes")
+
+
+def _require(got: int, expected: int, what: str, unit: str = "ns") -> None:
+    if got != expected:
+        raise ConservationError(f"{what}: {got} != {expected} {unit}")
