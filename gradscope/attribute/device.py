@@ -31,8 +31,7 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
 
     The time of a kernel that nobody is known to have launched stays with the CPU, as if the device had idled.
     """
-    row = _launchers(table, kernels)
-    start = kernels.start_ns
+    row, start = kernels.row, kernels.start_ns
     end = np.where(row >= 0, kernels.end_ns, start)
     # Kernels come by start: what an earlier one covers is not counted again for a later one.
     covered = np.maximum.accumulate(np.concatenate([start[:1], end]))[:-1]
@@ -54,17 +53,12 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
     )
 
 
-def _launchers(table: EventTable, kernels: KernelTable) -> IntColumn:
-    assert table.correlation is not None
-    order = np.argsort(table.correlation, kind="stable")
-    known = table.correlation[order]
-    place = np.clip(np.searchsorted(known, kernels.correlation), 0, max(len(known) - 1, 0))
-    return np.where(known[place] == kernels.correlation, order[place], -1)
+def kernel_contribution(device: DeviceTime, op: IntColumn) -> Contribution:
+    """Each kernel's time, charged to the row that launched it and under the name of its op.
 
-
-def kernel_contribution(device: DeviceTime, kernels: KernelTable, first_name: int) -> Contribution:
-    """Each kernel's time, charged to the row that launched it; kernel names follow ``first_name`` others."""
+    Args:
+        op: what each row is called, as in :func:`~gradscope.attribute.cells.own_contribution`.
+    """
     known = device.row >= 0
-    return Contribution(
-        device.row[known], kernels.name[known] + first_name, device.busy_ns[known], np.ones(int(known.sum()), np.int64)
-    )
+    launcher = device.row[known]
+    return Contribution(launcher, op[launcher], device.busy_ns[known], np.zeros(len(launcher), np.int64))

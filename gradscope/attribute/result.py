@@ -88,9 +88,8 @@ def build_result(
     own_ns = self_times(table) if device is None else self_times(table, device.start_ns, device.end_ns)
     own, names = own_contribution(assigned, own_ns)
     parts = move_recompute_gaps(assigned, own)
-    if device is not None and table.kernels is not None:
-        parts.append(kernel_contribution(device, table.kernels, len(names)))
-        names = (*names, *table.kernels.names)
+    if device is not None:
+        parts.append(kernel_contribution(device, own.op))
     cells = make_cells(assigned, parts, names)
     step, notes = _step_times(assigned, cells, totals_by_step(assigned, parts))
     ledger = _ledger(cells)
@@ -106,7 +105,7 @@ def build_result(
         layers=rows,
         lines=_lines(cells, modules, lines, source_text),
         ops=_ops(cells, modules, survey),
-        kernels=_kernels(assigned, modules, device),
+        kernels=() if device is None else _kernels(assigned, modules, device, own.op, names),
         notes=(*assigned.notes, *notes),
     )
 
@@ -332,27 +331,31 @@ def _ops(cells: Cells, modules: Sequence[ModuleInfo], survey: Notes | None) -> t
     )
 
 
-def _kernels(assigned: Assigned, modules: Sequence[ModuleInfo], device: DeviceTime | None) -> tuple[KernelRow, ...]:
-    table = assigned.skeleton.table
-    if device is None or table.kernels is None:
-        return ()
+def _kernels(
+    assigned: Assigned, modules: Sequence[ModuleInfo], device: DeviceTime, ops: IntColumn, names: Sequence[str]
+) -> tuple[KernelRow, ...]:
+    kernels = assigned.skeleton.table.kernels
+    assert kernels is not None
     steps = max(len(assigned.steps.bounds_ns) - 1, 1)
-    time: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0])
+    sums: dict[tuple[int, int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for kernel in np.flatnonzero(device.row >= 0).tolist():
         row = int(device.row[kernel])
         if assigned.steps.of_row[row] < 0:
             continue
-        key = (int(assigned.rows.owner[row]), int(assigned.rows.category[row]), int(table.kernels.name[kernel]))
-        entry = time[key]
+        owner, category = int(assigned.rows.owner[row]), int(assigned.rows.category[row])
+        entry = sums[owner, category, int(ops[row]), int(kernels.name[kernel])]
         entry[0] += int(device.duration_ns[kernel])
-        entry[1] += 1
+        entry[1] += int(device.busy_ns[kernel])
+        entry[2] += 1
     return tuple(
         KernelRow(
-            _path(modules, owner),
-            PHASES.get(Category(category), "other"),
-            table.kernels.names[name],
-            per_step(count, steps),
-            ns // steps,
+            layer=_path(modules, owner),
+            phase=PHASES.get(Category(category), "other"),
+            op=names[op],
+            name=kernels.names[name],
+            calls=per_step(count, steps),
+            device_ns=duration // steps,
+            busy_ns=busy // steps,
         )
-        for (owner, category, name), (ns, count) in sorted(time.items(), key=lambda item: -item[1][0])
+        for (owner, category, op, name), (duration, busy, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     )

@@ -56,8 +56,7 @@ class EventTable:
     forward_thread: Int32Column  # for backward nodes, the thread whose counter drew ``sequence``; else 0
     parent: Int32Column
     depth: Int32Column  # 0 for rows without a parent
-    correlation: IntColumn | None = None  # joins kernels to the op that launched them (CUDA)
-    kernels: KernelTable | None = None
+    kernels: KernelTable | None = None  # CUDA
     shapes: tuple[str, ...] | None = None  # one text a row, only from a pass that recorded shapes
     allocations: AllocationTable | None = None  # only from a pass that recorded memory
 
@@ -91,7 +90,7 @@ class KernelTable:
     end_ns: IntColumn
     device: IntColumn
     stream: IntColumn
-    correlation: IntColumn  # correlation of the launching op; -1 where the profiler gave none
+    row: IntColumn  # row of the EventTable that launched it; -1 where that is not known
 
 
 @dataclass(frozen=True, slots=True)

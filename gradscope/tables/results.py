@@ -149,7 +149,9 @@ class KernelRow:
     phase: str
     name: str
     calls: float
-    device_ns: int
+    device_ns: int  # how long it ran; kernels that ran at the same time are each counted in full
+    op: str | None = None  # name of the OpRow of this layer and phase that launched it
+    busy_ns: int | None = None  # its part of that row's ``self_ns``: time that several kernels share is the first one's
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class RawColumns:
     thread: Int32Column
     sequence: IntColumn
     forward_thread: Int32Column
-    correlation: IntColumn | None = None
+    correlation: IntColumn | None = None  # what a kernel names the row by that launched it
     shapes: list[str] | None = None
 
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gradscope.compat import kineto_events, kineto_tree
-from gradscope.tables import EventTable, IntColumn, KernelTable
+from gradscope.tables import EventTable, Int32Column, IntColumn
 from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns, no_garbage_collection
 from gradscope.trace.kernels import read_kernels, split_devices
 from gradscope.trace.names import classify_names
@@ -45,10 +46,7 @@ def _from_tree(profiler: Any) -> EventTable | None:
 
 
 def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
-    kernels, host = None, events
-    if device:
-        host, device_events = split_devices(events)
-        kernels = read_kernels(device_events)
+    host, device_events = split_devices(events) if device else (events, [])
     names = Interner()
     name = _column(host, "name", names.__getitem__).astype(np.int32)
     first = np.empty(len(names), np.int64)
@@ -65,15 +63,21 @@ def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
         correlation=_column(host, "correlation_id") if device else None,
         shapes=[_shape_text(event.shapes()) for event in host] if shapes else None,
     )
+    table = make_table(columns, names, scopes)
+    if columns.correlation is not None:
+        table = replace(table, kernels=read_kernels(device_events, columns.correlation[row_order(columns)]))
+        device_events.clear()
     host.clear()
     events.clear()  # some 350 bytes each: given back before the analysis needs memory
-    table = make_table(columns, names, scopes, kernels)
-    # Kernels are joined to the op that launched them, and the survey's markers lie inside of ops: both need all rows.
-    return table if device or shapes else _without_parts_of_ops(table)
+    # The survey's markers lie inside of ops.
+    return table if shapes else without_parts_of_ops(table)
 
 
-def _without_parts_of_ops(table: EventTable) -> EventTable:
-    """Leave out what the tree reader does not read, so that a report does not depend on which reader it came from."""
+def without_parts_of_ops(table: EventTable) -> EventTable:
+    """Leave out what the tree reader does not read, so that a report does not depend on which reader it came from.
+
+    What a part of an op launched counts as launched by the op.
+    """
     below = np.array([name.startswith(BELOW_AUTOGRAD) for name in table.names], bool)
     closed = below[table.name] & (table.sequence < 0)
     drop = np.zeros(len(table), bool)
@@ -83,6 +87,10 @@ def _without_parts_of_ops(table: EventTable) -> EventTable:
         drop[rows] = drop[above] | closed[above]
     keep = np.flatnonzero(~drop)
     place = np.cumsum(~drop, dtype=np.int32) - 1
+    kernels = table.kernels
+    if kernels is not None:
+        whole = _kept(table.parent, drop)
+        kernels = replace(kernels, row=np.where(kernels.row >= 0, place[whole[kernels.row]], -1))
     parent = table.parent[keep]
     return replace(
         table,
@@ -96,12 +104,19 @@ def _without_parts_of_ops(table: EventTable) -> EventTable:
         forward_thread=table.forward_thread[keep],
         parent=np.where(parent >= 0, place[parent], -1).astype(np.int32),
         depth=table.depth[keep],
+        kernels=kernels,
     )
 
 
-def make_table(
-    columns: RawColumns, names: Interner, scopes: Sequence[int], kernels: KernelTable | None = None
-) -> EventTable:
+def _kept(parent: Int32Column, drop: npt.NDArray[np.bool_]) -> IntColumn:
+    """For each row the innermost row around it that is not dropped, itself if it is not."""
+    found = np.arange(len(parent))
+    while (inside := np.flatnonzero(drop[found])).size:
+        found[inside] = parent[found[inside]]
+    return found
+
+
+def make_table(columns: RawColumns, names: Interner, scopes: Sequence[int]) -> EventTable:
     order = row_order(columns)
     start, thread = columns.start_ns[order], columns.thread[order]
     parent, depth, end = nest(start, columns.end_ns[order], thread)
@@ -119,8 +134,6 @@ def make_table(
         forward_thread=columns.forward_thread[order],
         parent=parent,
         depth=depth,
-        correlation=None if columns.correlation is None else columns.correlation[order],
-        kernels=kernels,
         shapes=None if columns.shapes is None else tuple(columns.shapes[row] for row in order.tolist()),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradscope.tables import KernelTable
+from gradscope.tables import IntColumn, KernelTable
 
 # CUDA runtime and driver calls are CPU rows that duplicate what the op rows around them already time; their thread
 # number is the operating system's, so they would nest nowhere.
@@ -33,8 +33,12 @@ def _is_runtime(name: str) -> bool:
     return name.startswith(_RUNTIME_PREFIXES) and "::" not in name and " " not in name.removeprefix("Activity ")
 
 
-def read_kernels(events: Sequence[Any]) -> KernelTable:
-    """Kernels, copies and memsets in order of start, with the correlation of the op that launched each."""
+def read_kernels(events: Sequence[Any], correlation: IntColumn) -> KernelTable:
+    """Kernels, copies and memsets in order of start, each with the row that launched it.
+
+    Args:
+        correlation: of each row on the host, in the order of the :class:`~gradscope.tables.EventTable`.
+    """
     names: dict[str, int] = {}
     order = sorted(events, key=lambda event: event.start_ns())
 
@@ -49,5 +53,15 @@ def read_kernels(events: Sequence[Any]) -> KernelTable:
         end_ns=start + column([event.duration_ns() for event in order]),
         device=column([event.device_index() for event in order]),
         stream=column([event.device_resource_id() for event in order]),
-        correlation=column([event.linked_correlation_id() for event in order]),
+        row=launchers(correlation, column([event.linked_correlation_id() for event in order])),
     )
+
+
+def launchers(of_rows: IntColumn, of_kernels: IntColumn) -> IntColumn:
+    """For each kernel the row with its correlation; -1 where there is none."""
+    if not len(of_rows):
+        return np.full(len(of_kernels), -1, np.int64)
+    order = np.argsort(of_rows, kind="stable")
+    known = of_rows[order]
+    place = np.minimum(np.searchsorted(known, of_kernels), len(known) - 1)
+    return np.where(known[place] == of_kernels, order[place], -1)

@@ -11,7 +11,7 @@ from gradscope.tables import EventTable, KernelTable, RowKind
 
 
 def _table(rows: list[tuple[int, int, int]]) -> EventTable:
-    """CPU rows of (start, end, parent); correlation is the row's number."""
+    """CPU rows of (start, end, parent)."""
     start, end, parent = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     count = len(rows)
     return EventTable(
@@ -26,15 +26,14 @@ def _table(rows: list[tuple[int, int, int]]) -> EventTable:
         forward_thread=np.zeros(count, np.int32),
         parent=parent.astype(np.int32),
         depth=(parent >= 0).astype(np.int32),
-        correlation=np.arange(count),
     )
 
 
 def _kernels(rows: list[tuple[int, int, int]]) -> KernelTable:
-    """Kernels of (start, end, correlation)."""
-    start, end, correlation = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    """Kernels of (start, end, row that launched it)."""
+    start, end, row = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     zeros = np.zeros(len(rows), np.int64)
-    return KernelTable(("k",), zeros, start, end, zeros, zeros, correlation)
+    return KernelTable(("k",), zeros, start, end, zeros, zeros, row)
 
 
 def test_work_belongs_to_the_kernel_and_idling_to_the_cpu() -> None:
@@ -60,7 +59,7 @@ def test_overlapping_kernels_are_counted_once_and_their_durations_in_full() -> N
 
 def test_a_kernel_nobody_is_known_to_have_launched_leaves_its_time_with_the_cpu() -> None:
     table = _table([(0, 100, -1)])
-    device = read_device(table, _kernels([(10, 20, 99)]))
+    device = read_device(table, _kernels([(10, 20, -1)]))
     assert (device.row.tolist(), device.busy_ns.tolist()) == ([-1], [0])
     assert self_times(table, device.start_ns, device.end_ns).tolist() == [100]
 
@@ -71,7 +70,7 @@ def test_busy_and_idle_make_the_whole(seed: int) -> None:
     cuts = np.sort(rng.choice(np.arange(1, 999), 20, replace=False))
     table = _table([(0, 1000, -1), *((int(a), int(b), 0) for a, b in zip(cuts[::2], cuts[1::2], strict=True))])
     starts = np.sort(rng.integers(0, 900, 15))
-    kernels = [(int(start), int(start + rng.integers(1, 100)), int(rng.integers(0, 14))) for start in starts]
+    kernels = [(int(start), int(start + rng.integers(1, 100)), int(rng.integers(-1, 11))) for start in starts]
     device = read_device(table, _kernels(kernels))
     own = self_times(table, device.start_ns, device.end_ns)
     assert (own >= 0).all()
