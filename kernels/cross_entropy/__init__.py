@@ -1,0 +1,1 @@
+"""Cross-entropy over logits: loss and gradient in one pass."""

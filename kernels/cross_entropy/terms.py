@@ -1,0 +1,48 @@
+"""What the loss of one row is made of.
+
+With logits ``x`` (after the soft-cap), ``lse = log Σ exp x``, ``p = exp(x - lse)``, class weights ``w``, their sum
+``W``, smoothing ``ε`` and ``C`` classes, the loss of a row with target ``y`` is
+
+    (1 - ε) w_y (lse - x_y)  +  ε/C Σ_c w_c (lse - x_c)  +  z lse²
+
+as torch.nn.functional.cross_entropy defines the first two terms; the third keeps the normaliser near 1 (A. Chowdhery
+et al., "PaLM", 2022, section 5). Its gradient is
+
+    p_c ((1 - ε) w_y + ε/C W + 2 z lse)  -  (1 - ε) w_y [c = y]  -  ε/C w_c
+
+times ``1 - (x_c / cap)²`` where the logits are capped: ``x = cap tanh(logits / cap)`` (Gemma 2, 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The settings of a cross-entropy, without its reduction."""
+
+    weight: Tensor | None = None  # of each class
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float | None = None
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which sums are taken: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def divisor(target: Tensor, terms: Terms, dtype: torch.dtype) -> Tensor:
+    """What a mean divides by: the weights of the targets that count; a scalar on their device.
+
+    Without weights their number. It is 0, and the mean NaN, where none counts.
+    """
+    counts = target != terms.ignore_index
+    if terms.weight is None:
+        return counts.sum().to(dtype)
+    return terms.weight.to(dtype)[torch.where(counts, target, 0)].mul(counts).sum()

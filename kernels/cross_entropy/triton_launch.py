@@ -1,0 +1,52 @@
+"""Launches the Triton kernel. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradscope.kernels.cross_entropy.terms import Terms
+from gradscope.kernels.cross_entropy.triton_kernels import losses as kernel
+from gradscope.kernels.on_device import on_device
+
+# A row of GPT-2's vocabulary takes 7 to 13 turns; larger blocks spill registers, smaller ones wait for memory.
+LARGEST_BLOCK = 8192
+
+
+def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, gradient: Tensor | None) -> Tensor:
+    """As :func:`gradscope.kernels.cross_entropy.cpu.losses`, for all dtypes but float64."""
+    import triton
+
+    batch, classes, positions = logits.shape
+    found = torch.empty((batch, positions), dtype=torch.float32, device=logits.device)
+    if not found.numel():
+        return found
+    weight = None if terms.weight is None else terms.weight.float().contiguous()
+    into = logits if gradient is None else gradient  # a pointer that is not used must be one all the same
+    block = min(triton.next_power_of_2(classes), LARGEST_BLOCK)
+    with on_device(logits):
+        kernel[(batch * positions,)](
+            logits,
+            target,
+            found if weight is None else weight,
+            found if weight is None else weight.sum(),
+            found if scale is None else scale.float(),
+            found,
+            into,
+            classes,
+            positions,
+            *logits.stride(),
+            *target.stride(),
+            *into.stride(),
+            terms.ignore_index,
+            terms.label_smoothing,
+            terms.z_loss,
+            1.0 if terms.softcap is None else terms.softcap,
+            HAS_WEIGHT=weight is not None,
+            HAS_SCALE=scale is not None,
+            HAS_SOFTCAP=terms.softcap is not None,
+            WANTED=gradient is not None,
+            BLOCK=block,
+            num_warps=min(max(block // 256, 4), 16),
+        )
+    return found

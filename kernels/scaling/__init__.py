@@ -1,0 +1,1 @@
+"""A gradient that forward left behind, times the gradient that backward is given."""

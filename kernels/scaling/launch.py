@@ -1,0 +1,36 @@
+"""Scales a tensor in place by a scalar that lies in memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradscope.kernels.on_device import on_device
+
+_BLOCK = 4096
+
+
+def scale_in_place(values: Tensor, factor: Tensor, extra: Tensor | None = None, *, backend: str = "torch") -> Tensor:
+    """``values *= factor * extra``, skipped where that is 1; returns ``values``.
+
+    Args:
+        values: any shape, of a floating dtype; where it is not contiguous it is left to torch.
+        factor: a scalar tensor on its device.
+        extra: likewise; None for 1.
+    """
+    if backend == "triton" and values.is_contiguous() and values.numel():
+        from gradscope.kernels.scaling.triton_kernels import scale_all
+
+        with on_device(values):
+            scale_all[((values.numel() + _BLOCK - 1) // _BLOCK,)](
+                values,
+                factor,
+                factor if extra is None else extra,
+                values.numel(),
+                HAS_EXTRA=extra is not None,
+                BLOCK=_BLOCK,
+            )
+        return values
+    by = factor if extra is None else factor * extra
+    if values.device.type == "cpu" and float(by) == 1.0:
+        return values
+    return values.mul_(by)

@@ -1,0 +1,33 @@
+"""Where Triton kernels can run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+OLDEST_CAPABILITY = (8, 0)  # bfloat16 and asynchronous copies
+_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def interpreting() -> bool:
+    """Whether Triton runs its kernels as Python on the CPU: ``TRITON_INTERPRET=1``, set before triton is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def why_no_triton(device: torch.device) -> str | None:
+    """Why Triton kernels cannot run on ``device``, in words; ``None`` where they can."""
+    if not _INSTALLED:
+        return "triton is not installed"
+    if interpreting():
+        return None
+    if device.type != "cuda":
+        return f"Triton has no {device.type} backend"
+    if torch.version.hip is not None:
+        return "the kernels were written for CUDA, not for ROCm"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CAPABILITY:
+        have, need = (".".join(map(str, numbers)) for numbers in (capability, OLDEST_CAPABILITY))
+        return f"the device has compute capability {have}, the kernels need {need}"
+    return None

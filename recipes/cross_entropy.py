@@ -1,0 +1,259 @@
+"""Cross-entropy whose forward leaves the gradient behind: one pass over the logits, float32 inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from gradscope.kernels.check import (
+    dtype_text,
+    refuse,
+    require_dtype,
+    require_one_of,
+    require_range,
+    require_same_device,
+    shape_text,
+)
+from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.cross_entropy.launch import losses_and_gradient
+from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, divisor
+from gradscope.kernels.retained import needed_again
+from gradscope.kernels.scaling.launch import scale_in_place
+from gradscope.kernels.support import why_no_triton
+
+_NAME = "cross_entropy"
+_REASONS = {
+    "triton": "one kernel reads the logits once and writes their gradient",
+    "cpu": "a few rows at a time, so that what is read once stays in the cache",
+    "torch": "torch.nn.functional.cross_entropy",
+}
+
+
+def _explain(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`cross_entropy` would do with these arguments, and why."""
+    _check(input, target, weight, reduction, label_smoothing, z_loss, softcap)
+    probabilities = "the target holds probabilities" if target.is_floating_point() else None
+    on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
+    extras = "it knows no z_loss and no softcap" if z_loss or softcap is not None else None
+    double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
+    against = {
+        "triton": probabilities or double or why_no_triton(input.device),
+        "cpu": probabilities or on_cpu,
+        "torch": extras,
+    }
+    return choose(_NAME, backend, _REASONS, against)
+
+
+@explained_by(_explain)
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """As :func:`torch.nn.functional.cross_entropy`, holding one copy of the logits' size instead of three.
+
+    Where a gradient is wanted, forward computes it beside the loss, and backward only scales it, in place unless the
+    graph is retained. A second derivative raises ``RuntimeError``. Under autocast the loss is float32 while logits and
+    gradient keep their dtype.
+
+    Args:
+        input: logits, [classes], [batch, classes] or [batch, classes, ...]; float16, bfloat16, float32 or float64.
+        target: int64, of ``input``'s shape without its classes; probabilities, of ``input``'s shape, go to torch.
+        weight: [classes], of each class.
+        ignore_index: a target that counts for nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: share of the target's weight that is spread over all classes, in [0, 1].
+        z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class.
+        softcap: the logits are ``softcap · tanh(logits / softcap)`` first.
+        backend: "auto", "triton", "cpu" or "torch"; ``cross_entropy.explain`` tells what "auto" takes.
+
+    Returns:
+        A scalar, or the shape of ``target`` with ``reduction="none"``. The mean over no target that counts is NaN,
+        with gradients of zero, as torch has it.
+
+    Raises:
+        ValueError: a shape, dtype, device or setting does not fit; on the CPU also a target that is no class. On a GPU
+            such a target stops the device with an assertion, as torch does.
+    """
+    choice = _explain(
+        input,
+        target,
+        weight,
+        ignore_index,
+        reduction,
+        label_smoothing,
+        z_loss=z_loss,
+        softcap=softcap,
+        backend=backend,
+    )
+    if choice.backend == "torch":
+        return functional.cross_entropy(
+            input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+    batch, classes = (1, input.shape[0]) if input.dim() == 1 else (input.shape[0], input.shape[1])
+    settings = _Settings(ignore_index, reduction, label_smoothing, z_loss, softcap, choice.backend)
+    wanted = torch.is_grad_enabled() and input.requires_grad
+    loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        input.reshape(batch, classes, -1), target.reshape(batch, -1), weight, settings, wanted
+    )
+    if not torch.is_autocast_enabled(input.device.type):
+        loss = loss.to(input.dtype)
+    return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    backend: str
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Of logits [batch, classes, positions] and targets [batch, positions]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, settings: _Settings, wanted: bool
+    ) -> Tensor:
+        dtype = accumulate_dtype(logits.dtype)
+        scale = None
+        if settings.reduction == "mean":
+            scale = divisor(target, Terms(weight, settings.ignore_index), dtype).reciprocal()
+        # What a loss scaler saves from underflow must not have been rounded to float16 before: the mean waits.
+        late = logits.dtype == torch.float16
+        per_row, gradient = losses_and_gradient(
+            logits,
+            target,
+            weight,
+            None if late else scale,
+            settings.ignore_index,
+            settings.label_smoothing,
+            settings.z_loss,
+            settings.softcap,
+            wanted,
+            settings.backend,
+        )
+        ctx.save_for_backward(gradient, scale if late else None)
+        ctx.settings = settings
+        if settings.reduction == "none":
+            return per_row
+        total = per_row.sum()
+        return total if scale is None else total * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        gradient, late = ctx.saved_tensors
+        rows = ctx.settings.reduction == "none"
+        if rows or needed_again():
+            by = upstream if late is None else upstream * late
+            by = by[:, None] if rows else by
+            found = (gradient * by).to(gradient.dtype) if needed_again() else gradient.mul_(by)
+        else:
+            found = scale_in_place(gradient, upstream, late, backend=ctx.settings.backend)
+        return found, None, None, None, None
+
+
+class CrossEntropyLoss(nn.Module):
+    """:func:`cross_entropy` as a module, with the arguments of :class:`torch.nn.CrossEntropyLoss`, and its extras."""
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.z_loss, self.softcap = z_loss, softcap
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss of logits and classes."""
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            self.ignore_index,
+            self.reduction,
+            self.label_smoothing,
+            z_loss=self.z_loss,
+            softcap=self.softcap,
+        )
+
+    def extra_repr(self) -> str:
+        """The settings that are not torch's defaults."""
+        settings = {
+            "ignore_index": (self.ignore_index, -100),
+            "reduction": (self.reduction, "mean"),
+            "label_smoothing": (self.label_smoothing, 0.0),
+            "z_loss": (self.z_loss, 0.0),
+            "softcap": (self.softcap, None),
+        }
+        return ", ".join(f"{name}={value!r}" for name, (value, default) in settings.items() if value != default)
+
+
+def _check(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+) -> None:
+    require_dtype(_NAME, "input", input)
+    if input.dim() == 0:
+        refuse(_NAME, "input", "a scalar", "[classes], [batch, classes] or [batch, classes, ...]")
+    classes = input.shape[0] if input.dim() == 1 else input.shape[1]
+    if classes == 0:
+        refuse(_NAME, "input", shape_text(input), "at least one class")
+    expected = input.shape[2:] if input.dim() == 1 else (input.shape[0], *input.shape[2:])
+    if target.is_floating_point():
+        expected = input.shape
+    elif target.dtype != torch.int64:
+        refuse(_NAME, "target", f"of dtype {dtype_text(target.dtype)}", "int64, or probabilities")
+    if tuple(target.shape) != tuple(expected):
+        refuse(_NAME, "target", shape_text(target), f"{tuple(expected)} for input {shape_text(input)}")
+    if weight is not None and tuple(weight.shape) != (classes,):
+        refuse(_NAME, "weight", shape_text(weight), f"({classes},)")
+    if weight is not None and weight.requires_grad:
+        refuse(_NAME, "weight", "a tensor that requires a gradient", "one that does not: there is none for it")
+    require_same_device(_NAME, ("input", input), target=target, weight=weight)
+    require_one_of(_NAME, "reduction", reduction, ("mean", "sum", "none"))
+    require_range(_NAME, "label_smoothing", label_smoothing, 0.0, 1.0)
+    require_range(_NAME, "z_loss", z_loss, 0.0, float("inf"), open_high=True)
+    if softcap is not None:
+        require_range(_NAME, "softcap", softcap, 0.0, float("inf"), open_low=True, open_high=True)
