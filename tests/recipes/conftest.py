@@ -1,0 +1,25 @@
+"""Fixtures of the recipes' tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def triton_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where Triton kernels run: a GPU where there is one, else the CPU, interpreted.
+
+    A kernel's module must be imported while this is active: triton decides when a kernel is decorated.
+    """
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same numbers."""
+    torch.manual_seed(0)
