@@ -12,7 +12,7 @@ def test_an_error_of_three_times_torchs_fails() -> None:
     truth = torch.tensor([1.0, 100.0], dtype=torch.float64)
     torchs = (truth + torch.tensor([0.01, 0.0], dtype=torch.float64)).float()
     assert_as_accurate((truth + 0.019).float(), torchs, truth)
-    with pytest.raises(AssertionError, match="off by 0.03"):
+    with pytest.raises(AssertionError, match=r"off by 0\.03"):
         assert_as_accurate((truth + 0.03).float(), torchs, truth)
 
 

@@ -1,0 +1,1 @@
+"""What ``benchmarks/recipes.py`` measures: each recipe beside what it replaces."""
