@@ -30,7 +30,7 @@ _ALLOWED: dict[str, set[str]] = {
     "kernels": _BASE,
     "pipeline": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report"},
     "fitting": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report", "pipeline"},
-    "cli": {*_BASE, "compat", "workload", "pipeline", "fitting", "report", "compare"},
+    "cli": {*_BASE, "compat", "workload", "pipeline", "fitting", "report", "compare", "recipes"},
 }
 
 

@@ -1,0 +1,144 @@
+"""Each recipe beside what it replaces: time in turns within one process, and the memory that a step takes.
+
+    python benchmarks/recipes.py [--only attention] [--rounds 7] [--json benchmarks/results/recipes.jsonl] [--publish]
+
+Every case runs in a process of its own, forward and backward. A ratio is the median of the baseline's times over the
+recipe's. Memory is the most that was allocated at one moment of a step, beyond what lived before it. ``--publish``
+writes what ``gradscope recipes NAME`` shows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import recipe_cases
+import torch
+from _common import ROOT, Result, environment, finish, median, parser, print_table, timed
+from recipe_cases.case import Case
+
+FIGURES = ROOT / "recipes" / "figures.json"
+ENOUGH_MS = 20_000  # of one case's rounds
+MIB = 1 << 20
+
+
+def all_cases(only: str | None) -> list[Case]:
+    """The cases of every module of recipe_cases, in order of their recipes; those of ``only`` if it is given."""
+    found: list[Case] = []
+    for module in sorted(info.name for info in pkgutil.iter_modules(recipe_cases.__path__)):
+        found += getattr(importlib.import_module(f"recipe_cases.{module}"), "CASES", [])
+    return [case for case in found if only in (None, case.recipe)]
+
+
+def key_of(case: Case) -> str:
+    return f"{case.recipe}, {case.name}, beside {case.baseline}"
+
+
+def peak_bytes(step: Callable[[], object], device: str) -> int:
+    """Most bytes at one moment of a step beyond what was allocated when it began."""
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step()
+    results = profiler.profiler.kineto_results
+    changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def measure(case: Case, device: str, rounds: int) -> dict[str, float]:
+    """Times in ms and memory in bytes of both sides."""
+    sides = dict(zip(("baseline", "recipe"), case.make(), strict=True))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for step in sides.values():
+        timed(step, device)
+    while len(times["recipe"]) < rounds and (len(times["recipe"]) < 3 or sum(map(sum, times.values())) < ENOUGH_MS):
+        for name, step in sides.items():
+            times[name].append(timed(step, device))
+    found = {f"{name}_ms": median(values) for name, values in times.items()}
+    ratios = [a / b for a, b in zip(times["baseline"], times["recipe"], strict=True)]
+    found |= {"lowest": min(ratios), "highest": max(ratios)}
+    return found | {f"{name}_bytes": peak_bytes(step, device) for name, step in sides.items()}
+
+
+def results_of(case: Case, found: dict[str, float]) -> list[Result]:
+    """Both ratios of a case, as value and goal."""
+    key = key_of(case)
+    made = [Result(f"{key}: faster", found["baseline_ms"] / found["recipe_ms"], "x", case.faster, higher=True)]
+    if found["recipe_bytes"] > 0:
+        made.append(
+            Result(f"{key}: leaner", found["baseline_bytes"] / found["recipe_bytes"], "x", case.leaner, higher=True)
+        )
+    return made
+
+
+def in_a_process(index: int, options: object) -> dict[str, float]:
+    """One case measured in a fresh process."""
+    command = [sys.executable, __file__, "--one", str(index)]
+    for name in ("only", "device", "rounds"):
+        value = getattr(options, name)
+        command += [] if value is None else [f"--{name}", str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def publish(cases: list[Case], found: list[dict[str, float]], device: str) -> None:
+    """Put these figures in place of those of the same recipes on the same device."""
+    old = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"figures": []}
+    replaced = {(case.recipe, device) for case in cases}
+    kept = [row for row in old["figures"] if (row["recipe"], row["device"]) not in replaced]
+    machine = {name: environment(device)[name] for name in ("device", "device_name", "threads", "torch", "time")}
+    rows = [
+        {"recipe": case.recipe, "case": case.name, "baseline": case.baseline, **machine, **figures}
+        for case, figures in zip(cases, found, strict=True)
+    ]
+    FIGURES.write_text(json.dumps({"figures": kept + rows}, indent=1) + "\n")
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--only", metavar="RECIPE")
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--one", type=int, metavar="INDEX", help="measure this case here, and print one JSON line")
+    made.add_argument("--publish", action="store_true", help=f"write {FIGURES.relative_to(ROOT)}")
+    options = made.parse_args()
+    cases = all_cases(options.only)
+    if options.one is not None:
+        print(json.dumps(measure(cases[options.one], options.device, options.rounds)))
+        return 0
+    if not cases:
+        sys.exit(f"no case of a recipe {options.only!r}")
+    found, results = [], []
+    for index, case in enumerate(cases):
+        figures = in_a_process(index, options)
+        found.append(figures)
+        results += results_of(case, figures)
+        print(
+            f"{key_of(case)}: {figures['baseline_ms']:.1f} -> {figures['recipe_ms']:.1f} ms "
+            f"(x{figures['lowest']:.2f} to x{figures['highest']:.2f}), "
+            f"{figures['baseline_bytes'] / MIB:.1f} -> {figures['recipe_bytes'] / MIB:.1f} MiB",
+            flush=True,
+        )
+    print_table(f"Recipes on {options.device}", results)
+    if options.publish:
+        publish(cases, found, options.device)
+    return finish("recipes", results, options.device, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
