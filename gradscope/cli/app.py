@@ -8,12 +8,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from gradscope.cli.arguments import TargetCommand
 from gradscope.cli.check import check
 from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, say_error
 from gradscope.cli.fit import fit
-from gradscope.cli.profile import TargetCommand, profile
+from gradscope.cli.profile import profile
 from gradscope.cli.show import show
 from gradscope.errors import GradscopeError
 
