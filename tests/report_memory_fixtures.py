@@ -6,14 +6,18 @@ Sizes are worked out from shapes as torch's allocator would give them, and conse
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradscope.tables import (
+    CategoryCourse,
     CopyRow,
     HeldRow,
     HolderRow,
+    LayerRow,
+    LayerSpan,
+    MemoryCategory,
     MemoryInfo,
     PhaseSpan,
     RetainedRow,
@@ -91,6 +95,38 @@ class MemoryBuilder:
         return MemoryInfo(**{**settings, **fields})
 
 
+def timed(parts: Mapping[int, Mapping[str, int]]) -> tuple[list[TimelinePoint], tuple[CategoryCourse, ...]]:
+    """Time -> bytes by category, as a timeline and its categories."""
+    points = [TimelinePoint(ns, sum(sizes.values())) for ns, sizes in parts.items()]
+    courses = [
+        CategoryCourse(category.value, tuple(sizes.get(category.value, 0) for sizes in parts.values()))
+        for category in MemoryCategory
+    ]
+    return points, tuple(course for course in courses if any(course.bytes))
+
+
+def spans_in_turn(layers: Sequence[LayerRow], phases: Sequence[PhaseSpan]) -> tuple[LayerSpan, ...]:
+    """Each layer once in forward, the root last for the loss, and in backward once in the opposite order.
+
+    Each runs for its part of the phase's time.
+    """
+    found: list[LayerSpan] = []
+    for phase in phases:
+        if phase.phase not in ("forward", "backward"):
+            continue
+        column = f"{phase.phase}_self_ns"
+        ordered = [row for row in sorted(layers, key=lambda row: row.path == "") if getattr(row, column)]
+        if phase.phase == "backward":
+            ordered.reverse()
+        whole, done = sum(getattr(row, column) for row in ordered), 0
+        for row in ordered:
+            first, done = done, done + getattr(row, column)
+            length = phase.end_ns - phase.start_ns
+            start, end = (phase.start_ns + length * part // whole for part in (first, done))
+            found.append(LayerSpan(row.path, phase.phase, start, end))
+    return tuple(found)
+
+
 def _largest_first(rows: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
@@ -156,7 +192,6 @@ def gpt(blocks: int = 12, *, cuda: bool = False, leak: bool = False, memory: dic
     for row in run.layers:
         builder.hold(row.path, "parameters", 4 * row.parameters)
         builder.hold(row.path, "optimizer state", 8 * row.parameters)
-    fixed = sum(row.bytes for row in builder.at_peak)
     _save_all(builder, blocks)
     kept = sum(row.bytes for row in builder.saved)
     builder.hold("", "temporaries", size_of(LOGITS, "float32"))
@@ -197,7 +232,8 @@ def gpt(blocks: int = 12, *, cuda: bool = False, leak: bool = False, memory: dic
             "outside_allocator_bytes": 545_259_520,
             "device_total_bytes": 150_109_880_320,
         }
-    timeline, phases = _course(builder, fixed + blocks * 4 * T * T, kept, gradients, blocks)
+    timeline, categories, phases = _course(builder, kept, gradients, blocks)
+    fields |= {"categories": categories, "spans": spans_in_turn(run.layers, phases), "spans_left_out": 0}
     return with_memory(run, builder.build(timeline, phases, **{**fields, **(memory or {})}))
 
 
@@ -267,23 +303,33 @@ def _save_all(builder: MemoryBuilder, blocks: int) -> None:
 
 
 def _course(
-    builder: MemoryBuilder, base: int, kept: int, gradients: int, blocks: int
-) -> tuple[list[TimelinePoint], list[PhaseSpan]]:
+    builder: MemoryBuilder, kept: int, gradients: int, blocks: int
+) -> tuple[list[TimelinePoint], tuple[CategoryCourse, ...], list[PhaseSpan]]:
     """Up through the blocks of forward, the loss, down through those of backward, then the optimizer."""
-    peak, logits = sum(row.bytes for row in builder.at_peak), size_of(LOGITS, "float32")
+    logits, scores = size_of(LOGITS, "float32"), 2 * size_of(SCORES, "float32")
+    base: dict[str, int] = {}
+    for row in builder.at_peak:
+        if row.category in ("inputs", "parameters", "buffers", "optimizer state"):
+            base[row.category] = base.get(row.category, 0) + row.bytes
+
+    def alive(saved: int = 0, **more: int) -> dict[str, int]:
+        return {**base, "saved activations": saved, **{name.replace("_", " "): size for name, size in more.items()}}
+
     a_block = (kept - logits) // (blocks + 1)
     step = 4_900 * MS // blocks
-    points = [TimelinePoint(0, base)]
-    points += [TimelinePoint(12 * MS + i * step, base + i * a_block) for i in range(blocks + 1)]
-    loss = points[-1].ns + 800 * MS
-    points += [TimelinePoint(loss, base + kept + logits), TimelinePoint(loss + 40 * MS, peak)]
+    parts = {0: alive()}
+    parts |= {12 * MS + i * step: alive(i * a_block) for i in range(blocks + 1)}
+    loss = max(parts) + 800 * MS
+    parts[loss] = alive(kept, other_activations=logits)
+    parts[loss + 40 * MS] = alive(kept, other_activations=logits, temporaries=logits)
     down = 2 * step
     for i in range(blocks):
-        at = loss + 900 * MS + i * down
-        alive = base + (blocks - i) * a_block + gradients * i // blocks
-        points += [TimelinePoint(at, alive), TimelinePoint(at + down // 3, alive + 2 * size_of(SCORES, "float32"))]
-    end = points[-1].ns + down
-    points += [TimelinePoint(end, base + gradients), TimelinePoint(end + 124 * MS, base + gradients)]
+        at, done = loss + 900 * MS + i * down, gradients * i // blocks
+        parts[at] = alive((blocks - i) * a_block, gradients=done)
+        parts[at + down // 3] = alive((blocks - i) * a_block, gradients=done, activation_gradients=scores)
+    end = max(parts) + down
+    parts[end] = parts[end + 124 * MS] = alive(gradients=gradients)
+    points, categories = timed(parts)
     phases = [
         PhaseSpan("other", 0, 12 * MS),
         PhaseSpan("forward", 12 * MS, loss + 20 * MS),
@@ -291,7 +337,7 @@ def _course(
         PhaseSpan("optimizer", end, end + 124 * MS),
         PhaseSpan("other", end + 124 * MS, end + 146 * MS),
     ]
-    return points, phases
+    return points, categories, phases
 
 
 # -- a small MLP -------------------------------------------------------------------------------------------------------
@@ -310,16 +356,22 @@ def mlp(memory: dict[str, Any] | None = None, **build: Any) -> RunData:
     builder.hold("2", "activation gradients", size_of("32x64", "float32"))
     builder.hold("0", "temporaries", size_of("64x64", "float32"))
     builder.copy("1", 14, "aten::clone", "forward", 2, 9_000)
-    peak = sum(row.bytes for row in builder.at_peak)
-    timeline = [
-        TimelinePoint(0, 27_688),
-        TimelinePoint(40_000, 36_000),
-        TimelinePoint(70_000, 47_000),
-        TimelinePoint(130_000, 50_000),
-        TimelinePoint(210_000, peak),
-        TimelinePoint(260_000, 46_928),
-        TimelinePoint(400_000, 46_928),
-    ]
+    at_peak: dict[str, int] = {}
+    for row in builder.at_peak:
+        at_peak[row.category] = at_peak.get(row.category, 0) + row.bytes
+    base = {name: at_peak[name] for name in ("inputs", "parameters")}
+    gradients = {**base, "gradients": 19_240}
+    timeline, categories = timed(
+        {
+            0: base,
+            40_000: {**base, "saved activations": 8_312},
+            70_000: {**base, "saved activations": 8_312, "temporaries": 11_000},
+            130_000: {**base, "saved activations": 9_476, "activation gradients": 12_836},
+            210_000: at_peak,
+            260_000: gradients,
+            400_000: gradients,
+        }
+    )
     phases = [
         PhaseSpan("forward", 0, 100_000),
         PhaseSpan("backward", 100_000, 300_000),
@@ -332,5 +384,7 @@ def mlp(memory: dict[str, Any] | None = None, **build: Any) -> RunData:
         "allocations": 31,
         "step_allocated_bytes": 91_480,
     }
+    run = fixtures.mlp(**build)
+    fields |= {"categories": categories, "spans": spans_in_turn(run.layers, phases), "spans_left_out": 0}
     info = builder.build(timeline, phases, **{**fields, **(memory or {})})
-    return with_memory(fixtures.mlp(**build), info)
+    return with_memory(run, info)

@@ -40,7 +40,7 @@ def test_frames_have_the_columns_of_the_file() -> None:
     report = Report(RUNS["cuda"])
     assert list(report.layers.columns[:6]) == ["path", "class", "parent", "calls", "parameters", "source"]
     assert list(report.ops.columns) == ["layer", "phase", "name", "calls", "self_ns", "shape"]
-    assert list(report.kernels.columns) == ["layer", "phase", "name", "calls", "device_ns"]
+    assert list(report.kernels.columns) == ["layer", "phase", "name", "calls", "device_ns", "op", "busy_ns"]
     assert list(report.lines.columns) == [
         *("file", "line", "function", "text", "layer", "forward_ns", "backward_ns"),
         *("saved_bytes", "allocated_bytes", "copied_bytes"),

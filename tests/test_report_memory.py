@@ -271,7 +271,7 @@ def test_each_column_shows_its_highest_moment() -> None:
 
 
 def graph(info: MemoryInfo, width: int, encoding: str = "utf-8") -> list[str]:
-    view = memory_of(dataclasses.replace(MLP, memory=info))
+    view = memory_of(dataclasses.replace(MLP, memory=dataclasses.replace(info, categories=None)))
     return ["".join(text for text, _ in line) for line in timeline_lines(view, width, for_encoding(encoding))]
 
 
@@ -403,6 +403,6 @@ def test_names_from_outside_cannot_move_the_cursor() -> None:
     info = info_of(MLP)
     odd = HolderRow("x\x1b[31m", "saved\x07", 64_340)
     row = dataclasses.replace(info.copies[0], op="a\x1bb", line="m\tn.py:1")
-    text = to_text(build_view(changed(MLP, at_peak=(odd,), copies=(row,), peak_op="\x1b[2J")), 100)
+    text = to_text(build_view(changed(MLP, at_peak=(odd,), categories=None, copies=(row,), peak_op="\x1b[2J")), 100)
     assert "\x1b" not in text
     assert "\x07" not in text

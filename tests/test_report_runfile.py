@@ -18,12 +18,14 @@ from gradscope.report import Report, load
 from gradscope.report.outfile import check_output
 from gradscope.report.runfile import from_json, to_json
 from gradscope.tables import (
+    CategoryCourse,
     CopyRow,
     Finding,
     HeldRow,
     HolderRow,
     KernelRow,
     LayerRow,
+    LayerSpan,
     Ledger,
     LineRow,
     MemoryCategory,
@@ -98,7 +100,12 @@ def test_memory_has_one_row_a_line_too() -> None:
     assert run.memory is not None
     lines = to_json(run).splitlines()
     assert sum(line.startswith('   {"owner": ') for line in lines) == len(run.memory.at_peak) - 1
-    assert sum(line.startswith('   {"category": "inputs", ') for line in lines) == 1  # nobody's
+    assert sum(line.startswith('   {"category": "inputs", "bytes": 1') for line in lines) == 1  # nobody's
+    assert run.memory.categories and run.memory.spans
+    assert sum(bool(re.match(r'   {"category": "[a-z ]+", "bytes": \[', line)) for line in lines) == len(
+        run.memory.categories
+    )
+    assert sum(line.startswith('   {"layer": ') and '"start_ns": ' in line for line in lines) == len(run.memory.spans)
     assert sum(line.startswith('   {"ns": ') for line in lines) == len(run.memory.timeline)
     assert f'  "peak_bytes": {run.memory.peak_bytes},' in lines
     assert '  "peak_phase": "backward",' in lines
@@ -404,5 +411,7 @@ MEMORY_TABLES = {
     "retained": RetainedRow,
     "copies": CopyRow,
     "timeline": TimelinePoint,
+    "categories": CategoryCourse,
     "phases": PhaseSpan,
+    "spans": LayerSpan,
 }

@@ -20,9 +20,11 @@ from gradscope.tables.columns import (
     SpanTable,
 )
 from gradscope.tables.memory import (
+    CategoryCourse,
     CopyRow,
     HeldRow,
     HolderRow,
+    LayerSpan,
     MemoryCategory,
     MemoryInfo,
     PhaseSpan,
@@ -68,9 +70,11 @@ __all__ = [
     "SavedTensor",
     "Sighting",
     "SpanTable",
+    "CategoryCourse",
     "CopyRow",
     "HeldRow",
     "HolderRow",
+    "LayerSpan",
     "MemoryCategory",
     "MemoryInfo",
     "PhaseSpan",

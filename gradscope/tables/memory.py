@@ -75,6 +75,24 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class CategoryCourse:
+    """Bytes of one category over the step. At each point, those of all categories add up to the point's bytes."""
+
+    category: str  # value of MemoryCategory
+    bytes: Sequence[int]  # at each point of the timeline
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """One stretch of time in which a layer itself ran, and none of the layers below it."""
+
+    layer: str
+    phase: str  # "forward", "backward", "recompute"
+    start_ns: int  # from the start of the step that measured memory
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseSpan:
     """One stretch of the step that measured memory."""
 
@@ -112,6 +130,9 @@ class MemoryInfo:
     reserved_bytes: int | None = None  # CUDA: what it had taken from the device by then
     outside_allocator_bytes: int | None = None  # CUDA: in use on the device beyond that: context, libraries, others
     device_total_bytes: int | None = None  # CUDA
+    categories: Sequence[CategoryCourse] | None = None  # the timeline by category; None: written by an older version
+    spans: Sequence[LayerSpan] | None = None  # in order of time, none overlapping another; None: as categories
+    spans_left_out: int | None = None  # shorter ones, for which there was no room
 
 
 class MemoryCategory(StrEnum):

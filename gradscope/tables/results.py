@@ -6,11 +6,12 @@ and is left out of the JSON; ``0`` is a measured zero.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradscope.tables.memory import MemoryInfo
+from gradscope.tables.memory import CategoryCourse, MemoryInfo
 
 SCHEMA_VERSION = 1
 
@@ -250,6 +251,28 @@ def _check_memory(memory: MemoryInfo, layers: Sequence[LayerRow]) -> None:
         whole = memory.held_bytes if name == "held" else memory.retained_after_step_bytes
         _require(parts, whole, f"{name} memory", "bytes")
     _require(sum(row.bytes for row in memory.copies), memory.copied_bytes, "copies", "bytes")
+    if memory.categories is not None:
+        _check_categories(memory, memory.categories)
+
+
+def _check_categories(memory: MemoryInfo, categories: Sequence[CategoryCourse]) -> None:
+    """At every point of the timeline the categories add up; at the peak each is that of the live set."""
+    points = memory.timeline
+    for course in categories:
+        _require(len(course.bytes), len(points), f"points of {course.category}", "points")
+    for i, point in enumerate(points):
+        parts = sum(course.bytes[i] for course in categories)
+        _require(parts, point.bytes, f"categories at point {i} of the timeline", "bytes")
+    held = Counter[str]()
+    for row in memory.at_peak:
+        held[row.category] += row.bytes
+    at_peak = [i for i, point in enumerate(points) if (point.ns, point.bytes) == (memory.peak_ns, memory.peak_bytes)]
+    if not at_peak:
+        return
+    # Several points may be of the same time and size; one of them is the peak.
+    found = [{course.category: course.bytes[i] for course in categories if course.bytes[i]} for i in at_peak]
+    if dict(held) not in found:
+        raise ConservationError(f"categories at the peak: {found[0]} != {dict(held)} bytes")
 
 
 def _require(got: int, expected: int, what: str, unit: str = "ns") -> None:

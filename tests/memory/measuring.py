@@ -146,6 +146,42 @@ def bytes_of_all_tensors() -> int:
     return sum(storages.values())
 
 
+def moment(memory: MemoryInfo, ns: int) -> dict[str, int]:
+    """Bytes by category from the last point of the timeline that is not after ``ns``, without those of others."""
+    assert memory.categories is not None
+    index = max(i for i, point in enumerate(memory.timeline) if point.ns <= ns)
+    found = {course.category: course.bytes[index] for course in memory.categories if course.bytes[index]}
+    found.pop("other tensors", None)
+    return found
+
+
+def _check_course(data: RunData) -> None:
+    """Categories add up at every point, and to the live set at the peak; spans are in order, and none overlaps."""
+    memory = memory_of(data)
+    assert memory.categories is not None and memory.spans is not None and memory.spans_left_out is not None
+    for i, point in enumerate(memory.timeline):
+        assert sum(course.bytes[i] for course in memory.categories) == point.bytes
+    for course in memory.categories:
+        assert len(course.bytes) == len(memory.timeline) and min(course.bytes) >= 0 and max(course.bytes) > 0
+    held: Counter[str] = Counter()
+    for row in memory.at_peak:
+        held[row.category] += row.bytes
+    at_peak = {
+        course.category: {
+            size
+            for point, size in zip(memory.timeline, course.bytes, strict=True)
+            if (point.ns, point.bytes) == (memory.peak_ns, memory.peak_bytes)
+        }
+        for course in memory.categories
+    }
+    assert all(size in at_peak[category] for category, size in held.items())
+    end = memory.phases[-1].end_ns
+    assert all(0 <= span.start_ns < span.end_ns <= end for span in memory.spans)
+    assert all(one.end_ns <= other.start_ns for one, other in pairwise(memory.spans))
+    assert {span.layer for span in memory.spans} <= {row.path for row in data.layers}
+    assert {span.phase for span in memory.spans} <= {"forward", "backward", "recompute"}
+
+
 def check_sums(data: RunData) -> None:
     """Every sum that the report promises, from its rows alone, and no negative number."""
     memory = memory_of(data)
@@ -162,6 +198,7 @@ def check_sums(data: RunData) -> None:
     assert memory.timeline[-1].bytes == memory.end_bytes
     assert min(point.bytes for point in memory.timeline) >= 0
     assert memory.peak_ns in {point.ns for point in memory.timeline}
+    _check_course(data)
     spans = memory.phases
     assert spans[0].start_ns == 0 and all(span.start_ns < span.end_ns for span in spans)
     assert all(first.end_ns == second.start_ns for first, second in pairwise(spans))

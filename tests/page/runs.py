@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gradscope.tables import HolderRow, KernelRow, RunData, SavedRow
+from gradscope.tables import KernelRow, RunData, SavedRow
 from tests import report_fixtures as fixtures
 from tests import report_memory_fixtures as memory_fixtures
 
@@ -63,7 +63,8 @@ def hostile() -> RunData:
         memory,
         peak_op=HOSTILE[0],
         peak_layer=layers[1].path,
-        at_peak=[HolderRow(layers[1].path, "saved activations", memory.peak_bytes)],
+        at_peak=[dataclasses.replace(row, owner=layers[1].path) for row in memory.at_peak],
+        spans=memory_fixtures.spans_in_turn(layers, memory.phases),
         saved=saved,
         saved_bytes=8 * len(saved),
     )

@@ -17,9 +17,8 @@ import pytest
 from gradscope.errors import OutputError
 from gradscope.report import Report
 from gradscope.report.page import HTML_HEAD, bundle, to_html
-from gradscope.report.page.data import TIMELINE_POINTS, page_record, thin
+from gradscope.report.page.data import page_record
 from gradscope.report.page.writer import to_script_json
-from gradscope.tables import TimelinePoint
 from tests import report_fixtures as fixtures
 from tests.page import runs
 
@@ -95,16 +94,6 @@ def test_json_cannot_end_its_element() -> None:
     assert json.loads(text) == ["</script>", "<!--", "&amp;", "\u2028\u2029", "\0", "\udcff"]
     with pytest.raises(ValueError, match="Out of range float"):
         to_script_json([float("nan")])
-
-
-def test_a_long_timeline_keeps_its_extremes() -> None:
-    points = [TimelinePoint(i, (i * 7919) % 10_007) for i in range(30_000)]
-    points[12_345] = TimelinePoint(12_345, 99_999)
-    thinned = thin(points, TIMELINE_POINTS)
-    assert len(thinned) <= TIMELINE_POINTS
-    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
-    assert points[12_345] in thinned
-    assert thin(points[:5], TIMELINE_POINTS) == points[:5]
 
 
 def test_files_are_replaced_only_if_ours(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 from gradscope.attribute.memory.amounts import LayerMemory, LineMemory, amounts_of_layers, amounts_of_lines
 from gradscope.attribute.memory.blocks import NEVER
 from gradscope.attribute.memory.copies import find_copies
+from gradscope.attribute.memory.course import categories_of, kept_entries, phases_of, timeline_of
 from gradscope.attribute.memory.liveset import held_rows, holders_at, retained_rows, saved_rows
 from gradscope.attribute.memory.places import phase_of
-from gradscope.attribute.memory.running import phases_of, timeline_of
+from gradscope.attribute.memory.spans import spans_of
 from gradscope.attribute.memory.step import MeasuredStep, MemoryInput, SourceText, read_step
 from gradscope.tables import BlockTable, CopyRow, IntColumn, MemoryInfo, ModuleInfo
 
@@ -51,6 +52,9 @@ def _info(step: MeasuredStep, given: MemoryInput, copies: tuple[CopyRow, ...]) -
     saved, held, retained = saved_rows(step), held_rows(step), retained_rows(step)
     sizes = step.allocated()[1]
     on_device = given.device_used is not None and given.device_reserved is not None
+    phases = phases_of(trace)
+    entries = kept_entries(trace, running, phases)
+    spans, spans_left_out = spans_of(trace, step.modules)
     return MemoryInfo(
         device=given.device,
         peak_bytes=int(running.total[peak]),
@@ -61,8 +65,8 @@ def _info(step: MeasuredStep, given: MemoryInput, copies: tuple[CopyRow, ...]) -
         at_peak=holders_at(step, peak),
         start_bytes=int(running.total[0]),
         end_bytes=int(running.total[-1]),
-        timeline=timeline_of(trace, running),
-        phases=phases_of(trace),
+        timeline=timeline_of(trace, running, entries),
+        phases=phases,
         saved_bytes=sum(entry.bytes for entry in saved),
         saved=saved,
         held_bytes=sum(entry.bytes for entry in held),
@@ -77,6 +81,9 @@ def _info(step: MeasuredStep, given: MemoryInput, copies: tuple[CopyRow, ...]) -
         reserved_bytes=_reserved(step, peak) if on_device else None,
         outside_allocator_bytes=_outside_allocator(given),
         device_total_bytes=given.device_total,
+        categories=categories_of(running, step.blocks, step.found, entries),
+        spans=spans,
+        spans_left_out=spans_left_out,
     )
 
 

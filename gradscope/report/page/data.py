@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradscope.report.page.memorydata import memory_record
 from gradscope.report.runfile import to_record
-from gradscope.tables import LayerRow, LineRow, MemoryInfo, RunData, TimelinePoint
+from gradscope.tables import LayerRow, LineRow, RunData
 
 FORMAT = 1
-TIMELINE_POINTS = 2_000
 
 _LAYER_NUMBERS = (
     "calls",
@@ -34,7 +34,6 @@ _LAYER_NUMBERS = (
     "allocated_bytes",
     "copied_bytes",
 )
-_MEMORY_TABLES = ("at_peak", "timeline", "phases", "saved", "held", "copies", "retained")
 
 
 class Strings:
@@ -92,7 +91,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "lines": _line_columns(run.lines, layers, strings, source),
     }
     if run.memory is not None:
-        record["memory"] = _memory_record(run.memory, layers, strings)
+        record["memory"] = memory_record(run.memory, layers.column, strings.column)
     return record
 
 
@@ -146,45 +145,6 @@ def _line_columns(rows: Sequence[LineRow], layers: _Layers, strings: Strings, so
         "layer": layers.column(row.layer for row in rows),
         **_numbers(rows, ("line", "forward_ns", "backward_ns", "saved_bytes", "allocated_bytes", "copied_bytes")),
     }
-
-
-def _memory_record(memory: MemoryInfo, layers: _Layers, strings: Strings) -> dict[str, Any]:
-    record = {key: value for key, value in to_record(memory).items() if key not in _MEMORY_TABLES}
-    timeline = thin(memory.timeline, TIMELINE_POINTS)
-    return record | {
-        "peak_layer": layers.number(memory.peak_layer),
-        "at_peak": {
-            "layer": layers.column(row.owner for row in memory.at_peak),
-            "category": strings.column(row.category for row in memory.at_peak),
-            **_numbers(memory.at_peak, ("bytes",)),
-        },
-        "saved": {
-            "layer": layers.column(row.layer for row in memory.saved),
-            "line": strings.column(row.line for row in memory.saved),
-            "node": strings.column(row.node for row in memory.saved),
-            "what": strings.column(row.what for row in memory.saved),
-            "shape": strings.column(row.shape for row in memory.saved),
-            "dtype": strings.column(row.dtype for row in memory.saved),
-            **_numbers(memory.saved, ("count", "bytes")),
-        },
-        "timeline": _numbers(timeline, ("ns", "bytes")),
-        "phases": to_record(memory.phases),
-    }
-
-
-def thin(points: Sequence[TimelinePoint], most: int) -> Sequence[TimelinePoint]:
-    """At most ``most`` of ``points``, among them the first, the last, and every highest one.
-
-    The points are cut into runs of equal length, and the lowest and highest of each stay.
-    """
-    if len(points) <= most:
-        return points
-    length = -(-len(points) // ((most - 2) // 2))
-    kept = {0, len(points) - 1}
-    for start in range(0, len(points), length):
-        run = range(start, min(start + length, len(points)))
-        kept |= {min(run, key=lambda i: points[i].bytes), max(run, key=lambda i: points[i].bytes)}
-    return [points[i] for i in sorted(kept)]
 
 
 def _numbers(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, list[Any]]:

@@ -17,7 +17,7 @@ import { matcher, search } from "../../../gradscope/report/page/web/src/search.j
 import { START, addressOf, fromHash, nodeOf, toHash } from "../../../gradscope/report/page/web/src/state.js";
 import { sortRows, toCsv } from "../../../gradscope/report/page/web/src/table.js";
 import { makeTable } from "../../../gradscope/report/page/web/src/tables.js";
-import { ticks } from "../../../gradscope/report/page/web/src/timeline.js";
+import { ticks } from "../../../gradscope/report/page/web/src/timelineparts.js";
 import { buildTree } from "../../../gradscope/report/page/web/src/tree.js";
 import { sample } from "./sample.mjs";
 

@@ -14,7 +14,7 @@ import { addressOf, fromHash, nodeOf, toHash } from "./state.js";
 import { METRIC_WORDS, countOf, toCsv } from "./table.js";
 import { makeTable, tabsOf } from "./tables.js";
 import { TableView } from "./tableview.js";
-import { drawTimeline } from "./timeline.js";
+import { drawTimeline, markLayers } from "./timeline.js";
 import { buildTree } from "./tree.js";
 
 /**
@@ -220,6 +220,7 @@ class Page {
 
   drawSelection() {
     const { selected } = this;
+    markLayers(this.parts.timeline, this.run, selected.layers);
     drawDetails(this.parts.details, this.run, selected, this.repeatsOf(selected), this.state.metric, {
       select: (node) => this.selectInView(node),
       selectRepeat: (layer) => this.change({ merged: false, select: `layer/${this.run.paths[layer]}`, zoom: "all" }),

@@ -1,5 +1,7 @@
 // The data of the page, decoded: texts and paths in place of numbers, and what belongs to which layer.
 
+import { readMemory } from "./memorydata.js";
+
 /**
  * @typedef {number[]} Amounts forward ns, backward ns, saved bytes, in this order
  * @typedef {"backward" | "forward" | "both" | "saved"} Metric
@@ -58,17 +60,8 @@ export function slotOf(phase) {
  * @property {number} layer
  * @property {Amounts} amounts
  *
- * @typedef {object} Holder
- * @property {number} layer
- * @property {string} category
- * @property {number} bytes
- *
- * @typedef {object} Memory
- * @property {Record<string, any>} figures single figures of RUN.json's memory
- * @property {Holder[]} holders
- * @property {number[]} times
- * @property {number[]} bytes
- * @property {{ phase: string, start_ns: number, end_ns: number }[]} phases
+ * @typedef {import("./memorydata.js").Holder} Holder
+ * @typedef {import("./memorydata.js").Memory} Memory
  *
  * @typedef {object} Run
  * @property {Record<string, any>} info single figures and lists that are not tables
@@ -88,8 +81,10 @@ export function slotOf(phase) {
  * @property {Op[][]} saved likewise
  * @property {Line[]} lines
  * @property {Memory | null} memory
+ * @property {Run | null} [baseline] what it is compared with
  * @property {Amounts} whole forward, backward and saved of the whole step
  * @property {Map<string, number>} byPath
+ * @property {Run | null} baseline the run that this one is compared with
  */
 
 /**
@@ -134,6 +129,7 @@ export function readRun(record, index) {
     memory: memory ? readMemory(memory, text) : null,
     whole: [raw.step.forward_ns, raw.ledger.backward_ns, memory ? memory.saved_bytes : 0],
     byPath: new Map(paths.map((path, i) => [path, i])),
+    baseline: null,
   };
 }
 
@@ -206,26 +202,6 @@ function readLines(table, text) {
     layer: table.layer[i],
     amounts: [table.forward_ns[i], table.backward_ns[i], table.saved_bytes ? (table.saved_bytes[i] ?? 0) : 0],
   }));
-}
-
-/**
- * @param {any} memory
- * @param {(number: number) => string} text
- * @returns {Memory}
- */
-function readMemory(memory, text) {
-  const { at_peak: held, timeline } = memory;
-  return {
-    figures: memory,
-    holders: held.layer.map((/** @type {number} */ layer, /** @type {number} */ i) => ({
-      layer,
-      category: text(held.category[i]),
-      bytes: held.bytes[i],
-    })),
-    times: timeline.ns ?? [],
-    bytes: timeline.bytes ?? [],
-    phases: memory.phases,
-  };
 }
 
 /**

@@ -1,60 +1,39 @@
-// Memory over the step that measured it, in steps; the peak, the phases, and what the peak is made of.
+// Memory over the step that measured it, in steps and by kind; when the selected layer ran, and what the peak is made of.
 
+import { addCrosshair } from "./crosshair.js";
 import { element, refill, svgElement } from "./dom.js";
-import { columnScale, formatBytes, formatShare, formatTime, visible, shorten } from "./format.js";
+import { formatBytes, formatCount, formatShare, formatTime, shorten, visible } from "./format.js";
+import { bandsOf, peakKinds, stackOf, withDescendants } from "./memorydata.js";
+import { areaPath, axes, chartScale, peakMark, phaseMarks, stepPath } from "./timelineparts.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
- * @typedef {import("./run.js").Memory} Memory
+ * @typedef {import("./memorydata.js").Memory} Memory
+ * @typedef {import("./timelineparts.js").Scale} Scale
+ *
+ * @typedef {object} Drawn the parts of a chart that a selection changes
+ * @property {SVGElement} bands
+ * @property {HTMLElement} words
+ * @property {Scale} scale
  */
 
-const HEIGHT = 168;
-const MARGIN = { left: 58, right: 10, top: 34, bottom: 20 };
+const HEIGHT = 176;
+const STRIP = 4; // below the base line: bands of a light colour would be lost in front of the areas
 
-// Kinds of memory at the peak, in the order in which they are drawn: what stays from step to step first.
-const KINDS = /** @type {const} */ ([
-  ["weights", "weights, optimizer", ["parameters", "buffers", "optimizer state"]],
-  ["gradients", "gradients", ["gradients"]],
-  ["saved", "saved", ["saved activations"]],
-  ["temporary", "temporary", ["other activations", "activation gradients", "temporaries"]],
-  ["rest", "inputs and others", ["inputs", "other tensors"]],
-]);
+/** @type {WeakMap<HTMLElement, Drawn>} */
+const drawnIn = new WeakMap();
+/** @type {WeakMap<HTMLElement, number[]>} */
+const markedIn = new WeakMap();
 
 /**
- * Bytes of each kind at the peak; they add up to it.
- * @param {Memory} memory
- */
-export function peakKinds(memory) {
-  return KINDS.map(([key, words, categories]) => {
-    const held = memory.holders.filter((holder) =>
-      /** @type {readonly string[]} */ (categories).includes(holder.category),
-    );
-    return { key, words, bytes: held.reduce((sum, holder) => sum + holder.bytes, 0) };
-  });
-}
-
-/**
- * The line of the timeline as points of a path, each value kept until the next.
- * @param {number[]} times
- * @param {number[]} bytes
- * @param {(time: number) => number} x
- * @param {(bytes: number) => number} y
- * @param {number} end
- */
-export function stepPath(times, bytes, x, y, end) {
-  if (times.length === 0) return "";
-  let path = `M${x(times[0]).toFixed(1)} ${y(bytes[0]).toFixed(1)}`;
-  for (let i = 1; i < times.length; i++) path += `H${x(times[i]).toFixed(1)}V${y(bytes[i]).toFixed(1)}`;
-  return `${path}H${x(end).toFixed(1)}`;
-}
-
-/**
+ * Draw the chart; the layers that were marked in `place` stay so.
  * @param {HTMLElement} place
- * @param {Run} run
+ * @param {Run} run `run.baseline`, if there is one with memory, is a dashed line
  * @param {(layer: number) => void} select
  */
 export function drawTimeline(place, run, select) {
   const { memory } = run;
+  drawnIn.delete(place);
   if (!memory) {
     refill(
       place,
@@ -64,124 +43,173 @@ export function drawTimeline(place, run, select) {
     return;
   }
   const { figures } = memory;
-  const width = Math.max(place.clientWidth - 24, 240);
-  const phaseEnd = memory.phases.reduce((most, phase) => Math.max(most, phase.end_ns), 0);
-  const end = Math.max(phaseEnd, memory.times.at(-1) ?? 0, figures.peak_ns, 1);
-  const most = Math.max(figures.peak_bytes, 1);
-  /** @param {number} time */
-  const x = (time) => MARGIN.left + (time / end) * (width - MARGIN.left - MARGIN.right);
-  /** @param {number} bytes */
-  const y = (bytes) => HEIGHT - MARGIN.bottom - (bytes / most) * (HEIGHT - MARGIN.top - MARGIN.bottom);
-  const words = `Allocated memory over one step: peak ${formatBytes(most)} at ${formatTime(figures.peak_ns)}, in ${figures.peak_phase}.`;
-  const chart = svgElement("svg", {
-    viewBox: `0 0 ${width} ${HEIGHT}`,
-    width,
-    height: HEIGHT,
-    role: "img",
-    "aria-label": words,
-  });
-  chart.append(...axes(most, end, width, x, y), ...phaseMarks(memory, x));
-  const path = stepPath(memory.times, memory.bytes, x, y, end);
-  if (path) {
-    const base = HEIGHT - MARGIN.bottom;
-    chart.append(svgElement("path", { class: "area", d: `${path}V${base}H${x(memory.times[0]).toFixed(1)}Z` }));
-    chart.append(svgElement("path", { class: "line", d: path }));
-  }
-  chart.append(...peakMark(run, memory, width, x(figures.peak_ns), y(figures.peak_bytes)));
+  const baseline = run.baseline?.memory ?? null;
+  const end = Math.max(endOf(memory), baseline ? endOf(baseline) : 0);
+  const most = Math.max(figures.peak_bytes, baseline?.figures.peak_bytes ?? 0, 1);
+  const scale = chartScale(Math.max(place.clientWidth - 24, 240), HEIGHT, end, most);
+  const bands = svgElement("g", { class: "bands" });
+  const line = svgElement("line", { class: "crosshair", y1: scale.top - 8, y2: scale.base, visibility: "hidden" });
+  const picture = svgElement(
+    "svg",
+    { viewBox: `0 0 ${scale.width} ${HEIGHT}`, width: scale.width, height: HEIGHT, "aria-hidden": "true" },
+    ...axes(scale),
+    ...areas(memory, scale),
+    bands,
+    ...phaseMarks(memory, scale),
+    ...(baseline ? [baselineOf(baseline, scale)] : []),
+    ...peakMark(memory, scale),
+    line,
+  );
+  const chart = element(
+    "div",
+    { class: "chart", tabindex: "0", role: "group", "aria-label": `${summaryOf(memory)} Arrow keys move over it.` },
+    picture,
+  );
+  const tip = element("div", { class: "moment", hidden: true });
+  const spoken = element("p", { class: "spoken", "aria-live": "polite" });
+  const words = element("p", { class: "note ran-when", hidden: true });
+  addCrosshair(chart, picture, line, tip, spoken, run, memory, scale);
+  const note = `${figures.device}, one step of ${formatTime(endOf(memory))}`;
   refill(
     place,
-    element(
-      "h2",
-      {},
-      "Memory ",
-      element("span", { class: "note" }, `${figures.device}, one step of ${formatTime(end)}`),
-    ),
-    /** @type {SVGElement} */ (chart),
-    kindsBar(memory),
+    element("h2", {}, "Memory ", element("span", { class: "note" }, note)),
+    chart,
+    tip,
+    spoken,
+    words,
+    kindsBar(memory, baseline),
     peakWords(run, memory, select),
+  );
+  drawnIn.set(place, { bands, words, scale });
+  markLayers(place, run, markedIn.get(place) ?? []);
+}
+
+/**
+ * Shade the times at which `layers`, and the layers below them, ran, and say what is shaded; nothing for no layers.
+ * @param {HTMLElement} place that `drawTimeline` drew in
+ * @param {Run} run
+ * @param {number[]} layers
+ */
+export function markLayers(place, run, layers) {
+  markedIn.set(place, layers);
+  const drawn = drawnIn.get(place);
+  const { memory } = run;
+  if (!drawn || !memory) return;
+  const { bands, words, scale } = drawn;
+  const shown = layers.length > 0 && memory.spans.length > 0;
+  words.hidden = !shown;
+  refill(bands);
+  refill(words);
+  if (!shown) return;
+  const pixel = scale.end / (scale.right - scale.left);
+  const found = bandsOf(memory, withDescendants(layers, run.parents), pixel);
+  for (const band of found) {
+    const x = scale.x(band.start);
+    const width = Math.max(scale.x(band.end) - x, 1);
+    const sides = { x: x.toFixed(1), width: width.toFixed(1) };
+    const data = { "data-phase": band.phase, "data-start": band.start, "data-end": band.end };
+    bands.append(
+      svgElement("rect", { class: "band", ...sides, y: scale.top, height: scale.base - scale.top, ...data }),
+      svgElement("rect", { class: "strip", ...sides, y: scale.base + 1, height: STRIP }),
+    );
+  }
+  refill(words, ...bandWords(found, nameOf(run, layers), memory.figures.spans_left_out));
+}
+
+/**
+ * @param {{ phase: string, ns: number }[]} bands
+ * @param {string} name
+ * @param {number | undefined} leftOut short stretches of any layer that RUN.json or the page had no room for
+ */
+function bandWords(bands, name, leftOut) {
+  const bold = element("b", {}, element("bdi", {}, name));
+  if (bands.length === 0) return [bold, " did not run in this step, or too briefly to be shown."];
+  /** @type {Map<string, number>} */
+  const times = new Map();
+  for (const { phase, ns } of bands) times.set(phase, (times.get(phase) ?? 0) + ns);
+  const parts = [...times].flatMap(([phase, ns], i) => [
+    i > 0 ? ", " : "",
+    `${phase} `,
+    element("span", { "data-phase": phase, "data-value": ns }, formatTime(ns)),
+  ]);
+  const swatch = element("span", { class: "swatch band-key", "aria-hidden": "true" });
+  return [
+    swatch,
+    "Shaded: when ",
+    bold,
+    " ran, ",
+    ...parts,
+    leftOut ? `. The ${formatCount(leftOut)} shortest of all layers are left out.` : ".",
+  ];
+}
+
+/**
+ * One path, or one for all repeats, with a star where they differ.
+ * @param {Run} run
+ * @param {number[]} layers
+ */
+function nameOf(run, layers) {
+  const paths = layers.map((layer) => (run.paths[layer] || run.classes[layer] || "the model").split("."));
+  const [first, ...others] = paths;
+  const alike = others.every((path) => path.length === first.length);
+  const parts = first.map((part, i) => (others.every((path) => path[i] === part) ? part : "*"));
+  const name = visible(shorten((alike ? parts : first).join("."), 80));
+  if (layers.length === 1) return name;
+  return alike ? `${name} ×${layers.length}` : `${name} and ${layers.length - 1} more`;
+}
+
+/** @param {Memory} memory */
+function endOf(memory) {
+  const phases = memory.phases.reduce((most, phase) => Math.max(most, phase.end_ns), 0);
+  return Math.max(phases, memory.times.at(-1) ?? 0, memory.figures.peak_ns, 1);
+}
+
+/** @param {Memory} memory */
+function summaryOf({ figures }) {
+  return `Allocated memory over one step: peak ${formatBytes(figures.peak_bytes)} at ${formatTime(figures.peak_ns)}, in ${figures.peak_phase}.`;
+}
+
+/**
+ * One area a kind, stacked; a single one where it was not written down what the bytes were.
+ * @param {Memory} memory
+ * @param {Scale} scale
+ */
+function areas(memory, scale) {
+  const { times, bytes, parts } = memory;
+  const end = endOf(memory);
+  const line = svgElement("path", { class: "line", d: stepPath(times, bytes, scale, end) });
+  if (parts.length === 0) {
+    const low = times.map(() => 0);
+    return [svgElement("path", { class: "area", d: areaPath(times, low, bytes, scale, end) }), line];
+  }
+  const made = stackOf(memory).filter(({ low, high }) => high.some((value, i) => value > low[i]));
+  return made.map(({ key, low, high }) =>
+    svgElement("path", { class: `kind kind-${key}`, "data-kind": key, d: areaPath(times, low, high, scale, end) }),
   );
 }
 
 /**
- * @param {number} most
- * @param {number} end
- * @param {number} width
- * @param {(time: number) => number} x
- * @param {(bytes: number) => number} y
+ * @param {Memory} baseline
+ * @param {Scale} scale
  */
-function axes(most, end, width, x, y) {
-  const made = [];
-  const bytes = columnScale(most, true);
-  const time = columnScale(end, false);
-  for (const value of ticks(most / bytes.factor, 4)) {
-    const at = y(value * bytes.factor);
-    made.push(svgElement("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: at, y2: at }));
-    made.push(svgElement("text", { x: MARGIN.left - 6, y: at + 4, "text-anchor": "end" }, `${value} ${bytes.unit}`));
-  }
-  for (const value of ticks(end / time.factor, 5)) {
-    const at = x(value * time.factor);
-    if (at > width - 40) continue;
-    const label = value === 0 ? `0 ${time.unit}` : String(value);
-    made.push(svgElement("text", { x: at, y: HEIGHT - 4, "text-anchor": "middle" }, label));
-  }
-  return made;
+function baselineOf(baseline, scale) {
+  return svgElement("path", {
+    class: "baseline",
+    "data-peak": baseline.figures.peak_bytes,
+    d: stepPath(baseline.times, baseline.bytes, scale, endOf(baseline)),
+  });
 }
 
 /**
- * Round numbers from 0 up to `most`.
- * @param {number} most
- * @param {number} wanted how many, about
- */
-export function ticks(most, wanted) {
-  const rough = most / wanted;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough) ?? rough;
-  const made = [];
-  for (let i = 0; i * step <= most * 1.0001; i++) made.push(Number((i * step).toPrecision(6)));
-  return made;
-}
-
-/**
+ * What the peak is made of; the colours are those of the chart.
  * @param {Memory} memory
- * @param {(time: number) => number} x
+ * @param {Memory | null} baseline
  */
-function phaseMarks(memory, x) {
-  const made = [];
-  for (const phase of memory.phases) {
-    const [left, right] = [x(phase.start_ns), x(phase.end_ns)];
-    if (phase.phase === "other") continue;
-    made.push(svgElement("line", { class: "phase", x1: left, x2: left, y1: 4, y2: HEIGHT - MARGIN.bottom }));
-    if (right - left > 56) made.push(svgElement("text", { class: "phase-name", x: left + 4, y: 12 }, phase.phase));
-  }
-  return made;
-}
-
-/**
- * @param {Run} run
- * @param {Memory} memory
- * @param {number} width
- * @param {number} x
- * @param {number} y
- */
-function peakMark(run, memory, width, x, y) {
-  const text = `peak ${formatBytes(memory.figures.peak_bytes)}`;
-  const left = x > width / 2;
-  return [
-    svgElement("circle", { class: "peak", cx: x, cy: y, r: 4 }),
-    svgElement(
-      "text",
-      { class: "peak-text", x: left ? x - 8 : x + 8, y: y - 6, "text-anchor": left ? "end" : "start" },
-      text,
-    ),
-  ];
-}
-
-/** @param {Memory} memory */
-function kindsBar(memory) {
+function kindsBar(memory, baseline) {
   const whole = Number(memory.figures.peak_bytes);
   const kinds = peakKinds(memory).filter((kind) => kind.bytes > 0);
   const bar = element("div", { class: "stack", "aria-hidden": "true" });
-  const list = element("ul", { class: "legend" });
+  const list = element("ul", { class: "legend" }, element("li", { class: "note" }, "at the peak"));
   for (const { key, words, bytes } of kinds) {
     const share = whole > 0 ? bytes / whole : 0;
     bar.append(element("span", { class: `memory-${key}`, "width%": share * 100 }));
@@ -191,7 +219,17 @@ function kindsBar(memory) {
         {},
         element("span", { class: `swatch memory-${key}` }),
         `${words} `,
-        element("b", { "data-value": bytes }, formatBytes(bytes)),
+        element("b", { "data-value": bytes, "data-kind": key }, formatBytes(bytes)),
+      ),
+    );
+  }
+  if (baseline) {
+    list.append(
+      element(
+        "li",
+        { class: "of-baseline" },
+        element("span", { class: "swatch dashes", "aria-hidden": "true" }),
+        `baseline, peak ${formatBytes(baseline.figures.peak_bytes)}`,
       ),
     );
   }

@@ -1,0 +1,162 @@
+// A line in the chart of memory that follows the pointer or the arrow keys, and what was allocated at that moment.
+
+import { element, refill } from "./dom.js";
+import { formatBytes, formatTime, shorten, visible } from "./format.js";
+import { indexAt, kindOf, peakIndex, phaseAt, placeOf, spanAt } from "./memorydata.js";
+
+/**
+ * @typedef {import("./run.js").Run} Run
+ * @typedef {import("./memorydata.js").Memory} Memory
+ * @typedef {import("./timelineparts.js").Scale} Scale
+ *
+ * @typedef {object} Moment
+ * @property {number} time ns
+ * @property {number} bytes
+ * @property {string} phase
+ * @property {string} layer path of the layer that ran; "" where none did
+ * @property {{ category: string, bytes: number }[]} parts in the order of the stack from its top; they add up to `bytes`
+ */
+
+/**
+ * @param {Run} run
+ * @param {Memory} memory
+ * @param {number} time
+ * @param {number} index of the point that holds then
+ * @returns {Moment}
+ */
+export function momentOf(run, memory, time, index) {
+  const span = spanAt(memory, time);
+  const parts = memory.categories.map((category, row) => ({ category, bytes: memory.parts[row][index] }));
+  parts.sort((a, b) => placeOf(b.category) - placeOf(a.category));
+  return {
+    time,
+    bytes: memory.bytes[index] ?? 0,
+    phase: span?.phase ?? phaseAt(memory, time),
+    layer: span ? run.paths[span.layer] || run.classes[span.layer] : "",
+    parts: parts.filter((part) => part.bytes > 0),
+  };
+}
+
+/**
+ * A moment in one sentence, as it is read out.
+ * @param {Moment} moment
+ */
+export function momentWords(moment) {
+  const ran = moment.layer ? `, ${visible(shorten(moment.layer, 200))} ran` : "";
+  const parts = moment.parts.map((part) => `${part.category} ${formatBytes(part.bytes)}`);
+  const made = parts.length > 0 ? `: ${parts.join(", ")}` : "";
+  return `${formatTime(moment.time)}, ${phaseWords(moment)}${ran}. ${formatBytes(moment.bytes)} allocated${made}.`;
+}
+
+/**
+ * Makes a chart answer to the pointer and the arrow keys. `chart` gets the focus; the line is moved in it.
+ * @param {HTMLElement} chart
+ * @param {Element} picture in it, by whose left edge `scale` counts
+ * @param {SVGElement} line in the picture
+ * @param {HTMLElement} tip
+ * @param {HTMLElement} spoken a live region
+ * @param {Run} run
+ * @param {Memory} memory
+ * @param {Scale} scale
+ */
+export function addCrosshair(chart, picture, line, tip, spoken, run, memory, scale) {
+  if (memory.times.length === 0) return;
+  let at = -1; // number of the point under the line; -1: it is hidden
+
+  const hide = () => {
+    at = -1;
+    tip.hidden = true;
+    line.setAttribute("visibility", "hidden");
+  };
+  /**
+   * @param {number} index
+   * @param {number} time
+   */
+  const show = (index, time) => {
+    at = index;
+    const moment = momentOf(run, memory, time, index);
+    const x = scale.x(time);
+    for (const end of ["x1", "x2"]) line.setAttribute(end, x.toFixed(1));
+    line.setAttribute("visibility", "visible");
+    refill(tip, ...tipOf(moment));
+    tip.hidden = false;
+    placeTip(tip, picture, x);
+    return moment;
+  };
+  /** @param {number} index */
+  const speak = (index) => {
+    spoken.textContent = momentWords(show(index, memory.times[index]));
+  };
+
+  chart.addEventListener("pointermove", (event) => {
+    const x = event.clientX - picture.getBoundingClientRect().left;
+    const part = (x - scale.left) / (scale.right - scale.left);
+    const time = Math.min(Math.max(part, 0), 1) * scale.end;
+    show(indexAt(memory.times, time), time);
+  });
+  chart.addEventListener("pointerleave", hide);
+  chart.addEventListener("blur", hide);
+  chart.addEventListener("focus", () => {
+    if (at < 0) speak(peakIndex(memory));
+  });
+  chart.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const last = memory.times.length - 1;
+    const from = at < 0 ? peakIndex(memory) : at;
+    const leap = Math.max(Math.round(last / 20), 1);
+    /** @type {Record<string, number>} */
+    const stops = {
+      ArrowLeft: from - 1,
+      ArrowRight: from + 1,
+      PageUp: from - leap,
+      PageDown: from + leap,
+      Home: 0,
+      End: last,
+      ArrowUp: peakIndex(memory),
+    };
+    if (event.key === "Escape") hide();
+    else if (event.key in stops) speak(Math.min(Math.max(stops[event.key], 0), last));
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+}
+
+/** @param {Moment} moment */
+function phaseWords({ phase }) {
+  return phase === "other" ? "between the phases" : phase;
+}
+
+/** @param {Moment} moment */
+function tipOf(moment) {
+  const rows = moment.parts.map(({ category, bytes }) =>
+    element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, element("span", { class: `swatch memory-${kindOf(category)}` }), category),
+      element("td", { "data-category": category, "data-value": bytes }, formatBytes(bytes)),
+    ),
+  );
+  return [
+    element("b", { "data-value": moment.bytes }, formatBytes(moment.bytes)),
+    ` at ${formatTime(moment.time)}, ${phaseWords(moment)}`,
+    moment.layer ? element("div", { class: "ran" }, element("bdi", {}, visible(shorten(moment.layer, 80)))) : null,
+    rows.length > 0 ? element("table", {}, ...rows) : null,
+  ];
+}
+
+/**
+ * Below the chart where there is room, else above it: the areas beside the line stay in sight.
+ * @param {HTMLElement} tip
+ * @param {Element} picture
+ * @param {number} x
+ */
+function placeTip(tip, picture, x) {
+  const [box, around] = [tip.getBoundingClientRect(), picture.getBoundingClientRect()];
+  const left = Math.max(4, Math.min(around.left + x - box.width / 2, window.innerWidth - box.width - 8));
+  const below = around.bottom + 4;
+  const top = below + box.height <= window.innerHeight ? below : Math.max(4, around.top - box.height - 4);
+  const origin = tip.offsetParent?.getBoundingClientRect();
+  tip.style.left = `${left - (origin?.left ?? 0)}px`;
+  tip.style.top = `${top - (origin?.top ?? 0)}px`;
+}
