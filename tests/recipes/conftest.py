@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
+from hypothesis import configuration
+
+# What hypothesis keeps between runs does not belong into the repository. It begins to when tests are collected.
+_KEPT = tempfile.TemporaryDirectory(prefix="gradscope-hypothesis-")
+configuration.set_hypothesis_home_dir(_KEPT.name)
 
 
 @pytest.fixture
