@@ -59,6 +59,8 @@ bench: setup
 	$(BIN)/python benchmarks/truth_table.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/responsiveness.py
+	@if command -v chromium > /dev/null; then $(BIN)/python benchmarks/page.py; \
+	else echo "chromium is not installed: the page is not measured"; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

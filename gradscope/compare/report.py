@@ -14,12 +14,14 @@ from gradscope.compare.options import DiffOptions
 from gradscope.compare.view import DiffView, build_view
 from gradscope.errors import UsageError
 from gradscope.report import Report
+from gradscope.report.figures.options import FlameMetric
 from gradscope.report.outfile import write_text
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     from rich.console import Console
 
 Run: TypeAlias = Report | RunData | str | os.PathLike[str]
@@ -103,6 +105,34 @@ class Diff:
 
         print_diff(self.view(**options), console)
 
+    def _repr_html_(self) -> str:
+        """Warnings, totals and changed layers: what Jupyter, VS Code and Colab show."""
+        from gradscope.compare.notebook import to_fragment
+
+        return to_fragment(self.view())
+
+    def flamegraph(
+        self,
+        metric: FlameMetric = "backward",
+        *,
+        merge: bool = True,
+        min_percent: float = 0.1,
+        max_frames: int = 300,
+        title: str | None = None,
+    ) -> go.Figure:
+        """The layers of the run after as a plotly flame graph: blue is less, orange more, grey within noise.
+
+        Removed layers are named below it. Arguments are those of
+        :meth:`gradscope.report.report.Report.flamegraph`.
+
+        Raises:
+            UsageError: an argument has no meaning, or the metric was not measured in both runs.
+        """
+        from gradscope.compare.figures import flamegraph
+        from gradscope.report.figures.options import FlameOptions
+
+        return flamegraph(self.data, FlameOptions(metric, merge, min_percent, max_frames, title))
+
     def to_markdown(self, **options: Any) -> str:
         """Markdown for a pull request; ``options`` as in :meth:`print`."""
         from gradscope.compare.markdown import to_markdown
@@ -120,6 +150,17 @@ class Diff:
         write as a comparison and ``force`` is not set.
         """
         return write_text(path, self.to_json(), DIFF_HEAD, force)
+
+    def to_html(self, path: str | os.PathLike[str], source: bool = True, force: bool = False) -> Path:
+        """Write the comparison as an interactive page to ``path``, one file that works offline, and return the path.
+
+        ``source=False`` leaves the text of source lines out of it. Raises :class:`~gradscope.errors.OutputError` if it
+        cannot be written, or holds a file that gradscope did not write as a page and ``force`` is not set.
+        """
+        from gradscope.compare.page import comparison_html
+        from gradscope.report.page import HTML_HEAD
+
+        return write_text(path, comparison_html(self.data, source), HTML_HEAD, force)
 
 
 def diff(before: Run, after: Run) -> Diff:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradscope.report import runfile
+from gradscope.report.figures.options import FlameMetric
 from gradscope.report.outfile import write_text
 from gradscope.report.tree import ViewOptions
 from gradscope.report.view import View, build_view
@@ -15,6 +16,7 @@ from gradscope.tables import RunData
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     from rich.console import Console
 
 
@@ -140,6 +142,55 @@ class Report:
         from gradscope.report.terminal import print_view
 
         print_view(self.view(**options), console)
+
+    # -- in a notebook -----------------------------------------------------------------------------------------------
+
+    def _repr_html_(self) -> str:
+        """The head, the tree of layers and the ledger: what Jupyter, VS Code and Colab show."""
+        from gradscope.report.notebook import to_fragment
+
+        return to_fragment(self.data, self.path)
+
+    def flamegraph(
+        self,
+        metric: FlameMetric = "backward",
+        *,
+        merge: bool = True,
+        min_percent: float = 0.1,
+        max_frames: int = 300,
+        title: str | None = None,
+    ) -> go.Figure:
+        """A flame graph as a plotly figure: layers, and in each its own operations; a click zooms.
+
+        Values are nanoseconds a step, or bytes, as in RUN.json; the outermost frame is the ledger's total.
+
+        Args:
+            metric: what the widths are parts of: "backward", "forward", "both", or what is "saved" for backward.
+            merge: draw repeated blocks as one frame with their sum.
+            min_percent: frames below this share of the whole are drawn together, as "other".
+            max_frames: the most frames drawn, the largest first; the figure says what was left out.
+            title: plain text instead of the usual title.
+
+        Raises:
+            UsageError: an argument has no meaning, or the metric was not measured.
+        """
+        from gradscope.report.figures.flame import flamegraph
+        from gradscope.report.figures.options import FlameOptions
+
+        return flamegraph(self.data, FlameOptions(metric, merge, min_percent, max_frames, title))
+
+    def memory_timeline(self, *, title: str | None = None) -> go.Figure:
+        """Memory over the step as a plotly figure: bytes allocated, phases, and the peak.
+
+        Args:
+            title: plain text instead of the usual title.
+
+        Raises:
+            UsageError: memory was not measured, or ``title`` is no text.
+        """
+        from gradscope.report.figures.memory import memory_timeline
+
+        return memory_timeline(self.data, title)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,296 @@
+"""A comparison as a flame graph: the layers of the run after, coloured by how each one changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradscope import units
+from gradscope.compare import words
+from gradscope.compare.changes import Change, Comparison, Presence
+from gradscope.compare.layers import TIMES, time_change, time_of
+from gradscope.compare.measured import RunSpread
+from gradscope.compare.table import repeated
+from gradscope.report.figures import icicle, texts
+from gradscope.report.figures.flame import (
+    METRICS,
+    address,
+    drawn_words,
+    layer_nodes,
+    require_measured,
+    whole_of,
+    with_outside,
+)
+from gradscope.report.figures.frame import Frame
+from gradscope.report.figures.layertypes import OTHER, mixed
+from gradscope.report.figures.options import FlameMetric, FlameOptions
+from gradscope.report.figures.prune import prune
+from gradscope.report.fold import Node
+from gradscope.report.view import LEDGER_WORDS
+from gradscope.tables import LayerRow, RunData
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_LESS, _SAME, _MORE = "#4f97e0", "#d5d8de", "#ee8a3c"
+_FULL = 2.0  # the ratio of full colour: twice, or half
+_FAINTEST = 0.3  # of full colour: a real change is never taken for none
+_NAMED = 4  # removed layers that are named
+# The columns that each metric is the sum of.
+_COLUMNS: Mapping[FlameMetric, Sequence[str]] = {
+    "backward": ("backward_total_ns",),
+    "forward": ("forward_total_ns",),
+    "both": ("backward_total_ns", "forward_total_ns"),
+    "saved": (),
+}
+_TOTALS: Mapping[FlameMetric, Sequence[str]] = {
+    "backward": ("backward_ns",),
+    "forward": ("forward_ns",),
+    "both": ("backward_ns", "forward_ns"),
+    "saved": ("saved_bytes",),
+}
+
+
+def flamegraph(comparison: Comparison, options: FlameOptions) -> go.Figure:
+    """The figure. Widths are values of the run after; colours are changes beyond the noise of both runs.
+
+    Raises:
+        UsageError: the metric was not measured in both runs, or there is nothing of it in the run after.
+    """
+    whole, changes = build_frames(comparison, options)
+    least = options.min_percent / 100 * whole.value
+    pruned = prune(whole, least, options.max_frames)
+    text = METRICS[options.metric].text
+    notes = [f"WARNING, the runs differ in more than the code: {one.text}" for one in comparison.mismatches]
+    notes += [_removed(comparison.removed, options.metric)]
+    notes += [_shrunk(whole, changes, least), *drawn_words(pruned, options, text)]
+    title = options.title or _title(comparison, options.metric, changes[id(whole)])
+    used = {frame.hatched for frame in pruned.root.walk()}
+    return icicle.draw(pruned.root, text, title, [note for note in notes if note], _legend(any(used)))
+
+
+def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[Frame, dict[int, Change]]:
+    """All frames of the run after, and the change of each by its ``id``; what is not known of a frame is not there.
+
+    Raises:
+        UsageError: as :func:`flamegraph`.
+    """
+    metric = options.metric
+    require_measured(comparison.after, metric, "the run after")
+    if metric == "saved" or whole_of(comparison.before, metric) > 0:
+        require_measured(comparison.before, metric, "the run before")
+    builder = _Builder(comparison, options)
+    root = with_outside(comparison.after, metric, builder.layers())
+    totals = {change.metric: change for change in comparison.totals}
+    builder.paint(root, _sum([totals[name] for name in _TOTALS[metric] if name in totals]))
+    keys = {title: key for key, (title, _) in LEDGER_WORDS.items()}
+    for part in root.children:
+        change = totals.get(keys.get(part.name, ""))
+        if part.kind == "part":
+            part.colour = _SAME
+            builder.paint(part, change)
+    return root, builder.changes
+
+
+@dataclass(slots=True)
+class _Side:
+    """One run, and which layers are below each one."""
+
+    spread: RunSpread
+    below: Mapping[str, list[LayerRow]]
+
+    @classmethod
+    def of(cls, run: RunData) -> _Side:
+        known = {row.path: row for row in run.layers}
+        below: dict[str, list[LayerRow]] = {path: [] for path in known}
+        for row in run.layers:
+            at: str | None = row.path
+            seen = set[str]()
+            while at is not None and at not in seen:
+                if at in known:
+                    seen.add(at)
+                    below[at].append(row)
+                    at = known[at].parent
+                else:  # a parent that has no row is skipped
+                    at = at.rpartition(".")[0] if at else None
+        return cls(RunSpread(run), below)
+
+    def rows(self, paths: Sequence[str]) -> list[LayerRow]:
+        """The layers at ``paths`` and all below them."""
+        return [row for path in paths for row in self.below.get(path, ())]
+
+
+class _Builder:
+    """Frames of the layers of the run after, and their changes."""
+
+    def __init__(self, comparison: Comparison, options: FlameOptions) -> None:
+        self._metric = options.metric
+        self._text = METRICS[options.metric].text
+        self._value = METRICS[options.metric].value
+        self._sides = (_Side.of(comparison.before), _Side.of(comparison.after))
+        self._nodes = layer_nodes(comparison.after, options.merge)
+        # So many differences are looked at together: see noise.py.
+        self._tested = max(sum(1 for root in self._nodes for _ in root.walk()), 1)
+        self.changes: dict[int, Change] = {}
+
+    def layers(self) -> list[Frame]:
+        """A frame for each root."""
+        return [self._frame(node) for node in self._nodes]
+
+    def paint(self, frame: Frame, change: Change | None) -> None:
+        """Colour and words of a frame that changed so."""
+        frame.colour = colour_of(change)
+        if change is None:
+            return
+        self.changes[id(frame)] = change
+        if change.before is None:
+            frame.hatched, frame.remark = True, "new"
+            frame.about = ("only in the run after", *frame.about)
+            return
+        frame.remark = words.relative(change) if change.real and change.difference else ""
+        frame.about = (*_words(change, self._text), *frame.about)
+
+    def _frame(self, node: Node) -> Frame:
+        children = [self._frame(child) for child in node.children]
+        repeats = len(node.paths)
+        known = sum(1 for path in node.paths if path in self._sides[0].below)
+        about = [node.class_name + (f" · {repeats} layers, summed" if repeats > 1 else "")]
+        if 0 < known < repeats:
+            about.append(f"{repeats - known} of them only in the run after")
+        frame = Frame(
+            name=node.name,
+            value=self._value(node.total),
+            kind="layer",
+            colour=_SAME,
+            about=tuple(about),
+            title=address(node),
+            layers=node.own.layers,
+            type=OTHER,
+            children=children,
+        )
+        self.paint(frame, self._change(node, known > 0))
+        return frame
+
+    def _change(self, node: Node, known: bool) -> Change:
+        if not known:
+            return Change(
+                self._metric, "bytes" if self._metric == "saved" else "ns", None, self._value(node.total), None
+            )
+        rows = [side.rows(node.paths) for side in self._sides]
+        if self._metric == "saved":
+            before, after = (sum(row.saved_bytes or 0 for row in some) for some in rows)
+            return Change("saved_total_bytes", "bytes", before, after, 0)
+        return _sum([self._time(column, rows) for column in _COLUMNS[self._metric]])
+
+    def _time(self, metric: str, rows: Sequence[Sequence[LayerRow]]) -> Change:
+        column = TIMES[metric]
+        own = "backward_own_ns" if column.phase == "backward" else "forward_self_ns"
+        spreads = (self._sides[0].spread, self._sides[1].spread)
+        sides = [
+            spread.layers(some, sum(time_of(row, own) for row in some), column.phase, holds_nodes=column.holds_nodes)
+            for spread, some in zip(spreads, rows, strict=True)
+        ]
+        return time_change(metric, column.phase, sides, spreads, self._tested)
+
+
+def colour_of(change: Change | None) -> str:
+    """Blue for less, orange for more, grey for what is within noise or not known; the scale is that of the ratio."""
+    if change is None or not change.real or not change.difference:
+        return _SAME
+    ratio = _FULL if change.ratio is None else max(change.ratio, 1e-9)
+    strength = min(max(abs(math.log(ratio, _FULL)), _FAINTEST), 1.0)
+    return mixed(_SAME, _MORE if change.difference > 0 else _LESS, strength)
+
+
+def _sum(changes: Sequence[Change]) -> Change:
+    """Of times measured together: the limits of noise are added, which is on the safe side."""
+    first = changes[0]
+    if len(changes) == 1:
+        return first
+    before = [change.before for change in changes]
+    after = [change.after for change in changes]
+    noise = [change.noise for change in changes]
+    return Change(
+        metric=" + ".join(change.metric for change in changes),
+        unit=first.unit,
+        before=None if None in before else sum(one for one in before if one is not None),
+        after=None if None in after else sum(one for one in after if one is not None),
+        noise=None if None in noise else sum(one for one in noise if one is not None),
+        basis=first.basis,
+    )
+
+
+def _words(change: Change, text: Callable[[float | None], str]) -> list[str]:
+    lines = [f"{text(change.before)} → {text(change.after)}"]
+    if change.difference:
+        lines[0] += f", {words.signed(change.difference, change.unit)}, {words.relative(change)}"
+    if change.unit != "ns":
+        return [*lines, words.verdict(change)]
+    beyond = "beyond" if change.real else "within"
+    known = change.noise is not None and change.difference
+    return [*lines, f"{beyond} the noise of {words.noise(change)}" if known else words.verdict(change)]
+
+
+def _title(comparison: Comparison, metric: FlameMetric, change: Change) -> str:
+    model = texts.cut(comparison.after.workload.model or comparison.after.workload.target)
+    text = METRICS[metric].text
+    title = f"{model}: {METRICS[metric].words}, {text(change.before)} → {text(change.after)}"
+    if not change.difference:
+        return f"{title}, the same"
+    verdict = "" if change.real else f" ({words.verdict(change)})"
+    return f"{title}, {words.relative(change)}{verdict}"
+
+
+def _removed(found: Sequence[Presence], metric: FlameMetric) -> str:
+    """A sentence on the layers that the run after has not."""
+    if not found:
+        return ""
+    named = [f"{texts.cut(repeated(one.address, len(one.paths)))} ({_worth(one, metric)})" for one in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return f"Removed, and not drawn: {', '.join([*named, *more])}."
+
+
+def _worth(one: Presence, metric: FlameMetric) -> str:
+    if metric == "saved":
+        return units.size(one.saved_bytes)
+    times = {"backward": one.backward_ns, "forward": one.forward_ns, "both": one.backward_ns + one.forward_ns}
+    return units.ns(times[metric])
+
+
+def _shrunk(root: Frame, changes: Mapping[int, Change], least: float) -> str:
+    """A sentence on layers that lost so much that they are too small to be seen."""
+    lost = []
+    for frame in root.walk():
+        change = changes.get(id(frame))
+        if frame.kind != "layer" or frame.children or change is None or not change.real or frame.value >= least:
+            continue
+        if -(change.difference or 0) >= least:
+            words_on = f"{texts.cut(frame.title)} ({_words(change, _text_of(change))[0]})"
+            lost.append((change.difference or 0, words_on))
+    if not lost:
+        return ""
+    named = [text for _, text in sorted(lost)[:_NAMED]]
+    more = [f"{len(lost) - _NAMED} more"] if len(lost) > _NAMED else []
+    return f"Too small to be seen now: {'; '.join([*named, *more])}."
+
+
+def _text_of(change: Change) -> Callable[[float | None], str]:
+    return units.ns if change.unit == "ns" else units.size
+
+
+def _legend(new: bool) -> list[tuple[str, str]]:
+    """The scale of :func:`colour_of` at a few changes."""
+
+    def at(before: int, after: int) -> str:
+        return colour_of(Change("", "count", before, after, 0))
+
+    legend = [
+        (at(2, 1), "half or less"),
+        (at(100, 75), "-25 %"),
+        (_SAME, "within noise, or not known"),
+        (at(100, 133), "+33 %"),
+        (at(1, 2), "double or more"),
+    ]
+    return [*legend, (_SAME, "hatched: new")] if new else legend

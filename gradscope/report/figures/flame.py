@@ -1,0 +1,287 @@
+"""A run as frames: the whole, in it the model's layers and what is outside them, in each layer its own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gradscope import units
+from gradscope.errors import UsageError
+from gradscope.report.figures import icicle, texts
+from gradscope.report.figures.frame import Frame, Kind
+from gradscope.report.figures.layertypes import ALL, LAYER_TYPES, OTHER, OUTSIDE, mixed, type_of_layer
+from gradscope.report.figures.options import FlameMetric, FlameOptions
+from gradscope.report.figures.prune import Pruned, prune
+from gradscope.report.fold import Amounts, Node, build_tree
+from gradscope.report.header import partial_text
+from gradscope.report.memorywords import tensor_words
+from gradscope.report.view import LEDGER_WORDS
+from gradscope.tables import Ledger, RunData
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_BACKWARD = frozenset(("backward", "recompute", "gradient_sum", "accumulate"))
+_FORWARD = frozenset(("forward",))
+_LIGHTER = 0.45  # of white, in the colour of a layer's own operations
+# Parts of the ledger that belong to no layer, and the phase that their operations are listed under.
+_OUTSIDE: Mapping[str, str] = {
+    "outside_modules_ns": "backward",
+    "communication_ns": "communication",
+    "engine_ns": "engine",
+    "unattributed_ns": "unattributed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What the width of a frame is its part of."""
+
+    words: str  # "backward pass"
+    value: Callable[[Amounts], int]
+    text: Callable[[float | None], str]
+    phases: frozenset[str]  # of the operations that are part of it
+
+
+METRICS: Mapping[FlameMetric, Metric] = {
+    "backward": Metric("backward pass", lambda amounts: amounts.backward_ns, units.ns, _BACKWARD),
+    "forward": Metric("forward pass", lambda amounts: amounts.forward_ns, units.ns, _FORWARD),
+    "both": Metric(
+        "forward and backward pass",
+        lambda amounts: amounts.forward_ns + amounts.backward_ns,
+        units.ns,
+        _BACKWARD | _FORWARD,
+    ),
+    "saved": Metric("saved for backward", lambda amounts: amounts.saved_bytes or 0, units.size, frozenset()),
+}
+
+
+def flamegraph(run: RunData, options: FlameOptions) -> go.Figure:
+    """The run as a plotly icicle.
+
+    Raises:
+        UsageError: the metric was not measured, or there is nothing of it.
+    """
+    whole = build_frames(run, options)
+    pruned = prune(whole, options.min_percent / 100 * whole.value, options.max_frames)
+    metric = METRICS[options.metric]
+    notes = [partial_text(run), *drawn_words(pruned, options, metric.text)]
+    title = options.title or f"{_subject(run)}: {metric.words}, {metric.text(whole.value)} a step"
+    return icicle.draw(pruned.root, metric.text, title, [note for note in notes if note], _legend(pruned.root))
+
+
+def build_frames(run: RunData, options: FlameOptions) -> Frame:
+    """All frames of a run. The root is the ledger's total; layers and what is outside them add up to it.
+
+    Raises:
+        UsageError: as :func:`flamegraph`.
+    """
+    require_measured(run, options.metric)
+    metric = METRICS[options.metric]
+    nodes = layer_nodes(run, options.merge)
+    operations = _Operations(run, options.metric, nodes)
+    layers = [_layer_frame(node, metric, operations, OTHER) for node in nodes]
+    return with_outside(run, options.metric, layers, operations)
+
+
+def layer_nodes(run: RunData, merge: bool) -> list[Node]:
+    """The roots of the tree of layers, as the terminal folds them, or not folded at all."""
+    rows = run.layers
+    if not merge:
+        # No two layers are of one structure then, and only those of one structure are folded.
+        rows = [replace(row, parameters=number) for number, row in enumerate(rows)]
+    return build_tree(rows, run.step.backward_ns, run.workload.model)
+
+
+def require_measured(run: RunData, metric: FlameMetric, which: str = "this run") -> None:
+    """Raise :class:`UsageError` unless there is something of ``metric`` to draw."""
+    if metric == "saved" and (run.memory is None or all(row.saved_bytes is None for row in run.layers)):
+        raise UsageError(
+            f"memory was not measured in {which}, so there is no flame graph of what is saved for backward.\n"
+            'Profile with memory (without --no-memory), or take metric="backward".'
+        )
+    if whole_of(run, metric) <= 0:
+        raise UsageError(
+            f"the {METRICS[metric].words} of {which} is {METRICS[metric].text(0)}: there is nothing to draw.\n"
+            f"Other metrics: {', '.join(name for name in METRICS if name != metric)}."
+        )
+
+
+def whole_of(run: RunData, metric: FlameMetric) -> int:
+    """The total that frames are a share of: ns a step, or bytes."""
+    if metric == "saved":
+        return 0 if run.memory is None else run.memory.saved_bytes
+    forward = max(run.step.forward_ns, sum(row.forward_self_ns for row in run.layers))
+    return {"backward": 0, "forward": forward, "both": forward}[metric] + (
+        0 if metric == "forward" else run.ledger.backward_ns
+    )
+
+
+def with_outside(
+    run: RunData, metric: FlameMetric, layers: Sequence[Frame], operations: _Operations | None = None
+) -> Frame:
+    """The root over ``layers`` and over what no layer accounts for."""
+    whole, parts = whole_of(run, metric), []
+    if metric in ("backward", "both"):
+        for part in (name for name in Ledger.PARTS if name in _OUTSIDE):
+            words, meaning = LEDGER_WORDS[part]
+            parts.append(_part(words, getattr(run.ledger, part), meaning, _OUTSIDE[part], operations))
+    rest = whole - sum(frame.value for frame in (*layers, *parts))
+    meaning = "saved outside every module" if metric == "saved" else "forward time of no layer"
+    parts.append(_part("outside the layers", rest, meaning, "saved" if metric == "saved" else "forward", operations))
+    return Frame(
+        name=METRICS[metric].words,
+        value=whole,
+        kind="all",
+        colour=LAYER_TYPES[ALL].colour,
+        type=ALL,
+        children=[*layers, *parts],
+    )
+
+
+def drawn_words(pruned: Pruned, options: FlameOptions, text: Callable[[float | None], str]) -> list[str]:
+    """Sentences on what was folded and what was left out."""
+    notes = []
+    if options.merge and any(frame.layers > 1 for frame in pruned.root.walk() if frame.kind == "layer"):
+        notes.append("Repeated blocks are one frame, ×N, with the sum of their values (merge=False draws each).")
+    if pruned.words:
+        share = units.percent(pruned.value / pruned.root.value)
+        notes.append(
+            f"{pruned.words} of at most {text(pruned.largest)} are not drawn by themselves: "
+            f"{text(pruned.value)} in all, {share} (min_percent={options.min_percent:g}, "
+            f"max_frames={options.max_frames})."
+        )
+    return notes
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Frames
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _layer_frame(node: Node, metric: Metric, operations: _Operations, above: str) -> Frame:
+    kind = type_of_layer(node.class_name, node.label.rpartition(".")[2], above)
+    colour = LAYER_TYPES[kind].colour
+    children = [_layer_frame(child, metric, operations, kind) for child in node.children]
+    inside = operations.of(node, metric.value(node.own), mixed(colour, "#ffffff", _LIGHTER), kind)
+    return Frame(
+        name=node.name,
+        value=metric.value(node.total),
+        kind="layer",
+        colour=colour,
+        title=address(node),
+        about=layer_words(node, metric),
+        layers=node.own.layers,
+        type=kind,
+        children=[*children, *inside],
+    )
+
+
+def address(node: Node) -> str:
+    """The path, repeats as a star; the label of a root that has none."""
+    return node.address or node.label
+
+
+def layer_words(node: Node, metric: Metric) -> tuple[str, ...]:
+    """What a hover text says of a layer: class and repeats, its own part, both passes, calls."""
+    repeats = len(node.paths)
+    own, total = node.own, node.total
+    times = f"forward {units.ns(total.forward_ns)} · backward {units.ns(total.backward_ns)}"
+    if total.ratio is not None:
+        times += f" · {units.ratio(total.ratio)}"
+    saved = "" if total.saved_bytes is None else f"saved for backward {units.size(total.saved_bytes)}"
+    return (
+        " · ".join(part for part in (node.class_name, f"{repeats} layers, summed" if repeats > 1 else "") if part),
+        f"the layer itself {metric.text(metric.value(own))}" if node.children else "",
+        times,
+        saved,
+        f"{units.calls(node.calls)} calls a step" if node.calls else "never called itself",
+    )
+
+
+def _part(words: str, value: int, meaning: str, phase: str, operations: _Operations | None) -> Frame:
+    colour = LAYER_TYPES[OUTSIDE].colour
+    inside = [] if operations is None else operations.outside(phase, value, mixed(colour, "#ffffff", _LIGHTER))
+    return Frame(words, max(value, 0), "part", colour, (meaning,), type=OUTSIDE, children=inside)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Equal operations of one frame."""
+
+    value: int = 0
+    calls: float = 0.0
+    shape: str | None = None
+    most: int = -1  # value of the largest one, whose shape is shown
+
+
+class _Operations:
+    """Operations, or saved tensors, by the node that they belong to."""
+
+    def __init__(self, run: RunData, metric: FlameMetric, roots: Sequence[Node]) -> None:
+        self._nodes = {path: id(node) for root in roots for node in root.walk() for path in node.paths}
+        self._sums: dict[object, dict[tuple[str, str], _Sum]] = {}
+        self._text = METRICS[metric].text
+        self._kind: Kind = "tensor" if metric == "saved" else "operation"
+        if metric == "saved":
+            for row in () if run.memory is None else run.memory.saved:
+                self._add(row.layer, "saved", tensor_words(row.node, row.what, "", ""), row.bytes, row.count, row.shape)
+            return
+        phases = METRICS[metric].phases
+        for op in run.ops:
+            if (op.layer is None and op.phase != "engine") or op.phase in phases:  # the engine's part has no parts
+                self._add(op.layer, op.phase, op.name, op.self_ns, op.calls, op.shape)
+
+    def _add(self, layer: str | None, phase: str, name: str, value: int, calls: float, shape: str | None) -> None:
+        owner: object = phase if layer is None else self._nodes.get(layer)
+        entry = self._sums.setdefault(owner, {}).setdefault((name, phase), _Sum())
+        entry.value += value
+        entry.calls += calls
+        if value > entry.most:
+            entry.most, entry.shape = value, shape
+
+    def of(self, node: Node, own: int, colour: str, kind: str) -> list[Frame]:
+        """The operations of a layer itself, the largest first."""
+        return self._frames(self._sums.get(id(node), {}), own, colour, kind, address(node))
+
+    def outside(self, phase: str, own: int, colour: str) -> list[Frame]:
+        """Those of no layer in ``phase``."""
+        return self._frames(self._sums.get(phase, {}), own, colour, OUTSIDE, "outside the layers")
+
+    def _frames(
+        self, sums: Mapping[tuple[str, str], _Sum], own: int, colour: str, kind: str, where: str
+    ) -> list[Frame]:
+        # They are listed by another pass: where they are more than the layer has, the layer is right.
+        if sum(entry.value for entry in sums.values()) > own or any(entry.value < 0 for entry in sums.values()):
+            return []
+        ordered = sorted(sums.items(), key=lambda item: -item[1].value)
+        return [
+            Frame(
+                name=name,
+                value=entry.value,
+                kind=self._kind,
+                colour=colour,
+                title=name,
+                about=(f"in {where}", *self._words(phase, entry)),
+                type=kind,
+            )
+            for (name, phase), entry in ordered
+        ]
+
+    def _words(self, phase: str, entry: _Sum) -> Iterable[str]:
+        if self._kind == "tensor":
+            yield f"{units.calls(entry.calls)} {'tensor' if entry.calls == 1 else 'tensors'}"
+        else:
+            yield f"{phase.replace('_', ' ')} · {units.calls(entry.calls)} calls a step"
+        yield entry.shape or ""
+
+
+def _subject(run: RunData) -> str:
+    return texts.cut(run.workload.model or run.workload.target)
+
+
+def _legend(root: Frame) -> list[tuple[str, Any]]:
+    """(colour, words) of each type of layer that is drawn."""
+    used = {frame.type for frame in root.walk() if frame.kind in ("layer", "part")}
+    return [(kind.colour, kind.words) for key, kind in LAYER_TYPES.items() if key in used]
