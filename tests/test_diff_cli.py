@@ -11,6 +11,7 @@ import pytest
 
 from gradscope.compare import diff
 from gradscope.report import Report
+from gradscope.report.page import HTML_HEAD
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.diff_fixtures import MS, around, run
 
@@ -100,3 +101,56 @@ def test_comparing_loads_no_torch(tmp_path: Path) -> None:
 def test_json_is_plain(run: Runner) -> None:
     record = json.loads(run("diff", "a.json", "b.json", "-f", "json").out)
     assert [record["before"]["file"], record["after"]["file"]] == ["a.json", "b.json"]
+
+
+def test_the_page_beside_the_terminal(run: Runner) -> None:
+    ran = run("diff", "a.json", "b.json", "--html", "out.html")
+    assert (ran.code, ran.err) == (0, "gradscope: wrote out.html\n")
+    assert ran.out == str(diff("a.json", "b.json"))
+    text = Path("out.html").read_text(encoding="utf-8")
+    assert HTML_HEAD.match(text) and '"comparison":{"names":["a.json","b.json"]' in text
+    assert run("diff", "a.json", "b.json", "--html", "out.html", "--no-source").code == 0  # ours: replaced
+
+
+def test_the_page_alone(run: Runner) -> None:
+    ran = run("diff", "a.json", "b.json", "--format", "html", "-o", "out.html")
+    assert (ran.code, ran.out, ran.err) == (0, "", "gradscope: wrote out.html\n")
+    assert HTML_HEAD.match(Path("out.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_does_not_replace_a_file_of_somebody_else(run: Runner) -> None:
+    Path("out.html").write_text("mine")
+    ran = run("diff", "a.json", "b.json", "--html", "out.html")
+    assert ran.code == 2 and "out.html exists and was not written by gradscope." in ran.err
+    assert (ran.out, Path("out.html").read_text()) == ("", "mine")
+    assert run("diff", "a.json", "b.json", "--html", "out.html", "--force").code == 0
+    assert Path("out.html").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--open",), "--open is for a page: add --html OUT.html."),
+        (("--no-source",), "--no-source is for a page: add --html OUT.html."),
+        (("--format", "html"), "--format html needs a place for the page: add -o OUT.html."),
+        (
+            ("--format", "html", "-o", "a.html", "--html", "b.html"),
+            "-o and --html both say where the page goes: leave one out.",
+        ),
+        (
+            ("--format", "html", "-o", "a.html", "--top", "3"),
+            "--top is for what is read by people: html always holds every layer.",
+        ),
+    ],
+)
+def test_what_makes_no_sense_for_a_page(options: tuple[str, ...], message: str, run: Runner) -> None:
+    ran = run("diff", "a.json", "b.json", *options)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"gradscope: error: {message}\n")
+
+
+def test_open_starts_a_browser(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)))
+    ran = run("diff", "a.json", "b.json", "--html", "out.html", "--open")
+    assert opened == [Path("out.html").resolve().as_uri()]
+    assert ran.err.endswith("gradscope: no browser could be started: open out.html yourself\n")

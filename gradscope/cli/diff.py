@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import webbrowser
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from gradscope.cli.failure import say
 from gradscope.cli.options import Color, ColorOption, ForceOption
+from gradscope.cli.page import link
 from gradscope.cli.streams import reader_may_leave
 from gradscope.errors import UsageError
 
@@ -25,6 +27,7 @@ class Format(str, Enum):
     terminal = "terminal"
     json = "json"
     markdown = "markdown"
+    html = "html"
 
 
 class Sort(str, Enum):
@@ -48,6 +51,14 @@ def diff(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="OUT.html", help="Write the interactive page of both runs as well."),
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    no_source: Annotated[
+        bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")
+    ] = False,
     force: ForceOption = False,
     sort: Annotated[
         Sort | None,
@@ -86,12 +97,19 @@ def diff(
         "within_noise": within_noise or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    if options and format is Format.json:
+    if options and format in (Format.json, Format.html):
         option = "all" if "within_noise" in options else next(iter(options)).replace("_", "-")
-        raise UsageError(f"--{option} is for what is read by people: json always holds every layer.")
+        raise UsageError(f"--{option} is for what is read by people: {format.value} always holds every layer.")
+    page = _page_path(format, output, html)
+    if page is None and (open_it or no_source):
+        raise UsageError(f"{'--open' if open_it else '--no-source'} is for a page: add --html OUT.html.")
     from gradscope.compare import diff as compare
 
     found = compare(before, after)
+    if page is not None:
+        _write_page(found, page, source=not no_source, force=force, open_it=open_it)
+    if format is Format.html:
+        return
     if output is not None:
         from gradscope.compare.difffile import DIFF_HEAD
         from gradscope.report.outfile import write_text
@@ -107,6 +125,24 @@ def diff(
             found.print(make_console(sys.stdout, color.wanted), **options)
         else:
             sys.stdout.write(_text(found, format, options))
+
+
+def _page_path(format: Format, output: Path | None, html: Path | None) -> Path | None:
+    """Where the page goes; ``None`` where none is asked for."""
+    if format is not Format.html:
+        return html
+    if output is not None and html is not None:
+        raise UsageError("-o and --html both say where the page goes: leave one out.")
+    if output is None and html is None:
+        raise UsageError("--format html needs a place for the page: add -o OUT.html.")
+    return output or html
+
+
+def _write_page(found: Diff, path: Path, *, source: bool, force: bool, open_it: bool) -> None:
+    written = found.to_html(path, source=source, force=force)
+    say(f"wrote {link(written, sys.stderr)}")
+    if open_it and not webbrowser.open(written.resolve().as_uri()):
+        say(f"no browser could be started: open {written} yourself")
 
 
 def _text(found: Diff, format: Format, options: dict[str, Any]) -> str:

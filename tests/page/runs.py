@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from gradscope.tables import KernelRow, RunData, SavedRow
+from tests import diff_fixtures
 from tests import report_fixtures as fixtures
 from tests import report_memory_fixtures as memory_fixtures
+from tests.report_fixtures import CPU
 
 # What a page may choke on: markup, quotes, NUL, marks that turn the direction of writing, formulas, length.
 HOSTILE = (
@@ -70,3 +72,20 @@ def hostile() -> RunData:
     )
     environment = {**run.environment, "device_name": HOSTILE[0], "dtype": HOSTILE[5]}
     return dataclasses.replace(run, environment=environment, layers=layers, ops=ops, lines=lines, memory=memory)
+
+
+def pair() -> tuple[RunData, RunData]:
+    """Before and after: one layer slower, one within noise, one new, one removed, one of another class."""
+    ms = diff_fixtures.MS
+    root = {"": (0, 0, 0, 0, 0), "h": (0, 0, 0, 0, 0)}
+    blocks = {f"h.{i}{below}": diff_fixtures.around(10 * ms, ms // 10) for i in range(3) for below in ("", ".fc")}
+    saved = dict.fromkeys(blocks, 1_000)
+    before = diff_fixtures.run({**root, **blocks, "old": diff_fixtures.around(4 * ms, ms // 10)}, saved=saved)
+    slower = {**blocks, "h.1.fc": diff_fixtures.around(30 * ms, ms // 10), "h.2": diff_fixtures.around(10 * ms + 9, ms)}
+    after = diff_fixtures.run(
+        {**root, **slower, "fresh": diff_fixtures.around(6 * ms, ms // 10)},
+        saved={**saved, "h.0.fc": 400},
+        classes={"": "Net", **dict.fromkeys(blocks, "Linear"), "h.0.fc": "Conv1D", "fresh": "Linear"},
+        environment={**CPU, "torch": "9.9.9"},
+    )
+    return before, after

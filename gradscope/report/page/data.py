@@ -1,9 +1,10 @@
 """RunData -> what the page reads: columns of numbers, and every text once.
 
-The record is ``{"format": 1, "strings": [...], "runs": [run]}``. A run holds the tables of RUN.json as columns of
-equal length; a text is an index into ``strings``, a layer an index into the run's layers, and -1 stands for none. A
-column is absent where nothing of it was measured. Values are self values, as in RUN.json; the page sums them. What is
-a single figure in RUN.json is copied under its own name.
+The record is ``{"format": 1, "strings": [...], "runs": [run]}``; with a comparison the run after is followed by the run
+before, and ``comparison`` holds what :mod:`gradscope.compare.page` says of the two. A run holds the tables of
+RUN.json as columns of equal length; a text is an index into ``strings``, a layer an index into the run's layers, and -1
+stands for none. A column is absent where nothing of it was measured. Values are self values, as in RUN.json; the page
+sums them. What is a single figure in RUN.json is copied under its own name.
 """
 
 from __future__ import annotations
@@ -55,11 +56,18 @@ class Strings:
         return list(self._numbers)
 
 
-def page_record(runs: Sequence[RunData], source: bool = True) -> dict[str, Any]:
-    """What the page of ``runs`` holds, ready for JSON; without ``source``, no text of a source line is in it."""
+def page_record(
+    runs: Sequence[RunData], source: bool = True, comparison: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the page of ``runs`` holds, ready for JSON; without ``source``, no text of a source line is in it.
+
+    Args:
+        runs: one run, or with ``comparison`` the run after and the run before.
+    """
     strings = Strings()
     records = [_run_record(run, strings, source) for run in runs]
-    return {"format": FORMAT, "strings": strings.all(), "runs": records}
+    record = {"format": FORMAT, "strings": strings.all(), "runs": records}
+    return record if comparison is None else {**record, "comparison": dict(comparison)}
 
 
 def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradscope.report.page import bundle
@@ -27,16 +27,19 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
-def to_html(runs: Sequence[RunData], source: bool = True) -> str:
-    """The page of ``runs``, of which there is one today; ``source=False`` leaves the text of source lines out."""
+def to_html(runs: Sequence[RunData], source: bool = True, comparison: Mapping[str, Any] | None = None) -> str:
+    """The page of one run, or with ``comparison`` of the run after and the run before, in this order.
+
+    ``source=False`` leaves the text of source lines out. ``comparison`` is what :mod:`gradscope.compare.page` makes.
+    """
     run = runs[0]
     style, script = bundle.web_file("style.css"), bundle.script()
     slots = {
         "version": _comment(run.gradscope),
         "policy": html.escape(_policy(style, script)),
-        "title": html.escape(_title(run)),
+        "title": html.escape(_title(run, compared=comparison is not None)),
         "style": style,
-        "data": to_script_json(page_record(runs, source)),
+        "data": to_script_json(page_record(runs, source, comparison)),
         "script": script,
     }
     return _SLOT.sub(lambda match: slots[match[1]], bundle.web_file("page.html"))
@@ -72,8 +75,9 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-def _title(run: RunData) -> str:
-    words = f"{run.workload.model or 'model'} · {run.workload.target} · gradscope"
+def _title(run: RunData, compared: bool) -> str:
+    what = "comparison · " if compared else ""
+    words = f"{what}{run.workload.model or 'model'} · {run.workload.target} · gradscope"
     return "".join(char if char.isprintable() else "\ufffd" for char in words)[:_TITLE_CHARS]
 
 

@@ -1,10 +1,11 @@
 // One bar a repeat of a layer, or one a measured step.
 
+import { isCompared } from "./change.js";
 import { element } from "./dom.js";
 import { formatBytes, formatTime, shorten, visible } from "./format.js";
-import { amountOf } from "./run.js";
+import { BACKWARD, amountOf } from "./run.js";
 import { METRIC_WORDS } from "./table.js";
-import { repeatAmounts } from "./totals.js";
+import { repeatAmounts, repeatAmountsBefore, stepsBelow } from "./totals.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -37,6 +38,25 @@ export function findOutlier(amounts, whole) {
   return usual > 0 && Math.abs(amounts[odd] - usual) >= OUTLIER_SHARE * whole ? odd : -1;
 }
 
+/**
+ * The same for backward, and odd in most of the measured steps: a mean can be that of one slow step.
+ * @param {Run} run
+ * @param {number[]} layers
+ * @param {number[]} amounts
+ */
+export function steadyOutlier(run, layers, amounts) {
+  const odd = findOutlier(amounts, run.whole[BACKWARD]);
+  if (odd < 0) return -1;
+  const steps = stepsBelow(run);
+  const others = layers.filter((_, i) => i !== odd);
+  const higher = amounts[odd] > amounts[odd === 0 ? 1 : 0];
+  const apart = steps[layers[odd]].map((value, step) => {
+    const usual = medianOf(others.filter((layer) => step < steps[layer].length).map((layer) => steps[layer][step]));
+    return higher ? value > OUTLIER_RATIO * usual : value * OUTLIER_RATIO < usual;
+  });
+  return apart.length === 0 || apart.filter(Boolean).length > apart.length / 2 ? odd : -1;
+}
+
 /** @param {number[]} values */
 export function medianOf(values) {
   const sorted = [...values].sort((a, b) => a - b);
@@ -55,11 +75,14 @@ export function medianOf(values) {
 export function repeatBars(run, node, layers, metric, selectRepeat) {
   const amounts = repeatAmounts(run, layers, metric);
   const format = metric === "saved" ? formatBytes : formatTime;
-  const odd = findOutlier(amounts, amountOf(run.whole, metric));
-  const most = Math.max(...amounts);
+  const odd =
+    metric === "backward" ? steadyOutlier(run, layers, amounts) : findOutlier(amounts, amountOf(run.whole, metric));
+  const past = run.joined && isCompared(run, metric) ? repeatAmountsBefore(run, layers, metric) : [];
+  const most = Math.max(...amounts, ...past);
   const bars = element("div", { class: "bars", role: "group", "aria-label": `${METRIC_WORDS[metric]} of each repeat` });
   layers.slice(0, MOST_BARS).forEach((layer, i) => {
-    const words = `${visible(shorten(run.paths[layer], 200))}: ${format(amounts[i])}${i === odd ? ", unlike the others" : ""}`;
+    const before = past.length > 0 ? `, before ${format(past[i])}` : "";
+    const words = `${visible(shorten(run.paths[layer], 200))}: ${format(amounts[i])}${before}${i === odd ? ", unlike the others" : ""}`;
     const one = node.layers.length === 1 && node.layers[0] === layer;
     bars.append(
       element(
@@ -73,11 +96,17 @@ export function repeatBars(run, node, layers, metric, selectRepeat) {
           "data-value": amounts[i],
           onclick: () => selectRepeat(layer),
         },
+        past.length > 0 &&
+          element("span", {
+            class: "past",
+            "data-value": past[i],
+            "height%": most > 0 ? Math.max((past[i] / most) * 100, 2) : 2,
+          }),
         element("span", { "height%": most > 0 ? Math.max((amounts[i] / most) * 100, 2) : 2 }),
       ),
     );
   });
-  const range = `median ${format(medianOf(amounts))}, ${format(Math.min(...amounts))} to ${format(most)}`;
+  const range = `median ${format(medianOf(amounts))}, ${format(Math.min(...amounts))} to ${format(Math.max(...amounts))}${past.length > 0 ? "; lighter: before" : ""}`;
   const left = layers.length > MOST_BARS ? `; the first ${MOST_BARS} of ${layers.length}` : "";
   const note = odd >= 0 ? ` ${visible(shorten(run.paths[layers[odd]], 80))} is unlike the others.` : "";
   return element("div", {}, element("h3", {}, `Each repeat: ${range}${left}.${note}`), bars);

@@ -2,10 +2,20 @@
 
 import { HIGH_RATIO, USUAL_RATIO } from "./colours.js";
 import { element, refill } from "./dom.js";
-import { formatBytes, formatCalls, formatRatio, formatShare, formatTime, shorten, visible } from "./format.js";
+import {
+  formatBytes,
+  formatCalls,
+  formatRatio,
+  formatShare,
+  formatSigned,
+  formatTime,
+  shorten,
+  visible,
+} from "./format.js";
 import { LAYER_TYPES } from "./layertypes.js";
 import { ancestry, backwardRatio, nameWithRepeats } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED, amountOf } from "./run.js";
+import { changeClass, changeOf, changeText, changeWords } from "./change.js";
 import { countOf } from "./table.js";
 
 /**
@@ -37,10 +47,23 @@ export function drawCrumbs(place, zoom, zoomTo) {
  * @param {Run} run
  * @param {import("./nodes.js").Tree} tree
  * @param {import("./state.js").ViewState} state
+ * @param {"type" | "ratio" | "change"} colour
+ * @param {number} largest change, which has the full colour
  * @param {(type: string) => void} highlight
  */
-export function drawLegend(place, run, tree, state, highlight) {
-  if (state.colour === "ratio") {
+export function drawLegend(place, run, tree, state, colour, largest, highlight) {
+  if (colour === "change") {
+    const format = state.metric === "saved" ? formatBytes : formatTime;
+    const noise = state.metric === "saved" ? "grey: the same" : "grey: within noise, or not tested";
+    refill(
+      place,
+      element("span", { class: "note" }, `${formatSigned(-largest, format)} less`),
+      element("span", { class: "ramp by-change", "aria-hidden": "true" }),
+      element("span", { class: "note" }, `more ${formatSigned(largest, format)}; ${noise}; hatched: new`),
+    );
+    return;
+  }
+  if (colour === "ratio") {
     refill(
       place,
       element("span", { class: "note" }, "backward ÷ forward"),
@@ -114,7 +137,7 @@ export function tipLines(run, frame, metricText) {
   ];
   const table = element("table", {});
   for (const [words, slot, format] of rows) {
-    if (!(node.total[slot] > 0)) continue;
+    if (!(node.total[slot] > 0 || node.wasTotal[slot] > 0)) continue;
     const share = run.whole[slot] > 0 ? node.total[slot] / run.whole[slot] : 0;
     const own = node.kind === "layer" && node.total[slot] !== node.own[slot] ? `itself ${format(node.own[slot])}` : "";
     table.append(
@@ -125,6 +148,7 @@ export function tipLines(run, frame, metricText) {
         element("td", {}, format(node.total[slot])),
         element("td", {}, formatShare(share)),
         element("td", { class: "note" }, own),
+        tipChange(run, node, slot, format),
       ),
     );
   }
@@ -134,4 +158,23 @@ export function tipLines(run, frame, metricText) {
     node.calls > 0 ? `${formatCalls(node.calls)} ${node.phase === "saved" ? "tensors" : "calls"}` : "",
   ];
   return [...lines, table, element("p", { class: "note" }, facts.filter(Boolean).join(" · "))];
+}
+
+/** @type {readonly import("./run.js").Metric[]} by slot */
+const SLOT_METRICS = ["forward", "backward", "saved"];
+
+/**
+ * @param {Run} run
+ * @param {Node} node
+ * @param {number} slot
+ * @param {(value: number) => string} format
+ */
+function tipChange(run, node, slot, format) {
+  const change = changeOf(run, node, SLOT_METRICS[slot], false);
+  if (!change) return null;
+  return element(
+    "td",
+    { class: changeClass(change) },
+    `${changeText(change, format)} (${changeWords(change, format)})`,
+  );
 }

@@ -16,6 +16,9 @@ import { backwardRatio } from "./nodes.js";
  * @property {Rgb} low ratio of 0
  * @property {Rgb} middle
  * @property {Rgb} high
+ * @property {Rgb} less
+ * @property {Rgb} same
+ * @property {Rgb} more
  */
 
 // Backward over forward: blue below this, orange above. Near 2 is what matrix products take.
@@ -39,6 +42,9 @@ export function readPalette(element) {
     low: colour("ratio-low"),
     middle: colour("ratio-middle"),
     high: colour("ratio-high"),
+    less: colour("change-low"),
+    same: colour("change-middle"),
+    more: colour("change-high"),
   };
 }
 
@@ -82,6 +88,19 @@ export function ratioColour(ratio, palette) {
     Math.min(1, Math.log(Math.max(ratio, 1e-9) / USUAL_RATIO) / Math.log(HIGH_RATIO / USUAL_RATIO)),
   );
   return place < 0 ? mix(palette.middle, palette.low, -place) : mix(palette.middle, palette.high, place);
+}
+
+/**
+ * Blue - grey - orange around no change; grey where it may be noise.
+ * @param {import("./change.js").Change | null} change
+ * @param {number} largest difference, which has the full colour
+ * @param {Palette} palette
+ * @returns {Rgb}
+ */
+export function changeColour(change, largest, palette) {
+  if (!change || change.real !== true || largest <= 0) return palette.same;
+  const place = Math.max(-1, Math.min(1, change.difference / largest));
+  return place < 0 ? mix(palette.same, palette.less, -place) : mix(palette.same, palette.more, place);
 }
 
 /**

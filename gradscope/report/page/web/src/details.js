@@ -1,6 +1,7 @@
 // What is known of the selection: amounts, repeats, operations, findings.
 
 import { repeatBars, stepBars } from "./bars.js";
+import { changeClass, changeOf, changeWords } from "./change.js";
 import { element, refill } from "./dom.js";
 import {
   formatBytes,
@@ -8,6 +9,7 @@ import {
   formatCount,
   formatRatio,
   formatShare,
+  formatSigned,
   formatTime,
   shorten,
   visible,
@@ -37,6 +39,7 @@ export function drawDetails(place, run, node, repeats, metric, actions) {
     place,
     heading(run, node),
     breadcrumbLine(node, actions.select),
+    changesTable(run, node),
     node.kind === "op" || node.kind === "kernel" ? opFacts(node, metric) : amountsTable(run, node),
     isLayer && layerFacts(run, node),
     isLayer && repeats.length > 1 && repeatBars(run, node, repeats, metric, actions.selectRepeat),
@@ -121,6 +124,48 @@ function amountsTable(run, node) {
   );
 }
 
+/** @type {readonly [Metric, string][]} */
+const COMPARED = [
+  ["forward", "Forward"],
+  ["backward", "Backward"],
+  ["both", "Both"],
+  ["saved", "Saved memory"],
+];
+
+/**
+ * Baseline, now, change: with all below it, and whether it means something, in words.
+ * @param {Run} run
+ * @param {Node} node
+ */
+function changesTable(run, node) {
+  const rows = COMPARED.flatMap(([metric, words]) => {
+    const change = changeOf(run, node, metric, false);
+    if (!change || (change.before === 0 && change.after === 0)) return [];
+    const format = metric === "saved" ? formatBytes : formatTime;
+    return element(
+      "tr",
+      { "data-compared": metric },
+      element("th", { scope: "row" }, words),
+      element("td", { "data-value": change.before }, format(change.before)),
+      element("td", { "data-value": change.after }, format(change.after)),
+      element(
+        "td",
+        { class: changeClass(change), "data-value": change.difference },
+        formatSigned(change.difference, format),
+      ),
+      element("td", { class: "note" }, changeWords(change, format)),
+    );
+  });
+  if (rows.length === 0) return null;
+  const head = ["baseline", "now", "change", "is it noise?"].map((text) => element("th", { scope: "col" }, text));
+  return element(
+    "table",
+    { class: "amounts compared" },
+    element("thead", {}, element("tr", {}, element("td", {}), ...head)),
+    element("tbody", {}, ...rows),
+  );
+}
+
 /**
  * @param {Node} node
  * @param {Metric} metric
@@ -181,16 +226,35 @@ function layerFacts(run, node) {
 function findingsOf(run, node) {
   const layer = layerOf(node);
   if (!layer) return null;
-  const paths = new Set(layer.layers.map((index) => run.paths[index]));
-  const its = run.info.findings.filter((/** @type {any} */ finding) =>
-    finding.layers.some((/** @type {string} */ path) => paths.has(path)),
-  );
+  const paths = layer.layers.map((index) => run.paths[index]);
+  /** @param {string} path */
+  const isHere = (path) => paths.some((own) => own === "" || path === own || path.startsWith(`${own}.`));
+  const its = run.info.findings.filter((/** @type {any} */ finding) => finding.layers.some(isHere));
   if (its.length === 0) return null;
   const list = element("ul", { class: "findings" });
   for (const finding of its) {
-    list.append(element("li", {}, element("b", {}, visible(finding.message)), ` ${visible(finding.evidence)}`));
+    list.append(
+      element("li", {}, element("b", {}, visible(finding.message)), ` ${visible(finding.evidence)}`, cureOf(finding)),
+    );
   }
   return element("div", {}, element("h3", {}, "Findings"), list);
+}
+
+/**
+ * Where it is, what replaces it, and what that is estimated to save.
+ * @param {any} finding
+ */
+function cureOf(finding) {
+  const saving = [
+    finding.predicted_saving_ns ? formatTime(finding.predicted_saving_ns) : "",
+    finding.predicted_saving_bytes ? formatBytes(finding.predicted_saving_bytes) : "",
+  ].filter(Boolean);
+  const parts = [
+    finding.line ? `at ${finding.line}` : "",
+    finding.recipe ? `recipe: ${finding.recipe}` : "",
+    saving.length > 0 ? `predicted saving: ${saving.join(" and ")} a step` : "",
+  ].filter(Boolean);
+  return parts.length > 0 && element("p", { class: "note" }, visible(parts.join(" · ")));
 }
 
 /**

@@ -1,7 +1,8 @@
 // The flame graph: a canvas, the pointer and the keys.
 
 import { formatShare, shorten, visible } from "./format.js";
-import { cssColour, frameColour, mix, readPalette } from "./colours.js";
+import { changeText } from "./change.js";
+import { changeColour, cssColour, frameColour, mix, readPalette } from "./colours.js";
 import { frameAt, layoutFrames } from "./layout.js";
 import { amountOf } from "./run.js";
 import { nameWithRepeats } from "./nodes.js";
@@ -11,13 +12,16 @@ import { nameWithRepeats } from "./nodes.js";
  * @typedef {import("./layout.js").Frame} Frame
  * @typedef {import("./search.js").Found} Found
  * @typedef {import("./run.js").Metric} Metric
+ * @typedef {import("./change.js").Change} Change
  *
  * @typedef {object} FlameView what is drawn
  * @property {Node} root
  * @property {Node} zoom
  * @property {Node} selected
  * @property {Metric} metric
- * @property {"type" | "ratio"} colour
+ * @property {"type" | "ratio" | "change"} colour
+ * @property {((node: Node) => Change | null) | null} changeOf null where nothing is compared
+ * @property {number} largestChange
  * @property {boolean} largestFirst
  * @property {Found | null} found
  * @property {string} highlight a layer type, "" for none
@@ -97,8 +101,7 @@ export class Flame {
    */
   paintFrame(context, frame, palette, view) {
     const { node, hidden } = frame;
-    let colour = hidden > 0 ? palette.types.get("other") : frameColour(node, view.colour, palette);
-    if (!colour) return;
+    let colour = this.colourOf(frame, palette, view);
     const dimmed = this.isDimmed(frame, view);
     if (frame.above) colour = mix(colour, palette.background, 0.55);
     if (dimmed) colour = mix(colour, palette.background, 0.8);
@@ -107,7 +110,45 @@ export class Flame {
     context.beginPath();
     context.roundRect(frame.x, frame.row * ROW, width, ROW - GAP - 1, frame.width > 6 ? 2 : 0);
     context.fill();
+    if (hidden === 0 && view.changeOf && node.status === "new") this.hatch(context, frame, width, palette);
     if (hidden === 0 && width > 24) this.label(context, frame, width, view, dimmed ? palette.textFaint : palette.text);
+  }
+
+  /**
+   * @param {Frame} frame
+   * @param {import("./colours.js").Palette} palette
+   * @param {FlameView} view
+   */
+  colourOf({ node, hidden }, palette, view) {
+    const byChange = view.colour === "change";
+    if (hidden > 0) return byChange ? palette.same : (palette.types.get("other") ?? palette.middle);
+    if (byChange) return changeColour(view.changeOf?.(node) ?? null, view.largestChange, palette);
+    return frameColour(node, view.colour === "ratio" ? "ratio" : "type", palette);
+  }
+
+  /**
+   * Stripes over a frame that the run before has not.
+   * @param {CanvasRenderingContext2D} context
+   * @param {Frame} frame
+   * @param {number} width
+   * @param {import("./colours.js").Palette} palette
+   */
+  hatch(context, frame, width, palette) {
+    const [top, height] = [frame.row * ROW, ROW - GAP - 1];
+    context.save();
+    context.beginPath();
+    context.rect(frame.x, top, width, height);
+    context.clip();
+    context.strokeStyle = cssColour(palette.background);
+    context.globalAlpha = 0.35;
+    context.lineWidth = 1.5;
+    context.beginPath();
+    for (let x = frame.x - height; x < frame.x + width; x += 7) {
+      context.moveTo(x, top + height);
+      context.lineTo(x + height, top);
+    }
+    context.stroke();
+    context.restore();
   }
 
   /**
@@ -122,7 +163,9 @@ export class Flame {
     const { node } = frame;
     const room = width - 2 * PADDING;
     const middle = frame.row * ROW + (ROW - GAP) / 2;
-    const name = visible(shorten(nameWithRepeats(node), 300));
+    const change = view.changeOf?.(node) ?? null;
+    const tag = change?.status === "new" ? "new · " : "";
+    const name = visible(shorten(tag + nameWithRepeats(node), 300));
     context.fillStyle = colour;
     context.font = node.kind === "op" || node.kind === "kernel" ? FONT : `600 ${FONT}`;
     const nameWidth = this.measure(context, name);
@@ -131,7 +174,8 @@ export class Flame {
     const amount = view.format(frame.value);
     const share = `${amount}  ${formatShare(whole > 0 ? frame.value / whole : 0)}`;
     context.font = FONT;
-    for (const text of [share, amount]) {
+    const texts = change && view.colour === "change" ? differenceTexts(change, amount, view.format) : [share, amount];
+    for (const text of texts) {
       const textWidth = this.measure(context, text);
       if (nameWidth + textWidth + 12 > room) continue;
       context.fillText(text, frame.x + width - PADDING - textWidth, middle);
@@ -265,6 +309,18 @@ export class Flame {
     }
     if (next) this.actions.select(next.node);
   }
+}
+
+/**
+ * What a frame says of its change, the longer text first: the difference, or within noise the plain value.
+ * @param {Change} change
+ * @param {string} amount
+ * @param {(value: number) => string} format
+ */
+function differenceTexts(change, amount, format) {
+  if (change.difference === 0) return [amount];
+  if (change.real === false) return [`≈ ${amount}`, "≈"];
+  return [changeText(change, format)];
 }
 
 /**

@@ -48,7 +48,9 @@ export class TreeBuilder {
     const signatures = new Array(run.paths.length).fill(-1);
     for (const layer of childrenFirst(run)) {
       const below = children[layer].map((child) => [run.names[child], signatures[child]]);
-      const key = JSON.stringify([run.classes[layer], run.parameters[layer] ?? 0, below]);
+      // Repeats of which one is new, removed or of another class than before are not alike.
+      const past = run.joined ? [run.joined.statuses[layer], run.joined.classesBefore[layer]] : [];
+      const key = JSON.stringify([run.classes[layer], run.parameters[layer] ?? 0, below, ...past]);
       if (!numbers.has(key)) numbers.set(key, numbers.size);
       signatures[layer] = numbers.get(key);
     }
@@ -70,6 +72,13 @@ export class TreeBuilder {
     node.address = address;
     node.className = run.classes[layers[0]];
     node.type = typeWithin(above, typeOfLayer(node.className, run.names[layers[0]]));
+    const { joined } = run;
+    if (joined) {
+      for (const layer of layers) addTo(node.was, joined.was[layer]);
+      node.status = joined.statuses[layers[0]];
+      const before = joined.classesBefore[layers[0]];
+      if (node.status === "matched" && before !== node.className) node.className = `${before} → ${node.className}`;
+    }
     for (const layer of layers) {
       addTo(node.own, run.own[layer]);
       node.calls += run.calls[layer] ?? 0;
@@ -135,7 +144,7 @@ export class TreeBuilder {
    * @param {Node} parent
    */
   elide(node, parent) {
-    const busy = node.calls > 0 || node.own.some((value) => value !== 0);
+    const busy = node.calls > 0 || [...node.own, ...node.was].some((value) => value !== 0);
     if (node.children.length !== 1 || node.repeats > 1 || busy || node.children[0].kind !== "layer") return node;
     const child = node.children[0];
     if (!child.label.startsWith(`${node.label}.`)) child.label = `${node.label}.${child.label}`;

@@ -82,6 +82,15 @@ export function formatShare(share) {
 }
 
 /**
+ * A difference with its sign: "+1.24 ms", "−8.62 ms", "0".
+ * @param {number} value
+ * @param {(value: number) => string} format of its size
+ */
+export function formatSigned(value, format) {
+  return value === 0 ? "0" : `${value > 0 ? "+" : "−"}${format(Math.abs(value))}`;
+}
+
+/**
  * One unit and number of decimals for a whole column, so that its digits line up.
  * @typedef {{ unit: string, factor: number, decimals: number }} Scale
  * @param {number} largest

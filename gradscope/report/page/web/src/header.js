@@ -1,7 +1,17 @@
 // The head of the page: what was measured, the cards that switch the metric, and what to look at first.
 
+import { changeClass, changeOfWhole, makeChange } from "./change.js";
 import { element, refill } from "./dom.js";
-import { formatBytes, formatCount, formatRatio, formatShare, formatTime, shorten, visible } from "./format.js";
+import {
+  formatBytes,
+  formatCount,
+  formatRatio,
+  formatShare,
+  formatSigned,
+  formatTime,
+  shorten,
+  visible,
+} from "./format.js";
 import { BACKWARD, FORWARD, SAVED } from "./run.js";
 import { ledgerParts } from "./linetables.js";
 
@@ -87,7 +97,10 @@ export function warningsOf(run) {
   if (partial) warnings.push(`The run ended early: this is from ${workload.steps} measured steps.`);
   if (workload.loss === "mean of outputs") warnings.push("No loss was given: the mean of the outputs stands for it.");
   if (environment.anomaly_mode) warnings.push("Anomaly mode was on: backward is slower than usual.");
-  return [...warnings, ...notes];
+  const compared = run.joined
+    ? [...run.joined.warnings.map((text) => `The runs differ in more than the code: ${text}`), ...run.joined.notes]
+    : [];
+  return [...compared, ...warnings, ...notes];
 }
 
 /**
@@ -118,6 +131,7 @@ export function drawCards(place, run, metric, actions) {
       },
       element("span", { class: "words" }, words),
       element("span", { class: "value" }, value),
+      cardChange(changeOfWhole(run, key), key === "saved" ? formatBytes : formatTime),
       note !== "" && element("span", { class: "note" }, note),
     ),
   );
@@ -129,6 +143,7 @@ export function drawCards(place, run, metric, actions) {
         { type: "button", class: "card", id: "peak", title: "Who holds it, and what ran then", onclick: actions.peak },
         element("span", { class: "words" }, "Peak memory"),
         element("span", { class: "value" }, formatBytes(peak_bytes)),
+        cardChange(peakChange(run), formatBytes),
         element("span", { class: "note" }, `in ${peak_phase}`),
       ),
     );
@@ -136,18 +151,41 @@ export function drawCards(place, run, metric, actions) {
   refill(place, ...made);
 }
 
+/** @param {Run} run */
+function peakChange(run) {
+  const [now, was] = [run.memory, run.baseline?.memory];
+  return now && was ? makeChange(was.figures.peak_bytes, now.figures.peak_bytes, 0) : null;
+}
+
+/**
+ * @param {import("./change.js").Change | null} change
+ * @param {(value: number) => string} format
+ */
+function cardChange(change, format) {
+  if (!change) return null;
+  const { before, difference, real } = change;
+  const share = before > 0 ? ` (${formatSigned(difference / before, formatShare)})` : "";
+  const signed = `${formatSigned(difference, format)}${share}`;
+  const words = difference === 0 ? "the same" : real === null ? `${signed}, not tested` : signed;
+  return element(
+    "span",
+    { class: `delta ${changeClass(change)}` },
+    real === false && difference !== 0 ? "≈ within noise" : words,
+  );
+}
+
 /**
  * The findings, and where there are none what the backward pass is made of.
  * @param {HTMLElement} place
  * @param {Run} run
- * @param {{ select: (path: string) => void, tab: (tab: string) => void }} actions
+ * @param {{ finding: (paths: string[]) => void, tab: (tab: string) => void }} actions
  */
 export function drawFirstLook(place, run, actions) {
   const { findings } = run.info;
   if (findings.length > 0) {
     const list = element("ol", { class: "first" });
     for (const finding of findings.slice(0, 3)) {
-      const go = () => actions.select(finding.layers[0] ?? "");
+      const go = () => actions.finding(finding.layers);
       const message = element("b", {}, visible(shorten(finding.message, 300)));
       list.append(
         element(

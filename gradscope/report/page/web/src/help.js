@@ -6,6 +6,7 @@ const KEYS = /** @type {const} */ ([
   ["/", "search layers, operations, kernels and lines; Enter goes to the next match, Esc clears"],
   ["1 2 3 4", "backward, forward, both, saved memory"],
   ["m", "merge repeated layers, or show each"],
+  ["c", "compare with the run before, or show this one alone"],
   ["← → ↑ ↓", "in the flame: go from frame to frame"],
   ["Enter", "in the flame: zoom to the selected frame"],
   ["Esc", "in the flame: zoom out by one"],

@@ -1,10 +1,11 @@
 // The tables that are not of nodes: source lines, the ledger, who holds the peak.
 
+import { changeOfLine, isCompared, makeChange } from "./change.js";
 import { isWithin, nameWithRepeats } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED, amountOf } from "./run.js";
 import { matcher } from "./search.js";
 import { addressOf } from "./state.js";
-import { countOf, shareColumn, shareOf, wholeOf } from "./table.js";
+import { changeCells, changeColumns, countOf, shareColumn, shareOf, startOrder, wholeOf } from "./table.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -26,21 +27,27 @@ export function linesTable(scene) {
     return fits(`${line.file}:${line.line} ${line.function} ${line.text} ${path} ${node?.address ?? ""}`);
   });
   /** @type {Row[]} */
-  const rows = lines.map((line) => ({
-    cells: {
-      line: `${line.file}:${line.line}`,
-      source: line.text || null,
-      layer: line.layer < 0 ? null : tree.layerNodes[line.layer].address || tree.layerNodes[line.layer].label,
-      forward: line.amounts[FORWARD],
-      backward: line.amounts[BACKWARD],
-      saved: run.memory ? line.amounts[SAVED] : null,
-      share: shareOf(amountOf(line.amounts, state.metric), whole),
-    },
-    shown: `${line.file.split("/").at(-1)}:${line.line}`,
-    note: line.function,
-    type: "",
-    node: line.layer < 0 ? null : tree.layerNodes[line.layer],
-  }));
+  const rows = lines.map((line) => {
+    const change = changeOfLine(run, line, state.metric, tree.layerNodes);
+    const gone = line.status === "removed";
+    return {
+      cells: {
+        line: `${line.file}:${line.line}`,
+        source: line.text || null,
+        layer: line.layer < 0 ? null : tree.layerNodes[line.layer].address || tree.layerNodes[line.layer].label,
+        forward: gone ? null : line.amounts[FORWARD],
+        backward: gone ? null : line.amounts[BACKWARD],
+        saved: run.memory && !gone ? line.amounts[SAVED] : null,
+        ...changeCells(change),
+        share: shareOf(amountOf(line.amounts, state.metric), whole),
+      },
+      change,
+      shown: `${line.file.split("/").at(-1)}:${line.line}`,
+      note: line.function,
+      type: "",
+      node: line.layer < 0 ? null : tree.layerNodes[line.layer],
+    };
+  });
   if (lines.length === run.lines.length) rows.push(noLineRow(scene, whole));
   /** @type {Column[]} */
   const columns = [
@@ -50,10 +57,21 @@ export function linesTable(scene) {
     { key: "forward", label: "Forward", kind: "time" },
     { key: "backward", label: "Backward", kind: "time" },
     ...(run.memory ? [/** @type {Column} */ ({ key: "saved", label: "Saved", kind: "bytes" })] : []),
+    ...changeColumns(run, state.metric),
     shareColumn(scene),
   ];
   const missing = run.info.source ? "" : "; source text was left out (--no-source)";
-  return { columns, rows, summary: `${countOf(lines.length, "line")} of the forward code${missing}`, sort: "-share" };
+  const sort = startOrder(run, state.metric, "-share");
+  const shown = state.metric === "both" ? ["forward", "backward"] : [state.metric];
+  const hidden = isCompared(run, state.metric)
+    ? ["forward", "backward", "saved"].filter((key) => !shown.includes(key))
+    : [];
+  return {
+    columns: columns.filter((column) => !hidden.includes(column.key)),
+    rows,
+    summary: `${countOf(lines.length, "line")} of the forward code${missing}`,
+    sort,
+  };
 }
 
 /**
@@ -64,6 +82,14 @@ export function linesTable(scene) {
  */
 function noLineRow({ run, state }, whole) {
   const rest = run.whole.map((value, i) => value - run.lines.reduce((sum, line) => sum + line.amounts[i], 0));
+  const { joined } = run;
+  const was = run.lines.reduce(
+    (left, line) => left.map((value, i) => value - line.was[i]),
+    joined ? joined.whole : [0, 0, 0],
+  );
+  const change = isCompared(run, state.metric)
+    ? makeChange(amountOf(was, state.metric), amountOf(rest, state.metric), state.metric === "saved" ? 0 : null)
+    : null;
   return {
     cells: {
       line: "(no source line)",
@@ -72,8 +98,10 @@ function noLineRow({ run, state }, whole) {
       forward: rest[FORWARD],
       backward: rest[BACKWARD],
       saved: run.memory ? rest[SAVED] : null,
+      ...changeCells(change),
       share: shareOf(amountOf(rest, state.metric), whole),
     },
+    change,
     note: "",
     type: "",
     node: null,
@@ -105,17 +133,24 @@ export function ledgerParts(run) {
 /** @param {Scene} scene @returns {Table} */
 export function ledgerTable({ run, tree }) {
   const whole = run.whole[BACKWARD];
-  const rows = ledgerParts(run).map(({ key, words, meaning, ns }) => ({
-    cells: { part: words, meaning, time: ns, share: shareOf(ns, whole) },
-    note: "",
-    type: "",
-    node: tree.root.children.find((node) => node.kind === "part" && node.address === key) ?? null,
-  }));
+  const { baseline, joined } = run;
+  const rows = ledgerParts(run).map(({ key, words, meaning, ns }) => {
+    const was = Number(baseline?.info.ledger[key] ?? 0);
+    const change = joined ? makeChange(was, ns, joined.totals[key] ?? null) : null;
+    return {
+      cells: { part: words, meaning, time: ns, ...changeCells(change), share: shareOf(ns, whole) },
+      change,
+      note: "",
+      type: "",
+      node: tree.root.children.find((node) => node.kind === "part" && node.address === key) ?? null,
+    };
+  });
   /** @type {Column[]} */
   const columns = [
     { key: "part", label: "Part of the backward pass", kind: "text" },
     { key: "meaning", label: "What it is", kind: "text" },
     { key: "time", label: "Time", kind: "time" },
+    ...changeColumns(run, "backward"),
     { key: "share", label: "Share of backward", kind: "share" },
   ];
   return { columns, rows, summary: "every nanosecond of backward is in exactly one row", sort: "-time" };
@@ -129,9 +164,16 @@ export function ledgerTable({ run, tree }) {
  */
 export function peakTable({ run, tree, state, zoom }, memory) {
   const fits = matcher(state.query);
-  /** @type {Map<string, Row & { cells: { bytes: number } }>} */
+  const { baseline } = run;
+  const compared = isCompared(run, "saved");
+  /** @type {Map<string, Row & { cells: { bytes: number }, held: { after: boolean, before: boolean, was: number } }>} */
   const groups = new Map();
-  for (const holder of memory.holders) {
+  const before = (baseline && compared && baseline.memory?.holders) || [];
+  const holders = [
+    ...memory.holders.map((holder) => ({ ...holder, past: false })),
+    ...before.map((holder) => ({ ...holder, layer: numberOf(run, baseline, holder.layer), past: true })),
+  ];
+  for (const holder of holders) {
     const node = holder.layer < 0 ? null : tree.layerNodes[holder.layer];
     if (state.zoomedOnly && zoom.kind !== "all" && !(node && isWithin(node, zoom))) continue;
     const owner = node ? addressOf(node, run.paths) : "";
@@ -144,19 +186,45 @@ export function peakTable({ run, tree, state, zoom }, memory) {
       note: node ? `${node.layers.length > 1 ? `×${node.layers.length} ` : ""}${node.className}` : "",
       type: node ? node.type : "outside",
       node,
+      held: { after: false, before: false, was: 0 },
     };
-    row.cells.bytes += holder.bytes;
+    if (holder.past) {
+      row.held.was += holder.bytes;
+      row.held.before = true;
+    } else {
+      row.cells.bytes += holder.bytes;
+      row.held.after = true;
+    }
     groups.set(key, row);
   }
   const whole = Number(memory.figures.peak_bytes);
-  for (const { cells } of groups.values()) cells.share = shareOf(cells.bytes, whole);
+  for (const row of groups.values()) {
+    const { cells } = row;
+    cells.share = shareOf(cells.bytes, whole);
+    if (!compared) continue;
+    const status = row.held.after ? (row.held.before ? "matched" : "new") : "removed";
+    row.change = makeChange(row.held.was, cells.bytes, 0, status);
+    Object.assign(cells, changeCells(row.change));
+  }
   /** @type {Column[]} */
   const columns = [
     { key: "owner", label: "Held by", kind: "text" },
     { key: "category", label: "What it is", kind: "text" },
     { key: "bytes", label: "At the peak", kind: "bytes" },
+    ...changeColumns(run, "saved"),
     { key: "share", label: "Share of the peak", kind: "share" },
   ];
   const rows = [...groups.values()];
-  return { columns, rows, summary: `${countOf(rows.length, "row")}: the live set at the peak`, sort: "-bytes" };
+  const sort = startOrder(run, "saved", "-bytes");
+  return { columns, rows, summary: `${countOf(rows.length, "row")}: the live set at the peak`, sort };
+}
+
+/**
+ * The number that a layer of the run before has in both.
+ * @param {Run} run
+ * @param {Run | null} baseline
+ * @param {number} layer
+ */
+function numberOf(run, baseline, layer) {
+  return layer < 0 || !baseline ? -1 : (run.byPath.get(baseline.paths[layer]) ?? -1);
 }

@@ -19,6 +19,9 @@ import { BACKWARD, FORWARD, slotOf } from "./run.js";
  * @property {number} calls per step
  * @property {Amounts} own
  * @property {Amounts} total
+ * @property {Amounts} was own amounts in the run before
+ * @property {Amounts} wasTotal
+ * @property {import("./change.js").Status} status
  * @property {Node[]} children layers first, operations after them
  * @property {Node[]} kernels of a layer; RUN.json does not say which operation launched them
  * @property {Node | null} parent
@@ -51,6 +54,9 @@ export function makeNode(kind, label, layers, repeats) {
     calls: 0,
     own: [0, 0, 0],
     total: [0, 0, 0],
+    was: [0, 0, 0],
+    wasTotal: [0, 0, 0],
+    status: "matched",
     children: [],
     kernels: [],
     parent: null,
@@ -81,11 +87,22 @@ export function opNodes(lists, owner, kind) {
         found.set(key, node);
       }
       node.own[slot] += op.amount;
+      node.was[slot] += op.was;
       node.calls += op.calls;
       node.rows.push(op);
     }
   }
+  for (const node of found.values()) node.status = statusOf(node.rows);
   return [...found.values()].sort((a, b) => sum(b.own) - sum(a.own));
+}
+
+/**
+ * @param {Op[]} rows of one operation, of both runs where two are compared
+ * @returns {import("./change.js").Status}
+ */
+function statusOf(rows) {
+  if (rows.every((row) => row.removed)) return "removed";
+  return rows.every((row) => row.added) ? "new" : "matched";
 }
 
 /**

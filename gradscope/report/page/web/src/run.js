@@ -51,6 +51,9 @@ export function slotOf(phase) {
  * @property {number} amount ns, or bytes where the phase is "saved"
  * @property {string} shape
  * @property {string} line where a saved tensor was first kept
+ * @property {number} was the amount in the run before; 0 where nothing is compared
+ * @property {boolean} removed a row of the run before
+ * @property {boolean} added a row of the run after, while two are compared
  *
  * @typedef {object} Line
  * @property {string} file
@@ -59,6 +62,8 @@ export function slotOf(phase) {
  * @property {string} text
  * @property {number} layer
  * @property {Amounts} amounts
+ * @property {Amounts} was in the run before
+ * @property {import("./change.js").Status} status
  *
  * @typedef {import("./memorydata.js").Holder} Holder
  * @typedef {import("./memorydata.js").Memory} Memory
@@ -81,10 +86,10 @@ export function slotOf(phase) {
  * @property {Op[][]} saved likewise
  * @property {Line[]} lines
  * @property {Memory | null} memory
- * @property {Run | null} [baseline] what it is compared with
  * @property {Amounts} whole forward, backward and saved of the whole step
  * @property {Map<string, number>} byPath
  * @property {Run | null} baseline the run that this one is compared with
+ * @property {import("./joined.js").Joined | null} joined what is known of the layers in that run
  */
 
 /**
@@ -130,6 +135,7 @@ export function readRun(record, index) {
     whole: [raw.step.forward_ns, raw.ledger.backward_ns, memory ? memory.saved_bytes : 0],
     byPath: new Map(paths.map((path, i) => [path, i])),
     baseline: null,
+    joined: null,
   };
 }
 
@@ -168,6 +174,9 @@ function readOps(table, text, column) {
     amount: table[column][i],
     shape: table.shape ? text(table.shape[i]) : "",
     line: "",
+    was: 0,
+    removed: false,
+    added: false,
   }));
 }
 
@@ -185,6 +194,9 @@ function readSaved(table, text) {
     amount: table.bytes[i],
     shape: `${text(table.shape[i])} ${text(table.dtype[i])}`,
     line: text(table.line[i]),
+    was: 0,
+    removed: false,
+    added: false,
   }));
 }
 
@@ -201,6 +213,8 @@ function readLines(table, text) {
     text: text(table.text[i]),
     layer: table.layer[i],
     amounts: [table.forward_ns[i], table.backward_ns[i], table.saved_bytes ? (table.saved_bytes[i] ?? 0) : 0],
+    was: [0, 0, 0],
+    status: "matched",
   }));
 }
 

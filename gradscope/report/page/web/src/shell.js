@@ -1,7 +1,7 @@
 // The parts of the page and where they stand; what is in them is drawn by others.
 
 import { element, refill } from "./dom.js";
-import { visible } from "./format.js";
+import { shorten, visible } from "./format.js";
 import { makeHeader, warningsOf } from "./header.js";
 import { makeHelp } from "./help.js";
 import { countOf } from "./table.js";
@@ -42,9 +42,18 @@ export function makeShell(place, run, tabs, actions) {
       id: "merged",
       onchange: () => actions.change({ merged: parts.merged.checked }),
     }),
+    compare: element("input", {
+      type: "checkbox",
+      id: "compare",
+      onchange: () => actions.change({ compare: parts.compare.checked, sort: "" }),
+    }),
     colour: element("select", {
       id: "colour",
-      onchange: () => actions.change({ colour: /** @type {any} */ (parts.colour.value), highlight: "" }),
+      onchange: () => {
+        const usual = run.joined && parts.compare.checked ? "change" : "type";
+        const chosen = /** @type {any} */ (parts.colour.value);
+        actions.change({ colour: chosen === usual ? "" : chosen, highlight: "" });
+      },
     }),
     order: element("select", {
       id: "order",
@@ -81,6 +90,7 @@ export function makeShell(place, run, tabs, actions) {
     element("option", { value: "type" }, "layer type"),
     element("option", { value: "ratio" }, "backward ÷ forward"),
   );
+  if (run.joined) parts.colour.append(element("option", { value: "change" }, "change"));
   parts.order.append(
     element("option", { value: "model" }, "as in the model"),
     element("option", { value: "largest" }, "largest first"),
@@ -95,7 +105,7 @@ export function makeShell(place, run, tabs, actions) {
       warnings.length > 0 &&
         element("ul", { class: "warnings" }, ...warnings.map((text) => element("li", {}, visible(text)))),
       element("div", { class: "top" }, parts.cards, parts.first),
-      flamePanel(parts),
+      flamePanel(parts, run),
       element(
         "div",
         { class: "bottom" },
@@ -110,8 +120,13 @@ export function makeShell(place, run, tabs, actions) {
   return { ...parts, help };
 }
 
-/** @param {any} parts */
-function flamePanel(parts) {
+/**
+ * @param {any} parts
+ * @param {Run} run
+ */
+function flamePanel(parts, run) {
+  const before = visible(shorten(run.joined?.names[0] ?? "", 300));
+  const name = element("b", { title: before }, element("bdi", {}, shorten(before.split("/").at(-1) ?? "", 40)));
   return element(
     "section",
     { class: "panel flame", "aria-label": "Flame graph" },
@@ -120,6 +135,7 @@ function flamePanel(parts) {
       { class: "toolbar" },
       parts.title,
       element("label", {}, parts.merged, "Merge repeated layers"),
+      run.joined && element("label", {}, parts.compare, "Compare with ", name),
       element("label", {}, "Colour ", parts.colour),
       element("label", {}, "Order ", parts.order),
       element("span", { class: "search" }, parts.query, parts.found),

@@ -8,7 +8,8 @@
  * @typedef {object} ViewState
  * @property {Metric} metric
  * @property {boolean} merged
- * @property {"type" | "ratio"} colour
+ * @property {"" | "type" | "ratio" | "change"} colour "" is by change while two runs are compared, else by type
+ * @property {boolean} compare show the run before beside the run after, where the page has it
  * @property {"model" | "largest"} order
  * @property {string} query
  * @property {string} tab
@@ -25,7 +26,8 @@
 export const START = {
   metric: "backward",
   merged: true,
-  colour: "type",
+  colour: "",
+  compare: true,
   order: "model",
   query: "",
   tab: "layers",
@@ -41,10 +43,21 @@ export const START = {
 /** @type {Record<string, readonly string[]>} */
 const CHOICES = {
   metric: ["backward", "forward", "both", "saved"],
-  colour: ["type", "ratio"],
+  colour: ["", "type", "ratio", "change"],
   order: ["model", "largest"],
   theme: ["", "light", "dark"],
 };
+
+/**
+ * By what the flame is coloured.
+ * @param {ViewState} state
+ * @param {boolean} compared whether the metric is compared
+ * @returns {"type" | "ratio" | "change"}
+ */
+export function colourOf(state, compared) {
+  if (state.colour === "" || state.colour === "change") return compared ? "change" : "type";
+  return state.colour;
+}
 
 /**
  * Only what differs from the start.

@@ -1,5 +1,6 @@
 // What a table is, whatever it shows: rows, columns, order, CSV.
 
+import { isCompared } from "./change.js";
 import { formatCount } from "./format.js";
 import { amountOf } from "./run.js";
 
@@ -10,11 +11,13 @@ import { amountOf } from "./run.js";
  * @typedef {import("./run.js").Metric} Metric
  * @typedef {import("./state.js").ViewState} ViewState
  * @typedef {import("./search.js").Found} Found
+ * @typedef {import("./change.js").Change} Change
  *
  * @typedef {object} Column
  * @property {string} key
  * @property {string} label
- * @property {"text" | "code" | "time" | "bytes" | "number" | "share"} kind
+ * @property {"text" | "code" | "time" | "bytes" | "number" | "share" | "change"} kind a change sorts by its size
+ * @property {boolean} [inBytes] of a change
  * @property {(value: number) => string} [format] of numbers
  *
  * @typedef {object} Row
@@ -24,6 +27,7 @@ import { amountOf } from "./run.js";
  * @property {string} type for the swatch
  * @property {Node | null} node what a click selects
  * @property {boolean} [rest] what no other row holds
+ * @property {Change | null} [change] from the run before
  *
  * @typedef {object} Table
  * @property {Column[]} columns
@@ -57,7 +61,13 @@ export function sortRows(table, sort) {
   const [key, sign] = wanted.startsWith("-") ? [wanted.slice(1), -1] : [wanted, 1];
   const rest = table.rows.filter((row) => row.rest);
   const rows = table.rows.filter((row) => !row.rest);
-  rows.sort((a, b) => compareCells(a.cells[key], b.cells[key], sign));
+  const bySize = table.columns.find((column) => column.key === key)?.kind === "change";
+  /** @param {Row} row */
+  const cellOf = (row) => {
+    const value = row.cells[key];
+    return bySize && typeof value === "number" ? Math.abs(value) : value;
+  };
+  rows.sort((a, b) => compareCells(cellOf(a), cellOf(b), sign));
   return { rows: [...rows, ...rest], sort: wanted };
 }
 
@@ -85,8 +95,10 @@ export function toCsv(table) {
     const text = /^[=+\-@\t\r]/.test(value ?? "") ? `'${value}` : (value ?? "");
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  const units = { time: "_ns", bytes: "_bytes", text: "", code: "", number: "", share: "" };
-  const lines = [table.columns.map((column) => quoted(column.key + units[column.kind])).join(",")];
+  const units = { time: "_ns", bytes: "_bytes", text: "", code: "", number: "", share: "", change: "_ns" };
+  /** @param {Column} column */
+  const heading = (column) => quoted(column.key + (column.inBytes ? "_bytes" : units[column.kind]));
+  const lines = [table.columns.map(heading).join(",")];
   for (const row of table.rows) lines.push(table.columns.map((column) => quoted(row.cells[column.key])).join(","));
   return `${lines.join("\n")}\n`;
 }
@@ -94,6 +106,39 @@ export function toCsv(table) {
 /** @param {Scene} scene */
 export function shareColumn({ state }) {
   return /** @type {Column} */ ({ key: "share", label: `Share of ${METRIC_WORDS[state.metric]}`, kind: "share" });
+}
+
+/**
+ * Columns of the run before, where the metric is compared.
+ * @param {Run} run
+ * @param {Metric} metric
+ * @returns {Column[]}
+ */
+export function changeColumns(run, metric) {
+  if (!isCompared(run, metric)) return [];
+  const inBytes = metric === "saved";
+  return [
+    { key: "before", label: "Before", kind: inBytes ? "bytes" : "time" },
+    { key: "change", label: "Change", kind: "change", inBytes },
+  ];
+}
+
+/**
+ * Cells of these columns.
+ * @param {Change | null} change
+ */
+export function changeCells(change) {
+  return { before: change ? change.before : null, change: change ? change.difference : null };
+}
+
+/**
+ * The order of a table that nobody chose: by change while two runs are compared.
+ * @param {Run} run
+ * @param {Metric} metric
+ * @param {string} otherwise
+ */
+export function startOrder(run, metric, otherwise) {
+  return isCompared(run, metric) ? "-change" : otherwise;
 }
 
 /** @param {Scene} scene */

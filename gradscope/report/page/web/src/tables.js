@@ -1,11 +1,12 @@
 // The tables below the flame, exact values included: layers, operations, kernels. How they are drawn is in tableview.js.
 
+import { changeOf, isCompared, sumOfChanges } from "./change.js";
 import { formatCalls, formatRatio } from "./format.js";
 import { ledgerTable, linesTable, peakTable } from "./linetables.js";
 import { backwardRatio, isWithin, layerOf, walkTree } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED, amountOf, slotOf } from "./run.js";
 import { isFound, rowsOf } from "./search.js";
-import { countOf, shareColumn, shareOf, wholeOf } from "./table.js";
+import { changeCells, changeColumns, countOf, shareColumn, shareOf, startOrder, wholeOf } from "./table.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -48,6 +49,10 @@ export function makeTable(tab, scene) {
   return layersTable(scene);
 }
 
+// Columns that make room for those of the run before: the details have what they say.
+/** @type {Column} */
+const RATIO_COLUMN = { key: "ratio", label: "Bwd ÷ fwd", kind: "number", format: formatRatio };
+
 /** @param {Scene} scene @returns {Table} */
 function layersTable(scene) {
   const { run, tree, state, zoom, found } = scene;
@@ -55,16 +60,20 @@ function layersTable(scene) {
   const whole = wholeOf(scene);
   const rows = nodes.map((node) => {
     const amounts = state.subtree ? node.total : node.own;
+    const change = changeOf(run, node, state.metric, !state.subtree);
+    const gone = node.status === "removed";
     return {
       cells: {
         layer: node.kind === "part" ? `(${node.label})` : node.address || node.label,
         class: node.className,
-        forward: amounts[FORWARD],
-        backward: amounts[BACKWARD],
+        forward: gone ? null : amounts[FORWARD],
+        backward: gone ? null : amounts[BACKWARD],
         ratio: node.kind === "part" ? null : backwardRatio(amounts),
-        saved: run.memory ? amounts[SAVED] : null,
+        saved: run.memory && !gone ? amounts[SAVED] : null,
+        ...changeCells(change),
         share: shareOf(amountOf(amounts, state.metric), whole),
       },
+      change,
       note:
         node.kind === "part"
           ? node.className
@@ -78,12 +87,14 @@ function layersTable(scene) {
     { key: "layer", label: "Layer", kind: "text" },
     { key: "forward", label: "Forward", kind: "time" },
     { key: "backward", label: "Backward", kind: "time" },
-    { key: "ratio", label: "Bwd ÷ fwd", kind: "number", format: formatRatio },
+    ...(isCompared(run, state.metric) ? [] : [RATIO_COLUMN]),
     ...(run.memory ? [/** @type {Column} */ ({ key: "saved", label: "Saved", kind: "bytes" })] : []),
+    ...changeColumns(run, state.metric),
     shareColumn(scene),
   ];
   const what = state.subtree ? "each with what is below it" : "each layer’s own operations";
-  return { columns, rows, summary: `${countOf(rows.length, "row")}, ${what}`, sort: "-share" };
+  const sort = startOrder(run, state.metric, "-share");
+  return { columns, rows, summary: `${countOf(rows.length, "row")}, ${what}`, sort };
 }
 
 /**
@@ -93,13 +104,14 @@ function layersTable(scene) {
  * @returns {Table}
  */
 function opsTable(scene, kind) {
-  const { tree, state, zoom, found } = scene;
+  const { run, tree, state, zoom, found } = scene;
   /** @type {Map<string, { nodes: Node[], amount: number, calls: number, layers: number }>} */
   const groups = new Map();
   for (const node of walkTree(tree.root)) {
     for (const op of kind === "op" ? (node.kind === "op" ? [node] : []) : node.kernels) {
       const amount = amountOf(op.total, state.metric);
-      if (!(amount > 0) || (state.zoomedOnly && !isWithin(op, zoom)) || (found && !found.lit.has(op))) continue;
+      const there = amount > 0 || amountOf(op.wasTotal, state.metric) > 0;
+      if (!there || (state.zoomedOnly && !isWithin(op, zoom)) || (found && !found.lit.has(op))) continue;
       const key = `${op.phase}\n${op.label}`;
       const group = groups.get(key) ?? { nodes: [], amount: 0, calls: 0, layers: 0 };
       group.nodes.push(op);
@@ -112,18 +124,22 @@ function opsTable(scene, kind) {
   const whole = wholeOf(scene);
   const rows = [...groups.values()].map(({ nodes, amount, calls, layers }) => {
     const largest = nodes.reduce((a, b) => (amountOf(b.total, state.metric) > amountOf(a.total, state.metric) ? b : a));
+    const changes = nodes.flatMap((node) => changeOf(run, node, state.metric, false) ?? []);
+    const change = changes.length > 0 ? sumOfChanges(changes) : null;
     const layer = layerOf(largest);
     const top = largest.rows.reduce((a, b) => (b.amount > a.amount ? b : a));
     return {
       cells: {
         name: largest.label,
         phase: largest.phase.replace("_", " "),
-        calls,
+        calls: change?.status === "removed" ? null : calls,
         layers,
         shape: top.shape || null,
-        amount,
+        amount: change?.status === "removed" ? null : amount,
+        ...changeCells(change),
         share: shareOf(amount, whole),
       },
+      change,
       note: nodes.length === 1 && layer ? `in ${layer.address || layer.label}` : `in ${countOf(layers, "layer")}`,
       type: largest.type,
       node: largest,
@@ -134,17 +150,21 @@ function opsTable(scene, kind) {
   const columns = [
     { key: "name", label: kind === "kernel" ? "Kernel" : saved ? "Saved by" : "Operation", kind: "text" },
     { key: "phase", label: "Phase", kind: "text" },
-    { key: "shape", label: saved ? "Largest" : "Shapes", kind: "text" },
+    ...(isCompared(run, state.metric)
+      ? []
+      : [/** @type {Column} */ ({ key: "shape", label: saved ? "Largest" : "Shapes", kind: "text" })]),
     { key: "calls", label: saved ? "Tensors" : "Calls", kind: "number", format: formatCalls },
     {
       key: "amount",
       label: saved ? "Saved" : kind === "kernel" ? "Device time" : "Time",
       kind: saved ? "bytes" : "time",
     },
+    ...changeColumns(run, state.metric),
     shareColumn(scene),
   ];
   const words = kind === "kernel" ? "device time; streams may overlap" : "merged by name";
-  return { columns, rows, summary: `${countOf(rows.length, "row")}, ${words}`, sort: "-share" };
+  const sort = startOrder(run, state.metric, "-share");
+  return { columns, rows, summary: `${countOf(rows.length, "row")}, ${words}`, sort };
 }
 
 /**

@@ -1,7 +1,17 @@
 // Drawing a table: headings that sort, bars, marks of what is selected. Long tables show their first rows, and more when asked.
 
+import { changeClass, changeText, changeWords } from "./change.js";
 import { element, refill } from "./dom.js";
-import { columnScale, formatScaled, formatShare, shorten, visible } from "./format.js";
+import {
+  columnScale,
+  formatBytes,
+  formatScaled,
+  formatShare,
+  formatSigned,
+  formatTime,
+  shorten,
+  visible,
+} from "./format.js";
 import { sortRows } from "./table.js";
 
 /**
@@ -106,7 +116,7 @@ export class TableView {
     return element(
       "tr",
       {
-        class: `${marked ? "marked" : ""}${row.rest ? " rest" : ""}`,
+        class: `${marked ? "marked" : ""}${row.rest ? " rest" : ""} ${row.change?.status ?? ""}`,
         "aria-current": marked ? "true" : null,
         onclick: node && (() => this.actions.select(node)),
       },
@@ -129,6 +139,9 @@ export class TableView {
       "th",
       { scope: "row", title: whole, "data-value": name },
       row.type !== "" && element("span", { class: `swatch type-${row.type}`, "aria-hidden": "true" }),
+      row.change &&
+        row.change.status !== "matched" &&
+        element("span", { class: `tag tag-${row.change.status}` }, row.change.status),
       words,
       row.note !== "" && element("span", { class: "note" }, ` ${visible(shorten(row.note, 120))}`),
     );
@@ -147,6 +160,7 @@ function valueCell(row, column, scales, largest) {
     const shown = visible(shorten(value, LONGEST_NAME));
     return element("td", { class: column.kind, title: shown, "data-value": value }, element("bdi", {}, shown));
   }
+  if (column.kind === "change") return changeCell(row, column, scales);
   const attributes = { class: column.kind, "data-value": value };
   if (column.kind === "share") {
     const share = Number(value);
@@ -163,12 +177,32 @@ function valueCell(row, column, scales, largest) {
 }
 
 /**
+ * The exact difference is in the cell whatever it shows.
+ * @param {Row} row
+ * @param {Column} column
+ * @param {Map<string, import("./format.js").Scale | null>} scales
+ */
+function changeCell({ change }, column, scales) {
+  if (!change) return element("td", { class: "change" }, "–");
+  const scale = scales.get(column.key);
+  const format = column.inBytes ? formatBytes : formatTime;
+  const words = `${formatSigned(change.difference, format)}: ${changeWords(change, format)}`;
+  /** @param {number} value */
+  const scaled = (value) => (scale ? formatScaled(value, scale) : String(value));
+  return element(
+    "td",
+    { class: `change ${changeClass(change)}`, "data-value": change.difference, title: words },
+    changeText(change, scaled),
+  );
+}
+
+/**
  * @param {Table} table
  * @param {Column} column
  */
 function scaleOf(table, column) {
-  if (column.kind !== "time" && column.kind !== "bytes") return null;
-  return columnScale(largestOf(table, column.key), column.kind === "bytes");
+  if (column.kind !== "time" && column.kind !== "bytes" && column.kind !== "change") return null;
+  return columnScale(largestOf(table, column.key), column.kind === "bytes" || column.inBytes === true);
 }
 
 /**
@@ -176,5 +210,5 @@ function scaleOf(table, column) {
  * @param {string} key
  */
 function largestOf(table, key) {
-  return table.rows.reduce((most, row) => Math.max(most, Number(row.cells[key] ?? 0)), 0);
+  return table.rows.reduce((most, row) => Math.max(most, Math.abs(Number(row.cells[key] ?? 0))), 0);
 }

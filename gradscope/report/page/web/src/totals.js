@@ -20,6 +20,37 @@ export function repeatAmounts(run, layers, metric) {
   return layers.map((layer) => amountOf(totals[layer], metric));
 }
 
+/**
+ * The same of the run before; 0 where it lacks the layer.
+ * @param {Run} run
+ * @param {number[]} layers
+ * @param {Metric} metric
+ */
+export function repeatAmountsBefore(run, layers, metric) {
+  const { baseline } = run;
+  if (!baseline) return [];
+  const totals = subtreeTotals(baseline);
+  return layers.map((layer) => {
+    const place = baseline.byPath.get(run.paths[layer]);
+    return place === undefined ? 0 : amountOf(totals[place], metric);
+  });
+}
+
+/**
+ * Backward nodes of each layer with all below it in each measured step; as many steps as are known of all of them.
+ * @param {Run} run
+ */
+export function stepsBelow(run) {
+  const steps = run.steps.map((own) => [...own]);
+  for (const layer of childrenFirst(run)) {
+    const parent = run.parents[layer];
+    if (parent < 0) continue;
+    const [above, own] = [steps[parent], steps[layer]];
+    steps[parent] = above.slice(0, own.length).map((value, i) => value + own[i]);
+  }
+  return steps;
+}
+
 /** @type {WeakMap<Run, Amounts[]>} */
 const totalsOfRuns = new WeakMap();
 

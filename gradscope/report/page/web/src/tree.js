@@ -40,21 +40,27 @@ function outsideParts(run) {
   for (const own of run.own) addTo(layers, own);
   const ops = run.ops[run.paths.length];
   const saved = run.saved[run.paths.length];
+  const { baseline, joined } = run;
+  const layersBefore = [0, 0, 0];
+  for (const was of joined?.was ?? []) addTo(layersBefore, was);
   return PARTS.map(([key, phase, label, meaning]) => {
     const part = makeNode("part", label, [], 1);
     part.address = key;
     part.className = meaning;
     part.type = "outside";
     part.own[BACKWARD] = run.info.ledger[key];
+    part.was[BACKWARD] = baseline?.info.ledger[key] ?? 0;
     const outside = phase === "backward";
     if (outside) {
       part.own[FORWARD] = run.whole[FORWARD] - layers[FORWARD];
       part.own[SAVED] = run.whole[SAVED] - layers[SAVED];
+      part.was[FORWARD] = joined ? joined.whole[FORWARD] - layersBefore[FORWARD] : 0;
+      part.was[SAVED] = joined ? joined.whole[SAVED] - layersBefore[SAVED] : 0;
     }
     const its = ops.filter((op) => op.phase === phase || (outside && op.phase === "forward"));
     part.children = opNodes(outside ? [its, saved] : [its], part, "op");
     return part;
-  }).filter((part) => part.own.some((value) => value !== 0));
+  }).filter((part) => [...part.own, ...part.was].some((value) => value !== 0));
 }
 
 /**
@@ -63,14 +69,18 @@ function outsideParts(run) {
  */
 function finish(node) {
   node.total = [...node.own];
+  node.wasTotal = [...node.was];
   for (const child of node.children) {
     child.parent = node;
     finish(child);
     // What operations take is in their layer's own amount already.
-    if (child.kind !== "op") addTo(node.total, child.total);
+    if (child.kind === "op") continue;
+    addTo(node.total, child.total);
+    addTo(node.wasTotal, child.wasTotal);
   }
   for (const kernel of node.kernels) {
     kernel.parent = node;
     kernel.total = [...kernel.own];
+    kernel.wasTotal = [...kernel.was];
   }
 }

@@ -1,0 +1,96 @@
+"""A comparison -> what its page reads: names, warnings, and the limits of noise that the terminal uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradscope.compare.changes import Comparison
+from gradscope.compare.layers import TIMES, time_change, time_of
+from gradscope.compare.measured import RunSpread
+from gradscope.report.page import to_html
+from gradscope.tables import LayerRow
+
+# What the page shows of a layer: itself, and with all layers below it.
+METRICS = ("forward_self_ns", "forward_total_ns", "backward_own_ns", "backward_total_ns")
+
+
+def comparison_html(comparison: Comparison, source: bool = True) -> str:
+    """The page of both runs; ``source=False`` leaves the text of source lines out."""
+    return to_html((comparison.after, comparison.before), source, comparison_record(comparison))
+
+
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
+    """What the page holds of the comparison itself; layers are numbers in the order of the run after.
+
+    A limit is the largest difference in ns that may be noise, ``None`` where one of the runs lacks the layer or nothing
+    is known. ``noise`` has one a layer, ``groups`` those of repeats that are one row in both reports, ``totals`` those
+    of the step and of the ledger.
+    """
+    return {
+        "names": list(comparison.names),
+        "warnings": [mismatch.text for mismatch in comparison.mismatches],
+        "notes": list(comparison.notes),
+        "noise": _limits(comparison),
+        "groups": _groups(comparison),
+        "totals": {change.metric: change.noise for change in comparison.totals if change.unit == "ns"},
+    }
+
+
+def _limits(comparison: Comparison) -> dict[str, list[int | None]]:
+    by_path = {layer.path: layer.changes for layer in comparison.layers}
+    changes = [by_path[row.path] for row in comparison.after.layers]
+    return {metric: [one[metric].noise if metric in one else None for one in changes] for metric in METRICS}
+
+
+def _groups(comparison: Comparison) -> list[dict[str, Any]]:
+    numbers = {row.path: index for index, row in enumerate(comparison.after.layers)}
+    spreads = (RunSpread(comparison.before), RunSpread(comparison.after))
+    below = (_below(comparison.before.layers), _below(comparison.after.layers))
+    rows = max(len(comparison.groups), 1)
+    found = []
+    for group in comparison.groups:
+        if len(group.paths) < 2:
+            continue
+        totals: Mapping[str, int | None] = {
+            metric: _total_limit(group.paths, metric, spreads, below, rows)
+            for metric in ("forward_total_ns", "backward_total_ns")
+        }
+        found.append(
+            {
+                "layers": [numbers[path] for path in group.paths],
+                "forward_self_ns": group.forward.noise,
+                "backward_own_ns": group.backward.noise,
+                **totals,
+            }
+        )
+    return found
+
+
+def _total_limit(
+    paths: Sequence[str],
+    metric: str,
+    spreads: tuple[RunSpread, RunSpread],
+    below: tuple[Mapping[str, Sequence[LayerRow]], Mapping[str, Sequence[LayerRow]]],
+    rows: int,
+) -> int | None:
+    """The limit of repeats with all below them, tested as one of ``rows``."""
+    column = TIMES[metric]
+    sides = []
+    for spread, inside in zip(spreads, below, strict=True):
+        value = sum(time_of(spread.by_path[path], metric) for path in paths)
+        layers = [row for path in paths for row in inside[path]]
+        sides.append(spread.layers(layers, value, column.phase, holds_nodes=column.holds_nodes))
+    return time_change(metric, column.phase, sides, spreads, rows).noise
+
+
+def _below(rows: Sequence[LayerRow]) -> Mapping[str, Sequence[LayerRow]]:
+    """Each layer with all below it, by path: names of modules have no dots."""
+    found: dict[str, list[LayerRow]] = {row.path: [row] for row in rows}
+    for row in rows:
+        above = row.path
+        while above:
+            above = above.rpartition(".")[0]
+            if above in found:
+                found[above].append(row)
+    return found

@@ -1,0 +1,352 @@
+// The page: one state, and everything drawn from it. Flame, table, timeline and details select the same thing.
+
+import { drawCrumbs, drawLegend, tipLines } from "./captions.js";
+import { drawDetails } from "./details.js";
+import { element, keepFocus, refill } from "./dom.js";
+import { Flame } from "./flame.js";
+import { changeOf, isCompared } from "./change.js";
+import { formatBytes, formatShare, formatTime, shorten, visible } from "./format.js";
+import { drawCards, drawFirstLook } from "./header.js";
+import { ancestry, isWithin, nameWithRepeats } from "./nodes.js";
+import { listen, tabKey } from "./keys.js";
+import { amountOf } from "./run.js";
+import { search } from "./search.js";
+import { makeShell } from "./shell.js";
+import { addressOf, colourOf, fromHash, nodeOf, toHash } from "./state.js";
+import { METRIC_WORDS, countOf, toCsv } from "./table.js";
+import { makeTable, tabsOf } from "./tables.js";
+import { TableView } from "./tableview.js";
+import { drawTimeline, markLayers } from "./timeline.js";
+import { buildTree } from "./tree.js";
+
+/**
+ * @typedef {import("./nodes.js").Node} Node
+ * @typedef {import("./nodes.js").Tree} Tree
+ * @typedef {import("./state.js").ViewState} ViewState
+ * @typedef {import("./run.js").Metric} Metric
+ * @typedef {import("./run.js").Run} Run
+ */
+
+/** @type {Record<Metric, string>} */
+const WHOLE_WORDS = {
+  backward: "backward pass",
+  forward: "forward pass",
+  both: "forward and backward",
+  saved: "saved for backward",
+};
+
+export class Page {
+  /**
+   * @param {HTMLElement} place
+   * @param {Run} single
+   * @param {Run | null} joined the run with the one before it, where the page compares
+   */
+  constructor(place, single, joined) {
+    this.single = single;
+    this.joined = joined;
+    this.state = fromHash(location.hash);
+    /** @type {Map<string, Tree>} */
+    this.trees = new Map();
+    /** @type {{ key: string, found: import("./search.js").Found | null }} */
+    this.searched = { key: "", found: null };
+    /** @type {Map<string, number>} */
+    this.largestChanges = new Map();
+    this.matchAt = -1;
+    this.tabs = tabsOf(joined ?? single);
+    this.parts = makeShell(place, joined ?? single, this.tabs, {
+      change: (changes) => this.change(changes),
+      query: (query) => this.changeQuery(query),
+      tabKey: (event) => tabKey(this, event),
+      csv: () => this.saveCsv(),
+      theme: () => this.switchTheme(),
+    });
+    this.flame = new Flame(this.parts.canvas, {
+      zoom: (node) => this.zoomTo(node),
+      select: (node) => this.select(node),
+      hover: (frame, x, y) => this.hover(frame, x, y),
+    });
+    this.table = new TableView(this.parts.rows, {
+      sort: (sort) => this.change({ sort }),
+      select: (node) => this.selectInView(node),
+    });
+    listen(this);
+    this.draw();
+    this.drawMemory();
+  }
+
+  /** What is shown: the run alone, or beside the one before. */
+  get run() {
+    return (this.state.compare && this.joined) || this.single;
+  }
+
+  get tree() {
+    return this.treeOf(this.state.merged);
+  }
+
+  /** @param {boolean} merged */
+  treeOf(merged) {
+    const key = `${merged} ${this.run === this.joined}`;
+    const tree = this.trees.get(key) ?? buildTree(this.run, merged);
+    this.trees.set(key, tree);
+    return tree;
+  }
+
+  get zoom() {
+    return nodeOf(this.state.zoom, this.tree, this.run.byPath);
+  }
+
+  get selected() {
+    return nodeOf(this.state.select, this.tree, this.run.byPath);
+  }
+
+  get found() {
+    const { query, metric, merged, compare } = this.state;
+    const key = `${compare} ${merged} ${metric} ${query}`;
+    if (key !== this.searched.key)
+      this.searched = { key, found: search(this.tree.root, query, metric, this.run.paths) };
+    return this.searched.found;
+  }
+
+  get format() {
+    return this.state.metric === "saved" ? formatBytes : formatTime;
+  }
+
+  /** @param {Partial<ViewState>} changes */
+  change(changes) {
+    const compared = this.state.compare;
+    this.state = { ...this.state, ...changes };
+    history.replaceState(null, "", toHash(this.state) || location.pathname + location.search);
+    const { cards, first, crumbs, legend, rows, details } = this.parts;
+    keepFocus([cards, first, crumbs, legend, rows, details], () => this.draw());
+    if (compared !== this.state.compare) this.drawMemory();
+  }
+
+  readAddress() {
+    this.state = fromHash(location.hash);
+    this.draw();
+    this.drawMemory();
+  }
+
+  /** @param {string} query */
+  changeQuery(query) {
+    this.matchAt = -1;
+    this.change({ query });
+  }
+
+  /** @param {Node} node */
+  zoomTo(node) {
+    const address = addressOf(node, this.run.paths);
+    this.change({ zoom: address, select: address });
+  }
+
+  /** @param {Node} node */
+  select(node) {
+    this.change({ select: addressOf(node, this.run.paths) });
+  }
+
+  /**
+   * Select, and zoom out as far as is needed to see it.
+   * @param {Node} node
+   */
+  selectInView(node) {
+    let { zoom } = this;
+    while (!isWithin(node, zoom) && zoom.parent) zoom = zoom.parent;
+    this.change({ select: addressOf(node, this.run.paths), zoom: addressOf(zoom, this.run.paths) });
+  }
+
+  draw() {
+    const { parts, run, state } = this;
+    document.documentElement.dataset.theme = state.theme;
+    if (state.metric === "saved" && !run.memory) state.metric = "backward";
+    if (!this.tabs.some(([key]) => key === state.tab)) state.tab = "layers";
+    drawCards(parts.cards, run, state.metric, {
+      metric: (metric) => this.change({ metric }),
+      peak: () => this.showPeak(),
+    });
+    drawFirstLook(parts.first, run, {
+      finding: (paths) => this.showLayers(paths),
+      tab: (tab) => this.change({ tab, sort: "" }),
+    });
+    this.drawFlame();
+    this.drawTable();
+    this.drawSelection();
+  }
+
+  drawMemory() {
+    drawTimeline(this.parts.timeline, this.run, (layer) => this.selectInView(this.tree.layerNodes[layer]));
+    markLayers(this.parts.timeline, this.run, this.selected.layers);
+  }
+
+  drawFlame() {
+    const { parts, state, run, found } = this;
+    const compared = isCompared(run, state.metric);
+    const colour = colourOf(state, compared);
+    const largestChange = compared ? this.largestChange() : 0;
+    this.tree.root.label = WHOLE_WORDS[state.metric];
+    const words = METRIC_WORDS[state.metric];
+    parts.title.textContent = `${words[0].toUpperCase()}${words.slice(1)}${state.metric === "saved" ? "" : " time"} by layer`;
+    parts.merged.checked = state.merged;
+    parts.compare.checked = state.compare;
+    parts.colour.value = colour;
+    parts.order.value = state.order;
+    if (parts.query.value !== state.query) parts.query.value = state.query;
+    const whole = amountOf(run.whole, state.metric);
+    parts.found.textContent = found
+      ? `${countOf(found.list.length, "match").replace("matchs", "matches")} · ${formatShare(whole > 0 ? found.amount / whole : 0)}`
+      : "";
+    drawCrumbs(parts.crumbs, this.zoom, (node) => this.zoomTo(node));
+    drawLegend(parts.legend, run, this.tree, state, colour, largestChange, (highlight) => this.change({ highlight }));
+    this.flame.draw({
+      root: this.tree.root,
+      zoom: this.zoom,
+      selected: this.selected,
+      metric: state.metric,
+      colour,
+      changeOf: compared ? (node) => changeOf(run, node, state.metric, false) : null,
+      largestChange,
+      largestFirst: state.order === "largest",
+      found,
+      highlight: state.highlight,
+      format: this.format,
+    });
+    parts.canvas.setAttribute("aria-label", `Flame graph of ${words}; selected: ${this.describe(this.selected)}`);
+  }
+
+  /** The largest real change, which has the full colour. */
+  largestChange() {
+    const { run, tree, state } = this;
+    const key = `${state.merged} ${state.metric}`;
+    let largest = this.largestChanges.get(key);
+    if (largest === undefined) {
+      largest = 0;
+      for (const node of tree.nodes) {
+        const change = changeOf(run, node, state.metric, false);
+        if (change?.real && change.status !== "removed") largest = Math.max(largest, Math.abs(change.difference));
+      }
+      this.largestChanges.set(key, largest);
+    }
+    return largest;
+  }
+
+  makeTable() {
+    const { run, tree, state, zoom, found } = this;
+    return makeTable(state.tab, { run, tree, state, zoom, found });
+  }
+
+  drawTable() {
+    const { parts, state, zoom } = this;
+    for (const [key] of this.tabs) {
+      const button = document.getElementById(`tab-${key}`);
+      button?.setAttribute("aria-selected", String(key === state.tab));
+      button?.setAttribute("tabindex", key === state.tab ? "0" : "-1");
+    }
+    parts.rows.setAttribute("aria-labelledby", `tab-${state.tab}`);
+    parts.subtree.checked = state.subtree;
+    parts.zoomedOnly.checked = state.zoomedOnly;
+    parts.subtree.parentElement?.toggleAttribute("hidden", state.tab !== "layers");
+    parts.zoomedOnly.parentElement?.toggleAttribute("hidden", zoom.kind === "all" || state.tab === "ledger");
+    const table = this.makeTable();
+    parts.summary.textContent = table.summary;
+    const chosen = this.selected;
+    const identity = [
+      state.tab,
+      state.compare,
+      state.query,
+      state.merged,
+      state.metric,
+      state.sort,
+      state.subtree,
+      state.zoomedOnly && state.zoom,
+    ].join(" ");
+    /** @param {import("./table.js").Row} row */
+    const isMarked = (row) =>
+      chosen.kind !== "all" &&
+      row.node !== null &&
+      (isWithin(row.node, chosen) || (row.node === chosen.parent && chosen.kind === "op"));
+    this.table.draw(table, state.sort, isMarked, identity, `${state.tab}: ${table.summary}`);
+  }
+
+  drawSelection() {
+    const { selected } = this;
+    markLayers(this.parts.timeline, this.run, selected.layers);
+    drawDetails(this.parts.details, this.run, selected, this.repeatsOf(selected), this.state.metric, {
+      select: (node) => this.selectInView(node),
+      selectRepeat: (layer) => this.change({ merged: false, select: `layer/${this.run.paths[layer]}`, zoom: "all" }),
+    });
+  }
+
+  /**
+   * The layers that a node is one of: those it is folded from, or would be.
+   * @param {Node} node
+   */
+  repeatsOf(node) {
+    if (node.kind !== "layer" || node.layers.length > 1) return node.layers;
+    const folded = this.treeOf(true);
+    return folded.layerNodes[node.layers[0]]?.layers.includes(node.layers[0])
+      ? folded.layerNodes[node.layers[0]].layers
+      : node.layers;
+  }
+
+  /**
+   * Select what holds all of these layers, folded.
+   * @param {string[]} paths
+   */
+  showLayers(paths) {
+    const { layerNodes, root } = this.treeOf(true);
+    const nodes = paths.flatMap((path) => layerNodes[this.run.byPath.get(path) ?? -1] ?? []);
+    const line = nodes.length > 0 ? ancestry(nodes[0]).reverse() : [];
+    const above = line.find((node) => nodes.every((one) => isWithin(one, node)));
+    this.change({ merged: true });
+    this.selectInView(above ?? root);
+  }
+
+  showPeak() {
+    const { memory } = this.run;
+    const layer = memory ? memory.figures.peak_layer : -1;
+    const node = layer >= 0 ? this.tree.layerNodes[layer] : this.tree.root;
+    this.change({ tab: "peak", sort: "" });
+    this.selectInView(node);
+  }
+
+  /** @param {Node} node */
+  describe(node) {
+    const whole = amountOf(this.run.whole, this.state.metric);
+    const value = amountOf(node.total, this.state.metric);
+    return `${visible(shorten(nameWithRepeats(node), 200))}, ${this.format(value)}, ${formatShare(whole > 0 ? value / whole : 0)}`;
+  }
+
+  /**
+   * @param {import("./layout.js").Frame | null} frame
+   * @param {number} x
+   * @param {number} y
+   */
+  hover(frame, x, y) {
+    const { tip } = this.parts;
+    tip.hidden = frame === null;
+    if (!frame) return;
+    refill(tip, ...tipLines(this.run, frame, this.format));
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(x + 14, window.innerWidth - box.width - 8))}px`;
+    tip.style.top = `${y + 18 + box.height > window.innerHeight ? Math.max(4, y - box.height - 10) : y + 18}px`;
+  }
+
+  switchTheme() {
+    const dark = this.state.theme ? this.state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    this.change({ theme: dark ? "light" : "dark" });
+  }
+
+  saveCsv() {
+    const url = URL.createObjectURL(new Blob([toCsv(this.makeTable())], { type: "text/csv;charset=utf-8" }));
+    const link = element("a", { href: url, download: `gradscope-${this.state.tab}.csv` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+
+  /** @param {number} step */
+  nextMatch(step) {
+    const list = this.found?.list ?? [];
+    if (list.length === 0) return;
+    this.matchAt = this.matchAt < 0 && step < 0 ? list.length - 1 : (this.matchAt + step + list.length) % list.length;
+    this.selectInView(list[this.matchAt]);
+  }
+}
