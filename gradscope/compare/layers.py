@@ -92,14 +92,14 @@ def _times(spreads: Spreads, metric: str) -> dict[str, Change]:
 
 def _measured(spread: RunSpread, metric: str, column: _Time) -> dict[str, tuple[Measured, Basis]]:
     rows = spread.run.layers
-    below = _below(rows) if column.total else {row.path: [row] for row in rows}
+    below = layers_below(rows) if column.total else {row.path: [row] for row in rows}
     return {
         row.path: spread.layers(below[row.path], time_of(row, metric), column.phase, holds_nodes=column.holds_nodes)
         for row in rows
     }
 
 
-def _below(rows: Sequence[LayerRow]) -> dict[str, list[LayerRow]]:
+def layers_below(rows: Sequence[LayerRow]) -> dict[str, list[LayerRow]]:
     """Each layer with all layers below it. A parent that has no row is skipped."""
     parents = {row.path: row.parent for row in rows}
     found: dict[str, list[LayerRow]] = {row.path: [row] for row in rows}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradscope.compare.changes import Comparison
-from gradscope.compare.layers import TIMES, time_change, time_of
+from gradscope.compare.layers import TIMES, layers_below, time_change, time_of
 from gradscope.compare.measured import RunSpread
 from gradscope.report.page import to_html
 from gradscope.tables import LayerRow
@@ -46,7 +46,7 @@ def _limits(comparison: Comparison) -> dict[str, list[int | None]]:
 def _groups(comparison: Comparison) -> list[dict[str, Any]]:
     numbers = {row.path: index for index, row in enumerate(comparison.after.layers)}
     spreads = (RunSpread(comparison.before), RunSpread(comparison.after))
-    below = (_below(comparison.before.layers), _below(comparison.after.layers))
+    below = (layers_below(comparison.before.layers), layers_below(comparison.after.layers))
     rows = max(len(comparison.groups), 1)
     found = []
     for group in comparison.groups:
@@ -82,15 +82,3 @@ def _total_limit(
         layers = [row for path in paths for row in inside[path]]
         sides.append(spread.layers(layers, value, column.phase, holds_nodes=column.holds_nodes))
     return time_change(metric, column.phase, sides, spreads, rows).noise
-
-
-def _below(rows: Sequence[LayerRow]) -> Mapping[str, Sequence[LayerRow]]:
-    """Each layer with all below it, by path: names of modules have no dots."""
-    found: dict[str, list[LayerRow]] = {row.path: [row] for row in rows}
-    for row in rows:
-        above = row.path
-        while above:
-            above = above.rpartition(".")[0]
-            if above in found:
-                found[above].append(row)
-    return found

@@ -30,13 +30,18 @@ def gpt() -> RunData:
 
 
 def device() -> RunData:
-    """A run on a device: two kernels for each layer with a backward, findings, notes."""
+    """A run on a device, with findings and notes: two kernels for each layer with a backward.
+
+    They take two thirds of its first operation, which launched them; for one layer that is not recorded.
+    """
     run = fixtures.gpt(3, cuda=True, recompute=True, findings=fixtures.findings(), notes=("a note",))
     kernels = []
-    for row in run.layers:
-        for name, part in (("sgemm_nn", 2), ("reduce_kernel", 4)):
-            if row.backward_self_ns:
-                kernels.append(KernelRow(row.path, "backward", name, 1.0, row.backward_self_ns // part))
+    for op in {op.layer: op for op in reversed(run.ops) if op.phase == "backward" and op.layer and op.self_ns}.values():
+        recorded = op.layer != "lm_head"
+        for name, part in (("sgemm_nn", 2), ("reduce_kernel", 6)):
+            busy = op.self_ns // part
+            launched = (op.name, busy) if recorded else (None, None)
+            kernels.append(KernelRow(op.layer, "backward", name, 1.0, busy, *launched))
     return dataclasses.replace(run, kernels=tuple(kernels))
 
 

@@ -56,7 +56,8 @@ def test_text_on_frames_can_be_read(open_page: Open, scheme: str) -> None:
     source = bundle.web_file("layertypes.js")
     types = [f"--type-{key}" for key in re.findall(r'key: "(\w+)"', source)]
     assert len(types) == 11
-    names = [*types, "--ratio-low", "--ratio-middle", "--ratio-high", "--panel"]
+    scales = [f"--{scale}-{end}" for scale in ("ratio", "change") for end in ("low", "middle", "high")]
+    names = [*types, *scales, "--panel"]
     contrast = {name: _contrast(text, _luminance(page.evaluate(style, name))) for name in names}
     assert {name: value for name, value in contrast.items() if value < 4.5} == {}
 

@@ -284,6 +284,23 @@ def test_kernels_findings_and_notes(open_page: Open) -> None:
     assert "softmax, masked_fill and two bmm" in opened.page.locator(".details").inner_text()
 
 
+def test_a_kernel_lies_below_the_operation_that_launched_it(open_page: Open) -> None:
+    run = runs.device()
+    path = "transformer.h.1.mlp.c_fc"
+    (gemm, reduce) = (row for row in run.kernels if row.layer == path)
+    opened = open_page(run, f"#merged=no&zoom=layer/{path}&select=op/{path}/backward/{gemm.op}")
+    details = opened.page.locator(".details")
+    assert "sgemm_nn" in details.inner_text() and "reduce_kernel" in details.inner_text()
+    opened.page.locator("canvas").focus()
+    opened.page.keyboard.press("ArrowDown")
+    assert opened.state().endswith(f"{gemm.op}/sgemm_nn")
+    assert f"launched by {gemm.op}" in details.inner_text()
+    opened.page.keyboard.press("ArrowRight")
+    assert opened.state().endswith(f"{reduce.op}/reduce_kernel")
+    opened.page.keyboard.press("ArrowUp")
+    assert opened.state().endswith(f"op/{path}/backward/{gemm.op}")
+
+
 @pytest.mark.parametrize("run", [fixtures.mlp(lines=False, overhead=None), fixtures.gan()], ids=["mlp", "gan"])
 def test_what_was_not_measured_is_left_out(open_page: Open, run: RunData) -> None:
     page = open_page(run, "#metric=saved&tab=peak").page

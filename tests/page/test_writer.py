@@ -78,7 +78,7 @@ def test_what_was_not_measured_is_not_there() -> None:
     (record,) = page_record([fixtures.mlp(lines=False)])["runs"]
     assert "memory" not in record
     assert "saved_bytes" not in record["layers"]
-    assert record["kernels"] == {"layer": [], "phase": [], "name": []}
+    assert record["kernels"] == {"layer": [], "phase": [], "name": [], "op": []}
 
 
 def test_no_source_leaves_no_line_of_source() -> None:

@@ -94,7 +94,8 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
             "layer": layers.column(row.layer for row in run.kernels),
             "phase": strings.column(row.phase for row in run.kernels),
             "name": strings.column(row.name for row in run.kernels),
-            **_numbers(run.kernels, ("calls", "device_ns")),
+            "op": strings.column(row.op for row in run.kernels),
+            **_numbers(run.kernels, ("calls", "device_ns", "busy_ns")),
         },
         "lines": _line_columns(run.lines, layers, strings, source),
     }

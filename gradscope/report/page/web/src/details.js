@@ -178,7 +178,9 @@ function opFacts(node, metric) {
   const facts = [`${format(amount)} in ${node.phase.replace("_", " ")}`, `${formatCalls(node.calls)} ${counted}`];
   if (top?.shape) facts.push(`${node.rows.length > 1 ? "largest" : "shape"} ${top.shape}`);
   if (top?.line) facts.push(`kept at ${top.line}`);
-  if (node.kind === "kernel") facts.push("which operation launched it was not recorded");
+  if (node.kind === "kernel" && node.parent?.kind === "op") {
+    facts.push(`launched by ${node.parent.label}`, `${formatTime(node.busy)} of its time`);
+  } else if (node.kind === "kernel") facts.push("which operation launched it was not recorded");
   return element("p", { "data-metric": metric }, visible(facts.join(" · ")));
 }
 
@@ -263,7 +265,7 @@ function cureOf(finding) {
  * @param {"op" | "kernel"} kind
  */
 function opsLine(node, metric, kind) {
-  if (node.kind === "op" || node.kind === "kernel") return null;
+  if (node.kind === "kernel" || (node.kind === "op" && kind === "op")) return null;
   const ops = largestOps(node, metric, kind);
   if (ops.length === 0) return null;
   const whole = ops.reduce((sum, op) => sum + op.amount, 0);

@@ -4,7 +4,7 @@
 // parameters and everything below them are the same.
 
 import { typeOfLayer, typeWithin } from "./layertypes.js";
-import { addTo, makeNode, opNodes } from "./nodes.js";
+import { addTo, hangKernels, makeNode, opNodes } from "./nodes.js";
 import { childrenFirst } from "./totals.js";
 
 /**
@@ -87,8 +87,10 @@ export class TreeBuilder {
     const below = this.fold(siblings, node).map((child) => this.elide(child, node));
     const lists = layers.flatMap((layer) => [run.ops[layer], run.saved[layer]]);
     node.children = [...below, ...opNodes(lists, node, "op")];
-    const kernels = layers.map((layer) => run.kernels[layer]);
-    node.kernels = opNodes(kernels, node, "kernel");
+    hangKernels(
+      node,
+      layers.flatMap((layer) => run.kernels[layer]),
+    );
     return node;
   }
 

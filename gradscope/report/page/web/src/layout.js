@@ -53,7 +53,10 @@ function placeBelow(frames, node, left, perUnit, row, metric, largestFirst) {
   const layers = node.children.filter((child) => child.kind !== "op");
   const opsLeft = place(frames, node, layers, left, perUnit, row, metric, largestFirst);
   const opsRight = place(frames, node, ops, opsLeft, perUnit, row, metric, largestFirst);
-  if (node.kernels.length > 0) placeKernels(frames, node, opsLeft, opsRight - opsLeft, perUnit, row + 1, metric);
+  if (node.kernels.length === 0) return;
+  if (node.kind === "op")
+    placeKernels(frames, node, left, amountOf(node.total, metric) * perUnit, perUnit, row, metric);
+  else placeKernels(frames, node, opsLeft, opsRight - opsLeft, perUnit, row + 1, metric);
 }
 
 /**
@@ -89,7 +92,8 @@ function place(frames, parent, nodes, left, perUnit, row, metric, largestFirst) 
 }
 
 /**
- * Kernels of a layer, below its operations; narrowed where streams ran at the same time.
+ * Kernels of an operation, as wide as their part of its time. Where it is not recorded what launched them, those of a
+ * layer below its operations, narrowed where streams ran at the same time.
  * @param {Frame[]} frames
  * @param {Node} parent
  * @param {number} left
@@ -102,13 +106,16 @@ function placeKernels(frames, parent, left, room, perUnit, row, metric) {
   /** @type {number[]} */
   const slots = { backward: [BACKWARD], forward: [FORWARD], both: [FORWARD, BACKWARD], saved: [] }[metric];
   const kernels = parent.kernels.filter((kernel) => slots.includes(slotOf(kernel.phase)));
-  const whole = kernels.reduce((sum, kernel) => sum + amountOf(kernel.total, metric), 0);
+  /** @param {Node} kernel */
+  const sizeOf = (kernel) => (parent.kind === "op" ? kernel.busy : amountOf(kernel.total, metric));
+  const whole = kernels.reduce((sum, kernel) => sum + sizeOf(kernel), 0);
   const scale = whole > 0 ? Math.min(perUnit, room / whole) : 0;
   const thin = new ThinRun(frames, parent, row);
   let x = left;
   for (const node of kernels) {
     const value = amountOf(node.total, metric);
-    const width = value * scale;
+    if (!(value > 0)) continue;
+    const width = sizeOf(node) * scale;
     if (width < THIN) {
       thin.add(x, width, value);
     } else {

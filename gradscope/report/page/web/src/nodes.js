@@ -23,7 +23,8 @@ import { BACKWARD, FORWARD, slotOf } from "./run.js";
  * @property {Amounts} wasTotal
  * @property {import("./change.js").Status} status
  * @property {Node[]} children layers first, operations after them
- * @property {Node[]} kernels of a layer; RUN.json does not say which operation launched them
+ * @property {Node[]} kernels of an operation; of a layer those of which it is not recorded what launched them
+ * @property {number} busy of a kernel: its part of the time of what it is below, ns
  * @property {Node | null} parent
  * @property {Op[]} rows what an operation or kernel is the sum of
  *
@@ -59,6 +60,7 @@ export function makeNode(kind, label, layers, repeats) {
     status: "matched",
     children: [],
     kernels: [],
+    busy: 0,
     parent: null,
     rows: [],
   };
@@ -89,11 +91,31 @@ export function opNodes(lists, owner, kind) {
       node.own[slot] += op.amount;
       node.was[slot] += op.was;
       node.calls += op.calls;
+      node.busy += op.busy;
       node.rows.push(op);
     }
   }
   for (const node of found.values()) node.status = statusOf(node.rows);
   return [...found.values()].sort((a, b) => sum(b.own) - sum(a.own));
+}
+
+/**
+ * Kernels below the operations that launched them, or below their owner where that was not recorded.
+ * @param {Node} owner a layer or part, its operations in place
+ * @param {Op[]} kernels
+ */
+export function hangKernels(owner, kernels) {
+  if (kernels.length === 0) return;
+  /** @param {Op | Node} op @param {string} name */
+  const key = (op, name) => `${op.phase}\n${name}`;
+  const launchers = new Map(owner.children.filter((node) => node.kind === "op").map((op) => [key(op, op.label), op]));
+  /** @type {Map<Node, Op[]>} */
+  const below = new Map();
+  for (const kernel of kernels) {
+    const launcher = launchers.get(key(kernel, kernel.op)) ?? owner;
+    below.set(launcher, [...(below.get(launcher) ?? []), kernel]);
+  }
+  for (const [launcher, its] of below) launcher.kernels = opNodes([its], launcher, "kernel");
 }
 
 /**

@@ -51,6 +51,8 @@ export function slotOf(phase) {
  * @property {number} amount ns, or bytes where the phase is "saved"
  * @property {string} shape
  * @property {string} line where a saved tensor was first kept
+ * @property {string} op of a kernel: the operation that launched it, "" where that was not recorded
+ * @property {number} busy of a kernel: its part of that operation's time, ns
  * @property {number} was the amount in the run before; 0 where nothing is compared
  * @property {boolean} removed a row of the run before
  * @property {boolean} added a row of the run after, while two are compared
@@ -174,6 +176,8 @@ function readOps(table, text, column) {
     amount: table[column][i],
     shape: table.shape ? text(table.shape[i]) : "",
     line: "",
+    op: table.op ? text(table.op[i]) : "",
+    busy: table.busy_ns ? (table.busy_ns[i] ?? 0) : 0,
     was: 0,
     removed: false,
     added: false,
@@ -194,6 +198,8 @@ function readSaved(table, text) {
     amount: table.bytes[i],
     shape: `${text(table.shape[i])} ${text(table.dtype[i])}`,
     line: text(table.line[i]),
+    op: "",
+    busy: 0,
     was: 0,
     removed: false,
     added: false,

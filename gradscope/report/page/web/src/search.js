@@ -76,7 +76,10 @@ export function search(root, query, metric, paths) {
  */
 export function isFound(node, found) {
   if (!found || found.matches.has(node)) return true;
-  return [...node.children, ...node.kernels].some((child) => child.kind !== "layer" && found.matches.has(child));
+  return [...node.children, ...node.kernels].some(
+    (child) =>
+      child.kind !== "layer" && (found.matches.has(child) || child.kernels.some((kernel) => found.matches.has(kernel))),
+  );
 }
 
 /**

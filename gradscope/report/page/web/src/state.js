@@ -113,8 +113,10 @@ export function addressOf(node, paths) {
   if (node.kind === "part") return `part/${node.address}`;
   if (node.kind === "layer") return `layer/${paths[node.layers[0]]}`;
   const owner = node.rows[0].layer;
-  const path = (owner < 0 ? node.address : paths[owner]).replaceAll("%", "%25").replaceAll("/", "%2F");
-  return `${node.kind}/${path}/${node.phase}/${node.label}`;
+  const path = escapePart(owner < 0 ? node.address : paths[owner]);
+  if (node.kind === "op") return `op/${path}/${node.phase}/${node.label}`;
+  const launcher = node.parent?.kind === "op" ? escapePart(node.parent.label) : "";
+  return `kernel/${path}/${node.phase}/${launcher}/${node.label}`;
 }
 
 /**
@@ -130,13 +132,21 @@ export function nodeOf(address, tree, byPath) {
     return tree.root.children.find((node) => node.kind === "part" && node.address === rest) ?? tree.root;
   if (kind === "layer") return layerAt(rest, tree, byPath) ?? tree.root;
   if (kind !== "op" && kind !== "kernel") return tree.root;
-  const match = /^([^/]*)\/([a-z_]+)\/(.*)$/s.exec(rest);
+  const match = (kind === "op" ? /^([^/]*)\/([a-z_]+)()\/(.*)$/s : /^([^/]*)\/([a-z_]+)\/([^/]*)\/(.*)$/s).exec(rest);
   if (!match) return tree.root;
-  const [path, phase, name] = [decode(match[1]), match[2], match[3]];
+  const [path, phase, launcher, name] = [decode(match[1]), match[2], decode(match[3]), match[4]];
   const part = tree.root.children.find((node) => node.kind === "part" && node.address === path);
   const owner = layerAt(path, tree, byPath) ?? part;
-  const among = (kind === "op" ? owner?.children : owner?.kernels) ?? [];
-  return among.find((node) => node.kind === kind && node.phase === phase && node.label === name) ?? tree.root;
+  /** @param {Node[] | undefined} among @param {string} label */
+  const find = (among, label) =>
+    among?.find((node) => node.kind !== "layer" && node.phase === phase && node.label === label);
+  if (kind === "op") return find(owner?.children, name) ?? tree.root;
+  return find((launcher ? find(owner?.children, launcher) : owner)?.kernels, name) ?? tree.root;
+}
+
+/** @param {string} text */
+function escapePart(text) {
+  return text.replaceAll("%", "%25").replaceAll("/", "%2F");
 }
 
 /**

@@ -2,7 +2,7 @@
 // the whole of the run.
 
 import { TreeBuilder } from "./fold.js";
-import { addTo, makeNode, opNodes, walkTree } from "./nodes.js";
+import { addTo, hangKernels, makeNode, opNodes, walkTree } from "./nodes.js";
 import { BACKWARD, FORWARD, PARTS, SAVED } from "./run.js";
 
 /**
@@ -40,6 +40,7 @@ function outsideParts(run) {
   for (const own of run.own) addTo(layers, own);
   const ops = run.ops[run.paths.length];
   const saved = run.saved[run.paths.length];
+  const kernels = run.kernels[run.paths.length];
   const { baseline, joined } = run;
   const layersBefore = [0, 0, 0];
   for (const was of joined?.was ?? []) addTo(layersBefore, was);
@@ -59,6 +60,10 @@ function outsideParts(run) {
     }
     const its = ops.filter((op) => op.phase === phase || (outside && op.phase === "forward"));
     part.children = opNodes(outside ? [its, saved] : [its], part, "op");
+    hangKernels(
+      part,
+      kernels.filter((kernel) => kernel.phase === phase || (outside && kernel.phase === "forward")),
+    );
     return part;
   }).filter((part) => [...part.own, ...part.was].some((value) => value !== 0));
 }
