@@ -291,6 +291,7 @@ def analyse(
         model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in top.parameters())),
         parameters=_count_parameters(names.tops),
         events=len(table),
+        batch=capture.batch,
     )
     partial = measured < capture.options.steps or capture.survey is None
     partial = partial or (memory is None and capture.options.memory)

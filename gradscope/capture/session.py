@@ -24,6 +24,7 @@ from gradscope.capture import memory as memory_pass
 from gradscope.capture.engine import BackwardWatch, synchronize
 from gradscope.capture.memory import MemoryPass, MemoryTracer, Surroundings
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FlopMode, GraphTracer, LineMode, LineTracer
 from gradscope.compat import (
     TraceMarker,
@@ -74,6 +75,7 @@ class Capture:
     steps_done: int = 0  # of all phases
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
+    batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,12 @@ class Session:
         with TraceMarker(markers.STEP + str(timed.completed)):
             pass
 
+    def _note_batch(self, args: Any) -> None:
+        """Of the arguments, or where all are keywords of the batch that they come from."""
+        if self.capture.batch is None:
+            batch = self.surroundings.batch
+            self.capture.batch = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch)) or None
+
     def _start_survey(self) -> None:
         timed = self.capture.timed
         assert timed is not None
@@ -209,6 +217,7 @@ class Session:
         if compiled:
             self.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
         recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer(self._line_mode)
+        recorder.on_root_call = self._note_batch
         profiler = new_profiler(shapes=True)
         with_lines = self.capture.options.lines and not compiled
 

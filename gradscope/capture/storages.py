@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -67,6 +67,19 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from tensors_in(getattr(value, field.name, None), depth - 1)
+
+
+def sizes_text(tensors: Iterable[torch.Tensor], most: int = 3) -> str:
+    """``4x256 int64``, or of several ``8x3x32x32 float32, 8 int64 and 2 more``; nothing for none."""
+    texts = [f"{_shape_text(tensor)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors]
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shape_text(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:  # has no shape to ask for
+        return "nested"
+    return "x".join(map(str, tensor.shape)) or "scalar"
 
 
 def all_tensors() -> Iterator[torch.Tensor]:

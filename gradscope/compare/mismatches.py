@@ -59,6 +59,8 @@ def _workload(before: RunData, after: RunData) -> Iterator[Mismatch]:
     yield from _differ("model", one.model, other.model)
     yield from _differ("parameters", one.parameters, other.parameters)
     yield from _differ("loss", one.loss, other.loss)
+    if one.batch is not None and other.batch is not None:
+        yield from _differ("batch", one.batch, other.batch)
     yield from _differ("warm-up steps", one.warmup, other.warmup)
     if before.memory is not None and after.memory is not None:
         yield from _differ("device of the memory", before.memory.device, after.memory.device)

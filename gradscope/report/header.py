@@ -27,6 +27,8 @@ def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
     model = work.model or "?"
     if work.parameters:
         model += f", {units.count(work.parameters)} parameters"
+    if work.batch:
+        model += f" · batch {work.batch}"
     ratio = f" · {units.ratio(step.backward_ns / step.forward_ns)} the forward" if step.forward_ns else ""
     rows = [
         ("target", f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target),

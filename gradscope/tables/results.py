@@ -167,6 +167,7 @@ class WorkloadInfo:
     model: str = ""  # class name of the root, or "Generator, Discriminator"
     parameters: int = 0  # elements, each shared parameter once
     events: int = 0  # profiler events read
+    batch: str | None = None  # tensors that the first call of a model in a step was given: "4x256 int64"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ export function chipsOf(run) {
   const { workload, environment, step } = run.info;
   const chips = [workload.target];
   if (workload.parameters) chips.push(`${formatCount(workload.parameters)} parameters`);
+  if (workload.batch) chips.push(`batch ${workload.batch.replaceAll(/(?<=\d)x(?=\d)/g, "×")}`);
   if (environment.dtype) chips.push(environment.dtype);
   chips.push(environment.device_name ?? environment.device ?? "unknown device");
   if (environment.device === "cpu" && environment.threads) chips.push(`${environment.threads} threads`);
