@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import tempfile
 
 import pytest
@@ -11,6 +13,14 @@ from hypothesis import configuration
 # What hypothesis keeps between runs does not belong into the repository. It begins to when tests are collected.
 _KEPT = tempfile.TemporaryDirectory(prefix="gradscope-hypothesis-")
 configuration.set_hypothesis_home_dir(_KEPT.name)
+
+
+# Triton decides when a kernel is decorated, and its own functions are when it is first imported.
+if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.language  # noqa: F401
+
+    del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""The gradient of an embedding, added by rows into a dense gradient."""

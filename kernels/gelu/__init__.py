@@ -1,0 +1,1 @@
+"""A bias, and the Gaussian error linear unit of the sum."""

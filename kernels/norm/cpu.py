@@ -1,0 +1,69 @@
+"""RMS normalisation on the CPU, a few rows at a time; torch has no kernel of its own for it there.
+
+B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", 2019. With r = 1 / √(mean h² + ε) and the upstream d,
+
+    y = h r w,   d w = Σ_rows d h r,   d h = r (d w - h r · mean(d w h r))
+
+Only r is kept beside h; h r is computed again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 18  # elements, 1 MiB of float32: smaller ones cost more in starting threads than the cache saves
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which rows are normalised and sums are taken: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _parts(rows: Tensor) -> list[slice]:
+    step = max(1, CHUNK // rows.shape[1])
+    return [slice(start, start + step) for start in range(0, rows.shape[0], step)]
+
+
+def rms_forward(h: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Normalised rows, in the dtype of ``h``, and r [rows, 1].
+
+    Args:
+        h: [rows, features], neither of them 0; of a floating dtype.
+        weight: [features], or None for ones.
+    """
+    dtype = accumulate_dtype(h.dtype)
+    output = torch.empty(h.shape, dtype=h.dtype)
+    factor = torch.empty((h.shape[0], 1), dtype=dtype)
+    scale = None if weight is None else weight.to(dtype)
+    for part in _parts(h):
+        x = h[part].to(dtype)
+        r = torch.linalg.vecdot(x, x).div_(h.shape[1]).add_(eps).rsqrt_()[:, None]
+        factor[part] = r
+        y = torch.mul(x, r, out=output[part]) if h.dtype == dtype else x * r
+        if scale is not None:
+            y.mul_(scale)
+        if y.dtype != h.dtype:
+            output[part] = y
+    return output, factor
+
+
+def rms_backward(
+    upstream: Tensor, h: Tensor, factor: Tensor, weight: Tensor | None, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of ``h``, in its dtype, and of ``weight`` where that is wanted, in the accumulating dtype."""
+    dtype = factor.dtype
+    gradient = torch.empty(h.shape, dtype=h.dtype)
+    scale = None if weight is None else weight.to(dtype)
+    summed = torch.zeros(h.shape[1], dtype=dtype) if wanted else None
+    for part in _parts(h):
+        d, r = upstream[part].to(dtype), factor[part]
+        normal = h[part].to(dtype) * r
+        both = d * normal
+        if summed is not None:
+            summed += both.sum(0)
+        mean = both.sum(1) if scale is None else both @ scale
+        slope = (d.clone() if scale is None else d * scale).addcmul_(normal, mean.div_(h.shape[1])[:, None], value=-1)
+        torch.mul(slope, r, out=slope)
+        gradient[part] = slope
+    return gradient, summed

@@ -1,0 +1,181 @@
+"""Launches the Triton kernels; each is one node of a compiled graph. Not yet run on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradscope.kernels.dropout.counter import threshold
+from gradscope.kernels.on_device import on_device
+from gradscope.kernels.opaque import opaque
+
+LARGEST = 16384  # features: a row that a program's registers hold
+GROUPS = 256  # programs in backward: each keeps a sum of its rows
+
+
+def _side_by_side(rows: Tensor) -> Tensor:
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _warps(block: int) -> int:
+    return min(max(block // 256, 1), 16)
+
+
+def _fake_forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    p: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    row = x.new_empty(x.shape[0], dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape), row if centred else row.new_empty(0), torch.empty_like(row)
+
+
+@opaque("add_norm", _fake_forward)
+def forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    p: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalised rows, the stream ``residual + dropout(x)``, and each row's mean (if centred) and factor.
+
+    Args:
+        x, residual: [rows, features], neither of them 0; of float32, float16 or bfloat16.
+        weight, bias: [features].
+        seed: a scalar int64 tensor; None without dropout.
+        eps: added to the variance, or to the mean square.
+        p: share that is dropped.
+        centred: layer normalisation; else RMS normalisation.
+    """
+    import triton
+
+    from gradscope.kernels.norm.triton_kernels import forward as kernel
+
+    rows, columns = x.shape
+    output, stream = x.new_empty(x.shape), x.new_empty(x.shape)
+    factors = x.new_empty(rows, dtype=torch.float32)
+    means = x.new_empty(rows if centred else 0, dtype=torch.float32)
+    x, residual = _side_by_side(x), _side_by_side(residual)
+    block = triton.next_power_of_2(columns)
+    with on_device(x):
+        kernel[(rows,)](
+            x,
+            residual,
+            x if weight is None else weight.contiguous(),
+            x if bias is None else bias.contiguous(),
+            factors if seed is None else seed,
+            output,
+            stream,
+            means,
+            factors,
+            columns,
+            x.stride(0),
+            residual.stride(0),
+            eps,
+            threshold(p),
+            1 / (1 - p),
+            CENTRED=centred,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            HAS_DROPOUT=seed is not None,
+            BLOCK=block,
+            num_warps=_warps(block),
+        )
+    return output, stream, means, factors
+
+
+def _fake_backward(
+    upstream: Tensor,
+    passed: Tensor | None,
+    stream: Tensor,
+    weight: Tensor | None,
+    seed: Tensor | None,
+    means: Tensor,
+    factors: Tensor,
+    p: float,
+    centred: bool,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    columns = stream.shape[1]
+    sums = factors.new_empty(columns)
+    return (
+        stream.new_empty(stream.shape),
+        stream.new_empty(0 if seed is None else stream.shape),
+        factors.new_empty(0) if weight is None else sums,
+        torch.empty_like(sums) if biased else factors.new_empty(0),
+    )
+
+
+@opaque("add_norm_backward", _fake_backward)
+def backward(
+    upstream: Tensor,
+    passed: Tensor | None,
+    stream: Tensor,
+    weight: Tensor | None,
+    seed: Tensor | None,
+    means: Tensor,
+    factors: Tensor,
+    p: float,
+    centred: bool,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the stream (and so of the residual), of ``x`` (nothing without dropout), of weight and bias.
+
+    Args:
+        upstream: of the normalised rows.
+        passed: of the stream from its other uses; None for nothing.
+        The others are forward's, and what it returned. The last two gradients are in float32, added in a fixed order.
+    """
+    import triton
+
+    from gradscope.kernels.norm.triton_kernels import backward as kernel
+
+    rows, columns = stream.shape
+    upstream = _side_by_side(upstream)
+    passed = None if passed is None else _side_by_side(passed)
+    found = stream.new_empty(stream.shape)
+    of_x = stream.new_empty(0 if seed is None else stream.shape)
+    per_group = -(-rows // GROUPS)
+    groups = -(-rows // per_group)
+    of_weight = factors.new_empty((groups, columns)) if weight is not None else factors.new_empty(0)
+    of_bias = factors.new_empty((groups, columns)) if biased else factors.new_empty(0)
+    block = triton.next_power_of_2(columns)
+    with on_device(stream):
+        kernel[(groups,)](
+            upstream,
+            upstream if passed is None else passed,
+            stream,
+            stream if weight is None else weight.contiguous(),
+            factors if seed is None else seed,
+            means,
+            factors,
+            found,
+            of_x,
+            of_weight,
+            of_bias,
+            rows,
+            columns,
+            upstream.stride(0),
+            0 if passed is None else passed.stride(0),
+            per_group,
+            threshold(p),
+            1 / (1 - p),
+            CENTRED=centred,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=biased,
+            HAS_DROPOUT=seed is not None,
+            HAS_PASSED=passed is not None,
+            BLOCK=block,
+            num_warps=_warps(block),
+        )
+    summed = (of_weight.sum(0) if weight is not None else of_weight, of_bias.sum(0) if biased else of_bias)
+    return found, of_x, *summed

@@ -1,0 +1,1 @@
+"""``silu(gate) * up``, with gradients of both in one pass."""

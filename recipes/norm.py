@@ -1,0 +1,129 @@
+"""Normalisation, alone or after dropout and the addition to a residual stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.norm.triton_launch import LARGEST
+from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
+from gradscope.recipes.norm_checks import check, default_eps, why_not_cpu
+from gradscope.recipes.norm_function import RMSNorm
+from gradscope.recipes.recipe import Recipe
+
+__all__ = ["ABOUT", "AddLayerNorm", "AddRMSNorm", "add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
+
+ABOUT = Recipe(
+    name="norm",
+    title="RMS and layer normalisation, alone or after dropout and the addition to a residual",
+    functions=("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"),
+    modules=("AddRMSNorm", "AddLayerNorm"),
+    replaces=(
+        "F.rms_norm(x, ...) on a CPU; x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight",
+        "residual = residual + F.dropout(x, p); F.layer_norm(residual, ...), or F.rms_norm",
+    ),
+    saves=(
+        "The dropout's mask; on a GPU the passes over the sum between the three operations; on a CPU, where torch "
+        "makes RMS normalisation of plain operations, most of its time and memory."
+    ),
+    limits=(
+        "layer_norm alone is torch's on every device, rms_norm alone on a GPU and in compiled graphs.",
+        "No second derivative.",
+        f"On a GPU rows of up to {LARGEST} features; float64 goes to torch there.",
+        "On a CPU add_layer_norm normalises by torch's kernel: what it saves is the mask.",
+    ),
+    backends=(("triton", "add_* on a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
+    sources=(
+        "B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, 2019, arXiv:1910.07467",
+        "J. Ba et al., Layer Normalization, 2016, arXiv:1607.06450",
+        "T. Dao, flash-attention: dropout, residual addition and normalisation in one kernel",
+    ),
+)
+
+_REASONS = {
+    "cpu": "a few rows at a time in the cache; torch makes it of plain operations on a CPU",
+    "torch": "torch.nn.functional.rms_norm",
+}
+
+
+def _explain_rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`rms_norm` would do with these arguments, and why."""
+    check("rms_norm", input, normalized_shape, weight=weight)
+    autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
+    return choose("rms_norm", backend, _REASONS, {"cpu": autocast or why_not_cpu(input)})
+
+
+@explained_by(_explain_rms_norm)
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """As :func:`torch.nn.functional.rms_norm`, which takes it on a GPU; on a CPU without its intermediate results.
+
+    Args:
+        input: [..., *normalized_shape]; float16, bfloat16, float32 or float64.
+        normalized_shape: the trailing dimensions that are normalised together.
+        weight: of that shape; of the input's dtype or float32. None for ones.
+        eps: added to the mean square; None for the dtype's own.
+        backend: "auto", "cpu" or "torch"; ``rms_norm.explain`` tells what "auto" takes.
+
+    Returns:
+        The input's shape and dtype.
+
+    Raises:
+        ValueError: a shape, dtype, device or setting does not fit.
+    """
+    choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
+    if choice.backend == "torch":
+        return functional.rms_norm(input, list(normalized_shape), weight, eps)
+    rows = input.reshape(-1, math.prod(normalized_shape))
+    flat = None if weight is None else weight.reshape(-1)
+    return RMSNorm.apply(rows, flat, default_eps(input, eps)).view(input.shape)  # type: ignore[no-untyped-call]
+
+
+def _explain_layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`layer_norm` would do with these arguments, and why."""
+    check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    return choose("layer_norm", backend, {"torch": "torch.nn.functional.layer_norm reads and writes once"}, {})
+
+
+@explained_by(_explain_layer_norm)
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """As :func:`torch.nn.functional.layer_norm`, which it calls: there is nothing left to win.
+
+    Arguments, result and errors are those of :func:`rms_norm`, with a ``bias`` like the weight.
+    """
+    _explain_layer_norm(input, normalized_shape, weight, bias, eps, backend=backend)
+    return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)

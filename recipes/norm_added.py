@@ -1,0 +1,215 @@
+"""Normalisation after dropout and the addition to a residual stream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradscope.kernels.check import dtype_text, refuse, require_range, require_same_device, shape_text
+from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.dropout.counter import draw_seed
+from gradscope.kernels.norm.triton_launch import LARGEST
+from gradscope.kernels.support import why_no_triton
+from gradscope.recipes.norm_checks import check, default_eps, why_not_cpu
+from gradscope.recipes.norm_function import AddNorm, Settings
+
+_REASONS = {
+    "triton": "one kernel a pass; the mask of dropout is computed from a seed",
+    "cpu": "the mask of dropout is computed from a seed; normalised input is computed again in backward",
+    "torch": "three operations of torch's",
+}
+
+
+def _explain_add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    *,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`add_layer_norm` would do with these arguments, and why."""
+    return _choose_added("add_layer_norm", input, residual, weight, bias, dropout_p, training, backend)
+
+
+@explained_by(_explain_add_layer_norm)
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    *,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """``h = residual + dropout(input)``, normalised over the last dimension, and ``h``.
+
+    Dropout keeps a seed, as :func:`gradscope.recipes.dropout.dropout` does. A second derivative raises
+    ``RuntimeError``, save with ``backend="torch"``.
+
+    Args:
+        input: [..., features]; float16, bfloat16, float32 or float64.
+        residual: of the same shape and dtype.
+        weight, bias: [features], of the input's dtype or float32; None for ones and zeros.
+        eps: added to the variance.
+        dropout_p: share of the input that is dropped while training, in [0, 1).
+        training: without it nothing is dropped.
+        backend: "auto", "triton", "cpu" or "torch"; ``add_layer_norm.explain`` tells what "auto" takes.
+
+    Returns:
+        The normalised sum, and the sum: the residual of what follows. Both of the input's shape and dtype, also under
+        autocast.
+
+    Raises:
+        ValueError: a shape, dtype, device or setting does not fit.
+    """
+    choice = _explain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training, backend=backend)
+    p = dropout_p if training else 0.0
+    if choice.backend == "torch":
+        stream = residual + functional.dropout(input, p)
+        normal = functional.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
+        return normal.to(input.dtype), stream
+    return _added(input, residual, weight, bias, Settings(eps, p, True, choice.backend))
+
+
+def _explain_add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    *,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`add_rms_norm` would do with these arguments, and why."""
+    return _choose_added("add_rms_norm", input, residual, weight, None, dropout_p, training, backend)
+
+
+@explained_by(_explain_add_rms_norm)
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    *,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """As :func:`add_layer_norm`, by the root of the mean square: without a mean and a bias.
+
+    ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
+    """
+    choice = _explain_add_rms_norm(input, residual, weight, eps, dropout_p, training, backend=backend)
+    p = dropout_p if training else 0.0
+    if choice.backend == "torch":
+        stream = residual + functional.dropout(input, p)
+        scale = None if weight is None else weight.to(stream.dtype)  # torch warns of another dtype
+        return functional.rms_norm(stream, stream.shape[-1:], scale, eps).to(input.dtype), stream
+    return _added(input, residual, weight, None, Settings(default_eps(input, eps), p, False, choice.backend))
+
+
+def _added(
+    input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    seed = draw_seed(input.device) if settings.p else None
+    output, stream = AddNorm.apply(input, residual, weight, bias, seed, settings)  # type: ignore[no-untyped-call]
+    return output, stream
+
+
+class _AddNormModule(nn.Module):
+    """What both modules share."""
+
+    def __init__(
+        self,
+        features: int,
+        eps: float | None,
+        dropout_p: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.features, self.eps, self.dropout_p = features, eps, dropout_p
+        self.weight = nn.Parameter(torch.ones(features, device=device, dtype=dtype))
+
+    def extra_repr(self) -> str:
+        """Size and settings."""
+        return f"{self.features}, eps={self.eps}, dropout_p={self.dropout_p}"
+
+
+class AddRMSNorm(_AddNormModule):
+    """:func:`add_rms_norm` as a module that owns the weight; called with input and residual, returns both results."""
+
+    def __init__(
+        self,
+        features: int,
+        eps: float | None = None,
+        dropout_p: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(features, eps, dropout_p, device, dtype)
+
+    def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised sum, and the sum."""
+        return add_rms_norm(input, residual, self.weight, self.eps, self.dropout_p, self.training)
+
+
+class AddLayerNorm(_AddNormModule):
+    """:func:`add_layer_norm` as a module that owns weight and bias."""
+
+    eps: float
+
+    def __init__(
+        self,
+        features: int,
+        eps: float = 1e-5,
+        dropout_p: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(features, eps, dropout_p, device, dtype)
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+
+    def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised sum, and the sum."""
+        return add_layer_norm(input, residual, self.weight, self.bias, self.eps, self.dropout_p, self.training)
+
+
+def _choose_added(
+    name: str,
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+    backend: str,
+) -> Choice:
+    if not input.dim():
+        refuse(name, "input", "a scalar", "[..., features]")
+    check(name, input, input.shape[-1:], weight=weight, bias=bias)
+    if residual.shape != input.shape:
+        refuse(name, "residual", shape_text(residual), f"{tuple(input.shape)}, as input")
+    if residual.dtype != input.dtype:
+        refuse(name, "residual", f"of dtype {dtype_text(residual.dtype)}", f"{dtype_text(input.dtype)}, as input")
+    require_same_device(name, ("input", input), residual=residual)
+    require_range(name, "dropout_p", p, 0.0, 1.0, open_high=True)
+    no_triton = None
+    if input.dtype == torch.float64:
+        no_triton = "float64 is computed by the other backends"
+    elif input.shape[-1] > LARGEST:
+        no_triton = f"a row has {input.shape[-1]} features; it holds up to {LARGEST}"
+    elif not input.numel():
+        no_triton = "there is nothing to normalise"
+    against = {"triton": no_triton or why_no_triton(input.device), "cpu": why_not_cpu(input)}
+    return choose(name, backend, _REASONS, against)

@@ -1,0 +1,43 @@
+"""What the functions of recipes/norm.py ask of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
+
+
+def default_eps(input: Tensor, eps: float | None) -> float:
+    """``eps``, or what torch takes for None."""
+    return torch.finfo(input.dtype).eps if eps is None else eps
+
+
+def check(name: str, input: Tensor, shape: Sequence[int], **parameters: Tensor | None) -> None:
+    """Raise ``ValueError`` unless input, trailing shape and parameters of that shape fit."""
+    require_dtype(name, "input", input)
+    size = tuple(shape)
+    if not size or tuple(input.shape[-len(size) :]) != size:
+        refuse(name, "normalized_shape", size, f"the last dimensions of input {shape_text(input)}")
+    for argument, tensor in parameters.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != size:
+            refuse(name, argument, shape_text(tensor), str(size))
+        if tensor.dtype not in (input.dtype, torch.float32):
+            expected = " or ".join(dict.fromkeys((dtype_text(input.dtype), "float32")))
+            refuse(name, argument, f"of dtype {dtype_text(tensor.dtype)}", expected)
+    require_same_device(name, ("input", input), **parameters)
+
+
+def why_not_cpu(input: Tensor) -> str | None:
+    """Why the path for the CPU cannot be taken, in words; None where it can."""
+    if input.device.type != "cpu":
+        return f"the tensors are on {input.device}"
+    if torch.compiler.is_compiling():
+        return "inside a compiled graph the compiler fuses it"
+    if not input.numel():
+        return "there is nothing to normalise"
+    return None

@@ -1,0 +1,137 @@
+"""The autograd Functions below recipes/norm.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradscope.kernels.dropout import cpu as cpu_dropout
+from gradscope.kernels.norm import cpu, triton_launch
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one normalisation."""
+
+    eps: float
+    p: float  # share that is dropped
+    centred: bool  # layer normalisation; else RMS normalisation
+    backend: str  # "cpu" or "triton"
+
+
+class RMSNorm(torch.autograd.Function):
+    """Of rows [rows, features] on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        output, factor = cpu.rms_forward(x, weight, eps)
+        ctx.save_for_backward(x, factor, weight)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, factor, weight = ctx.saved_tensors
+        found, of_weight = cpu.rms_backward(upstream, x, factor, weight, ctx.needs_input_grad[1])
+        return found, None if of_weight is None else of_weight.to(weight.dtype), None
+
+
+class AddNorm(torch.autograd.Function):
+    """Of input and residual [..., features]: the normalised sum, and the sum.
+
+    They are made rows in here: without dropout input and residual are given one tensor as their gradient, and a view of
+    it for each would not tell autograd that they share it.
+
+    Kept are the sum, which lives on as the residual of what follows, a seed and a number or two for each row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        settings: Settings,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        means, shape = None, x.shape
+        x, residual = x.reshape(-1, shape[-1]), residual.reshape(-1, shape[-1])
+        if settings.backend == "triton":
+            output, stream, means, factors = triton_launch.forward(
+                x, residual, weight, bias, seed, settings.eps, settings.p, settings.centred
+            )
+        else:
+            stream = x + residual if seed is None else cpu_dropout.dropout(x, seed, settings.p).add_(residual)
+            if settings.centred:
+                output, means, factors = torch.native_layer_norm(stream, stream.shape[1:], weight, bias, settings.eps)
+            else:
+                output, factors = cpu.rms_forward(stream, weight, settings.eps)
+        output, stream = output.view(shape), stream.view(shape)
+        ctx.save_for_backward(stream, means, factors, weight, bias, seed)
+        ctx.settings = settings
+        return output, stream
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, upstream: Tensor | None, passed: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None, None]:
+        stream, means, factors, weight, bias, seed = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        shape = stream.shape
+        if upstream is None and passed is None:
+            return None, None, None, None, None, None
+        stream = stream.view(-1, shape[-1])
+        # Without an upstream the normalised rows were not used.
+        upstream = torch.zeros_like(stream) if upstream is None else upstream.reshape(-1, shape[-1])
+        passed = None if passed is None else passed.reshape(-1, shape[-1])
+        if settings.backend == "triton":
+            found, of_x, of_weight, of_bias = triton_launch.backward(
+                upstream,
+                passed,
+                stream,
+                weight,
+                seed,
+                means,
+                factors,
+                settings.p,
+                settings.centred,
+                bias is not None,
+            )
+        else:
+            found, of_weight, of_bias = _on_cpu(ctx, upstream, stream, means, factors, weight, bias)
+            if passed is not None:
+                found.add_(passed)
+            of_x = found if seed is None else cpu_dropout.dropout(found, seed, settings.p)
+        found = found.view(shape)
+        return (
+            found if seed is None else of_x.view(shape),
+            found,
+            None if weight is None else of_weight.to(weight.dtype),
+            None if bias is None else of_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _on_cpu(
+    ctx: Any,
+    upstream: Tensor,
+    stream: Tensor,
+    means: Tensor | None,
+    factors: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Any, Any]:
+    """Gradients through the normalisation; the first is newly made."""
+    if means is None:
+        return *cpu.rms_backward(upstream, stream, factors, weight, weight is not None), None
+    wanted = [True, weight is not None, bias is not None]
+    shape = stream.shape[1:]
+    return torch.ops.aten.native_layer_norm_backward(upstream, stream, shape, means, factors, weight, bias, wanted)

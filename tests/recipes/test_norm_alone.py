@@ -1,0 +1,70 @@
+"""rms_norm and layer_norm by themselves, on the CPU."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradscope.kernels.norm import cpu
+from gradscope.recipes.norm import layer_norm, rms_norm
+
+from .accuracy import assert_as_accurate
+from .test_norm import EPS
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_passes_torchs_own_samples(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the import appends to it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # and warns of optional parts of torch's own tests
+        from torch.testing._internal.common_methods_invocations import op_db
+    (op,) = [op for op in op_db if op.name == f"nn.functional.{name}"]
+    function: Any = {"rms_norm": rms_norm, "layer_norm": layer_norm}[name]
+    samples = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
+    assert samples
+    for sample in samples:
+        leaves = [value for value in (sample.input, *sample.args, *sample.kwargs.values()) if isinstance(value, Tensor)]
+        found, expected = (f(sample.input, *sample.args, **sample.kwargs) for f in (function, op.op))
+        torch.testing.assert_close(found, expected)
+        upstream = torch.randn_like(expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found, leaves, upstream), torch.autograd.grad(expected, leaves, upstream)
+        )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradcheck_alone(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edge case 1; over several chunks, too."""
+    x = torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 5, dtype=torch.float64, requires_grad=True) if weighted else None
+    assert rms_norm.explain(x, (2, 5), weight).backend == "cpu"
+    for chunk in (cpu.CHUNK, 20):
+        monkeypatch.setattr(cpu, "CHUNK", chunk)
+        assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, (2, 5), w), (x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rms_norm_is_as_exact_as_torch(dtype: torch.dtype) -> None:
+    x, weight, upstream = torch.randn(70, 300).to(dtype), torch.randn(300).to(dtype), torch.randn(70, 300).to(dtype)
+
+    def run(function: Any, kind: torch.dtype) -> list[Tensor]:
+        leaves = [tensor.to(kind).detach().requires_grad_() for tensor in (x, weight)]
+        output = function(leaves[0], (300,), leaves[1], EPS)
+        return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(kind))]
+
+    results = (run(rms_norm, dtype), run(functional.rms_norm, dtype), run(functional.rms_norm, torch.float64))
+    for name, *tensors in zip(("output", "input", "weight"), *results, strict=True):
+        assert_as_accurate(*tensors, name)
+
+
+def test_a_sum_as_loss_gives_an_expanded_gradient() -> None:
+    """Edge case 11."""
+    x, weight = torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)
+    found = torch.autograd.grad(rms_norm(x, (6,), weight).sum(), (x, weight))
+    torch.testing.assert_close(found, torch.autograd.grad(functional.rms_norm(x, (6,), weight).sum(), (x, weight)))
