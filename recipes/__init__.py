@@ -6,30 +6,51 @@ says what would run and why.
 """
 
 # Each module is imported before the function of its name: afterwards the name here stays the function.
+from gradscope.recipes.attention import Attention, attention
 from gradscope.recipes.cross_entropy import CrossEntropyLoss, cross_entropy
 from gradscope.recipes.dropout import Dropout, dropout
 from gradscope.recipes.embedding import Embedding, embedding
 from gradscope.recipes.gelu import GELU, BiasGELU, bias_gelu, gelu
+from gradscope.recipes.heads import chunk, merge_heads, split, split_heads, split_qkv
+from gradscope.recipes.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_and_logits
+from gradscope.recipes.linear_cross_entropy_modules import LinearCrossEntropyHead, LinearCrossEntropyLoss
 from gradscope.recipes.norm import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from gradscope.recipes.packed_attention import PackedSelfAttention, packed_attention
+from gradscope.recipes.rope import RotaryEmbedding, rope
 from gradscope.recipes.swiglu import SwiGLU, swiglu
 
 __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
+    "Attention",
     "BiasGELU",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
     "GELU",
+    "LinearCrossEntropyHead",
+    "LinearCrossEntropyLoss",
+    "PackedSelfAttention",
+    "RotaryEmbedding",
     "SwiGLU",
     "add_layer_norm",
     "add_rms_norm",
+    "attention",
     "bias_gelu",
+    "chunk",
     "cross_entropy",
     "dropout",
     "embedding",
     "gelu",
     "layer_norm",
+    "linear_cross_entropy",
+    "linear_cross_entropy_and_logits",
+    "merge_heads",
+    "packed_attention",
     "rms_norm",
+    "rope",
+    "split",
+    "split_heads",
+    "split_qkv",
     "swiglu",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradscope.kernels.check import (
@@ -21,11 +21,43 @@ from gradscope.kernels.check import (
 )
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
+from gradscope.kernels.cross_entropy.once import first_derivative_only
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, divisor
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
 from gradscope.kernels.support import why_no_triton
+from gradscope.recipes.recipe import Recipe
 
+ABOUT = Recipe(
+    name="cross_entropy",
+    title="Cross-entropy whose forward leaves the gradient behind, computed in one pass over the logits",
+    functions=("cross_entropy",),
+    modules=("CrossEntropyLoss",),
+    replaces=(
+        "torch.nn.functional.cross_entropy and torch.nn.CrossEntropyLoss",
+        "F.nll_loss(F.log_softmax(logits, -1), target)",
+    ),
+    saves="One tensor of the logits' size is held, the gradient, instead of three. Half-precision logits are never "
+    "copied to float32.",
+    limits=(
+        "Forward computes the gradient too: a loss that is only looked at belongs under torch.no_grad().",
+        "Probabilities as targets go to torch, as do tensors on a GPU without triton.",
+        "A second derivative, forward-mode derivatives and torch.func transforms raise RuntimeError.",
+        "The class weight gets no gradient.",
+        "size_average and reduce, which torch deprecates, are not taken.",
+    ),
+    backends=(
+        ("triton", "NVIDIA GPUs from compute capability 8.0; run under Triton's interpreter, not yet on a GPU"),
+        ("cpu", "any CPU; measured"),
+        ("torch", "anywhere; probabilities, and GPUs without triton"),
+    ),
+    sources=(
+        "M. Milakov and N. Gimelshein, Online normalizer calculation for softmax, 2018, arxiv.org/abs/1805.02867",
+        "A. Karpathy, llm.c: one kernel for loss and gradient, github.com/karpathy/llm.c",
+        "A. Chowdhery et al., PaLM, 2022, arxiv.org/abs/2204.02311, section 5: z-loss",
+        "Gemma 2, 2024, arxiv.org/abs/2408.00118: soft-capped logits",
+    ),
+)
 _NAME = "cross_entropy"
 _REASONS = {
     "triton": "one kernel reads the logits once and writes their gradient",
@@ -114,10 +146,11 @@ def cross_entropy(
             input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
     batch, classes = (1, input.shape[0]) if input.dim() == 1 else (input.shape[0], input.shape[1])
+    positions = math.prod(input.shape[2:])  # not -1: it says nothing of an empty batch
     settings = _Settings(ignore_index, reduction, label_smoothing, z_loss, softcap, choice.backend)
     wanted = torch.is_grad_enabled() and input.requires_grad
     loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        input.reshape(batch, classes, -1), target.reshape(batch, -1), weight, settings, wanted
+        input.reshape(batch, classes, positions), target.reshape(batch, positions), weight, settings, wanted
     )
     if not torch.is_autocast_enabled(input.device.type):
         loss = loss.to(input.dtype)
@@ -167,13 +200,14 @@ class _CrossEntropy(torch.autograd.Function):
         return total if scale is None else total * scale
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+    @first_derivative_only
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, late = ctx.saved_tensors
         rows = ctx.settings.reduction == "none"
         if rows or needed_again():
             by = upstream if late is None else upstream * late
-            by = by[:, None] if rows else by
+            # With as many dimensions as the gradient: a scalar would be rounded to its dtype first, and overflow.
+            by = by[:, None] if rows else by.reshape(1, 1, 1)
             found = (gradient * by).to(gradient.dtype) if needed_again() else gradient.mul_(by)
         else:
             found = scale_in_place(gradient, upstream, late, backend=ctx.settings.backend)

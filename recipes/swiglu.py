@@ -17,7 +17,7 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="swiglu",
-    title="silu(gate) * up, from two tensors or one packed",
+    title="SwiGLU, silu(gate) * up, from two tensors or one packed",
     functions=("swiglu",),
     modules=("SwiGLU",),
     replaces=(

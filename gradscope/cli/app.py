@@ -15,6 +15,7 @@ from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.profile import profile
+from gradscope.cli.recipes import recipes
 from gradscope.cli.show import show
 from gradscope.errors import GradscopeError
 
@@ -35,6 +36,7 @@ app.command("fit", cls=TargetCommand)(fit)
 app.command("show")(show)
 app.command("diff")(diff)
 app.command("check")(check)
+app.command("recipes")(recipes)
 app.command("doctor")(doctor)
 
 

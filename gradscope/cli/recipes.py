@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,12 +120,9 @@ def _machine(row: Mapping[str, Any]) -> str:
 
 
 def _print_words(console: Console, title: str, text: str) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=8, style="dim")
-    grid.add_column(ratio=1)
-    grid.add_row(title, Text(text))
-    console.print(Padding(grid, (0, 0, 0, 2)))
+    """``text`` in lines below each other, with ``title`` before the first."""
+    margin = " " * 12
+    lines = textwrap.wrap(text, max(console.width - len(margin), 24), break_on_hyphens=False) or [""]
+    for i, line in enumerate(lines):
+        console.print(f"  {title:<10}" if i == 0 else margin, style="dim", end="")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from gradscope.kernels.cross_entropy import cpu
+from gradscope.kernels.cross_entropy.targets import require_classes
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype
 from gradscope.kernels.opaque import opaque
+
+Losses = Callable[[Tensor, Tensor, Terms, Tensor | None, Tensor | None], Tensor]
+
+
+def losses_by(backend: str) -> Losses:
+    """:func:`gradscope.kernels.cross_entropy.cpu.losses`, or its namesake that launches the Triton kernel."""
+    if backend != "triton":
+        return cpu.losses
+    from gradscope.kernels.cross_entropy import triton_launch
+
+    return triton_launch.losses
 
 
 def _fake(
@@ -45,7 +59,7 @@ def losses_and_gradient(
         logits: [batch, classes, positions].
         target: [batch, positions].
         weight, ignore_index, label_smoothing, z_loss, softcap: see terms.py.
-        scale: a scalar tensor; None for 1.
+        scale: a scalar tensor, or [batch, positions]; None for 1.
         wanted: whether a gradient is.
         backend: "cpu" or "triton".
 
@@ -57,24 +71,6 @@ def losses_and_gradient(
     """
     terms = Terms(weight, ignore_index, label_smoothing, z_loss, softcap)
     gradient = torch.empty_like(logits) if wanted else None
-    _require_classes(target, logits.shape[1], ignore_index)
-    if backend == "triton":
-        from gradscope.kernels.cross_entropy.triton_launch import losses
-    else:
-        losses = cpu.losses
-    loss = losses(logits, target, terms, scale, gradient)
+    require_classes("cross_entropy", target, logits.shape[1], ignore_index)
+    loss = losses_by(backend)(logits, target, terms, scale, gradient)
     return loss, logits.new_empty(0) if gradient is None else gradient
-
-
-def _require_classes(target: Tensor, classes: int, ignore_index: int) -> None:
-    if not target.numel():
-        return
-    known = (target >= 0) & (target < classes) | (target == ignore_index)
-    if target.device.type != "cpu":  # no wait for the device: it stops itself
-        torch._assert_async(known.all())
-        return
-    if not known.all():
-        wrong = int(target[~known][0])
-        raise ValueError(
-            f"cross_entropy: target holds {wrong}; expected a class in [0, {classes}) or ignore_index={ignore_index}"
-        )

@@ -1,4 +1,8 @@
-"""The Triton kernel: a program a row, which it reads twice; the second time from the cache."""
+"""The Triton kernel: a program a row, which it reads twice; the second time from the cache.
+
+The normaliser is found in one pass (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018);
+the second writes the gradient, over the logits where the caller says so, as llm.c does. Not yet run on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,18 @@ def _capped(x, cap):
 
 
 @triton.jit
+def _cap_slope(x, cap):
+    e = tl.exp(-2.0 * tl.abs(x) / cap)
+    return 4.0 * e / ((1.0 + e) * (1.0 + e))  # 1 - tanh(x / cap)², which cancels where tanh is near 1
+
+
+@triton.jit
 def losses(
     logits,
     target,
     weight,  # of each class, float32
     weight_sum,  # a scalar in memory, float32
-    scale,  # a scalar in memory, float32
+    scale,  # float32; strides of 0 for a scalar
     loss,
     gradient,
     classes,
@@ -33,6 +43,8 @@ def losses(
     gradient_batch,
     gradient_class,
     gradient_position,
+    scale_batch,
+    scale_position,
     ignore_index,
     smoothing,
     z_loss,
@@ -40,6 +52,7 @@ def losses(
     HAS_WEIGHT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SMOOTHING: tl.constexpr,
     WANTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -69,18 +82,22 @@ def losses(
         x = tl.load(logits + c * logits_class, mask=inside, other=0.0).to(tl.float32)
         if HAS_SOFTCAP:
             x = _capped(x, softcap)
-        w = 1.0
-        if HAS_WEIGHT:
-            w = tl.load(weight + c, mask=inside, other=0.0)
-        weighted += tl.sum(tl.where(inside, x * w, 0.0), axis=0)
+        if HAS_SMOOTHING:
+            w = 1.0
+            if HAS_WEIGHT:
+                w = tl.load(weight + c, mask=inside, other=0.0)
+            weighted += tl.sum(tl.where(inside, x * w, 0.0), axis=0)
         x = tl.where(inside, x, -float("inf"))
         new = tl.maximum(highest, tl.max(x, axis=0))
         shift = tl.where(new == -float("inf"), 0.0, new)
         total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift), axis=0)
         highest = new
-    lse = highest + tl.log(total)
+    log_total = tl.log(total)
+    lse = highest + log_total
 
     x_y = tl.load(logits + y * logits_class).to(tl.float32)
+    # The gradient may lie over the logits: no warp may write it before all have read the target's logit.
+    tl.debug_barrier()
     if HAS_SOFTCAP:
         x_y = _capped(x_y, softcap)
     own = 1.0 - smoothing
@@ -89,34 +106,37 @@ def losses(
         own = own * tl.load(weight + y)
         mass = tl.load(weight_sum)
     smooth = smoothing / classes
-    found = own * (lse - x_y) + z_loss * lse * lse
-    if smoothing > 0:
+    log_p = (x_y - highest) - log_total  # more exact than x_y - lse, which rounds by the size of lse
+    found = z_loss * lse * lse - own * log_p
+    if HAS_SMOOTHING:
         found += smooth * (mass * lse - weighted)
     tl.store(loss + row, found)
 
     if WANTED:
         factor = 1.0
         if HAS_SCALE:
-            factor = tl.load(scale)
+            factor = tl.load(scale + batch * scale_batch + position * scale_position)
         others = smooth * mass + 2.0 * z_loss * lse
         # p - 1 cancels where the model is sure of itself: a series near 0.
-        log_p = x_y - lse
         near = log_p * (1.0 + log_p * (0.5 + log_p * (1.0 / 6.0 + log_p / 24.0)))
         less_one = tl.where(log_p > -0.02, near, tl.exp(log_p) - 1.0)
+        share = (own + others) / total
         at_target = own * less_one + others * tl.exp(log_p)
         for start in range(0, classes, BLOCK):
             c = start + columns
             inside = c < classes
-            x = tl.load(logits + c * logits_class, mask=inside, other=0.0).to(tl.float32)
+            raw = tl.load(logits + c * logits_class, mask=inside, other=0.0).to(tl.float32)
+            x = raw
             if HAS_SOFTCAP:
-                x = _capped(x, softcap)
-            slope = tl.exp(x - lse) * (own + others)
+                x = _capped(raw, softcap)
+            slope = tl.exp(x - highest) * share
             slope = tl.where(c == y, at_target, slope)
-            w = 1.0
-            if HAS_WEIGHT:
-                w = tl.load(weight + c, mask=inside, other=0.0)
-            slope -= smooth * w
+            if HAS_SMOOTHING:
+                w = 1.0
+                if HAS_WEIGHT:
+                    w = tl.load(weight + c, mask=inside, other=0.0)
+                slope -= smooth * w
             if HAS_SOFTCAP:
-                slope *= 1.0 - (x / softcap) * (x / softcap)
+                slope *= _cap_slope(raw, softcap)
             slope *= factor
             tl.store(gradient + c * gradient_class, slope.to(gradient.dtype.element_ty), mask=inside)

@@ -14,7 +14,7 @@ LARGEST_BLOCK = 8192
 
 
 def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, gradient: Tensor | None) -> Tensor:
-    """As :func:`gradscope.kernels.cross_entropy.cpu.losses`, for all dtypes but float64."""
+    """As :func:`gradscope.kernels.cross_entropy.cpu.losses`, for all dtypes but float64. Not yet run on a GPU."""
     import triton
 
     batch, classes, positions = logits.shape
@@ -38,6 +38,7 @@ def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, g
             *logits.stride(),
             *target.stride(),
             *into.stride(),
+            *(scale.stride() if scale is not None and scale.dim() else (0, 0)),
             terms.ignore_index,
             terms.label_smoothing,
             terms.z_loss,
@@ -45,6 +46,7 @@ def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, g
             HAS_WEIGHT=weight is not None,
             HAS_SCALE=scale is not None,
             HAS_SOFTCAP=terms.softcap is not None,
+            HAS_SMOOTHING=terms.label_smoothing > 0,
             WANTED=gradient is not None,
             BLOCK=block,
             num_warps=min(max(block // 256, 4), 16),

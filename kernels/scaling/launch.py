@@ -31,6 +31,7 @@ def scale_in_place(values: Tensor, factor: Tensor, extra: Tensor | None = None, 
             )
         return values
     by = factor if extra is None else factor * extra
-    if values.device.type == "cpu" and float(by) == 1.0:
-        return values
-    return values.mul_(by)
+    if values.device.type == "cpu":
+        return values if float(by) == 1.0 else values.mul_(by)
+    # With dimensions: a scalar tensor would be rounded to the dtype of the values first.
+    return values.mul_(by.reshape((1,) * values.dim()))

@@ -1,4 +1,7 @@
-"""In place, and without touching anything where the factor is 1: known on the device, so nobody waits for it."""
+"""In place, and without touching anything where the factor is 1: known on the device, so nobody waits for it.
+
+Not yet run on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import tempfile
 
 import pytest
@@ -13,14 +11,6 @@ from hypothesis import configuration
 # What hypothesis keeps between runs does not belong into the repository. It begins to when tests are collected.
 _KEPT = tempfile.TemporaryDirectory(prefix="gradscope-hypothesis-")
 configuration.set_hypothesis_home_dir(_KEPT.name)
-
-
-# Triton decides when a kernel is decorated, and its own functions are when it is first imported.
-if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
-    os.environ["TRITON_INTERPRET"] = "1"
-    import triton.language  # noqa: F401
-
-    del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture
@@ -33,7 +23,20 @@ def triton_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    _interpret_library(monkeypatch)
     return torch.device("cpu")
+
+
+def _interpret_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpret triton's own functions too: they were decorated when triton was imported, perhaps long ago."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    for module in (tl, tl.standard, tl.random):
+        for name, member in list(vars(module).items()):
+            if isinstance(member, JITFunction):
+                monkeypatch.setattr(module, name, InterpretedFunction(member.fn))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""Gradients of q, k, v and the bias in Triton kernels."""

@@ -1,0 +1,1 @@
+"""Gradient of the bias in a Triton kernel."""

@@ -1,0 +1,78 @@
+"""Block sizes and warps of the Triton kernels, by head size, dtype and device.
+
+Not yet run on a GPU, but compiled for 8.0 and 9.0: no clock chose these sizes, but ptxas. They are the largest tried
+at which causal attention spills no registers, and with every option at once 170 bytes a thread at most; but dk and dv
+in float32 at size 256 spill 1.2 kB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+SMALLEST = 16  # that the tensor cores multiply
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How one kernel is cut."""
+
+    m: int  # queries
+    n: int  # keys
+    warps: int
+    stages: int  # of loads under way
+
+
+def padded(size: int) -> int:
+    """The power of two that a head size is padded to."""
+    return max(SMALLEST, 1 << (size - 1).bit_length())
+
+
+def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+    """For the forward kernel.
+
+    A block of queries is large, for it is read once and decides how often all keys are read. Consumer cards (8.6, 8.9,
+    12.0) have 99 kB of shared memory, of which queries take m · size and each stage n · 2 size elements; an H100 has
+    227.
+
+    Args:
+        size: the larger of the two padded head sizes.
+        capability: of the device; None for the interpreter.
+        rich: scores get a bias, a mask or dropout. What these hold beside the sums spills from four warps' registers.
+    """
+    if dtype == torch.float32:  # without tensor cores registers are short first
+        return Blocks(64, 32, 8, 1) if size <= 64 else Blocks(32, 32, 8, 1) if size <= 128 else Blocks(16, 32, 8, 1)
+    if size <= 64:
+        return Blocks(128, 64, 8 if rich else 4, 3)
+    if size <= 128:
+        return Blocks(128, 64 if rich else 128, 8, 2) if _large(capability) else Blocks(128, 32, 8, 2)
+    return Blocks(64 if rich else 128, 64, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
+
+
+def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+    """For the kernel of dk and dv: keys and values stay, and their two sums in registers: n · 2 size floats."""
+    if dtype == torch.float32:
+        return Blocks(32, 32, 8, 1) if size <= 64 else Blocks(16, 16, 8, 1)
+    if size <= 64:
+        return Blocks(32, 128, 8, 3) if _large(capability) else Blocks(32, 64, 8 if rich else 4, 3)
+    if size <= 128:
+        return Blocks(32, 64 if rich else 128, 8, 2) if _large(capability) else Blocks(32, 64, 8, 1)
+    return Blocks(16 if rich else 32, 32, 8, 2) if _large(capability) else Blocks(16, 32, 8, 1)
+
+
+def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+    """For the kernel of dq, and that of the bias: as the other with queries and keys in each other's place."""
+    if dtype == torch.float32:
+        return Blocks(32, 32, 8, 1) if size <= 64 else Blocks(32, 16, 8, 1) if size <= 128 else Blocks(16, 16, 8, 1)
+    if size <= 64:
+        return Blocks(128, 32, 8 if rich else 4, 3)
+    if size <= 128:
+        return Blocks(128, 32, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
+    return Blocks(64, 32, 8, 2) if _large(capability) else Blocks(32, 16, 8, 1)
+
+
+def _large(capability: tuple[int, int] | None) -> bool:
+    # 9.0 and 10.0 are data center parts with 227 kB; 12.0 is a consumer's again.
+    return capability is not None and HOPPER <= capability < (11, 0)

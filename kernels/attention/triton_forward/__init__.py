@@ -1,0 +1,1 @@
+"""Output and logsumexp in one Triton kernel."""

@@ -1,0 +1,213 @@
+"""Launches the Triton kernels of attention. Not yet run on a GPU.
+
+Importing this loads no triton: the first call does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscope.kernels.attention import triton_blocks
+from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.triton_arguments import Heads, form_of, heads_of, terms_of
+from gradscope.kernels.attention.triton_blocks import Blocks, padded
+from gradscope.kernels.check import dtype_text
+from gradscope.kernels.on_device import on_device
+from gradscope.kernels.support import interpreting, why_no_triton
+
+LARGEST_SIZE = 256
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> str | None:
+    """Why the kernels cannot take these arguments, in words; ``None`` where they can."""
+    if q.dtype not in _DTYPES:
+        return f"the kernels compute in float32, and {dtype_text(q.dtype)} needs more"
+    if not q.dtype == k.dtype == v.dtype:
+        return "q, k and v differ in dtype"
+    if bias is not None and bias.dtype not in (torch.bool, *_DTYPES):
+        return f"the bias is {dtype_text(bias.dtype)}; the kernels add float32, float16 or bfloat16"
+    largest = max(q.shape[-1], v.shape[-1])
+    if largest > LARGEST_SIZE:
+        return f"the head size is {largest}, the kernels' largest {LARGEST_SIZE}"
+    if max(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]) >= 1 << 30:
+        return "a length or batch · heads is 2^30 or more"
+    return why_no_triton(q.device)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Output and logsumexp; see options.py for what they are.
+
+    Args:
+        q: [batch, heads, queries, size], any strides.
+        k, v: [batch, kv heads, keys, size]; the size of v may be another.
+        bias: boolean or floating, broadcastable to [batch, heads, queries, keys].
+        seed: one int64 on the device, where there is dropout.
+
+    Returns:
+        [batch, heads, queries, v's size], laid out as q (:func:`empty_as`), and [batch, heads, queries] in float32.
+    """
+    out = empty_as(q, q.shape[1], q.shape[2], v.shape[3])
+    logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if not out.numel() or not k.shape[2]:
+        return out.zero_(), logsumexp.fill_(-torch.inf)
+    from gradscope.kernels.attention.triton_forward.triton_kernels import forward as kernel
+
+    cut = triton_blocks.forward_blocks(*_kind(q, v, bias, options))
+    with on_device(q):
+        kernel[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
+            *_inputs(q, k, v, bias, options, seed), heads_of(out), logsumexp, **_settings(q, k, v, bias, options, cut)
+        )
+    return out, logsumexp
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    options: Options,
+    seed: Tensor | None,
+    wants_bias_grad: bool,
+    *,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and, where wanted, of the bias: the same at each run, no sum by atomics.
+
+    Args:
+        grad_out: as ``out``, any strides.
+        out, logsumexp: what :func:`forward` returned for the same arguments.
+        into: where to write the gradients of q, k and v, of their shapes and dtype, any strides: views of one buffer,
+            say. None allocates.
+
+    Returns:
+        dq, dk and dv, laid out as q, k and v; dbias in the bias's shape and dtype, summed in float32.
+    """
+    dq, dk, dv = into or tuple(empty_as(x, *x.shape[1:]) for x in (q, k, v))
+    wanted = bias is not None and bias.dtype != torch.bool and wants_bias_grad
+    if not out.numel() or not k.shape[2]:
+        return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(bias) if wanted and bias is not None else None
+    from gradscope.kernels.attention.triton_backward import triton_kernels as kernels
+
+    delta = torch.empty_like(logsumexp)
+    inputs = (*_inputs(q, k, v, bias, options, seed), heads_of(grad_out), logsumexp, delta)
+    kind = _kind(q, v, bias, options)
+    with on_device(q):
+        kernels.deltas[(q.shape[0] * q.shape[1] * _count(q.shape[2], 64),)](
+            heads_of(out),
+            heads_of(grad_out),
+            delta,
+            q.shape[1],
+            q.shape[2],
+            SIZE=v.shape[3],
+            BLOCK_M=64,
+            BLOCK_V=padded(v.shape[3]),
+        )
+        cut = triton_blocks.keys_blocks(*kind)
+        kernels.keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
+            *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, v, bias, options, cut)
+        )
+        cut = triton_blocks.queries_blocks(*kind)
+        kernels.queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
+            *inputs, heads_of(dq), **_settings(q, k, v, bias, options, cut)
+        )
+        if not wanted or bias is None:
+            return dq, dk, dv, None
+        from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
+
+        own, parts = _bias_buffer(bias, q, k, cut)
+        bias_gradient[(own.shape[0] * own.shape[1] * _count(q.shape[2], cut.m) * _count(k.shape[2], cut.n),)](
+            *inputs,
+            heads_of(parts),
+            own.shape[1],
+            q.shape[0] // own.shape[0],
+            q.shape[1] // own.shape[1],
+            ONE_ROW=own.shape[2] == 1,
+            ONE_COLUMN=own.shape[3] == 1,
+            **_settings(q, k, v, bias, options, cut),
+        )
+    return dq, dk, dv, parts.sum_to_size(own.shape).to(bias.dtype).reshape(bias.shape)
+
+
+def kept(q: Tensor, k: Tensor, options: Options, seed: Tensor) -> Tensor:
+    """What dropout keeps: [batch, heads, queries, keys], boolean. A function of the seed and the position alone."""
+    from gradscope.kernels.attention.triton_scores.triton_kernels import keep
+
+    shape = (*q.shape[:3], k.shape[2])
+    found = torch.empty(shape, dtype=torch.uint8, device=q.device)
+    grid = (_count(shape[2], 32), _count(shape[3], 32), shape[0] * shape[1])
+    if found.numel():
+        with on_device(q):
+            keep[grid](seed, found, *shape[2:], terms_of(q, k, options).threshold, BLOCK_M=32, BLOCK_N=32)
+    return found.bool()
+
+
+def empty_as(like: Tensor, heads: int, length: int, size: int) -> Tensor:
+    """[batch, heads, length, size] with heads next to each other in memory, or lengths, as ``like`` has them.
+
+    So merging the heads of what came from one projection copies nothing.
+    """
+    batch = like.shape[0]
+    if like.stride(1) < like.stride(2):
+        return like.new_empty(batch, length, heads, size).transpose(1, 2)
+    return like.new_empty(batch, heads, length, size)
+
+
+def _inputs(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, seed: Tensor | None
+) -> tuple[Heads | Tensor, ...]:
+    """The first arguments of every kernel. One that is not used must be a pointer all the same."""
+    spread = q if bias is None else bias.expand(*q.shape[:3], k.shape[2])
+    alibi = q
+    if options.alibi is not None:
+        alibi = options.alibi.float().expand(q.shape[:2])[..., None, None]
+    return (heads_of(q), heads_of(k), heads_of(v), heads_of(spread), heads_of(alibi), q if seed is None else seed)
+
+
+def _settings(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, cut: Blocks) -> dict[str, Any]:
+    """The last arguments of every kernel."""
+    import triton.language as tl
+
+    # The interpreter multiplies no bfloat16.
+    wide = interpreting() and q.dtype == torch.bfloat16
+    names = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    return {
+        "terms": terms_of(q, k, options),
+        "FORM": form_of(q, v, bias, options),
+        "PRECISION": "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
+        "OPERAND": tl.float32 if wide else names[q.dtype],
+        "BLOCK_M": cut.m,
+        "BLOCK_N": cut.n,
+        "BLOCK_D": padded(q.shape[3]),
+        "BLOCK_V": padded(v.shape[3]),
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }
+
+
+def _bias_buffer(bias: Tensor, q: Tensor, k: Tensor, cut: Blocks) -> tuple[Tensor, Tensor]:
+    """The bias as 4-D, and room for its gradient: for each block a part, where it broadcasts over queries or keys."""
+    own = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
+    rows = _count(q.shape[2], cut.m) if own.shape[2] == 1 else own.shape[2]
+    columns = _count(k.shape[2], cut.n) if own.shape[3] == 1 else own.shape[3]
+    return own, torch.empty((*own.shape[:2], rows, columns), dtype=torch.float32, device=q.device)
+
+
+def _kind(
+    q: Tensor, v: Tensor, bias: Tensor | None, options: Options
+) -> tuple[int, torch.dtype, tuple[int, int] | None, bool]:
+    """What the block sizes depend on."""
+    capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
+    return padded(max(q.shape[3], v.shape[3])), q.dtype, capability, bias is not None or options.dropout_p > 0
+
+
+def _count(length: int, block: int) -> int:
+    return (length + block - 1) // block

@@ -1,0 +1,21 @@
+"""Targets that are no class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def require_classes(function: str, target: Tensor, classes: int, ignore_index: int) -> None:
+    """Raise ``ValueError`` unless each target is a class or ignored; on a GPU the device asserts it, as for torch."""
+    if not target.numel():
+        return
+    known = (target >= 0) & (target < classes) | (target == ignore_index)
+    if target.device.type != "cpu":  # no wait for the device: it stops itself
+        torch._assert_async(known.all())
+        return
+    if not known.all():
+        wrong = int(target[~known][0])
+        raise ValueError(
+            f"{function}: target holds {wrong}; expected a class in [0, {classes}) or ignore_index={ignore_index}"
+        )

@@ -1,0 +1,1 @@
+"""Linear layer and cross-entropy in one: the logits are never held all at once."""

@@ -1,0 +1,131 @@
+"""Loss and gradients a chunk of rows at a time.
+
+A chunk's logits are computed, overwritten by their gradient, and used up by the products that give the gradients of
+input, weight and bias, all in forward: the method of github.com/pytorch/pytorch/issues/124480 and of Liger Kernel
+(P. Hsu et al., 2024), here with the weight's gradient summed in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradscope.kernels.cross_entropy.launch import losses_by
+from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype
+from gradscope.kernels.linear_cross_entropy.products import add_product, product
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Results; None where they were not asked for."""
+
+    loss: Tensor  # [rows], in accumulate_dtype of the logits
+    input: Tensor | None  # the gradients, each of its tensor's shape
+    linear_weight: Tensor | None
+    linear_bias: Tensor | None
+    logits: Tensor | None  # [rows, classes]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is computed beside the loss."""
+
+    input: bool  # gradients
+    linear_weight: bool
+    linear_bias: bool
+    logits: torch.dtype | None  # the logits themselves, in this dtype
+
+    @property
+    def gradients(self) -> bool:
+        """Whether any gradient is."""
+        return self.input or self.linear_weight or self.linear_bias
+
+
+def counted(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    terms: Terms,
+    scale: Tensor | None,
+    wanted: Wanted,
+    rows: int,
+    backend: str,
+) -> Found:
+    """As :func:`chunked`, leaving out the rows whose target is ignored.
+
+    For the CPU: elsewhere their number would have to be waited for.
+    """
+    counts = target != terms.ignore_index
+    if wanted.logits is not None or counts.all():
+        return chunked(input, linear_weight, target, linear_bias, terms, scale, wanted, rows, backend)
+    kept = counts.nonzero()[:, 0]
+    scale = scale[kept] if scale is not None and scale.dim() else scale
+    part = chunked(input[kept], linear_weight, target[kept], linear_bias, terms, scale, wanted, rows, backend)
+    loss = part.loss.new_zeros(target.shape).index_copy_(0, kept, part.loss)
+    found = None if part.input is None else part.input.new_zeros(input.shape).index_copy_(0, kept, part.input)
+    return Found(loss, found, part.linear_weight, part.linear_bias, None)
+
+
+def chunked(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    terms: Terms,
+    scale: Tensor | None,
+    wanted: Wanted,
+    rows: int,
+    backend: str,
+) -> Found:
+    """Loss of each row, and the gradients of ``Σ scale · loss`` that are wanted.
+
+    Args:
+        input: [rows, features], of the dtype in which all products are taken.
+        linear_weight: [classes, features], of the same.
+        target: [rows]; each is a class or ignored.
+        linear_bias: [classes], of the same dtype, or None.
+        scale: a scalar tensor, or [rows]; None for 1.
+        rows: of a chunk.
+        backend: of the cross-entropy, "cpu" or "triton".
+
+    Returns:
+        The input's gradient in its dtype; those of weight and bias as they were summed, in float32 or float64.
+    """
+    total, classes, dtype = input.shape[0], linear_weight.shape[0], input.dtype
+    sums = accumulate_dtype(dtype)
+    losses = losses_by(backend)
+    loss = torch.empty(total, dtype=sums, device=input.device)
+    logits = None
+    if wanted.logits is not None:
+        logits = torch.empty((total, classes), dtype=wanted.logits, device=input.device)
+    d_input = torch.empty(input.shape, dtype=dtype, device=input.device) if wanted.input else None
+    make = torch.empty if total else torch.zeros  # the first chunk writes it
+    d_weight = make(linear_weight.shape, dtype=sums, device=input.device) if wanted.linear_weight else None
+    d_bias = torch.zeros(classes, dtype=sums, device=input.device) if wanted.linear_bias else None
+    buffer = torch.empty((min(rows, total), classes), dtype=dtype, device=input.device)
+    for start in range(0, total, rows):
+        part = slice(start, min(start + rows, total))
+        x, held = input[part], buffer[: part.stop - start]
+        if linear_bias is None:
+            torch.mm(x, linear_weight.t(), out=held)
+        else:
+            torch.addmm(linear_bias, x, linear_weight.t(), out=held)
+        if logits is not None:
+            logits[part] = held if terms.softcap is None else torch.tanh(held / terms.softcap) * terms.softcap
+        by = scale[part, None] if scale is not None and scale.dim() else scale
+        slope = held if wanted.gradients else None
+        loss[part] = losses(
+            held[:, :, None], target[part, None], terms, by, None if slope is None else slope[:, :, None]
+        )[:, 0]
+        if slope is None:
+            continue
+        if d_input is not None:
+            torch.mm(slope, linear_weight, out=d_input[part])
+        if d_weight is not None:
+            (add_product if start else product)(slope.t(), x, d_weight)
+        if d_bias is not None:
+            d_bias += slope.sum(0, dtype=sums)
+    return Found(loss, d_input, d_weight, d_bias, logits)

@@ -1,0 +1,1 @@
+"""Rotary position embedding: pairs of features turned by an angle that grows with the position."""

@@ -1,0 +1,204 @@
+"""Attention by the best backend for the case, and never by the slow one without a word."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from gradscope.kernels.attention.dropout import draw_seed
+from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.recipes.attention_arguments import NAME, Arguments, arguments
+from gradscope.recipes.attention_backends import REASONS, against, by_torch
+from gradscope.recipes.attention_function import AttentionFunction, Settings
+from gradscope.recipes.recipe import Recipe
+
+ABOUT = Recipe(
+    name="attention",
+    title="Attention that never holds the scores, with dropout and every common option",
+    functions=("attention",),
+    modules=("Attention",),
+    replaces=(
+        "(q @ k.transpose(-2, -1) * scale).softmax(-1) @ v, with a causal mask or dropout in between",
+        "torch.nn.functional.scaled_dot_product_attention where it falls to the math kernel: dropout on the CPU, a "
+        "bias with a gradient, a last dimension that is not contiguous",
+        "soft-capped, ALiBi and sliding-window attention by hand",
+    ),
+    saves="The scores and the probabilities, queries · keys a head each, are never in memory: backward computes them "
+    "again by blocks from the saved logsumexp. Blocks that a causal mask or a window hides are not computed.",
+    limits=(
+        "No second derivative, except by backend='math'.",
+        "ALiBi slopes get no gradient.",
+        "The content of a mask is not looked at: a causal one gains by is_causal=True.",
+        "float64 on a GPU, and there head sizes above 256, go to plain operations, which hold all scores.",
+    ),
+    backends=(
+        ("flash", "torch's kernel; CPU: without dropout and gradient of the mask; CUDA: float16, bfloat16, no mask"),
+        ("cpu", "CPU, every option; measured"),
+        ("cudnn", "CUDA from compute capability 9.0, float16 and bfloat16 without a mask; not yet run on a GPU"),
+        ("efficient", "CUDA, masks and biases; not yet run on a GPU"),
+        ("triton", "CUDA from compute capability 8.0, every option; not yet run on a GPU"),
+        ("math", "everywhere, holding all scores"),
+    ),
+    sources=(
+        "Dao, Fu, Ermon, Rudra, Ré: FlashAttention, arXiv:2205.14135",
+        "Rabe, Staats: Self-attention does not need O(n²) memory, arXiv:2112.05682",
+        "Milakov, Gimelshein: Online normalizer calculation for softmax, arXiv:1805.02867",
+        "Press, Smith, Lewis: Train short, test long (ALiBi), arXiv:2108.12409",
+        "Ainslie et al.: GQA, arXiv:2305.13245",
+        "Gemma 2 (soft-cap), arXiv:2408.00118; Beltagy, Peters, Cohan: Longformer (window), arXiv:2004.05150",
+        "cuDNN's gradients with a mask: pytorch#196678",
+    ),
+)
+
+
+def _explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`attention` would do with these arguments, and why."""
+    given = arguments(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+    )
+    choice = _choice(given, backend)
+    if given.bias is None or is_causal or given.q.shape[2] != given.k.shape[2] or given.q.shape[2] == 1:
+        return choice
+    note = "; the mask's content is not looked at: if it is the causal one, is_causal=True skips half of the work"
+    if given.q.device.type == "cuda":
+        note += " and lets a faster kernel run"
+    return dataclasses.replace(choice, reason=choice.reason + note)
+
+
+def _choice(given: Arguments, backend: str) -> Choice:
+    return choose(NAME, backend, REASONS, against(given, backend))
+
+
+@explained_by(_explain)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """As :func:`torch.nn.functional.scaled_dot_product_attention`, by a backend that holds no scores.
+
+    A row that sees no key gives 0, and finite gradients. Query i and key j count from 0, also where there are not as
+    many of the one as of the other: a causal mask begins at the top left.
+
+    Args:
+        query: [..., heads, queries, size], any strides; float16, bfloat16, float32 or float64.
+        key: [..., heads, keys, size]; with ``enable_gqa`` a divisor of the query's heads.
+        value: [..., heads, keys, value size], with the key's heads.
+        attn_mask: boolean, True takes part, or float32 or the query's dtype, added to the scores; broadcasts to
+            [..., heads, queries, keys]. An added one may require a gradient. May be given beside ``is_causal``.
+        dropout_p: share of the attention weights that is dropped, whether training or not.
+        is_causal: key j is seen by query i where j <= i.
+        scale: of the scores; None is ``1 / sqrt(size)``.
+        enable_gqa: query heads read the key heads in equal groups.
+        softcap: the scores are ``softcap · tanh(scores / softcap)`` before mask and ALiBi.
+        alibi_slopes: [heads] or [..., heads]; ``slope · |i - j|`` is subtracted from the scores.
+        window: (left, right): key j is seen by query i where ``i - left <= j <= i + right``; None is no limit.
+        backend: "auto", "cudnn", "flash", "efficient", "cpu", "triton" or "math"; ``attention.explain`` tells what
+            "auto" takes.
+
+    Returns:
+        [..., heads, queries, value size] in the query's dtype; under autocast in autocast's.
+
+    Raises:
+        ValueError: a shape, dtype, device or setting does not fit, or ``backend`` cannot run here.
+    """
+    given = arguments(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+    )
+    taken = _choice(given, backend).backend
+    if taken in ("cpu", "triton"):
+        seed = draw_seed(query.device) if dropout_p > 0 else None
+        settings = Settings(given.scale, is_causal, given.dropout_p, softcap, given.left, given.right, taken)
+        q, k, v = given.q, given.k, given.v
+        if torch.compiler.is_compiling():  # it refuses a Function that is given one tensor twice
+            k, v = k.view_as(k), v.view_as(v)
+        out: Tensor = AttentionFunction.apply(  # type: ignore[no-untyped-call]
+            q, k, v, given.bias, given.alibi, seed, settings
+        )
+    else:
+        out = by_torch(given, taken)
+    return out if tuple(out.shape) == given.shape else out.reshape(given.shape)
+
+
+class Attention(nn.Module):
+    """:func:`attention` with its settings; dropout only while training.
+
+    Args:
+        dropout_p, is_causal, scale, enable_gqa, softcap, window, backend: as there.
+        alibi_slopes: as there; a buffer that is not part of the state dict.
+    """
+
+    alibi_slopes: Tensor | None
+
+    def __init__(
+        self,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        softcap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.dropout_p, self.is_causal, self.scale, self.enable_gqa = dropout_p, is_causal, scale, enable_gqa
+        self.softcap, self.window, self.backend = softcap, window, backend
+        self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """Attention of [..., heads, length, size]."""
+        return attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            self.dropout_p if self.training else 0.0,
+            self.is_causal,
+            self.scale,
+            self.enable_gqa,
+            softcap=self.softcap,
+            alibi_slopes=self.alibi_slopes,
+            window=self.window,
+            backend=self.backend,
+        )
+
+    def extra_repr(self) -> str:
+        """The settings that are not the defaults."""
+        settings = {
+            "dropout_p": (self.dropout_p, 0.0),
+            "is_causal": (self.is_causal, False),
+            "scale": (self.scale, None),
+            "enable_gqa": (self.enable_gqa, False),
+            "softcap": (self.softcap, None),
+            "window": (self.window, None),
+            "backend": (self.backend, "auto"),
+        }
+        return ", ".join(f"{name}={value!r}" for name, (value, default) in settings.items() if value != default)

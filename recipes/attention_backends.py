@@ -1,0 +1,198 @@
+"""Attention's backends: what speaks against each for given arguments, and the calls of torch's own.
+
+The limits of the CUDA kernels are those that torch's selection checks (aten/src/ATen/native/transformers/cuda/
+sdp_utils.cpp), of the CPU kernel those that ``torch._fused_sdp_choice`` shows. Should torch know one more, it raises
+and falls to nothing slower. What concerns CUDA was not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+from gradscope.kernels.attention import reference, triton_launch
+from gradscope.kernels.attention.options import Options
+from gradscope.kernels.check import dtype_text
+from gradscope.recipes.attention_arguments import Arguments
+
+REASONS = {
+    "cudnn": "cuDNN's kernel is the fastest on this GPU",
+    "flash": "torch's FlashAttention holds no scores",
+    "efficient": "torch's memory-efficient kernel holds no scores",
+    "cpu": "blocks of keys on the CPU: holds no scores, with dropout and every option",
+    "triton": "our Triton kernel holds no scores, with dropout and every option",
+    "math": "plain operations hold all scores in memory: slow, but nothing else can run here",
+}
+_HALF = (torch.float16, torch.bfloat16)
+_TORCHS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def against(given: Arguments, wanted: str) -> dict[str, str | None]:
+    """Backend -> why it cannot run, or with ``wanted="auto"`` should not; None where it can.
+
+    In the order of ``REASONS``, up to the first that can run, or the one wanted: what is not asked costs nothing.
+    """
+    found: dict[str, str | None] = {}
+    for name in REASONS:
+        if wanted in ("auto", name):
+            found[name] = _why_not(name, given, wanted)
+            if found[name] is None:
+                break
+    return found
+
+
+def _why_not(name: str, given: Arguments, wanted: str) -> str | None:
+    kind = given.q.device.type
+    if name == "cudnn":
+        return _against_cudnn(given, wanted)
+    if name == "flash":
+        return _against_flash_cpu(given) if kind == "cpu" else _against_flash_cuda(given)
+    if name == "efficient":
+        return _against_efficient(given)
+    if name == "cpu":
+        return None if kind == "cpu" else f"the tensors are on {given.q.device}"
+    if name == "triton":
+        return triton_launch.why_not(given.q, given.k, given.v, given.bias, options_of(given))
+    return None
+
+
+def options_of(given: Arguments) -> Options:
+    """The options as the kernels take them."""
+    window = (given.left, given.right)
+    return Options(given.scale, given.k.shape[1], given.is_causal, given.dropout_p, given.softcap, window, given.alibi)
+
+
+def by_torch(given: Arguments, backend: str) -> Tensor:
+    """The result [batch, heads, queries, value size] by one of torch's backends."""
+    bias, causal = given.bias, given.is_causal
+    if backend == "math" and (given.extras() is not None or (bias is not None and causal)):
+        return _by_plain_operations(given)
+    if backend == "flash" and given.q.device.type == "cpu":
+        # Not through sdpa_kernel, which costs 10 µs a call and is one more thing for a compiler to trace.
+        out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            given.q, given.k, given.v, 0.0, causal, attn_mask=_as_additive(bias, given.q.dtype), scale=given.scale
+        )
+        return out
+    if bias is not None and bias.dtype != torch.bool:
+        bias = bias.to(given.q.dtype)
+    with sdpa_kernel(_TORCHS[backend]):
+        return scaled_dot_product_attention(
+            given.q,
+            given.k,
+            given.v,
+            bias,
+            given.dropout_p,
+            causal,
+            scale=given.scale,
+            enable_gqa=given.grouped,
+        )
+
+
+def _as_additive(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The CPU's kernel adds what it is given."""
+    if bias is None or bias.dtype != torch.bool:
+        return bias
+    return torch.zeros_like(bias, dtype=dtype).masked_fill(~bias, -torch.inf)
+
+
+def _by_plain_operations(given: Arguments) -> Tensor:
+    keep = None
+    if given.dropout_p > 0:
+        ones = given.q.new_ones(*given.q.shape[:3], given.k.shape[2])
+        keep = dropout(ones, given.dropout_p) != 0
+    return reference.attention(given.q, given.k, given.v, given.bias, options_of(given), keep)[0].to(given.q.dtype)
+
+
+def _against_all(given: Arguments) -> str | None:
+    """What none of torch's fused kernels takes."""
+    extras = given.extras()
+    if extras is not None:
+        return f"it knows no {extras}"
+    if given.bias is not None and given.is_causal:
+        return "it takes a mask or is_causal, not both"
+    if given.q.shape[3] != given.v.shape[3]:
+        return f"the sizes of query ({given.q.shape[3]}) and value ({given.v.shape[3]}) differ"
+    if 0 in (*given.q.shape, given.k.shape[2]):
+        return "a dimension is 0"  # torch's CPU kernel divides by it
+    if any(x.stride(3) != 1 and x.shape[3] != 1 for x in (given.q, given.k, given.v)):
+        return "the last dimension of query, key or value is not contiguous"
+    return None
+
+
+def _against_flash_cpu(given: Arguments) -> str | None:
+    if given.dropout_p > 0:
+        return "on the CPU it has no dropout"
+    if given.wants_bias_grad:
+        return "it gives the mask no gradient"
+    return _against_all(given)
+
+
+def _no_cuda(given: Arguments) -> str | None:
+    return None if given.q.device.type == "cuda" else f"the tensors are on {given.q.device}, it is for CUDA"
+
+
+def _not_half(given: Arguments) -> str | None:
+    if given.q.dtype in _HALF:
+        return None
+    return f"the tensors are {dtype_text(given.q.dtype)}, it takes float16 and bfloat16"
+
+
+def _against_cudnn(given: Arguments, wanted: str) -> str | None:
+    """Not yet run on a GPU."""
+    why = _no_cuda(given) or _not_half(given)
+    if why is not None:
+        return why
+    if given.bias is not None:
+        return "with a mask its gradients can be NaN (pytorch#196678)"
+    if torch.are_deterministic_algorithms_enabled():
+        return "its gradients differ from run to run, and deterministic algorithms are asked for"
+    if not torch.backends.cudnn.is_available():
+        return "cuDNN is not available"
+    if wanted == "auto" and torch.cuda.get_device_capability(given.q.device) < (9, 0):
+        return "before compute capability 9.0 FlashAttention is as fast"
+    if given.q.shape[3] > 128 or given.q.shape[3] % 8:
+        return f"the head size is {given.q.shape[3]}, it takes multiples of 8 up to 128"
+    return _not_square(given) or _against_all(given)
+
+
+def _against_flash_cuda(given: Arguments) -> str | None:
+    """Not yet run on a GPU."""
+    why = _no_cuda(given) or _not_half(given)
+    if why is not None:
+        return why
+    if given.bias is not None:
+        return "it takes no mask"
+    if torch.cuda.get_device_capability(given.q.device) < (8, 0):
+        return "it needs compute capability 8.0"
+    if given.q.shape[3] > 256:
+        return f"the head size is {given.q.shape[3]}, its largest is 256"
+    return _not_square(given) or _against_all(given)
+
+
+def _not_square(given: Arguments) -> str | None:
+    if given.is_causal and given.q.shape[2] != given.k.shape[2]:
+        return "it aligns a causal mask otherwise where there are not as many queries as keys"
+    return None
+
+
+def _against_efficient(given: Arguments) -> str | None:
+    """Not yet run on a GPU."""
+    why = _no_cuda(given)
+    if why is not None:
+        return why
+    if given.q.dtype not in (torch.float32, *_HALF):
+        return f"it does not compute in {dtype_text(given.q.dtype)}"
+    if given.grouped:
+        return "it has no grouped heads: key and value would be expanded"
+    if torch.are_deterministic_algorithms_enabled():
+        return "its gradients differ from run to run, and deterministic algorithms are asked for"
+    if given.q.shape[3] % (16 // given.q.element_size()):
+        return f"the head size is {given.q.shape[3]}; it takes multiples of {16 // given.q.element_size()}"
+    return _against_all(given)

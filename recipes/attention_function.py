@@ -1,0 +1,87 @@
+"""Attention's autograd Function over our own paths: it saves the output and the logsumexp, and no scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradscope.kernels.attention.launch import backward, forward
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is no tensor; as kernels/attention/options.py has them."""
+
+    scale: float
+    is_causal: bool
+    dropout_p: float
+    softcap: float | None
+    left: int | None
+    right: int | None
+    backend: str  # "cpu" or "triton"
+
+
+class AttentionFunction(torch.autograd.Function):
+    """Of q [batch, heads, queries, size], k and v [batch, kv heads, keys, size], bias, slopes and seed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        alibi: Tensor | None,
+        seed: Tensor | None,
+        settings: Settings,
+    ) -> Tensor:
+        out, logsumexp = forward(
+            q,
+            k,
+            v,
+            bias,
+            alibi,
+            seed,
+            settings.scale,
+            settings.is_causal,
+            settings.dropout_p,
+            settings.softcap,
+            settings.left,
+            settings.right,
+            settings.backend,
+        )
+        ctx.save_for_backward(q, k, v, bias, alibi, out, logsumexp, seed)
+        ctx.settings = settings
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, alibi, out, logsumexp, seed = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        wants = ctx.needs_input_grad
+        dq, dk, dv, dbias = backward(
+            grad_out,
+            q,
+            k,
+            v,
+            bias,
+            alibi,
+            out,
+            logsumexp,
+            seed,
+            settings.scale,
+            settings.is_causal,
+            settings.dropout_p,
+            settings.softcap,
+            settings.left,
+            settings.right,
+            wants[3],
+            settings.backend,
+        )
+        grads = (dq, dk, dv, dbias)
+        return *(grad if wanted else None for grad, wanted in zip(grads, wants, strict=False)), None, None, None

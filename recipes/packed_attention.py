@@ -1,0 +1,244 @@
+"""Self-attention from a packed projection to merged heads, with one gradient buffer and no copy of a head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from gradscope.kernels.attention import triton_launch
+from gradscope.kernels.attention.dropout import draw_seed
+from gradscope.kernels.attention.options import Options, default_scale
+from gradscope.kernels.check import dtype_text, refuse, require_range, require_same_device, shape_text
+from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.heads import packed
+from gradscope.kernels.heads.layout import merge_heads, qkv_views
+from gradscope.recipes.heads import check_packed, split_qkv
+from gradscope.recipes.recipe import Recipe
+
+ABOUT = Recipe(
+    name="packed_attention",
+    title="Attention over a packed q, k, v projection, its gradient written into one buffer",
+    functions=("packed_attention",),
+    modules=("PackedSelfAttention",),
+    replaces=(
+        "q, k, v = c_attn(x).split(...), heads viewed and transposed, scaled_dot_product_attention, heads merged",
+        "the same with attention written by hand",
+    ),
+    saves=(
+        "The gradients of q, k and v are written into one (batch, tokens, 3 · width) tensor: no concatenation, no "
+        "second copy of that size. On the CPU, whole rows of scores take fewer passes than torch's flash kernel."
+    ),
+    limits=(
+        "On a GPU it is the attention recipe on views: torch's kernels allocate their gradients, so one copy remains.",
+        "Self-attention only: queries, keys and values have the same number of tokens.",
+        "So it is on the CPU below 256 tokens, and in float16 and bfloat16 without mask and dropout.",
+        "A second derivative raises RuntimeError.",
+    ),
+    backends=(
+        ("cpu", "CPU; measured there"),
+        ("triton", "NVIDIA GPUs from compute capability 8.0 on, when asked for; not yet run on a GPU"),
+        ("attention", "everything else; what the attention recipe takes"),
+    ),
+    sources=(
+        "T. Dao et al., FlashAttention (arXiv:2205.14135): flash_attn_qkvpacked_func writes into one dqkv",
+        "A. Karpathy, nanoGPT, model.py: CausalSelfAttention",
+    ),
+)
+
+_NAME = "packed_attention"
+FEWEST_TOKENS = 256  # below, torch's kernel is done before Python has walked over the blocks
+_REASONS = {
+    "cpu": "blocks of scores stay in the cache, and gradients go straight into one buffer",
+    "triton": "gradients go straight into one buffer",
+    "attention": "the attention recipe on views of the projection",
+}
+
+
+def _explain(
+    qkv: Tensor,
+    heads: int,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    kv_heads: int | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`packed_attention` would do with these arguments, and why."""
+    kv_heads = check_packed(_NAME, qkv, heads, kv_heads)
+    _check(qkv, heads, attn_mask, dropout_p, scale)
+    against = {
+        "cpu": None if qkv.device.type == "cpu" else f"the tensors are on {qkv.device}",
+        "triton": triton_launch.why_not(*qkv_views(qkv, heads, kv_heads), attn_mask, Options(1.0, kv_heads)),
+    }
+    if backend == "auto":
+        few = f"it pays from {FEWEST_TOKENS} tokens on" if qkv.shape[1] < FEWEST_TOKENS else None
+        plain = attn_mask is None and not dropout_p
+        short = "torch multiplies this dtype faster" if plain and qkv.dtype in (torch.float16, torch.bfloat16) else None
+        against["cpu"] = against["cpu"] or few or short
+        against["triton"] = against["triton"] or "torch's own kernels are faster than one less copy"
+    return choose(_NAME, backend, _REASONS, against)
+
+
+@explained_by(_explain)
+def packed_attention(
+    qkv: Tensor,
+    heads: int,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    kv_heads: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Scaled dot-product attention of queries, keys and values that one projection computed.
+
+    The arguments are those of :func:`torch.nn.functional.scaled_dot_product_attention`, which it equals, with the
+    projection in place of query, key and value. Under autocast ``qkv`` is cast as SDPA's arguments are.
+
+    Args:
+        qkv: [batch, tokens, (heads + 2 · kv heads) · size]: all of q, then all of k, then all of v; float16, bfloat16,
+            float32 or float64.
+        heads: of the queries.
+        attn_mask: boolean (True takes part) or floating (added to the scores, with a gradient where it requires one),
+            broadcastable to [batch, heads, tokens, tokens]. A row without any key gives 0.
+        dropout_p: of the attention weights, in [0, 1]; applied whenever it is above 0, as in SDPA.
+        is_causal: a query sees itself and what is before it, in addition to ``attn_mask``.
+        scale: of the scores; None for ``1 / sqrt(size)``.
+        kv_heads: of keys and values (grouped heads); None for ``heads``.
+        backend: "auto", "cpu", "triton" or "attention"; ``packed_attention.explain`` tells what "auto" takes.
+
+    Returns:
+        [batch, tokens, heads · size].
+
+    Raises:
+        ValueError: a shape, dtype, device or setting does not fit.
+    """
+    choice = _explain(qkv, heads, attn_mask, dropout_p, is_causal, scale, kv_heads=kv_heads, backend=backend)
+    kv_heads = heads if kv_heads is None else kv_heads
+    if torch.is_autocast_enabled(qkv.device.type) and qkv.dtype == torch.float32:
+        qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
+    if choice.backend == "attention":
+        return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale)
+    seed = draw_seed(qkv.device) if dropout_p > 0 else None
+    settings = (heads, kv_heads, is_causal, float(dropout_p))
+    factor = default_scale(qkv.shape[2] // (heads + 2 * kv_heads)) if scale is None else float(scale)
+    found: Tensor = _PackedAttention.apply(  # type: ignore[no-untyped-call]
+        qkv, attn_mask, seed, (*settings, factor, choice.backend)
+    )
+    return found
+
+
+def _on_views(
+    qkv: Tensor,
+    heads: int,
+    kv_heads: int,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    from gradscope.recipes.attention import attention
+
+    q, k, v = split_qkv(qkv, heads, kv_heads=kv_heads)
+    found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, heads != kv_heads)
+    return merge_heads(found)
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        settings: tuple[int, int, bool, float, float, str],
+    ) -> Tensor:
+        out, logsumexp = packed.forward(qkv, bias, seed, *settings)
+        dropout_p, backend = settings[3], settings[5]
+        kept = None if packed.without_logsumexp(qkv, bias, dropout_p, backend) else out
+        ctx.save_for_backward(qkv, bias, seed, kept, logsumexp)
+        ctx.settings = settings
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        qkv, bias, seed, out, logsumexp = ctx.saved_tensors
+        wants_qkv, wants_bias = ctx.needs_input_grad[:2]
+        heads, kv_heads, is_causal, dropout_p, scale, backend = ctx.settings
+        options = (heads, kv_heads, is_causal, dropout_p, scale, backend, wants_bias)
+        dqkv, dbias = packed.backward(upstream, qkv, bias, seed, out, logsumexp, *options)
+        return dqkv if wants_qkv else None, dbias if wants_bias else None, None, None
+
+
+class PackedSelfAttention(nn.Module):
+    """nanoGPT's CausalSelfAttention around projections that exist: :func:`packed_attention` between them.
+
+    The projections are the user's own modules, under the names that GPT-2's checkpoints have: the state dict is the
+    same as before.
+
+    Args:
+        c_attn: [..., width] to [..., (heads + 2 · kv heads) · size].
+        c_proj: [..., heads · size] to the output.
+        heads, kv_heads, is_causal, scale: see :func:`packed_attention`.
+        dropout_p: of the attention weights, in training only.
+        resid_dropout: applied to the output; None for nothing.
+    """
+
+    def __init__(
+        self,
+        c_attn: nn.Module,
+        c_proj: nn.Module,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = True,
+        scale: float | None = None,
+        resid_dropout: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        require_range("PackedSelfAttention", "dropout_p", dropout_p, 0.0, 1.0)
+        self.c_attn, self.c_proj, self.resid_dropout = c_attn, c_proj, resid_dropout
+        self.heads, self.kv_heads = heads, kv_heads
+        self.dropout_p, self.is_causal, self.scale = dropout_p, is_causal, scale
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """[batch, tokens, width] to [batch, tokens, width of c_proj's output]."""
+        found = packed_attention(
+            self.c_attn(x),
+            self.heads,
+            attn_mask,
+            self.dropout_p if self.training else 0.0,
+            self.is_causal,
+            self.scale,
+            kv_heads=self.kv_heads,
+        )
+        projected: Tensor = self.c_proj(found)
+        return projected if self.resid_dropout is None else self.resid_dropout(projected)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        return f"heads={self.heads}, kv_heads={kv_heads}, dropout_p={self.dropout_p}, is_causal={self.is_causal}"
+
+
+def _check(qkv: Tensor, heads: int, attn_mask: Tensor | None, dropout_p: float, scale: float | None) -> None:
+    require_range(_NAME, "dropout_p", dropout_p, 0.0, 1.0)
+    if scale is not None:
+        require_range(_NAME, "scale", scale, -float("inf"), float("inf"), open_low=True, open_high=True)
+    if attn_mask is None:
+        return
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        refuse(_NAME, "attn_mask", f"of dtype {dtype_text(attn_mask.dtype)}", "bool or a floating dtype")
+    full = (qkv.shape[0], heads, qkv.shape[1], qkv.shape[1])
+    own = (1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape)
+    if len(own) != 4 or any(mine not in (1, size) for mine, size in zip(own, full, strict=True)):
+        refuse(_NAME, "attn_mask", shape_text(attn_mask), f"a shape that broadcasts to {full}")
+    require_same_device(_NAME, ("qkv", qkv), attn_mask=attn_mask)

@@ -1,0 +1,253 @@
+"""Rotary position embedding of queries and keys in one pass each; backward is the same pass with -sin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_range, require_same_device, shape_text
+from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.rope.launch import rotated
+from gradscope.kernels.support import why_no_triton
+from gradscope.recipes.recipe import Recipe
+
+ABOUT = Recipe(
+    name="rope",
+    title="Rotary position embedding that saves nothing but its tables",
+    functions=("rope",),
+    modules=("RotaryEmbedding",),
+    replaces=(
+        "q * cos + rotate_half(q) * sin, with rotate_half a concatenation of two slices",
+        "stacked even and odd features (GPT-J), or a product of complex numbers (Llama's original code)",
+    ),
+    saves=(
+        "rotate_half writes a negated half, a concatenation, two products and a sum; this writes the result. Backward "
+        "saves neither the queries nor the keys."
+    ),
+    limits=(
+        "cos and sin get no gradient.",
+        "A second derivative raises RuntimeError.",
+    ),
+    backends=(
+        ("triton", "NVIDIA GPUs from compute capability 8.0 on; not yet run on a GPU"),
+        ("cpu", "every device, as torch operations on views; measured on CPU"),
+    ),
+    sources=(
+        "J. Su et al., RoFormer (arXiv:2104.09864), section 3.4.2",
+        "Liger-Kernel, rope: backward with -sin (their figures on an A100: 2.32 to 0.21 ms)",
+    ),
+)
+
+_NAME = "rope"
+_REASONS = {
+    "triton": "one kernel reads each tensor once and writes it once",
+    "cpu": "a few tokens at a time, written into place",
+}
+
+
+def _explain(
+    x: Tensor | tuple[Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    rotary: int | None = None,
+    offset: int = 0,
+    positions: Tensor | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """What :func:`rope` would do with these arguments, and why."""
+    tensors = x if isinstance(x, tuple) else (x,)
+    for tensor in tensors:
+        _check(tensor, cos, sin, rotary, offset, positions)
+        first = tensors[0]
+        if (tensor.shape[0], tensor.shape[2:], tensor.dtype) != (first.shape[0], first.shape[2:], first.dtype):
+            got = f"{shape_text(tensor)}, {dtype_text(tensor.dtype)}"
+            refuse(_NAME, "x[1]", got, f"as x[0] but for its heads: {tuple(first.shape)}, {dtype_text(first.dtype)}")
+    double = "float64 is computed by the other backend" if torch.float64 in {t.dtype for t in tensors} else None
+    return choose(_NAME, backend, _REASONS, {"triton": double or why_no_triton(tensors[0].device)})
+
+
+@explained_by(_explain)
+def rope(
+    x: Tensor | tuple[Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    rotary: int | None = None,
+    offset: int = 0,
+    positions: Tensor | None = None,
+    backend: str = "auto",
+) -> Any:
+    """Turn each pair of features by the angle of its token's position.
+
+    Args:
+        x: [batch, heads, tokens, size], any strides (what is [batch, tokens, heads, size] comes as a transposed view);
+            or queries and keys, whose heads may differ in number. float16, bfloat16, float32 or float64.
+        cos, sin: [positions, pairs], a row a position; or [batch, tokens, pairs] for positions that differ. A doubled
+            table, [..., 2 · pairs] with every angle twice as Hugging Face builds it, is taken too.
+        interleaved: False pairs feature i with i + rotary / 2 (GPT-NeoX, Llama); True pairs 2i with 2i + 1 (GPT-J).
+        rotary: how many features are turned, the first; the others pass. None: all that the table has angles for.
+        offset: position of the first token, as with a cache of keys; for a table of positions.
+        positions: [tokens] or [batch, tokens], int64, of each token, instead of an offset. They are not checked: on a
+            GPU that would wait for it.
+        backend: "auto", "triton" or "cpu"; ``rope.explain`` tells what "auto" takes.
+
+    Returns:
+        A tensor for a tensor, a tuple for a tuple; each in its dtype, computed in float32 (float64: float64).
+
+    Raises:
+        ValueError: a shape, dtype, device or setting does not fit.
+    """
+    choice = _explain(
+        x,
+        cos,
+        sin,
+        interleaved=interleaved,
+        rotary=rotary,
+        offset=offset,
+        positions=positions,
+        backend=backend,
+    )
+    tensors = x if isinstance(x, tuple) else (x,)
+    tokens = tensors[0].shape[2]
+    pairs = _features(tensors[0], cos, rotary) // 2
+    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    tables = (_table(table, pairs, interleaved, tokens, offset, positions).to(wide) for table in (cos, sin))
+    found = _Rope.apply(*tables, interleaved, choice.backend, *tensors)  # type: ignore[no-untyped-call]
+    return found if isinstance(x, tuple) else found[0]
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cos: Tensor, sin: Tensor, interleaved: bool, backend: str, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved, ctx.backend = interleaved, backend
+        return tuple(rotated(x, cos, sin, interleaved, 1, backend) for x in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        found = [
+            None if gradient is None or not wanted else rotated(gradient, cos, sin, ctx.interleaved, -1, ctx.backend)
+            for gradient, wanted in zip(gradients, ctx.needs_input_grad[4:], strict=True)
+        ]
+        return None, None, None, None, *found
+
+
+class RotaryEmbedding(nn.Module):
+    """:func:`rope` with tables of its own, ``cos(position · base^(-2 i / size))``, not part of the state dict.
+
+    Args:
+        size: features of a head that are turned; even.
+        max_tokens: how many positions there are.
+        base: of the angles.
+        interleaved: see :func:`rope`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, size: int, max_tokens: int, *, base: float = 10000.0, interleaved: bool = False) -> None:
+        super().__init__()
+        if size < 2 or size % 2:
+            refuse("RotaryEmbedding", "size", size, "a positive even number")
+        require_range("RotaryEmbedding", "base", base, 0.0, float("inf"), open_low=True, open_high=True)
+        self.size, self.interleaved = size, interleaved
+        # In float64: at position 100,000 an angle in float32 is off by 0.004.
+        rates = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = torch.arange(max_tokens, dtype=torch.float64)[:, None] * rates
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(
+        self, query: Tensor, key: Tensor, offset: int = 0, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys [batch, heads, tokens, size], turned."""
+        found: tuple[Tensor, Tensor] = rope(
+            (query, key),
+            self.cos,
+            self.sin,
+            interleaved=self.interleaved,
+            rotary=self.size,
+            offset=offset,
+            positions=positions,
+        )
+        return found
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"{self.size}, {self.cos.shape[0]}, interleaved={self.interleaved}"
+
+
+def _features(x: Tensor, cos: Tensor, rotary: int | None) -> int:
+    """How many features are turned. A table as wide as the head can only be a doubled one."""
+    width = cos.shape[-1]
+    if rotary is not None:
+        return rotary
+    return width if width == x.shape[3] else 2 * width
+
+
+def _table(table: Tensor, pairs: int, interleaved: bool, tokens: int, offset: int, positions: Tensor | None) -> Tensor:
+    """[batch or 1, 1, tokens, pairs] of what the user gave."""
+    if table.shape[-1] != pairs:
+        table = table[..., ::2] if interleaved else table[..., :pairs]
+    if table.dim() == 3:
+        return table[:, None]
+    if positions is None:
+        return table[None, None, offset : offset + tokens]
+    rows = table[positions]
+    return rows[:, None] if positions.dim() == 2 else rows[None, None]
+
+
+def _check(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, offset: int, positions: Tensor | None) -> None:
+    require_dtype(_NAME, "x", x)
+    if x.dim() != 4:
+        refuse(_NAME, "x", shape_text(x), "[batch, heads, tokens, size]")
+    require_dtype(_NAME, "cos", cos)
+    if cos.dim() not in (2, 3) or not cos.shape[-1]:
+        refuse(_NAME, "cos", shape_text(cos), "[positions, pairs] or [batch, tokens, pairs]")
+    if sin.shape != cos.shape or sin.dtype != cos.dtype:
+        refuse(_NAME, "sin", f"{shape_text(sin)}, {dtype_text(sin.dtype)}", f"as cos: {tuple(cos.shape)}, {cos.dtype}")
+    require_same_device(_NAME, ("x", x), cos=cos, sin=sin, positions=positions)
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.requires_grad:
+            refuse(_NAME, name, "a tensor that requires a gradient", "one that does not: there is none for it")
+    turned, width = _features(x, cos, rotary), cos.shape[-1]
+    if turned < 2 or turned % 2 or turned > x.shape[3]:
+        refuse(_NAME, "cos" if rotary is None else "rotary", turned, f"an even number of features up to {x.shape[3]}")
+    if width not in (turned // 2, turned):
+        refuse(
+            _NAME,
+            "cos",
+            shape_text(cos),
+            f"{turned // 2} pairs in its last dimension, or {turned} features of a doubled table",
+        )
+    _check_positions(x, cos, offset, positions)
+
+
+def _check_positions(x: Tensor, cos: Tensor, offset: int, positions: Tensor | None) -> None:
+    batch, _, tokens, _ = x.shape
+    if cos.dim() == 3:
+        if cos.shape[0] not in (1, batch) or cos.shape[1] != tokens:
+            refuse(_NAME, "cos", shape_text(cos), f"[{batch} or 1, {tokens}, pairs]")
+        if offset or positions is not None:
+            name = "offset" if positions is None else "positions"
+            refuse(_NAME, name, "given with a table a sample", "a table of positions, [positions, pairs]")
+    elif positions is None:
+        if offset < 0 or offset + tokens > cos.shape[0]:
+            refuse(_NAME, "offset", offset, f"0 to {cos.shape[0] - tokens}: {tokens} tokens, {cos.shape[0]} positions")
+    else:
+        if offset:
+            refuse(_NAME, "offset", offset, "0 where positions are given")
+        if positions.dtype != torch.int64 or tuple(positions.shape) not in ((tokens,), (batch, tokens)):
+            got = f"{shape_text(positions)}, {dtype_text(positions.dtype)}"
+            refuse(_NAME, "positions", got, f"({tokens},) or ({batch}, {tokens}), int64")

@@ -1,0 +1,165 @@
+"""Attention's arguments, the choice of its backend, and what it says of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from gradscope.recipes.attention import ABOUT, attention
+from gradscope.recipes.attention_arguments import arguments
+from gradscope.recipes.attention_backends import REASONS, against
+
+X = torch.randn(2, 4, 8, 16)
+FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
+
+
+def torchs_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, **given: Any) -> int:
+    given = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False, **given}
+    return torch._fused_sdp_choice(q, k, v, mask, **given)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "given"),
+    [
+        ((X, X, X), {}),
+        ((X, X, X), {"is_causal": True}),
+        ((X, X, X), {"dropout_p": 0.1}),
+        ((X, X, X[..., :8]), {}),
+        ((X, X[:, :, :5], X[:, :, :5]), {"is_causal": True}),
+        ((X[:, :, :0], X, X), {}),
+        ((X, X[:, :, :0], X[:, :, :0]), {}),
+        ((X.mT.contiguous().mT, X, X), {}),
+        ((X.transpose(1, 2).contiguous().transpose(1, 2), X, X), {}),
+        ((X[..., :3], X[..., :3], X[..., :3]), {}),
+        ((X.repeat(1, 1, 1, 20),) * 3, {}),
+        ((X.double(),) * 3, {}),
+        ((X.half(),) * 3, {}),
+        ((X.bfloat16(),) * 3, {}),
+        ((X, X[:, :2], X[:, :2]), {"enable_gqa": True}),
+        ((X, X, X, torch.ones(8, 8) > 0), {}),
+        ((X, X, X, torch.ones(2, 1, 1, 8)), {}),
+        ((X, X, X, torch.ones(2, 4, 8, 1)), {}),
+        ((X, X, X, torch.ones(8, 8, requires_grad=True)), {}),
+    ],
+    ids=str,
+)
+def test_flash_where_torch_has_it_on_the_cpu(tensors: tuple[torch.Tensor, ...], given: dict[str, Any]) -> None:
+    choice = attention.explain(*tensors, **given)
+    assert (choice.backend == "flash") == (torchs_choice(*tensors, **given) == FLASH)
+    assert choice.backend in ("flash", "cpu")  # never math
+
+
+def test_explain_says_why_and_why_not() -> None:
+    assert str(attention.explain(X, X, X, dropout_p=0.1, backend="auto")) == (
+        "cpu: blocks of keys on the CPU: holds no scores, with dropout and every option\n"
+        "not cudnn: the tensors are on cpu, it is for CUDA\n"
+        "not flash: on the CPU it has no dropout\n"
+        "not efficient: the tensors are on cpu, it is for CUDA"
+    )
+    both = attention.explain(X, X, X, softcap=2.0, window=(3, None))
+    assert both.refused["flash"] == "it knows no soft-cap and no window"
+    assert str(attention.explain(X, X, X, backend="cpu")) == "cpu: asked for"
+
+
+def test_explain_says_what_a_causal_mask_would_gain() -> None:
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    note = "; the mask's content is not looked at: if it is the causal one, is_causal=True skips half of the work"
+    assert attention.explain(X, X, X, mask).reason == REASONS["flash"] + note
+    assert attention.explain(X, X, X, mask, is_causal=True).reason == REASONS["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"backend": "fast"}, "attention: backend is 'fast'; expected 'auto' or 'cudnn' or 'flash'"),
+        (
+            {"backend": "flash", "dropout_p": 0.5},
+            "attention: backend='flash' cannot run here: on the CPU it has no dropout",
+        ),
+        ({"backend": "efficient"}, "attention: backend='efficient' cannot run here: the tensors are on cpu, it is for"),
+        ({"query": X.int()}, "attention: query is of dtype int32; expected float32 or float64 or float16 or bfloat16"),
+        ({"query": X[0, 0, 0]}, r"attention: query is of shape \(16,\); expected \(..., heads, length, size\)"),
+        ({"key": X.double()}, "attention: key is of dtype float64; expected float32, as query is"),
+        ({"key": X.to("meta")}, "attention: key is on meta; expected cpu, where query is"),
+        ({"key": X[..., :8]}, r"attention: key is of shape \(2, 4, 8, 8\); expected size 16 at the end, as query has"),
+        ({"value": X[:, :, :3]}, r"attention: value is of shape \(2, 4, 3, 16\); expected length 8, as key has"),
+        (
+            {"key": X[:, :3]},
+            "attention: key is of 3 heads; expected 4, as query has, or a divisor of them with enable_gqa",
+        ),
+        (
+            {"key": X[:, :3], "value": X[:, :3], "enable_gqa": True},
+            "query is of 4 heads; expected a multiple of key's 3",
+        ),
+        ({"key": X[:, :2], "enable_gqa": True}, "value is of 4 heads; expected 2, as key has"),
+        (
+            {"key": X[:, :, :, :].repeat(2, 1, 1, 1)[:3]},
+            r"key is of shape \(3, 4, 8, 16\); expected a batch that broad",
+        ),
+        (
+            {"attn_mask": torch.ones(3, 8)},
+            r"attn_mask is of shape \(3, 8\); expected a shape that broadcasts to \(2, 4, 8, 8\)",
+        ),
+        ({"attn_mask": torch.ones(8, 8).int()}, "attn_mask is of dtype int32; expected bool, float32 or float32"),
+        ({"dropout_p": 1.5}, r"dropout_p is 1.5; expected a number in \[0, 1\]"),
+        ({"softcap": 0.0}, r"softcap is 0.0; expected a number in \(0, inf\)"),
+        ({"window": (-1, 0)}, r"window is \(-1, 0\); expected \(left, right\), each an int of at least 0, or None"),
+        ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes is of shape \(3,\); expected \(4,\) or \(2, 4\)"),
+        ({"alibi_slopes": torch.ones(4, requires_grad=True)}, "alibi_slopes is a tensor that requires a gradient"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_messages(given: dict[str, Any], message: str) -> None:
+    """Before anything runs; explain says the same."""
+    for function in (attention, attention.explain):
+        with pytest.raises(ValueError, match=message):
+            function(**{"query": X, "key": X, "value": X, **given})
+
+
+def test_math_can_do_everything() -> None:
+    """The last resort, on devices that nothing else knows: with a seed of torch's own."""
+    given = {"is_causal": True, "softcap": 2.0, "window": (3, 1), "alibi_slopes": torch.rand(4)}
+    mask = torch.rand(8, 8) > 0.2
+    expected = attention(X, X, X, mask, backend="cpu", **given)
+    torch.testing.assert_close(attention(X, X, X, mask, backend="math", **given), expected)
+    assert not torch.equal(attention(X, X, X, mask, dropout_p=0.5, backend="math", **given), expected)
+
+
+def test_every_backend_is_told_of() -> None:
+    given = arguments(X, X, X, None, 0.0, False, None, False, None, None, None)
+    assert set(REASONS) == {name for name, _ in ABOUT.backends}
+    assert list(against(given, "auto")) == ["cudnn", "flash"]  # no more is asked than is needed
+    assert list(against(given, "triton")) == ["triton"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "expected"),
+    [
+        (torch.bfloat16, {}, "cudnn"),
+        (torch.bfloat16, {"dropout_p": 0.1, "is_causal": True}, "cudnn"),
+        (torch.float32, {}, "efficient"),
+        (torch.bfloat16, {"attn_mask": torch.bool}, "efficient"),  # edge case 12: cuDNN's gradients can be NaN
+        (torch.float32, {"attn_mask": torch.float32}, "efficient"),
+        (torch.bfloat16, {"softcap": 2.0}, "triton"),
+        (torch.float32, {"window": (3, 1), "dropout_p": 0.1}, "triton"),
+        (torch.bfloat16, {"attn_mask": torch.bool, "is_causal": True}, "triton"),
+        (torch.float64, {}, "math"),
+    ],
+    ids=str,
+)
+def test_what_a_hopper_gpu_would_take(
+    dtype: torch.dtype, given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tensors that only say that they are on a GPU: the choice reads nothing else of them."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 8, 16, dtype=dtype, device="cuda")
+        if "attn_mask" in given:
+            given = {**given, "attn_mask": torch.ones(8, 8, dtype=given["attn_mask"], device="cuda")}
+        assert attention.explain(x, x, x, **given).backend == expected

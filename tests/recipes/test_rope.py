@@ -1,0 +1,308 @@
+"""Rotary position embedding, against what users write, in float64."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gradscope.kernels.rope import cpu
+from gradscope.kernels.rope.layout import rope_reference
+from gradscope.recipes.rope import RotaryEmbedding, rope
+
+from .accuracy import assert_as_accurate, dirty_memory
+
+COMPILES = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own doing
+BOTH = pytest.mark.parametrize("interleaved", [False, True])
+
+
+def tables(tokens: int, pairs: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    rates = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles = torch.arange(tokens, dtype=torch.float64)[:, None] * rates
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def by_hand(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """As Hugging Face's Llama and GPT-J write it; [tokens, pairs] tables."""
+    if interleaved:
+        doubled = [table.repeat_interleave(2, -1) for table in (cos, sin)]
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    else:
+        doubled = [torch.cat((table, table), -1) for table in (cos, sin)]
+        half = x.shape[-1] // 2
+        turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * doubled[0] + turned * doubled[1]
+
+
+@BOTH
+@pytest.mark.parametrize("rotary", [8, 6, 2])
+def test_gradcheck(interleaved: bool, rotary: int) -> None:
+    q = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 1, 5, 8, dtype=torch.float64, requires_grad=True)
+    cos, sin = tables(9, rotary // 2, torch.float64)
+
+    def function(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return rope((q, k), cos, sin, interleaved=interleaved, rotary=rotary, offset=4)
+
+    with dirty_memory():
+        assert torch.autograd.gradcheck(function, (q, k))
+
+
+def check(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, upstream: Tensor, backend: str) -> None:
+    """Result and gradient, of the whole head, at most twice as far from float64 as what users write."""
+    found, torchs, truth = [], [], []
+    for into, function, kind in (
+        (found, lambda x, c, s: rope(x, c, s, interleaved=interleaved, backend=backend), x.dtype),
+        (torchs, lambda x, c, s: by_hand(x, c.to(x.dtype), s.to(x.dtype), interleaved), x.dtype),
+        (truth, lambda x, c, s: by_hand(x, c, s, interleaved), torch.float64),
+    ):
+        leaf = x.detach().to(kind).requires_grad_()
+        c, s = (table.double() if kind == torch.float64 else table for table in (cos, sin))
+        with dirty_memory():
+            out = function(leaf, c, s)
+            into += [out.detach(), *torch.autograd.grad(out, leaf, upstream.to(kind))]
+    for name, mine, other, true in zip(("output", "gradient"), found, torchs, truth, strict=True):
+        assert_as_accurate(mine, other, true, name)
+
+
+LAYOUTS = ("heads first", "tokens first", "packed", "features first")
+
+
+def laid_out(layout: str, shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
+    batch, heads, tokens, size = shape
+    return {
+        "heads first": lambda: torch.randn(shape, device=device),
+        "tokens first": lambda: torch.randn(batch, tokens, heads, size, device=device).transpose(1, 2),
+        "packed": lambda: torch.randn(batch, tokens, 3, heads, size, device=device)[:, :, 1].transpose(1, 2),
+        "features first": lambda: torch.randn(batch, heads, size, tokens, device=device).mT,
+    }[layout]()
+
+
+@settings(deadline=None, derandomize=True, max_examples=40, database=None)
+@given(
+    shape=st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 40), st.integers(1, 20)),
+    layout=st.sampled_from(LAYOUTS),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    interleaved=st.booleans(),
+)
+def test_any_shape_layout_and_dtype(
+    shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, interleaved: bool
+) -> None:
+    """Edge cases 6 and 11."""
+    batch, heads, tokens, pairs = shape
+    x = laid_out(layout, (batch, heads, tokens, 2 * pairs), torch.device("cpu")).to(dtype)
+    upstream = laid_out(LAYOUTS[pairs % 4], (batch, heads, tokens, 2 * pairs), torch.device("cpu")).to(dtype)
+    table = torch.float64 if dtype == torch.float64 else torch.float32
+    check(x, *tables(tokens, pairs, table), interleaved, upstream, "cpu")
+
+
+@BOTH
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_triton(triton_device: torch.device, interleaved: bool, layout: str, dtype: torch.dtype) -> None:
+    x = laid_out(layout, (2, 3, 13, 10), triton_device).to(dtype)
+    upstream = torch.randn(2, 3, 13, 10, device=triton_device).to(dtype)
+    cos, sin = (table.to(triton_device) for table in tables(13, 5))
+    check(x, cos, sin, interleaved, upstream, "triton")
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_part_of_the_features_offset_and_positions(
+    triton_device: torch.device, interleaved: bool, backend: str
+) -> None:
+    x = torch.randn(2, 3, 7, 11, device=triton_device, requires_grad=True)
+    cos, sin = (table.to(triton_device) for table in tables(20, 3))
+    upstream = torch.randn_like(x)
+    positions = torch.randint(0, 20, (2, 7), device=triton_device)
+    for settings_, c, s in (
+        ({"offset": 5}, cos[5:12], sin[5:12]),
+        ({"positions": positions[0]}, cos[positions[0]], sin[positions[0]]),
+        ({"positions": positions}, cos[positions][:, None], sin[positions][:, None]),
+    ):
+        with dirty_memory():
+            out = rope(x, cos, sin, interleaved=interleaved, backend=backend, **settings_)
+            (found,) = torch.autograd.grad(out, x, upstream)
+        expected = torch.cat((by_hand(x[..., :6], c, s, interleaved), x[..., 6:]), -1)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(found, torch.autograd.grad(expected, x, upstream)[0])
+
+
+@BOTH
+def test_tables_of_every_form_are_the_same(interleaved: bool) -> None:
+    """Pairs, doubled as Hugging Face builds them, and one a sample."""
+    x = torch.randn(2, 3, 7, 8)
+    cos, sin = tables(7, 4)
+    expected = rope(x, cos, sin, interleaved=interleaved)
+    double = (lambda t: t.repeat_interleave(2, -1)) if interleaved else (lambda t: torch.cat((t, t), -1))
+    assert torch.equal(rope(x, double(cos), double(sin), interleaved=interleaved), expected)
+    assert torch.equal(rope(x, cos.expand(2, 7, 4), sin.expand(2, 7, 4), interleaved=interleaved), expected)
+    part = rope(x, cos, sin, interleaved=interleaved, rotary=4 if interleaved else 8)[..., :2]
+    assert part.shape == (2, 3, 7, 2)
+
+
+def test_halves_of_a_doubled_table_for_part_of_the_head() -> None:
+    x = torch.randn(2, 3, 7, 16)
+    cos, sin = tables(7, 4)
+    doubled = [torch.cat((table, table), -1) for table in (cos, sin)]
+    assert torch.equal(rope(x, *doubled, rotary=8), rope(x, cos, sin))
+
+
+@BOTH
+def test_the_reference_is_what_users_write(interleaved: bool) -> None:
+    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
+    cos, sin = tables(7, 4, torch.float64)
+    truth = rope_reference(x, cos[None, None], sin[None, None], interleaved)
+    torch.testing.assert_close(truth, by_hand(x, cos, sin, interleaved))
+    if interleaved:
+        turned = torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.complex(cos, sin)
+        torch.testing.assert_close(truth, torch.view_as_real(turned).flatten(-2))
+
+
+def test_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, 7, 8)
+    expected = rope(x, *tables(7, 4))
+    monkeypatch.setattr(cpu, "CHUNK_BYTES", 2 * 2 * 3 * 8 * 4)
+    assert torch.equal(rope(x, *tables(7, 4)), expected)
+
+
+def test_layout_of_the_result_lets_heads_merge_without_a_copy() -> None:
+    x = torch.randn(2, 7, 3, 8).transpose(1, 2)
+    out = rope(x, *tables(7, 4))
+    assert out.transpose(1, 2).is_contiguous()
+    assert rope(x.contiguous(), *tables(7, 4)).is_contiguous()
+
+
+def test_only_tables_are_saved_and_nothing_given_changes() -> None:
+    """Edge cases 2, 3 and 4."""
+    q, k = (torch.randn(2, 3, 7, 8, requires_grad=True) for _ in range(2))
+    cos, sin = tables(7, 4)
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        a, b = rope((q, k), cos, sin)
+    assert [t.data_ptr() for t in saved] == [cos.data_ptr(), sin.data_ptr()]
+    upstream = (torch.randn_like(a), torch.randn_like(b))
+    before = [t.detach().clone() for t in (q, k, cos, sin, a, b, *upstream)]
+    first = torch.autograd.grad((a, b), (q, k), upstream, retain_graph=True)
+    second = torch.autograd.grad((a, b), (q, k), upstream)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(before, (q, k, cos, sin, a, b, *upstream), strict=True))
+
+
+def test_only_the_gradient_that_is_wanted() -> None:
+    q, k = torch.randn(2, 3, 7, 8, requires_grad=True), torch.randn(2, 3, 7, 8)
+    a, b = rope((q, k), *tables(7, 4))
+    assert torch.autograd.grad(a.sum() + b.sum(), q)[0].shape == q.shape
+    q, k = (torch.randn(2, 3, 7, 8, requires_grad=True) for _ in range(2))
+    a, _ = rope((q, k), *tables(7, 4))
+    assert torch.autograd.grad(a.sum(), (q, k), allow_unused=True)[1] is None
+    with torch.no_grad():
+        assert not rope(q, *tables(7, 4)).requires_grad
+
+
+def test_expanded_gradient() -> None:
+    """Edge case 11."""
+    x = torch.randn(2, 3, 7, 8, requires_grad=True)
+    cos, sin = tables(7, 4)
+    found, expected = (torch.autograd.grad(y.sum(), x)[0] for y in (rope(x, cos, sin), by_hand(x, cos, sin, False)))
+    torch.testing.assert_close(found, expected)
+
+
+def test_under_checkpoint_and_autocast() -> None:
+    """Edge case 8: not on autocast's lists, each tensor keeps its dtype."""
+    x = torch.randn(2, 3, 7, 8, requires_grad=True)
+    cos, sin = tables(7, 4)
+    out = checkpoint(lambda x: rope(x, cos, sin).square(), x, use_reentrant=False)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(found, 2 * x.detach())  # a rotation keeps lengths
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rope(x, cos, sin).dtype == torch.float32
+        assert rope(x.bfloat16(), cos, sin).dtype == torch.bfloat16
+
+
+def test_second_derivative_is_refused_and_deterministic_mode_is_fine() -> None:
+    """Edge case 19."""
+    x = torch.randn(2, 3, 7, 8, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        out = rope(x, *tables(7, 4))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    upstream = torch.ones_like(x, requires_grad=True)
+    (first,) = torch.autograd.grad(out, x, upstream, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@COMPILES
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # Inductor imports a user of it
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_without_a_break(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edge case 9."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # Inductor's imports append to it
+    module = RotaryEmbedding(8, 20)
+    q, k = (torch.randn(2, 7, 3, 8, requires_grad=True) for _ in range(2))
+
+    def function(q: Tensor, k: Tensor) -> Tensor:
+        a, b = module(q.transpose(1, 2), k.transpose(1, 2), 3)
+        return (a * b).sin().sum()
+
+    torch.compiler.reset()
+    found = torch.autograd.grad(torch.compile(function, backend=backend, fullgraph=True)(q, k), (q, k))
+    for ours, expected in zip(found, torch.autograd.grad(function(q, k), (q, k)), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_module_has_exact_tables_and_no_state() -> None:
+    module = RotaryEmbedding(4, 100_001)
+    assert not module.state_dict()
+    angles = 100_000 * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    assert torch.equal(module.cos[-1], angles.cos().float()) and torch.equal(module.sin[-1], angles.sin().float())
+    q, k = torch.randn(1, 2, 3, 6), torch.randn(1, 1, 3, 6)
+    a, b = module(q, k, offset=2)
+    assert torch.equal(a, rope(q, module.cos[2:5], module.sin[2:5], rotary=4))
+    assert torch.equal(b[..., 4:], k[..., 4:])
+    assert repr(module) == "RotaryEmbedding(4, 100001, interleaved=False)"
+    with pytest.raises(ValueError, match="size is 5; expected a positive even number"):
+        RotaryEmbedding(5, 10)
+
+
+def test_explain() -> None:
+    choice = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2))
+    assert choice.backend == "cpu" and choice.refused == {"triton": "Triton has no cpu backend"}
+
+
+X = torch.zeros(2, 3, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((X[0], *tables(7, 4)), {}, r"rope: x is of shape \(3, 7, 8\); expected \[batch, heads, tokens, size\]"),
+        ((X.long(), *tables(7, 4)), {}, "rope: x is of dtype int64; expected float32"),
+        ((X, tables(7, 4)[0], tables(7, 3)[1]), {}, r"rope: sin is of shape \(7, 3\), float32; expected as cos"),
+        ((X, *tables(7, 5)), {}, "rope: cos is 10; expected an even number of features up to 8"),
+        ((X, *tables(7, 4)), {"rotary": 3}, "rope: rotary is 3; expected an even number of features up to 8"),
+        ((X, *tables(7, 4)), {"rotary": 2}, r"cos is of shape \(7, 4\); expected 1 pairs in its last dimension"),
+        ((X, *tables(7, 4)), {"offset": 1}, "rope: offset is 1; expected 0 to 0: 7 tokens, 7 positions"),
+        ((X, *tables(7, 4)), {"positions": torch.zeros(6).long()}, r"positions is of shape \(6,\), int64; expected"),
+        ((X, *(t.expand(3, 7, 4) for t in tables(7, 4))), {}, r"cos is of shape \(3, 7, 4\); expected \[2 or 1, 7"),
+        (((X, X[:, :, :5]), *tables(7, 4)), {}, r"x\[1\] is of shape \(2, 3, 5, 8\), float32; expected as x\[0\]"),
+        ((X, *tables(7, 4)), {"backend": "cuda"}, "backend is 'cuda'; expected 'auto' or 'triton' or 'cpu'"),
+        ((X, tables(7, 4)[0].requires_grad_(), tables(7, 4)[1]), {}, "cos is a tensor that requires a gradient"),
+    ],
+)
+def test_bad_input_is_named(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope(*arguments, **options)
