@@ -59,6 +59,7 @@ bench: setup
 	$(BIN)/python benchmarks/truth_table.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/responsiveness.py
+	$(BIN)/python benchmarks/recipes.py
 	@if command -v chromium > /dev/null; then $(BIN)/python benchmarks/page.py; \
 	else echo "chromium is not installed: the page is not measured"; fi
 

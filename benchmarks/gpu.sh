@@ -38,4 +38,6 @@ part "overhead" 120 "$python" benchmarks/overhead.py --device cuda --json "$resu
 part "analysis" 150 "$python" benchmarks/analysis.py --device cuda --events 100000 400000 --json "$results/analysis.jsonl"
 part "truth beside full backward hooks" 40 "$python" benchmarks/truth_table.py --json "$results/truth.jsonl"
 part "memory" 90 "$python" benchmarks/memory.py --device cuda --rounds 2 --json "$results/memory.jsonl"
+part "Triton kernels of the recipes" 200 "$python" -m pytest -q tests/recipes -k triton -p no:cacheprovider
+part "attention" 90 "$python" benchmarks/recipe_cases/attention_gpu.py
 exit "$failed"

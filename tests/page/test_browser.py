@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections import defaultdict
 from pathlib import Path
@@ -308,6 +309,23 @@ def test_what_was_not_measured_is_left_out(open_page: Open, run: RunData) -> Non
     assert page.get_attribute("#tab-layers", "aria-selected") == "true"
     assert page.locator("#tab-peak").count() == 0
     assert "Memory was not measured" in page.locator(".timeline").inner_text()
+
+
+@pytest.mark.parametrize("tab", ["ops", "kernels", "lines"])
+def test_long_names_are_cut_and_not_left_out(open_page: Open, tab: str) -> None:
+    run = runs.device()
+    long = "aten::" + "_a_name_that_no_column_has_room_for" * 6
+    ops = [dataclasses.replace(op, name=long + str(i)) for i, op in enumerate(run.ops)]
+    kernels = [dataclasses.replace(row, name=long + str(i), op=None) for i, row in enumerate(run.kernels)]
+    run = dataclasses.replace(run, ops=ops, kernels=kernels)
+    opened = open_page(run, f"#tab={tab}", (900, 700))
+    sticking_out = opened.page.evaluate(
+        """[...document.querySelectorAll("#rows tbody th")].filter((cell) => {
+          const name = cell.querySelector(".name").getBoundingClientRect();
+          return name.right > cell.getBoundingClientRect().right || name.width < 40;
+        }).length"""
+    )
+    assert sticking_out == 0
 
 
 def test_without_source(open_page: Open) -> None:
