@@ -230,6 +230,10 @@ def test_explain_says_what_runs_and_why() -> None:
     qkv = torch.randn(1, 300, 48)
     assert packed_attention.explain(qkv, 2).backend == "cpu"
     assert packed_attention.explain(qkv[:, :100], 2).refused["cpu"] == "it pays from 256 tokens on"
+    long = torch.randn(1, 1_025, 48)
+    assert packed_attention.explain(long, 2).refused["cpu"] == "without mask and dropout it pays up to 1024 tokens"
+    assert packed_attention.explain(long, 2, dropout_p=0.1).backend == "cpu"
+    assert packed_attention.explain(long[:, :1_024], 2).backend == "cpu"
     short = packed_attention.explain(qkv.bfloat16(), 2)
     assert (short.backend, short.refused["cpu"]) == ("attention", "torch multiplies this dtype faster")
     assert packed_attention.explain(qkv.bfloat16(), 2, dropout_p=0.1).backend == "cpu"
