@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { joinRuns } from "../../../gradscope/report/page/web/src/joined.js";
 import { layoutFrames } from "../../../gradscope/report/page/web/src/layout.js";
 import { readRun } from "../../../gradscope/report/page/web/src/run.js";
 import { addressOf, nodeOf } from "../../../gradscope/report/page/web/src/state.js";
@@ -74,4 +75,17 @@ test("a kernel is found again by its address, folded or not", () => {
       assert.equal(nodeOf(address, folded, run.byPath).label, kernel.label);
     }
   }
+});
+
+test("of two runs, a kernel is as wide as in the run after", () => {
+  const comparison = { names: ["a", "b"], warnings: [], notes: [], noise: {}, groups: [], totals: {} };
+  const both = buildTree(joinRuns(run, readRun(record(), 0), comparison), false);
+  const op = both.layerNodes[5].children.find((node) => node.label === "MmBackward0");
+  assert.deepEqual(
+    op?.kernels.map((kernel) => [kernel.label, kernel.total[1], kernel.wasTotal[1], kernel.busy]),
+    [
+      ["gemm", 35, 35, 30],
+      ["reduce", 10, 10, 10],
+    ],
+  );
 });

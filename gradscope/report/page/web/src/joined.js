@@ -91,7 +91,8 @@ function joinOps(after, before, numbers, count) {
   });
   for (const op of before.flat()) {
     const layer = op.layer < 0 ? -1 : numbers[op.layer];
-    lists[layer < 0 ? count : layer].push({ ...op, layer, amount: 0, calls: 0, was: op.amount, removed: true });
+    const none = { amount: 0, calls: 0, busy: 0 };
+    lists[layer < 0 ? count : layer].push({ ...op, ...none, layer, was: op.amount, removed: true });
   }
   return lists;
 }
