@@ -49,6 +49,7 @@ def _process() -> dict[str, Any]:
         "grad mode": torch.is_grad_enabled(),
         "argv": list(sys.argv),
         "path": list(sys.path),
+        "excepthook": sys.excepthook,
         "__main__": sys.modules["__main__"],
         "working folder": os.getcwd(),
     }

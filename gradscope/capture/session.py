@@ -218,6 +218,7 @@ class Session:
             self.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
         recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer(self._line_mode)
         recorder.on_root_call = self._note_batch
+        self._exits.callback(setattr, recorder, "on_root_call", None)  # else the run would hold itself alive
         profiler = new_profiler(shapes=True)
         with_lines = self.capture.options.lines and not compiled
 

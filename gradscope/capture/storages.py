@@ -28,10 +28,12 @@ def storages_of(tensor: torch.Tensor) -> Iterator[StorageNote]:
         return
     try:
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # a fake tensor's too, which would warn when it is asked for its address
+            return
         pointer, size = storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # fake, functional or batched tensors: no memory of their own
+    except (RuntimeError, NotImplementedError):  # functional or batched tensors: no memory of their own
         return
-    if pointer and size and storage.device.type != "meta":
+    if pointer and size:
         # Only of a CPU storage do these two say who allocated it.
         owned = storage.device.type != "cpu" or (storage.resizable() and not storage.is_shared())
         yield StorageNote(pointer, size, str(storage.device), owned)

@@ -141,8 +141,10 @@ def bytes_of_all_tensors() -> int:
     """Bytes of all storages that Python holds."""
     storages: dict[int, int] = {}
     for tensor in [item for item in gc.get_objects() if issubclass(type(item), Tensor)]:
-        with suppress(RuntimeError, NotImplementedError):  # fake tensors have no address
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        with suppress(RuntimeError, NotImplementedError):  # not every wrapper has a storage
+            storage = tensor.untyped_storage()
+            if storage.device.type != "meta":  # as fake tensors are
+                storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -339,3 +339,13 @@ def test_memory_takes_three_more_steps_and_a_profiler_of_its_own(profilers: list
     assert not profilers[-1].get("record_shapes", False)
     assert data.memory is not None and not data.partial
     assert data.workload.steps == 1
+
+
+def test_fake_tensors_of_somebody_else_are_left_alone() -> None:
+    """What torch.compile left in its caches has no memory; to ask for its address is a warning."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(1024)
+    data = gradscope.profile(nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=0).data
+    assert data.memory is not None and data.memory.peak_bytes < fake.numel() * 4

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._inductor.config
 from hypothesis import configuration
 
 # What hypothesis keeps between runs does not belong into the repository. It begins to when tests are collected.
@@ -37,6 +39,13 @@ def _interpret_library(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, member in list(vars(module).items()):
             if isinstance(member, JITFunction):
                 monkeypatch.setattr(module, name, InterpretedFunction(member.fn))
+
+
+@pytest.fixture(autouse=True)
+def one_compiler() -> Iterator[None]:
+    """Inductor compiles in the thread that asks: its pool would outlive the test."""
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,8 +98,9 @@ def test_amp(meter: Meter, scaled: bool) -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
-def test_distributed_data_parallel(meter: Meter, tmp_path: Path) -> None:
+def test_distributed_data_parallel(meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process of DDP: its hooks and its all-reduce are no layer's self time."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed puts its own there, and leaves it
     dist = torch.distributed
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
