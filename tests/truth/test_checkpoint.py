@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from .burning import Burning, Meter, Source, burn
 from .models import Checkpointed
-from .proof import Expected, in_model_mode, prove, rows, summed
+from .proof import STEPS, Expected, in_model_mode, prove, rows, summed
 
 X = torch.ones(4, 8)
 
@@ -34,7 +34,10 @@ def test_recompute_is_a_column_of_its_own(meter: Meter, reentrant: bool) -> None
     assert set(meter.totals_ns("recompute")) == {"block.0", "block.2"}
     assert layers["block.0"].calls == 1, "a recompute is not a call of forward"
     assert layers["stem"].recompute_ns == layers["tail"].recompute_ns == 0
-    assert report.data.ledger.recompute_ns == pytest.approx(sum(meter.totals_ns("recompute").values()) / 3, abs=1e6)
+    # What is more than burned is checkpointing's own Python, see around(): the burning layers are compared by prove().
+    recompute_ns = report.data.ledger.recompute_ns
+    assert recompute_ns == sum(row.recompute_ns for row in report.data.layers)
+    assert recompute_ns >= sum(meter.totals_ns("recompute").values()) / STEPS
     ops = [op for op in report.data.ops if op.layer == "block.0" and op.phase == "recompute"]
     assert sum(op.self_ns for op in ops) == layers["block.0"].recompute_ns
 
