@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gradscope.kernels.attention.cpu_blocks import Block, Work, bias_part, grouped_bias, heads_of, rows_of
 from gradscope.kernels.attention.dropout import zero_dropped
+from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import Options
-from gradscope.kernels.attention.triton_launch import empty_as
 
 
 def backward(

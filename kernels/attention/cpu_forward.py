@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention.cpu_blocks import Block, Work, heads_of, rows_of
+from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import Options, accumulate_dtype
-from gradscope.kernels.attention.triton_launch import empty_as
 
 
 def forward(

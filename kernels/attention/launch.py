@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradscope.kernels.attention import cpu_backward, cpu_forward, triton_launch
+from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import Options, accumulate_dtype
-from gradscope.kernels.attention.triton_launch import empty_as
 from gradscope.kernels.opaque import opaque
 
 

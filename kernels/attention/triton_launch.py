@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention import triton_blocks
+from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import Options
 from gradscope.kernels.attention.triton_arguments import Heads, form_of, heads_of, terms_of
 from gradscope.kernels.attention.triton_blocks import Blocks, padded
@@ -148,17 +149,6 @@ def kept(q: Tensor, k: Tensor, options: Options, seed: Tensor) -> Tensor:
         with on_device(q):
             keep[grid](seed, found, *shape[2:], terms_of(q, k, options).threshold, BLOCK_M=32, BLOCK_N=32)
     return found.bool()
-
-
-def empty_as(like: Tensor, heads: int, length: int, size: int) -> Tensor:
-    """[batch, heads, length, size] with heads next to each other in memory, or lengths, as ``like`` has them.
-
-    So merging the heads of what came from one projection copies nothing.
-    """
-    batch = like.shape[0]
-    if like.stride(1) < like.stride(2):
-        return like.new_empty(batch, length, heads, size).transpose(1, 2)
-    return like.new_empty(batch, heads, length, size)
 
 
 def _inputs(
