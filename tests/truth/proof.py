@@ -23,13 +23,6 @@ WARMUP = 1
 RELATIVE = 0.03
 ABSOLUTE_NS = 300_000
 
-# A comparison that fails is repeated. Gradscope's faults stay: they put the same time into the same wrong row each
-# time. What a busy machine adds does not, and not all of it can be told: a virtual machine that has to wait for its
-# processor counts the wait as its own work. Where other programs are known to have taken time, it may go on longer.
-ATTEMPTS = 3
-DISTURBED_NS = 60_000  # a step
-DISTURBED_ATTEMPTS = 5
-
 COLUMNS = {"forward_self_ns": "forward", "backward_self_ns": "backward", "recompute_ns": "recompute"}
 
 FORWARD = ("forward_self_ns", "recompute_ns")
@@ -79,25 +72,17 @@ def in_a_loop(model: nn.Module | None, step: Callable[[], Any], **options: Any) 
 
 
 def prove(meter: Meter, run: Callable[[], Any], expected: Callable[[Meter, int], Expected] | None = None) -> Any:
-    """Run until one comparison holds; return its report.
-
-    The last disagreement is the test's failure.
-    """
-    problems: list[str] = []
-    for attempt in range(1, DISTURBED_ATTEMPTS + 1):
-        meter.clear()
-        report = run()
-        steps = report.data.workload.steps
-        problems = meter.select(steps)
-        extra = expected(meter, steps) if expected else Expected.nothing()
-        problems += compare(report.data, meter, extra)
-        if not problems:
-            return report
-        if attempt >= ATTEMPTS and meter.stolen_ns() / steps < DISTURBED_NS:
-            break
-    stolen_us = meter.stolen_ns() / steps / 1e3
-    lines = [*problems, f"(taken by other programs: {stolen_us:.0f} us a step)", *table(report.data, meter)]
-    raise AssertionError("\n".join(lines))
+    """Run, compare with the meter, and return the report; the disagreements are the test's failure."""
+    meter.clear()
+    report = run()
+    steps = report.data.workload.steps
+    problems = meter.select(steps)
+    problems += compare(report.data, meter, expected(meter, steps) if expected else Expected.nothing())
+    if problems:
+        stolen_us = meter.stolen_ns() / steps / 1e3
+        lines = [*problems, f"(taken by other programs: {stolen_us:.0f} us a step)", *table(report.data, meter)]
+        raise AssertionError("\n".join(lines))
+    return report
 
 
 def compare(data: RunData, meter: Meter, expected: Expected) -> list[str]:

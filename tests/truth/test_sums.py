@@ -15,31 +15,37 @@ from .proof import Expected, in_model_mode, prove, rows, summed
 X = torch.ones(4, 8)
 WIDE = torch.ones(2048, 2048)  # adding two of these takes milliseconds
 
-# A sum is not a burn: its truth is the gap between the backward burns around it, which holds the engine's steps too.
+# A sum is not a burn: what is left of the gap between two burns is at least this long where a sum stands in it.
 ROOM_NS = 500_000
 
 
-def gaps(owners: dict[str, list[tuple[str, str]]]) -> Callable[[Meter, int], Expected]:
-    """Expect the gaps between two backward burns as an owner's gradient sum; forward adds these wide values too."""
+def gaps(owners: dict[str, list[tuple[str, str]]], empty: tuple[str, str]) -> Callable[[Meter, int], Expected]:
+    """Expect the gaps between two backward burns as an owner's gradient sum; forward adds these wide values too.
+
+    A gap also holds the engine's step and the ends of both burns' functions. What these take is the length of the
+    ``empty`` gap, between two burns of the same run with no sum between.
+    """
 
     def expected(meter: Meter, steps: int) -> Expected:
-        sums = {owner: sum(meter.gaps_ns(*pair) for pair in pairs) / steps for owner, pairs in owners.items()}
+        around = {owner: sum(meter.gaps_ns(*pair) for pair in pairs) for owner, pairs in owners.items()}
+        dead = meter.gaps_ns(*empty)
+        sums = {owner: (around[owner] - len(pairs) * dead) / steps for owner, pairs in owners.items()}
         return Expected({"gradient_sum_ns": sums}, skip=frozenset({"forward_self_ns"}))
 
     return expected
 
 
 def test_residuals_charge_the_sum_to_the_producer(meter: Meter) -> None:
-    model = Residual()
+    model = nn.Sequential(Residual(), Burning(1, 1), Burning(1, 1))
     meter.adopt(model)
     # The first block's output is summed before the first block's inner backward, the source's before the source's.
-    expected = gaps({"first": [("second.inner", "first.inner")], "source": [("first.inner", "source")]})
-    report = prove(meter, in_model_mode(model, WIDE, summed), expected)
+    around = {"0.first": [("0.second.inner", "0.first.inner")], "0.source": [("0.first.inner", "0.source")]}
+    report = prove(meter, in_model_mode(model, WIDE, summed), gaps(around, empty=("2", "1")))
     layers = rows(report)
-    assert layers["first"].gradient_sum_ns > ROOM_NS and layers["source"].gradient_sum_ns > ROOM_NS
+    assert layers["0.first"].gradient_sum_ns > ROOM_NS and layers["0.source"].gradient_sum_ns > ROOM_NS
     sums = [op for op in report.data.ops if op.phase == "gradient_sum"]
-    assert {op.layer for op in sums} >= {"first", "source"}
-    assert all("add" in op.name for op in sums if op.layer == "source"), sums
+    assert {op.layer for op in sums} >= {"0.first", "0.source"}
+    assert all("add" in op.name for op in sums if op.layer == "0.source"), sums
 
 
 class ThreeUsers(nn.Module):
@@ -59,8 +65,9 @@ class ThreeUsers(nn.Module):
 def test_three_users_make_two_sums(meter: Meter) -> None:
     model = ThreeUsers()
     meter.adopt(model)
-    around = [("c", "b"), ("b", "a"), ("a", "source")]
-    report = prove(meter, in_model_mode(model, WIDE, summed), gaps({"source": around}))
+    # After c's backward there is one gradient and nothing to add.
+    around = {"source": [("b", "a"), ("a", "source")]}
+    report = prove(meter, in_model_mode(model, WIDE, summed), gaps(around, empty=("c", "b")))
     assert rows(report)["source"].gradient_sum_ns > ROOM_NS
 
 
