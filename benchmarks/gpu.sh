@@ -1,29 +1,26 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a machine that has one: the tests marked gpu, then the benchmarks on cuda.
-# About 8 minutes at most. Results are appended to benchmarks/results/ as JSON lines; the exit code is 1 if any part failed.
+# Everything that needs a GPU, on a machine that has one: tests, then benchmarks on cuda. Not yet run on a GPU.
+#
+#     benchmarks/gpu.sh [PART...]        triton recipes tests overhead analysis truth memory; all of them in this order
+#
+# Takes 8 minutes at most (GPU_SECONDS): what would come later is left out, and said. gradscope need not be installed.
+# Results are appended to $RESULTS (benchmarks/results) as JSON lines, whole outputs to $LOG; what is printed is short,
+# the table of the recipes last. The exit code is 1 if any part failed or was left out.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
 python=${PYTHON:-python3}
 results=${RESULTS:-benchmarks/results}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+log=${LOG:-$(mktemp --suffix=.log)}
+deadline=$((SECONDS + ${GPU_SECONDS:-480}))
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(triton recipes tests overhead analysis truth memory)
+export PYTHONPATH="$PWD/benchmarks/from_source:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# Plugins of the machine's own are not asked: one that warns would fail the tests, where warnings are errors.
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 mkdir -p "$results"
 failed=0
-
-part() { # part NAME SECONDS COMMAND...: run one part within its time, keep its last lines
-  local name=$1 seconds=$2 log
-  shift 2
-  log=$(mktemp)
-  echo "== $name"
-  if timeout "$seconds" "$@" >"$log" 2>&1; then
-    tail -n 24 "$log"
-  else
-    echo "FAILED (exit $?)"
-    tail -n 40 "$log"
-    failed=1
-  fi
-  rm -f "$log"
-}
+table=
 
 "$python" - <<'PY' || exit 2
 import sys
@@ -33,11 +30,65 @@ if not torch.cuda.is_available():
 print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name())
 PY
 
-part "tests that need a GPU" 150 "$python" -m pytest -q -m gpu tests -p no:cacheprovider
-part "overhead" 120 "$python" benchmarks/overhead.py --device cuda --json "$results/overhead.jsonl"
-part "analysis" 150 "$python" benchmarks/analysis.py --device cuda --events 100000 400000 --json "$results/analysis.jsonl"
-part "truth beside full backward hooks" 40 "$python" benchmarks/truth_table.py --json "$results/truth.jsonl"
-part "memory" 90 "$python" benchmarks/memory.py --device cuda --rounds 2 --json "$results/memory.jsonl"
-part "Triton kernels of the recipes" 200 "$python" -m pytest -q tests/recipes -k triton -p no:cacheprovider
-part "attention" 90 "$python" benchmarks/recipe_cases/attention_gpu.py
+part() { # part NAME SECONDS LINES COMMAND...: run one part within its time, print its last lines
+  local name=$1 seconds=$2 lines=$3 left=$((deadline - SECONDS)) began=$SECONDS code out
+  shift 3
+  if [ "$left" -lt 10 ]; then
+    echo "== $name: LEFT OUT, no time"
+    failed=1
+    return
+  fi
+  out=$(mktemp)
+  timeout --kill-after=10 "$((seconds < left ? seconds : left))" "$@" >"$out" 2>&1
+  code=$?
+  { echo "== $name: $*"; cat "$out"; } >>"$log"
+  if [ "$code" -eq 0 ]; then
+    echo "== $name: $((SECONDS - began)) s"
+  else
+    echo "== $name: FAILED (exit $code), $((SECONDS - began)) s"
+    failed=1
+  fi
+  if [ "$name" = recipes ]; then
+    table=$out # printed last, so that a cut output still holds it
+  else
+    tail -n "$lines" "$out" | cut -c-160
+    rm -f "$out"
+  fi
+}
+
+tests() { # tests ARGUMENT...: pytest, in several processes where it can
+  local several=()
+  "$python" -c "import xdist" 2>/dev/null && several=(-p xdist.plugin -n "${GPU_JOBS:-8}")
+  "$python" -m pytest -q -p no:cacheprovider "${several[@]}" "$@"
+}
+export -f tests
+export python
+
+for name in "${parts[@]}"; do
+  case $name in
+    triton) part "$name" 150 6 bash -c 'tests tests/recipes -k triton' ;;
+    recipes)
+      part "$name" 270 0 "$python" benchmarks/recipe_gpu --seconds "${RECIPE_SECONDS:-200}" --json "$results/recipes_gpu.jsonl"
+      ;;
+    tests)
+      mapfile -t marked < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+      part "$name" 100 4 "$python" -m pytest -q -p no:cacheprovider -m gpu "${marked[@]}"
+      ;;
+    overhead) part "$name" 90 8 "$python" benchmarks/overhead.py --device cuda --json "$results/overhead.jsonl" ;;
+    analysis)
+      part "$name" 100 8 "$python" benchmarks/analysis.py --device cuda --events 100000 400000 --json "$results/analysis.jsonl"
+      ;;
+    truth) part "$name" 40 6 "$python" benchmarks/truth_table.py --json "$results/truth.jsonl" ;;
+    memory) part "$name" 90 6 "$python" benchmarks/memory.py --device cuda --rounds 2 --json "$results/memory.jsonl" ;;
+    *)
+      echo "no part $name: triton recipes tests overhead analysis truth memory" >&2
+      exit 2
+      ;;
+  esac
+done
+if [ -n "$table" ]; then
+  cut -c-160 "$table"
+  rm -f "$table"
+fi
+echo "whole outputs: $log"
 exit "$failed"

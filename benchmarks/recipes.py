@@ -14,11 +14,10 @@ import json
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 import recipe_cases
-import torch
 from _common import ROOT, Result, environment, finish, median, parser, print_table, timed
+from _peak import peak_bytes
 from recipe_cases.case import Case
 
 FIGURES = ROOT / "recipes" / "figures.json"
@@ -36,27 +35,6 @@ def all_cases(only: str | None) -> list[Case]:
 
 def key_of(case: Case) -> str:
     return f"{case.recipe}, {case.name}, beside {case.baseline}"
-
-
-def peak_bytes(step: Callable[[], object], device: str) -> int:
-    """Most bytes at one moment of a step beyond what was allocated when it began."""
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        step()
-    results = profiler.profiler.kineto_results
-    changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
 
 
 def measure(case: Case, device: str, rounds: int) -> dict[str, float]:

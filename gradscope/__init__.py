@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from gradscope.fitting import FitReport, fit
+    from gradscope.patching.patches import Patches, patch, patched
+    from gradscope.patching.plan import Plan, plan
     from gradscope.pipeline import profile, profiling
     from gradscope.report.report import Report
     from gradscope.report.report import load as load_report
@@ -34,6 +36,8 @@ __all__ = [
     "GradscopeError",
     "NothingMeasuredError",
     "OutputError",
+    "Patches",
+    "Plan",
     "Report",
     "RunFileError",
     "TargetError",
@@ -45,6 +49,9 @@ __all__ = [
     "diff",
     "fit",
     "load_report",
+    "patch",
+    "patched",
+    "plan",
     "profile",
     "profiling",
 ]
@@ -55,6 +62,8 @@ _HOMES = {
     "GradscopeError": ("gradscope.errors", "GradscopeError"),
     "NothingMeasuredError": ("gradscope.errors", "NothingMeasuredError"),
     "OutputError": ("gradscope.errors", "OutputError"),
+    "Patches": ("gradscope.patching.patches", "Patches"),
+    "Plan": ("gradscope.patching.plan", "Plan"),
     "Report": ("gradscope.report.report", "Report"),
     "RunFileError": ("gradscope.errors", "RunFileError"),
     "TargetError": ("gradscope.errors", "TargetError"),
@@ -65,6 +74,9 @@ _HOMES = {
     "diff": ("gradscope.compare", "diff"),
     "fit": ("gradscope.fitting", "fit"),
     "load_report": ("gradscope.report.report", "load"),
+    "patch": ("gradscope.patching.patches", "patch"),
+    "patched": ("gradscope.patching.patches", "patched"),
+    "plan": ("gradscope.patching.plan", "plan"),
     "profile": ("gradscope.pipeline", "profile"),
     "profiling": ("gradscope.pipeline", "profiling"),
 }

@@ -7,6 +7,7 @@ says what would run and why.
 
 # Each module is imported before the function of its name: afterwards the name here stays the function.
 from gradscope.recipes.attention import Attention, attention
+from gradscope.recipes.attention_mask import attention_mask
 from gradscope.recipes.cross_entropy import CrossEntropyLoss, cross_entropy
 from gradscope.recipes.dropout import Dropout, dropout
 from gradscope.recipes.embedding import Embedding, embedding
@@ -36,6 +37,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "attention_mask",
     "bias_gelu",
     "chunk",
     "cross_entropy",

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from gradscope.kernels.attention.dropout import draw_seed
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.recipes.attention_arguments import NAME, Arguments, arguments
-from gradscope.recipes.attention_backends import REASONS, against, by_torch
+from gradscope.recipes.attention_backends import (
+    REASONS,
+    against,
+    by_torch,
+    flash_on_the_cpu,
+    is_plain_on_the_cpu,
+    taken,
+)
 from gradscope.recipes.attention_function import AttentionFunction, Settings
 from gradscope.recipes.recipe import Recipe
 
@@ -128,13 +135,16 @@ def attention(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit, or ``backend`` cannot run here.
     """
+    no_option = attn_mask is None and softcap is None and alibi_slopes is None and window is None and not enable_gqa
+    if no_option and dropout_p == 0 and backend in ("auto", "flash") and is_plain_on_the_cpu(query, key, value):
+        return flash_on_the_cpu(query, key, value, is_causal, None, scale)
     given = arguments(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
     )
-    taken = _choice(given, backend).backend
-    if taken in ("cpu", "triton"):
+    chosen = taken(given, backend)
+    if chosen in ("cpu", "triton"):
         seed = draw_seed(query.device) if dropout_p > 0 else None
-        settings = Settings(given.scale, is_causal, given.dropout_p, softcap, given.left, given.right, taken)
+        settings = Settings(given.scale, is_causal, given.dropout_p, softcap, given.left, given.right, chosen)
         q, k, v = given.q, given.k, given.v
         if torch.compiler.is_compiling():  # it refuses a Function that is given one tensor twice
             k, v = k.view_as(k), v.view_as(v)
@@ -142,8 +152,8 @@ def attention(
             q, k, v, given.bias, given.alibi, seed, settings
         )
     else:
-        out = by_torch(given, taken)
-    return out if tuple(out.shape) == given.shape else out.reshape(given.shape)
+        out = by_torch(given, chosen)
+    return out if out.shape == given.shape else out.reshape(given.shape)
 
 
 class Attention(nn.Module):

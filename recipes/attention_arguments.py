@@ -48,13 +48,14 @@ class Arguments(NamedTuple):
 
     def extras(self) -> str | None:
         """What torch's SDPA has no argument for, in words that follow "no"."""
+        if self.softcap is None and self.alibi is None and self.left is None and self.right is None:
+            return None
         given = {
             "soft-cap": self.softcap is not None,
             "ALiBi": self.alibi is not None,
             "window": self.left is not None or self.right is not None,
         }
-        names = [name for name, is_given in given.items() if is_given]
-        return " and no ".join(names) or None
+        return " and no ".join(name for name, is_given in given.items() if is_given)
 
 
 def arguments(
@@ -76,15 +77,15 @@ def arguments(
         ValueError: something does not fit.
     """
     require_same_device(NAME, ("query", query), key=key, value=value)
-    query, key, value = (_under_autocast(x) for x in (query, key, value))
+    if _autocasts(query.device.type):
+        query, key, value = (_under_autocast(x) for x in (query, key, value))
     _check_tensors(query, key, value)
     left, right = _checked_window(window)
     require_range(NAME, "dropout_p", dropout_p, 0.0, 1.0)
     if softcap is not None:
         require_range(NAME, "softcap", softcap, 0.0, float("inf"), open_low=True, open_high=True)
     batch = _broadcast_batch(query, key, value)
-    q, k, v = (_four(x, batch) for x in (query, key, value))
-    q, k, v = _with_heads(q, k, v, enable_gqa)
+    q, k, v = _with_heads(_four(query, batch), _four(key, batch), _four(value, batch), enable_gqa)
     heads = (q.shape[1],) if max(query.dim(), key.dim(), value.dim()) > 2 else ()
     bias = None
     if attn_mask is not None:
@@ -105,14 +106,16 @@ def arguments(
     )
 
 
+def _autocasts(kind: str) -> bool:
+    available = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    return available and torch.is_autocast_enabled(kind)
+
+
 def _under_autocast(tensor: Tensor) -> Tensor:
     """As autocast treats SDPA: float64 stays, the rest becomes the lower precision."""
-    kind = tensor.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return tensor
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    return tensor.to(torch.get_autocast_dtype(kind))
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -134,6 +137,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _broadcast_batch(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
     """What stands before the heads, of all three."""
     batch = query.shape[:-3]
+    if batch == key.shape[:-3] and batch == value.shape[:-3]:
+        return batch  # torch.broadcast_shapes takes as long as a small attention
     for name, tensor in (("key", key), ("value", value)):
         try:
             batch = torch.broadcast_shapes(batch, tensor.shape[:-3])
@@ -144,6 +149,8 @@ def _broadcast_batch(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
 
 def _four(tensor: Tensor, batch: torch.Size) -> Tensor:
     """[batch, heads, length, size]."""
+    if tensor.dim() == 4 and len(batch) == 1 and tensor.shape[0] == batch[0]:
+        return tensor
     own = tensor[None] if tensor.dim() == 2 else tensor
     if own.shape[:-3] != batch:
         own = own.expand(*batch, *own.shape[-3:])
@@ -159,6 +166,8 @@ def _with_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tens
             refuse(NAME, "query", f"of {q.shape[1]} heads", f"a multiple of key's {k.shape[1]}")
         return q, k, v
     heads = q.shape[1]
+    if heads == k.shape[1] and heads == v.shape[1]:
+        return q, k, v
     for name, tensor in (("key", k), ("value", v)):
         if tensor.shape[1] != heads and 1 not in (tensor.shape[1], heads):
             expected = f"{heads}, as query has, or a divisor of them with enable_gqa=True"

@@ -14,8 +14,9 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from gradscope.kernels.attention import reference, triton_launch
 from gradscope.kernels.attention.options import Options
-from gradscope.kernels.check import dtype_text
-from gradscope.recipes.attention_arguments import Arguments
+from gradscope.kernels.check import FLOATING, dtype_text
+from gradscope.kernels.choice import choose
+from gradscope.recipes.attention_arguments import NAME, Arguments
 
 REASONS = {
     "cudnn": "cuDNN's kernel is the fastest on this GPU",
@@ -25,6 +26,7 @@ REASONS = {
     "triton": "our Triton kernel holds no scores, with dropout and every option",
     "math": "plain operations hold all scores in memory: slow, but nothing else can run here",
 }
+_ON_THE_CPU = ("flash", "cpu")  # the others are for CUDA, and "cpu" can do everything
 _HALF = (torch.float16, torch.bfloat16)
 _TORCHS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -48,12 +50,64 @@ def against(given: Arguments, wanted: str) -> dict[str, str | None]:
     return found
 
 
+def is_plain_on_the_cpu(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these, without any option, are right and go to the CPU's flash kernel as they are.
+
+    A shortcut for the commonest case, where checking and choosing takes as long as a small model's attention.
+    """
+    shape, dtype = query.shape if not query.is_nested else (), query.dtype
+    return (
+        len(shape) == 4
+        and query.is_cpu
+        and key.is_cpu
+        and value.is_cpu
+        and not (key.is_nested or value.is_nested)
+        and key.shape == shape
+        and value.shape == shape
+        and dtype in FLOATING
+        and key.dtype == dtype
+        and value.dtype == dtype
+        and query.stride(3) == 1
+        and key.stride(3) == 1
+        and value.stride(3) == 1
+        and query.numel() > 0
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def flash_on_the_cpu(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """torch's kernel, not through sdpa_kernel, which costs 10 µs a call and is one more thing for a compiler to trace.
+
+    And by torch's own binding: that of torch.ops costs another 3 µs.
+    """
+    out, _ = torch._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+    return out
+
+
+def taken(given: Arguments, wanted: str) -> str:
+    """The backend that runs, as :func:`explain` has it, without the words.
+
+    Raises:
+        ValueError: ``wanted`` is no backend, or cannot run here.
+    """
+    if wanted != "auto":
+        return choose(NAME, wanted, REASONS, against(given, wanted)).backend
+    for name in _ON_THE_CPU if given.q.device.type == "cpu" else REASONS:
+        if _why_not(name, given, wanted) is None:
+            return name
+    raise AssertionError("the last backend can do everything")
+
+
 def _why_not(name: str, given: Arguments, wanted: str) -> str | None:
     kind = given.q.device.type
-    if name == "cudnn":
-        return _against_cudnn(given, wanted)
     if name == "flash":
         return _against_flash_cpu(given) if kind == "cpu" else _against_flash_cuda(given)
+    if name == "cudnn":
+        return _against_cudnn(given, wanted)
     if name == "efficient":
         return _against_efficient(given)
     if name == "cpu":
@@ -75,11 +129,8 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
     if backend == "math" and (given.extras() is not None or (bias is not None and causal)):
         return _by_plain_operations(given)
     if backend == "flash" and given.q.device.type == "cpu":
-        # Not through sdpa_kernel, which costs 10 µs a call and is one more thing for a compiler to trace.
-        out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            given.q, given.k, given.v, 0.0, causal, attn_mask=_as_additive(bias, given.q.dtype), scale=given.scale
-        )
-        return out
+        mask = _as_additive(bias, given.q.dtype)
+        return flash_on_the_cpu(given.q, given.k, given.v, causal, mask, given.scale)
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(given.q.dtype)
     with sdpa_kernel(_TORCHS[backend]):
@@ -117,11 +168,12 @@ def _against_all(given: Arguments) -> str | None:
         return f"it knows no {extras}"
     if given.bias is not None and given.is_causal:
         return "it takes a mask or is_causal, not both"
-    if given.q.shape[3] != given.v.shape[3]:
-        return f"the sizes of query ({given.q.shape[3]}) and value ({given.v.shape[3]}) differ"
-    if 0 in (*given.q.shape, given.k.shape[2]):
+    q, k, v = given.q, given.k, given.v
+    if q.shape[3] != v.shape[3]:
+        return f"the sizes of query ({q.shape[3]}) and value ({v.shape[3]}) differ"
+    if q.numel() == 0 or k.shape[2] == 0:
         return "a dimension is 0"  # torch's CPU kernel divides by it
-    if any(x.stride(3) != 1 and x.shape[3] != 1 for x in (given.q, given.k, given.v)):
+    if (q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1) and q.shape[3] != 1:
         return "the last dimension of query, key or value is not contiguous"
     return None
 

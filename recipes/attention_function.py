@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gradscope.kernels.attention.launch import backward, forward
+from gradscope.kernels.once import first_derivative_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class AttentionFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_derivative_only("attention", 'backend="math" has a second derivative')
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, alibi, out, logsumexp, seed = ctx.saved_tensors
         settings: Settings = ctx.settings

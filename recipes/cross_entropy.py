@@ -21,8 +21,8 @@ from gradscope.kernels.check import (
 )
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
-from gradscope.kernels.cross_entropy.once import first_derivative_only
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, divisor
+from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
 from gradscope.kernels.support import why_no_triton
@@ -149,7 +149,8 @@ def cross_entropy(
     positions = math.prod(input.shape[2:])  # not -1: it says nothing of an empty batch
     settings = _Settings(ignore_index, reduction, label_smoothing, z_loss, softcap, choice.backend)
     wanted = torch.is_grad_enabled() and input.requires_grad
-    loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+    loss: Tensor
+    loss, _ = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         input.reshape(batch, classes, positions), target.reshape(batch, positions), weight, settings, wanted
     )
     if not torch.is_autocast_enabled(input.device.type):
@@ -173,7 +174,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, settings: _Settings, wanted: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         dtype = accumulate_dtype(logits.dtype)
         scale = None
         if settings.reduction == "mean":
@@ -192,17 +193,18 @@ class _CrossEntropy(torch.autograd.Function):
             wanted,
             settings.backend,
         )
-        ctx.save_for_backward(gradient, scale if late else None)
+        link = token(logits)
+        ctx.save_for_backward(gradient, scale if late else None, link)
         ctx.settings = settings
         if settings.reduction == "none":
-            return per_row
+            return per_row, link
         total = per_row.sum()
-        return total if scale is None else total * scale
+        return total if scale is None else total * scale, link
 
     @staticmethod
-    @first_derivative_only
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, late = ctx.saved_tensors
+    @first_derivative_only(_NAME, 'backend="torch" has a second derivative, but no z_loss and no softcap')
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, late, _ = ctx.saved_tensors
         rows = ctx.settings.reduction == "none"
         if rows or needed_again():
             by = upstream if late is None else upstream * late

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradscope.kernels.check import (
@@ -19,6 +18,7 @@ from gradscope.kernels.check import (
 )
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.gelu import cpu, triton_launch
+from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.recipe import Recipe
@@ -132,12 +132,18 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend
     if choice.backend == "torch":
         return functional.gelu((input + bias).to(input.dtype), approximate=approximate)
     wanted = torch.is_grad_enabled() and (input.requires_grad or bias.requires_grad)
-    return _BiasGELU.apply(input, bias, approximate, choice.backend, wanted)  # type: ignore[no-untyped-call]
+    found: Tensor
+    found, _ = _BiasGELU.apply(input, bias, approximate, choice.backend, wanted)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _BiasGELU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, bias: Tensor, approximate: str, backend: str, wanted: bool) -> Tensor:
+    def forward(
+        ctx: Any, input: Tensor, bias: Tensor, approximate: str, backend: str, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
+        pre = None
         if backend == "triton":
             output = triton_launch.forward(input, bias, approximate)
             kept: tuple[Tensor, ...] = (input, bias)
@@ -147,17 +153,19 @@ class _BiasGELU(torch.autograd.Function):
         if wanted:
             ctx.save_for_backward(*kept)
         ctx.approximate, ctx.backend, ctx.bias_dtype = approximate, backend, bias.dtype
-        return output
+        return output, pre  # pre is returned for first_derivative_only, which needs an output or the inputs saved
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    @first_derivative_only("bias_gelu", 'backend="torch" has a second derivative')
+    def backward(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        if upstream is None:
+            return None, None, None, None, None
         if ctx.backend == "triton":
             x, bias = ctx.saved_tensors
             found, of_bias = triton_launch.backward(upstream, x, bias, ctx.approximate)
             return found, of_bias, None, None, None
         (pre,) = ctx.saved_tensors
-        found = cpu.backward(upstream, pre, ctx.approximate, in_place=not needed_again())
+        found = cpu.backward(upstream, pre.detach(), ctx.approximate, in_place=not needed_again())
         summed = None
         if ctx.needs_input_grad[1]:
             rows = found.flatten(0, -2) if found.dim() > 1 else found[None]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gradscope.kernels.check import refuse, require_dtype, shape_text
 from gradscope.kernels.heads import layout
+from gradscope.kernels.once import first_derivative_only, token
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -35,6 +35,8 @@ ABOUT = Recipe(
     backends=(("torch", "every device; views and copies only. Measured on CPU; not yet run on a GPU"),),
     sources=("xformers, ops/unbind.py: a backward that returns a view", "llm.c: one buffer for dq, dk and dv"),
 )
+
+_INSTEAD = "torch's split, unflatten, transpose and flatten have a second derivative"
 
 
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
@@ -101,7 +103,7 @@ def split_qkv(qkv: Tensor, heads: int, *, kv_heads: int | None = None) -> tuple[
         ValueError: the last dimension is not made of so many heads, or ``heads`` is no multiple of ``kv_heads``.
     """
     kv_heads = check_packed("split_qkv", qkv, heads, kv_heads)
-    q, k, v = _SplitQKV.apply(qkv, heads, kv_heads)  # type: ignore[no-untyped-call]
+    q, k, v, _ = _SplitQKV.apply(qkv, heads, kv_heads)  # type: ignore[no-untyped-call]
     return q, k, v
 
 
@@ -117,7 +119,9 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
         refuse("split_heads", "x", shape_text(x), "[batch, tokens, heads · size]")
     if heads < 1 or x.shape[2] % heads:
         refuse("split_heads", "heads", heads, f"a divisor of {x.shape[2]}, x's last dimension")
-    return _SplitHeads.apply(x, heads)  # type: ignore[no-untyped-call, no-any-return]
+    found: Tensor
+    found, _ = _SplitHeads.apply(x, heads)  # type: ignore[no-untyped-call]
+    return found
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -130,7 +134,9 @@ def merge_heads(x: Tensor) -> Tensor:
     """
     if x.dim() != 4:
         refuse("merge_heads", "x", shape_text(x), "[batch, heads, tokens, size]")
-    return _MergeHeads.apply(x)  # type: ignore[no-untyped-call, no-any-return]
+    found: Tensor
+    found, _ = _MergeHeads.apply(x)  # type: ignore[no-untyped-call]
+    return found
 
 
 def check_packed(function: str, qkv: Tensor, heads: int, kv_heads: int | None) -> int:
@@ -156,8 +162,8 @@ def _dimension(function: str, argument: str, tensor: Tensor, dim: int) -> int:
 
 
 def _split(tensor: Tensor, sections: list[int], dim: int) -> tuple[Tensor, ...]:
-    parts: tuple[Tensor, ...] = _Split.apply(tensor, sections, dim)  # type: ignore[no-untyped-call]
-    return parts
+    *parts, _ = _Split.apply(tensor, sections, dim)  # type: ignore[no-untyped-call]
+    return tuple(parts)
 
 
 class _Split(torch.autograd.Function):
@@ -166,55 +172,63 @@ class _Split(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.sections, ctx.dim = sections, dim
         ctx.shape, ctx.like = tensor.shape, {"dtype": tensor.dtype, "device": tensor.device}
-        return tensor.split_with_sizes(sections, dim)
+        link = token(tensor)
+        ctx.save_for_backward(link)
+        return *tensor.split_with_sizes(sections, dim), link
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("split or chunk", "torch's have a second derivative")
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
-        whole = layout.whole_of(gradients, ctx.dim)
+        whole = layout.whole_of(gradients[:-1], ctx.dim)
         if whole is None:
             whole = torch.empty(ctx.shape, **ctx.like)
-            layout.fill_parts(whole.split_with_sizes(ctx.sections, ctx.dim), gradients)
+            layout.fill_parts(whole.split_with_sizes(ctx.sections, ctx.dim), gradients[:-1])
         return whole, None, None
 
 
 class _SplitQKV(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.heads, ctx.kv_heads = heads, kv_heads
         ctx.shape, ctx.like = qkv.shape, {"dtype": qkv.dtype, "device": qkv.device}
-        return layout.qkv_views(qkv, heads, kv_heads)
+        link = token(qkv)
+        ctx.save_for_backward(link)
+        return *layout.qkv_views(qkv, heads, kv_heads), link
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("split_qkv", _INSTEAD)
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None]:
-        whole = layout.whole_of(gradients, 1)
+        whole = layout.whole_of(gradients[:-1], 1)
         if whole is not None:
             return layout.merge_heads(whole), None, None
         packed = torch.empty(ctx.shape, **ctx.like)
-        layout.fill_parts(layout.qkv_views(packed, ctx.heads, ctx.kv_heads), gradients)
+        layout.fill_parts(layout.qkv_views(packed, ctx.heads, ctx.kv_heads), gradients[:-1])
         return packed, None, None
 
 
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, heads: int) -> Tensor:
-        return layout.split_heads(x, heads)
+    def forward(ctx: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+        link = token(x)
+        ctx.save_for_backward(link)
+        return layout.split_heads(x, heads), link
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    @first_derivative_only("split_heads", _INSTEAD)
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:
         return layout.merge_heads(gradient), None
 
 
 class _MergeHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         ctx.heads = x.shape[1]
-        return layout.merge_heads(x)
+        link = token(x)
+        ctx.save_for_backward(link)
+        return layout.merge_heads(x), link
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor]:
+    @first_derivative_only("merge_heads", _INSTEAD)
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor]:
         return (layout.split_heads(gradient, ctx.heads),)

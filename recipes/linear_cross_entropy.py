@@ -97,7 +97,7 @@ def _run(
     )
     rows = math.prod(input.shape[:-1])
     flat = input.reshape(rows, input.shape[-1]), target.reshape(rows)
-    loss, logits = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    loss, logits, _ = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         flat[0], linear_weight, flat[1], linear_bias, weight, settings
     )
     if not torch.is_autocast_enabled(input.device.type):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.kernels.cross_entropy.once import first_derivative_only
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, divisor
 from gradscope.kernels.linear_cross_entropy.launch import losses_and_gradients
+from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
 
@@ -32,7 +32,7 @@ class Settings:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Of inputs [rows, features] and targets [rows]; returns the loss and the logits, empty where not wanted.
+    """Of inputs [rows, features] and targets [rows]; returns the loss, the logits, empty where not wanted, and a token.
 
     A mean or a sum gives each row the same upstream gradient: forward computes the gradients, and backward scales them.
     With ``reduction="none"`` each row has its own, by which the weight's gradient cannot be scaled afterwards: backward
@@ -48,7 +48,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         linear_bias: Tensor | None,
         weight: Tensor | None,
         settings: Settings,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # no zeros in the size of the logits
         ctx.settings = settings
         rows = settings.reduction == "none"
@@ -64,28 +64,31 @@ class LinearCrossEntropy(torch.autograd.Function):
             input, linear_weight, target, linear_bias, weight, early, settings, wanted, settings.logits_wanted, late
         )
         ctx.mark_non_differentiable(logits)
+        link = token(input)
         if rows:
-            ctx.save_for_backward(input, linear_weight, target, linear_bias, weight)
-            return loss, logits
-        ctx.save_for_backward(*gradients, scale if late else None)
+            ctx.save_for_backward(input, linear_weight, target, linear_bias, weight, link)
+            return loss, logits, link
+        ctx.save_for_backward(*gradients, scale if late else None, link)
         ctx.dtypes = tuple(None if tensor is None else tensor.dtype for tensor in (input, linear_weight, linear_bias))
         total = loss.sum()
-        return total if scale is None else total * scale, logits
+        return total if scale is None else total * scale, logits, link
 
     @staticmethod
-    @first_derivative_only
-    def backward(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    @first_derivative_only(
+        "linear_cross_entropy", 'backend="torch" has a second derivative, but no z_loss and no softcap'
+    )
+    def backward(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: Settings = ctx.settings
         if upstream is None:
             return None, None, None, None, None, None
         if settings.reduction == "none":
-            x, linear_weight, target, linear_bias, weight = ctx.saved_tensors
+            x, linear_weight, target, linear_bias, weight, _ = ctx.saved_tensors
             found = _run(
                 x, linear_weight, target, linear_bias, weight, upstream, settings, settings.wanted, False, False
             )
             gradients: list[Tensor | None] = list(found[1:4])
         else:
-            *left, late = ctx.saved_tensors
+            *left, late, _ = ctx.saved_tensors
             gradients = [
                 _scaled(gradient, upstream, late, dtype, settings.backend) if wanted else None
                 for gradient, dtype, wanted in zip(left, ctx.dtypes, settings.wanted, strict=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gradscope.kernels.dropout import cpu as cpu_dropout
 from gradscope.kernels.norm import cpu, triton_launch
+from gradscope.kernels.once import first_derivative_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RMSNorm(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("rms_norm", 'backend="torch" has a second derivative')
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, factor, weight = ctx.saved_tensors
         found, of_weight = cpu.rms_backward(upstream, x, factor, weight, ctx.needs_input_grad[1])
@@ -78,7 +78,7 @@ class AddNorm(torch.autograd.Function):
         return output, stream
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("add_layer_norm or add_rms_norm", 'backend="torch" has a second derivative')
     def backward(
         ctx: Any, upstream: Tensor | None, passed: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None, None]:

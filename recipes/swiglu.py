@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.support import why_no_triton
 from gradscope.kernels.swiglu import launch
 from gradscope.recipes.recipe import Recipe
@@ -104,7 +104,7 @@ class _SwiGLU(torch.autograd.Function):
         return launch.forward(gate, up, backend)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only(_NAME, 'backend="torch" has a second derivative')
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         gate, up = ctx.saved_tensors
         of_gate, of_up = launch.backward(upstream, gate, up, ctx.backend)

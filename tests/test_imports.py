@@ -30,7 +30,19 @@ _ALLOWED: dict[str, set[str]] = {
     "kernels": _BASE,
     "pipeline": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report"},
     "fitting": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report", "pipeline"},
-    "cli": {*_BASE, "compat", "workload", "pipeline", "fitting", "report", "compare", "recipes"},
+    "patch": {
+        *_BASE,
+        "compat",
+        "workload",
+        "capture",
+        "trace",
+        "attribute",
+        "report",
+        "compare",
+        "pipeline",
+        "recipes",
+    },
+    "cli": {*_BASE, "patching", "compat", "workload", "pipeline", "fitting", "report", "compare", "recipes"},
 }
 
 

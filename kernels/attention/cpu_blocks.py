@@ -17,8 +17,9 @@ from gradscope.kernels.attention.dropout import kept_bits, keys_of, threshold, z
 from gradscope.kernels.attention.options import Options, accumulate_dtype
 
 ROWS = 128  # of a block, over the query heads of a group
+SHORT = 512  # up to so many queries a block has half the rows: a causal mask then hides more blocks
 KEYS = 256
-SCORES = 1 << 18  # of a block, over its groups: a core's second-level cache
+SCORES = 1 << 18  # of a block, over its groups, for each thread: a core's second-level cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,16 @@ class Work:
         self._device = q.device
         self._scratch: dict[str, Tensor] = {}
         self._outside: dict[tuple[int, ...], Tensor] = {}
-        self.query_step = max(1, min(self.queries, ROWS // max(1, self.repeats)))
+        rows = ROWS // 2 if options.is_causal and self.queries <= SHORT else ROWS
+        self.query_step = max(1, min(self.queries, rows // max(1, self.repeats)))
         self.key_step = max(1, min(self.keys, KEYS))
 
     def groups(self) -> Iterator[tuple[slice, slice]]:
         """Slices of the batch and of the key heads: as many at once as keep a block small."""
         each = self.query_step * self.repeats * self.key_step
-        room = max(1, SCORES // each)
-        parts = -(-self.kv_heads // room)
-        heads = max(1, -(-self.kv_heads // max(1, parts)))  # of one size: the last part is not a small one
-        samples = max(1, room // self.kv_heads) if heads == self.kv_heads else 1
+        room = max(1, SCORES * torch.get_num_threads() // each)
+        heads = _even_part(self.kv_heads, room)
+        samples = _even_part(self.batch, room // self.kv_heads) if heads == self.kv_heads else 1
         for b in range(0, self.batch, samples):
             for h in range(0, self.kv_heads, heads):
                 yield slice(b, min(b + samples, self.batch)), slice(h, min(h + heads, self.kv_heads))
@@ -169,6 +170,12 @@ class Work:
             else:
                 self._outside[name] = full.triu(above) if below is None else full.triu(above).add_(full.tril(below))
         return self._outside[name]
+
+
+def _even_part(count: int, room: int) -> int:
+    """At most ``room`` of ``count`` at once, so that the last part is not a small one."""
+    parts = -(-count // max(1, room))
+    return -(-count // max(1, parts)) or 1
 
 
 def heads_of(tensor: Tensor, batch: slice, heads: slice, dtype: torch.dtype) -> Tensor:

@@ -1,18 +1,18 @@
 """Which attention weights dropout keeps, from a seed and their position alone: nothing is stored, any block will do.
 
-Every query row and every key has a key of 31 random bits: splitmix64 (Steele, Lea and Flood, Fast Splittable
+Every query row and every key has a key of 32 random bits: splitmix64 (Steele, Lea and Flood, Fast Splittable
 Pseudorandom Number Generators, 2014) of the seed and its number. A weight is kept where a hash of the sum of its row's
-and its column's bits is above the threshold: two rounds of the multiply and xor-shift of a 32-bit finalizer, on 31
-bits, so that torch's signed integers shift as unsigned ones would. Everything is integer arithmetic that torch's CPU
-kernels vectorize: drawing from a generator costs ten times as much, and comparing to booleans another three.
+and its column's bits is above the threshold: two rounds of the xor-shift and multiply of a 32-bit finalizer, of which
+the highest 31 bits are read. torch's shifts are signed: x ^ (x >> n) then clears the highest bit and, where it was set,
+flips the n below, which maps two words each to one and so stays uniform. Everything is integer arithmetic that torch's
+CPU kernels vectorize, in ten passes over the block: drawing from a generator costs ten times as much, and comparing to
+booleans another three.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-_LOW = 0x7FFFFFFF
 
 
 def draw_seed(device: torch.device) -> Tensor:
@@ -21,7 +21,7 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def threshold(dropout_p: float) -> int:
-    """Hashes below it are dropped; they are uniform in [0, 2³¹)."""
+    """So many of 2³¹ hashes are dropped."""
     return round(dropout_p * 2**31)
 
 
@@ -31,7 +31,7 @@ def keys_of(seed: int, side: int, count: int, device: torch.device) -> Tensor:
     x.mul_(2).add_(side).mul_(_signed(0x9E3779B97F4A7C15)).add_(_mixed(seed))
     x.bitwise_xor_((x >> 30) & 0x3FFFFFFFF).mul_(_signed(0xBF58476D1CE4E5B9))
     x.bitwise_xor_((x >> 27) & 0x1FFFFFFFFF).mul_(_signed(0x94D049BB133111EB))
-    return (x >> 33).bitwise_and_(_LOW).to(torch.int32)
+    return (x >> 32).to(torch.int32)
 
 
 def kept_bits(rows: Tensor, columns: Tensor, below: int, out: Tensor, scratch: Tensor) -> Tensor:
@@ -42,14 +42,13 @@ def kept_bits(rows: Tensor, columns: Tensor, below: int, out: Tensor, scratch: T
         below: from :func:`threshold`.
         out, scratch: int32, of the block's shape; overwritten. ``out`` is returned.
     """
-    torch.add(rows, columns, out=out).bitwise_and_(_LOW)
+    torch.add(rows, columns, out=out)
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         torch.bitwise_right_shift(out, shift, out=scratch)
-        out.bitwise_xor_(scratch).mul_(factor).bitwise_and_(_LOW)
-    torch.bitwise_right_shift(out, 15, out=scratch)
-    out.bitwise_xor_(scratch)
-    # below - 1 - hash is negative where the weight is kept; its sign fills the word.
-    return torch.sub(below - 1, out, out=out).bitwise_right_shift_(31)
+        out.bitwise_xor_(scratch).mul_(factor)
+    # With hashes in [-2³⁰, 2³⁰) the difference is no overflow; it is negative where the weight is kept, and its sign
+    # fills the word.
+    return torch.sub(below - 2**30 - 1, out.bitwise_right_shift_(1), out=out).bitwise_right_shift_(31)
 
 
 def zero_dropped(weights: Tensor, kept: Tensor, out: Tensor) -> Tensor:

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from gradscope.kernels.on_device import on_device
 from gradscope.kernels.opaque import opaque
 from gradscope.kernels.rope import cpu
+from gradscope.kernels.rope.layout import empty_as
 
 
-def _fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, backend: str) -> Tensor:
-    return empty_as(x)
+def _fake(given: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, sign: int, backend: str) -> list[Tensor]:
+    return [empty_as(x) for x in given]
 
 
 @opaque("rope", _fake)
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, backend: str) -> Tensor:
-    """``x`` rotated, in memory of its own.
+def rotated(given: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, sign: int, backend: str) -> list[Tensor]:
+    """Each tensor rotated, in memory of its own.
 
     Args:
-        x: [batch, heads, tokens, size], any strides.
+        given: [batch, heads, tokens, size] each, any strides.
         cos, sin: [batch or 1, 1, tokens, pairs], float32, or float64 for float64.
         sign: 1, or -1 for the inverse.
         backend: "cpu" or "triton".
 
     Returns:
-        As ``x``; tokens before heads in memory where ``x`` has them so.
+        As ``given``; tokens before heads in memory where a tensor has them so.
     """
-    out = empty_as(x)
-    if x.numel():
-        (_launch if backend == "triton" else cpu.rotate)(x, cos, sin, interleaved, sign, out)
-    return out
-
-
-def empty_as(x: Tensor) -> Tensor:
-    """Uninitialized; dense, with heads next to each other in memory, or tokens, as ``x`` has them."""
-    batch, heads, tokens, size = x.shape
-    if x.stride(1) < x.stride(2):
-        return torch.empty((batch, tokens, heads, size), dtype=x.dtype, device=x.device).transpose(1, 2)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    made = [empty_as(x) for x in given]
+    if backend == "cpu":
+        cpu.rotate(given, cos, sin, interleaved, sign, made)
+        return made
+    for x, out in zip(given, made, strict=True):
+        if x.numel():
+            _launch(x, cos, sin, interleaved, sign, out)
+    return made
 
 
 def _launch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which two features of a head make a pair, and the rotation written out; for tests and for torch.compile too.
+"""Which two features of a head make a pair, where results lie, and the rotation written out, for tests.
 
 With the angle θ of a position and a pair (a, b):
 
@@ -20,6 +20,14 @@ def pairs_of(x: Tensor, rotary: int, interleaved: bool) -> tuple[Tensor, Tensor]
     if interleaved:
         return x[..., 0:rotary:2], x[..., 1:rotary:2]
     return x[..., : rotary // 2], x[..., rotary // 2 : rotary]
+
+
+def empty_as(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Uninitialized; dense, with heads next to each other in memory, or tokens, as ``x`` has them."""
+    batch, heads, tokens, size = x.shape
+    if x.stride(1) < x.stride(2):
+        return torch.empty((batch, tokens, heads, size), dtype=dtype or x.dtype, device=x.device).transpose(1, 2)
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
 def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -165,11 +166,39 @@ def test_the_reference_is_what_users_write(interleaved: bool) -> None:
         torch.testing.assert_close(truth, torch.view_as_real(turned).flatten(-2))
 
 
-def test_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(2, 3, 7, 8)
-    expected = rope(x, *tables(7, 4))
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 2 * 2 * 3 * 8 * 4)
-    assert torch.equal(rope(x, *tables(7, 4)), expected)
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_tokens_at_a_time(interleaved: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, 7, 8).to(dtype)
+    expected = rope(x, *tables(7, 4), interleaved=interleaved)
+    monkeypatch.setattr(cpu, "SCRATCH_BYTES", 2 * 2 * 3 * 8 * 4)
+    with dirty_memory():
+        assert torch.equal(rope(x, *tables(7, 4), interleaved=interleaved), expected)
+
+
+def odd_offset(x: Tensor) -> Tensor:
+    memory = torch.empty(x.numel() + 1)
+    return memory[1:].view_as(x).copy_(x)
+
+
+@pytest.mark.parametrize(
+    "laid",
+    [
+        odd_offset,
+        lambda x: torch.nn.functional.pad(x, (0, 1))[..., :-1],  # rows of an odd length
+        lambda x: x.mT.contiguous().mT,  # neighbours apart
+        lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag,  # a negative view
+        lambda x: x[:, :1].expand(2, 3, 7, 8),
+    ],
+)
+def test_pairs_that_are_no_complex_numbers_in_memory(laid: Callable[[Tensor], Tensor]) -> None:
+    """Edge case 11."""
+    given = laid(torch.randn(2, 3, 7, 8))
+    x = given.detach().clone().requires_grad_()
+    expected = by_hand(x, *tables(7, 4), True)
+    (gradient,) = torch.autograd.grad(expected, x, given)
+    torch.testing.assert_close(rope(given, *tables(7, 4), interleaved=True), expected)
+    torch.testing.assert_close(torch.autograd.grad(rope(x, *tables(7, 4), interleaved=True), x, given)[0], gradient)
 
 
 def test_layout_of_the_result_lets_heads_merge_without_a_copy() -> None:
@@ -239,10 +268,11 @@ def test_second_derivative_is_refused_and_deterministic_mode_is_fine() -> None:
         out = rope(x, *tables(7, 4))
     finally:
         torch.use_deterministic_algorithms(False)
-    upstream = torch.ones_like(x, requires_grad=True)
-    (first,) = torch.autograd.grad(out, x, upstream, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    for requires_grad in (False, True):
+        upstream = torch.ones_like(x, requires_grad=requires_grad)
+        (first,) = torch.autograd.grad(out, x, upstream, create_graph=True)
+        with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+            first.sum().backward()
 
 
 @COMPILES
@@ -281,6 +311,9 @@ def test_module_has_exact_tables_and_no_state() -> None:
 def test_explain() -> None:
     choice = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2))
     assert choice.backend == "cpu" and choice.refused == {"triton": "Triton has no cpu backend"}
+    assert choice.reason == "a product and two fused multiply-adds into the result"
+    turned = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2), interleaved=True)
+    assert turned.reason == "a product of complex numbers, which interleaved pairs are in memory"
 
 
 X = torch.zeros(2, 3, 7, 8)

@@ -95,14 +95,18 @@ def bias_gradient(
             BLOCK_N,
         )
         found += ds
+    # In 64 bits: a part for each block of rows passes 2^31 elements from some 400,000 queries and keys on.
     to = at_head(into, own_batch, own_head)
+    row_offset = rows.to(tl.int64) * into.row
+    column_offset = columns.to(tl.int64) * into.column
+    row_part = row_block.to(tl.int64) * into.row
+    column_part = column_block.to(tl.int64) * into.column
     if ONE_ROW and ONE_COLUMN:
-        tl.store(to + row_block * into.row + column_block * into.column, tl.sum(tl.sum(found, 1), 0))
+        tl.store(to + row_part + column_part, tl.sum(tl.sum(found, 1), 0))
     elif ONE_ROW:
-        tl.store(to + row_block * into.row + columns * into.column, tl.sum(found, 0), mask=columns < terms.keys)
+        tl.store(to + row_part + column_offset, tl.sum(found, 0), mask=columns < terms.keys)
     elif ONE_COLUMN:
-        at = to + rows.to(tl.int64) * into.row + column_block * into.column
-        tl.store(at, tl.sum(found, 1), mask=there)
+        tl.store(to + row_offset + column_part, tl.sum(found, 1), mask=there)
     else:
-        at = to + rows.to(tl.int64)[:, None] * into.row + columns[None, :] * into.column
+        at = to + row_offset[:, None] + column_offset[None, :]
         tl.store(at, found, mask=there[:, None] & (columns < terms.keys)[None, :])

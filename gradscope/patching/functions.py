@@ -1,0 +1,112 @@
+"""A function compiled again from edited source: same globals, defaults and closure; the recipes are new free names."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterable, Mapping
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from gradscope.patching.edits import Edit, Replacement, edited
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.source import Definition, FunctionSource, SourceFile
+
+_FUTURE = 0x1FF0000  # the compiler flags of ``from __future__`` lie here in co_flags
+
+
+def rebuilt(
+    function: FunctionType, source: FunctionSource, edits: Iterable[Edit], names: Mapping[str, Any]
+) -> FunctionType:
+    """``function`` with ``edits`` made in its body; ``names`` are what its new text calls beside its own globals.
+
+    Raises:
+        Refusal: the edited text does not compile.
+    """
+    edits = list(edits)
+    text = edited(source.file.text, [part for edit in edits for part in edit.replacements])
+    name = f"<gradscope {source.file.name}>"
+    definition = _found(_parsed(text, name), source)
+    code = _compiled(definition, source, {*names, *function.__code__.co_freevars}, name, function.__code__)
+    held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells = tuple(held[free] if free in held else CellType(names[free]) for free in code.co_freevars)
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__annotations__ = dict(function.__annotations__)
+    made.__doc__, made.__qualname__, made.__module__ = function.__doc__, function.__qualname__, function.__module__
+    made.__dict__.update(function.__dict__)
+    lines = text.decode().splitlines(keepends=True)
+    linecache.cache[name] = (len(text), None, lines, name)
+    return made
+
+
+def _parsed(text: bytes, name: str) -> ast.Module:
+    try:
+        return ast.parse(text, name)
+    except SyntaxError as error:
+        raise Refusal(f"the edited source does not compile: {error}") from error
+
+
+def _found(tree: ast.Module, source: FunctionSource) -> Definition:
+    """The definition that stands where the original's stood among all of that name."""
+    wanted = [node for node in ast.walk(source.file.tree) if isinstance(node, Definition)]
+    found = [node for node in ast.walk(tree) if isinstance(node, Definition)]
+    if len(wanted) != len(found):
+        raise Refusal("the edit adds or removes a function")
+    return found[wanted.index(source.definition)]
+
+
+def _compiled(definition: Definition, source: FunctionSource, free: set[str], name: str, old: CodeType) -> CodeType:
+    """The code of ``definition``, inside a function that has the ``free`` names and, for a method, its class."""
+    definition.decorator_list = []
+    body: list[ast.stmt] = [definition]
+    above = source.file.parents[source.definition]
+    while above is not source.file.tree and not isinstance(above, (ast.ClassDef, ast.FunctionDef)):
+        above = source.file.parents[above]
+    outer = ast.parse("def _(): pass").body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    outer.args.args = [ast.arg(arg=each) for each in sorted(free)]
+    if isinstance(above, ast.ClassDef):  # names that begin with two underscores carry the class's
+        around = ast.parse(f"class {above.name}: pass").body[0]
+        assert isinstance(around, ast.ClassDef)
+        around.body, body = body, [around]
+    outer.body = body
+    module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
+    whole = compile(module, name, "exec", flags=old.co_flags & _FUTURE, dont_inherit=True)
+    for code in _nested(whole):
+        if code.co_name == definition.name and code.co_firstlineno == definition.lineno and code.co_name != "_":
+            return code
+    raise Refusal(f"{definition.name} was not found in the edited source")
+
+
+def _nested(code: CodeType) -> Iterable[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def in_file(file: SourceFile, edits: Iterable[Edit]) -> str:
+    """The whole file's text with ``edits`` made and the recipes imported."""
+    edits = list(edits)
+    imports = sorted({pair for edit in edits for pair in edit.imports})
+    replacements = [part for edit in edits for part in edit.replacements]
+    if imports:
+        replacements.append(_import(file, imports))
+    return edited(file.text, replacements).decode()
+
+
+def _import(file: SourceFile, imports: list[tuple[str, str]]) -> Replacement:
+    """A line behind the last import at the top of the file; else behind its docstring."""
+    line = 0
+    for node in file.tree.body:
+        leading = isinstance(node, (ast.Import, ast.ImportFrom)) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if not leading:
+            break
+        line = node.end_lineno or node.lineno
+    names = ", ".join(name if name == known else f"{name} as {known}" for name, known in imports)
+    start = file.line_starts[line + 1]
+    newline = "" if start == 0 or file.text[start - 1 : start] == b"\n" else "\n"
+    return Replacement(start, start, f"{newline}from gradscope.recipes import {names}\n")

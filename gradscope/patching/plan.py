@@ -1,0 +1,117 @@
+"""What could be replaced in a model, found in one recorded step that leaves everything as it was."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gradscope.capture.state import preserved
+from gradscope.errors import UsageError
+from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.record import Recording, record
+from gradscope.patching.sites import Site, find_sites
+from gradscope.patching.source import SourceFile
+from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Filter = Callable[[str, nn.Module], bool]
+
+
+@dataclass(eq=False)
+class Plan:
+    """The sites of a model, and why those that cannot be replaced cannot."""
+
+    sites: list[Site]
+    files: dict[str, SourceFile]
+
+    @property
+    def supported(self) -> list[Site]:
+        """The sites that can be replaced."""
+        return [site for site in self.sites if site.supported]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a site: path, source, recipe, supported, reasons."""
+        import pandas as pd
+
+        rows = [
+            {
+                "path": site.path,
+                "source": site.source,
+                "recipe": site.recipe,
+                "supported": site.supported,
+                "reasons": "; ".join(site.reasons),
+            }
+            for site in self.sites
+        ]
+        return pd.DataFrame(rows, columns=["path", "source", "recipe", "supported", "reasons"])
+
+
+def plan(
+    model: nn.Module | Workload,
+    batch: Any = None,
+    loss: Any = None,
+    *,
+    recipes: Iterable[str] | None = None,
+    filter: Filter | None = None,
+    device: str = "auto",
+) -> Plan:
+    """Find what could be replaced in ``model``, without changing anything.
+
+    One training step, forward and backward, is run on ``batch`` and recorded; parameters, buffers, gradients, random
+    state and the modules' attributes are put back.
+
+    Args:
+        model: an ``nn.Module``, or a :class:`~gradscope.Workload` that holds everything.
+        batch: as in :func:`gradscope.profile`; of an iterator the first is taken.
+        loss: as in :func:`gradscope.profile`.
+        recipes: names of recipes to look for; None is all.
+        filter: ``filter(path, module)`` tells which modules may be changed.
+        device: "cpu", "cuda", or "auto": where the model is, or CUDA where there is one.
+
+    Raises:
+        UsageError: a recipe of that name is not matched by anything.
+        WorkloadError: the model, batch and loss do not make a training step.
+        Exception: whatever the model raises.
+    """
+    workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss)
+    matchers = _chosen(recipes)
+    recording = record_step(workload, resolve_device(device, workload.model))
+    files: dict[str, SourceFile] = {}
+    sites = find_sites(workload.model, recording, matchers, files)
+    if filter is not None:
+        sites = [site for site in sites if site.module is None or filter(site.path, site.module)]
+    return Plan(sites, files)
+
+
+def record_step(workload: Workload, device: torch.device) -> Recording:
+    """One forward and loss of the workload, recorded; all is as before, and nothing of the step lives on."""
+    with preserved(workload.model, workload.batch, None, device), import_path(workload.folder):
+        batch = next(Batches(workload.batch, device, needed=1))
+
+        def step() -> None:
+            output = call_model(workload.model, batch)
+            scalar_loss(output, batch, workload.loss)
+
+        recording, _ = record(step)
+        gc.collect()
+        for value in recording.values:
+            value.settle()
+    return recording
+
+
+def _chosen(recipes: Iterable[str] | None) -> dict[str, Any]:
+    if recipes is None:
+        return dict(MATCHERS)
+    names = list(recipes)
+    unknown = sorted(set(names) - set(MATCHERS))
+    if unknown:
+        raise UsageError(f"no recipe to patch in is called {unknown[0]!r}; there are {', '.join(MATCHERS)}.")
+    return {name: MATCHERS[name] for name in names}

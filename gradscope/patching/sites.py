@@ -1,0 +1,206 @@
+"""Where a recording can be rewritten: matches, their edits, and the modules whose code holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from gradscope.patching.edits import Edit, edit_of
+from gradscope.patching.match import Match
+from gradscope.patching.record import Frame, Node, Recording
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.source import FunctionSource, SourceFile
+
+Matcher = Callable[[Recording], Iterator[Match]]
+
+
+@dataclass(eq=False)
+class Link:
+    """One function on the way from a module's method to the code that is edited."""
+
+    function: FunctionType
+    name: str  # how the function above calls it; of the first: the method's name
+
+
+@dataclass(eq=False)
+class Site:
+    """One expression of one module's code, and what would stand there."""
+
+    path: str  # of the module; "" is the root
+    recipe: str
+    file: str
+    line: int
+    module: nn.Module | None = None
+    chain: tuple[Link, ...] = ()
+    edit: Edit | None = None
+    reasons: list[str] = field(default_factory=list)
+    matches: list[Match] = field(default_factory=list)
+
+    @property
+    def supported(self) -> bool:
+        """Whether it can be replaced."""
+        return self.edit is not None and not self.reasons
+
+    @property
+    def source(self) -> str:
+        """``model.py:65``."""
+        return f"{self.file}:{self.line}"
+
+
+def find_sites(
+    model: nn.Module, recording: Recording, matchers: Mapping[str, Matcher], files: dict[str, SourceFile]
+) -> list[Site]:
+    """Every match of ``matchers``, as sites of ``model``, supported or with the reasons why not.
+
+    ``files`` are source files read before; those read here are added.
+    """
+    finder = _Finder(model, recording, files)
+    for matcher in matchers.values():
+        for match in matcher(recording):
+            finder.add(match)
+    return finder.sites()
+
+
+class _Finder:
+    def __init__(self, model: nn.Module, recording: Recording, files: dict[str, SourceFile]) -> None:
+        self.recording = recording
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.files = files
+        self.found: dict[tuple[Any, ...], Site] = {}
+
+    def sites(self) -> list[Site]:
+        """In the order of the run."""
+        second = any(
+            node.op in {"grad", "backward"} and node.kwargs.get("create_graph") for node in self.recording.nodes
+        )
+        taken: list[Site] = []
+        for site in self.found.values():
+            if second:
+                site.reasons.append("the step takes a second derivative, which recipes do not have")
+            if site.supported:
+                self._check_every_round(site)
+            if site.supported:
+                other = next((other for other in taken if _overlap(site, other)), None)
+                if other is not None:
+                    site.reasons.append(f"it is a part of {other.recipe} on line {other.line}")
+                else:
+                    taken.append(site)
+        return sorted(self.found.values(), key=lambda site: min(match.last.index for match in site.matches))
+
+    def add(self, match: Match) -> None:
+        """Make a site of a match, or add it to the one of the same code and module."""
+        frame = _common(match)
+        if frame is None:
+            place = match.last.places[0] if match.last.places else None
+            if place is None:  # torch's own code
+                return
+            site = self._site(match, place.frame, place.span.line if place.span else 0)
+            site.reasons.append("the pattern is spread over several functions")
+            return
+        place = match.last.place_in(frame)
+        line = place.span.line if place is not None and place.span is not None else 0
+        site = self._site(match, frame, line)
+        if site.reasons:
+            return
+        try:
+            chain = self._chain(match, frame)
+            source = FunctionSource.of(frame.code, self.files)
+            edit = edit_of(match, self.recording, frame, source)
+            if site.edit is not None and site.edit.key != edit.key:
+                raise Refusal("the same line does different things in one run")
+            site.edit, site.chain = edit, chain
+        except Refusal as refusal:
+            site.reasons.append(str(refusal))
+
+    def _site(self, match: Match, frame: Frame, line: int) -> Site:
+        owner = self._owner(match.last, frame)
+        path = self.paths[owner] if owner is not None else ""
+        key = (path, match.recipe, frame.code, match.last.place_in(frame).span)  # type: ignore[union-attr]
+        site = self.found.get(key)
+        if site is None:
+            site = self.found[key] = Site(path, match.recipe, frame.code.co_filename, line, owner)
+        site.matches.append(match)
+        return site
+
+    def _owner(self, last: Node, frame: Frame) -> nn.Module | None:
+        """The module in whose method the frame runs, itself or further up."""
+        frames = [place.frame for place in last.places]
+        for above in frames[frames.index(frame) :]:
+            if isinstance(above.owner, nn.Module) and above.owner in self.paths:
+                return above.owner
+        return None
+
+    def _chain(self, match: Match, frame: Frame) -> tuple[Link, ...]:
+        """The functions from the owner's method down to ``frame``."""
+        frames = [place.frame for place in match.last.places]
+        frames = frames[frames.index(frame) :]
+        links: list[Link] = []
+        for inner, outer in zip(frames, [*frames[1:], None], strict=True):
+            owner = inner.owner
+            if isinstance(owner, nn.Module) and owner in self.paths:
+                links.append(_method(owner, inner))
+                return tuple(reversed(links))
+            if outer is None:
+                break
+            if inner.code in outer.code.co_consts:  # defined there: the function around it is compiled again
+                continue
+            links.append(_called(inner, outer))
+        raise Refusal("the code belongs to no module of the model")
+
+    def _check_every_round(self, site: Site) -> None:
+        """Whenever that code ran for that module, it matched."""
+        lasts = {match.last for match in site.matches}
+        frame = _common(site.matches[0])
+        span = site.matches[0].last.place_in(frame).span  # type: ignore[union-attr,arg-type]
+        for node in self.recording.nodes:
+            if node in lasts or node.op != site.matches[0].last.op:
+                continue
+            for place in node.places:
+                same = place.frame.code is frame.code and place.span == span  # type: ignore[union-attr]
+                if same and self._owner(node, place.frame) is site.module:
+                    site.reasons.append("the same line also ran without the pattern")
+                    return
+
+
+def _overlap(one: Site, other: Site) -> bool:
+    """Whether two sites change the same text."""
+    if one.edit is None or other.edit is None or one.file != other.file or one.module is not other.module:
+        return False
+    return any(
+        mine.start < theirs.end and theirs.start < mine.end
+        for mine in one.edit.replacements
+        for theirs in other.edit.replacements
+    )
+
+
+def _common(match: Match) -> Frame | None:
+    """The innermost frame under which all of a match happened."""
+    for place in match.last.places:
+        if all(node.place_in(place.frame) is not None for node in match.nodes):
+            return place.frame
+    return None
+
+
+def _method(owner: nn.Module, frame: Frame) -> Link:
+    """The method of ``owner`` that ``frame`` runs."""
+    name = frame.code.co_name
+    if name in vars(owner):
+        raise Refusal(f"{name} was replaced on this module already")
+    held = getattr(type(owner), name, None)
+    if not isinstance(held, FunctionType) or held.__code__ is not frame.code:
+        raise Refusal(f"{name} is decorated, or not a method of {type(owner).__name__}")
+    if held.__code__.co_name != name:
+        raise Refusal(f"{name} is another function's name")
+    return Link(held, name)
+
+
+def _called(inner: Frame, outer: Frame) -> Link:
+    """The function that ``inner`` runs, as a global name of ``outer``'s module."""
+    for name, held in outer.globals.items():
+        if isinstance(held, FunctionType) and held.__code__ is inner.code and name in outer.code.co_names:
+            return Link(held, name)
+    raise Refusal(f"{inner.code.co_name} is not called by a plain name")

@@ -1,0 +1,195 @@
+"""The source text of a function, as a tree, and proof that it is the text the function was compiled from."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import CodeType
+from typing import TypeVar
+
+from gradscope.patching.record import Span
+from gradscope.patching.refusal import Refusal
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+@dataclass(eq=False)
+class SourceFile:
+    """A module's text."""
+
+    name: str  # as in code.co_filename
+    text: bytes
+    tree: ast.Module
+
+    @classmethod
+    def read(cls, name: str) -> SourceFile:
+        """Raises Refusal where there is no source."""
+        lines = linecache.getlines(name)
+        try:
+            text = Path(name).read_bytes() if Path(name).is_file() else "".join(lines).encode()
+            if not text:
+                raise Refusal(f"no source: {name}")
+            return cls(name, text.replace(b"\r\n", b"\n"), ast.parse(text))
+        except (SyntaxError, ValueError, OSError) as error:
+            raise Refusal(f"source of {name} cannot be read: {error}") from error
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node above each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def line_starts(self) -> list[int]:
+        """Offset in bytes of each line, from line 1."""
+        starts = [0, 0]
+        for line in self.text.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        return starts
+
+    @cached_property
+    def codes(self) -> list[CodeType]:
+        """Every code object of a fresh compilation."""
+        return list(_nested(compile(self.tree, self.name, "exec", dont_inherit=True)))
+
+    @cached_property
+    def identifiers(self) -> set[str]:
+        """Every name that occurs anywhere in it."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.alias):
+                found.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, (ast.Global, ast.Nonlocal)):
+                found.update(node.names)
+        return found
+
+    def start(self, node: ast.AST) -> int:
+        """Offset of a node's first byte."""
+        return self.line_starts[_int(node, "lineno")] + _int(node, "col_offset")
+
+    def end(self, node: ast.AST) -> int:
+        """Offset behind a node's last byte."""
+        return self.line_starts[_int(node, "end_lineno")] + _int(node, "end_col_offset")
+
+    def of(self, node: ast.AST) -> str:
+        """A node's text."""
+        return self.text[self.start(node) : self.end(node)].decode()
+
+
+@dataclass(eq=False)
+class FunctionSource:
+    """One function in its file."""
+
+    file: SourceFile
+    definition: Definition
+    spans: dict[Span, list[ast.expr | ast.stmt]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, code: CodeType, files: dict[str, SourceFile]) -> FunctionSource:
+        """The source of ``code``; ``files`` are those read before.
+
+        Raises:
+            Refusal: there is none, or it is not what was compiled.
+        """
+        if code.co_name == "<lambda>":
+            raise Refusal("a lambda has no body to edit")
+        file = files.get(code.co_filename)
+        if file is None:
+            file = files[code.co_filename] = SourceFile.read(code.co_filename)
+        twins = [
+            twin
+            for twin in file.codes
+            if twin.co_qualname == code.co_qualname and twin.co_firstlineno == code.co_firstlineno
+        ]
+        if not any(_same(twin, code) for twin in twins):
+            raise Refusal(f"the source of {code.co_qualname} changed since it was imported, or was made by other code")
+        for node in ast.walk(file.tree):
+            if isinstance(node, Definition) and node.name == code.co_name:
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                if first == code.co_firstlineno:
+                    made = cls(file, node)
+                    for part in ast.walk(node):
+                        if isinstance(part, (ast.expr, ast.stmt)):
+                            made.spans.setdefault(_span(part), []).append(part)
+                    return made
+        raise Refusal(f"the definition of {code.co_qualname} was not found in {code.co_filename}")
+
+    def at(self, span: Span | None) -> ast.expr | ast.stmt | None:
+        """The expression, or augmented assignment, that a call at ``span`` evaluates.
+
+        An expression statement has its expression's span; the expression is meant.
+        """
+        found = self.spans.get(span, []) if span is not None else []
+        for node in found:
+            if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Attribute, ast.Compare)):
+                return node
+        return next((node for node in found if isinstance(node, (ast.AugAssign, ast.Assign))), None)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement around a node."""
+        while not isinstance(node, ast.stmt):
+            node = self.file.parents[node]
+        return node
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements that ``statement`` is one of."""
+        parent = self.file.parents[statement]
+        for _, value in ast.iter_fields(parent):
+            if isinstance(value, list) and statement in value:
+                return value
+        raise AssertionError(f"{ast.dump(statement)} has no block")
+
+    def names(self, name: str) -> list[ast.Name]:
+        """Every occurrence of a local name."""
+        return [node for node in ast.walk(self.definition) if isinstance(node, ast.Name) and node.id == name]
+
+    def inside(self, node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
+        """Whether a node of ``kinds`` stands between it and the function."""
+        while node is not self.definition:
+            node = self.file.parents[node]
+            if isinstance(node, kinds) and node is not self.definition:
+                return True
+        return False
+
+
+def _span(node: ast.expr | ast.stmt) -> Span:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+
+
+def _int(node: ast.AST, name: str) -> int:
+    value: int = getattr(node, name)
+    return value
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Whether two code objects do the same, line for line."""
+    plain = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    if any(getattr(one, name) != getattr(other, name) for name in plain):
+        return False
+    if len(one.co_consts) != len(other.co_consts):
+        return False
+    for left, right in zip(one.co_consts, other.co_consts, strict=True):
+        if isinstance(left, CodeType) and isinstance(right, CodeType):
+            if not _same(left, right):
+                return False
+        elif type(left) is not type(right) or repr(left) != repr(right):
+            return False
+    return list(one.co_positions()) == list(other.co_positions())

@@ -1,0 +1,76 @@
+"""Puts rewritten methods on the modules that hold a site, and takes them off again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from gradscope import recipes
+from gradscope.patching.edits import Edit
+from gradscope.patching.functions import rebuilt
+from gradscope.patching.sites import Site
+from gradscope.patching.source import FunctionSource, SourceFile
+
+
+class Swap:
+    """The rewritten methods of one module.
+
+    The new method is an attribute of the instance, so that nothing but this module changes: not its class, not its
+    parameters, buffers, hooks or state dict.
+    """
+
+    def __init__(self, module: nn.Module, sites: Iterable[Site], files: dict[str, SourceFile]) -> None:
+        self.module = module
+        self.sites = list(sites)
+        self.methods = {name: _built(sites, files) for name, sites in _by_method(self.sites)}
+
+    def put(self) -> None:
+        """Make the module run the rewritten methods."""
+        for name, function in self.methods.items():
+            vars(self.module)[name] = MethodType(function, self.module)
+
+    def take_off(self) -> None:
+        """Make the module run its own methods again; what somebody else put there since stays."""
+        for name, function in self.methods.items():
+            held = vars(self.module).get(name)
+            if isinstance(held, MethodType) and held.__func__ is function:
+                del vars(self.module)[name]
+
+
+def swaps(sites: Iterable[Site], files: dict[str, SourceFile]) -> list[Swap]:
+    """One swap for each module that has a site.
+
+    Raises:
+        Refusal: the rewritten source of one does not compile.
+    """
+    by_module: dict[nn.Module, list[Site]] = {}
+    for site in sites:
+        assert site.module is not None
+        by_module.setdefault(site.module, []).append(site)
+    return [Swap(module, held, files) for module, held in by_module.items()]
+
+
+def _by_method(sites: list[Site]) -> Iterator[tuple[str, list[Site]]]:
+    names = dict.fromkeys(site.chain[0].name for site in sites)
+    for name in names:
+        yield name, [site for site in sites if site.chain[0].name == name]
+
+
+def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> FunctionType:
+    """The function at ``depth`` of the sites' chains, with their edits, and those it calls rewritten likewise."""
+    function = sites[0].chain[depth].function
+    edits: list[Edit] = []
+    names: dict[str, Any] = {}
+    deeper: dict[str, list[Site]] = {}
+    for site in sites:
+        if len(site.chain) > depth + 1:
+            deeper.setdefault(site.chain[depth + 1].name, []).append(site)
+        elif site.edit is not None:
+            edits.append(site.edit)
+            names |= {known: getattr(recipes, name) for name, known in site.edit.imports}
+    for name, held in deeper.items():
+        names[name] = _built(held, files, depth + 1)
+    return rebuilt(function, FunctionSource.of(function.__code__, files), edits, names)
