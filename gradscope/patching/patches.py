@@ -14,6 +14,8 @@ from gradscope.patching.functions import in_file
 from gradscope.patching.plan import Filter, Plan, plan
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
+from gradscope.patching.verify import Result, Verified
+from gradscope.patching.verify import verify as verify_plan
 from gradscope.workload import Workload
 
 if TYPE_CHECKING:
@@ -21,15 +23,19 @@ if TYPE_CHECKING:
 
 
 class Patches:
-    """The sites of a model that were replaced.
+    """The sites of a model, of which those that hold are replaced.
 
     Args:
-        found: the plan; of its sites those that are supported are replaced.
+        found: the plan.
+        verified: the verdicts, where the sites were proved; else every supported site is replaced.
     """
 
-    def __init__(self, found: Plan) -> None:
-        self._plan = found
-        self._swaps: list[Swap] = swaps(found.supported, found.files)
+    def __init__(self, found: Plan, verified: Verified | None = None) -> None:
+        self._plan, self.verified = found, verified
+        self.kept: list[Site] = found.supported
+        if verified is not None:
+            self.kept = [result.site for result in verified.results if result.status == "kept"]
+        self._swaps: list[Swap] = swaps(self.kept, found.files)
         self._on = False
 
     @property
@@ -39,14 +45,18 @@ class Patches:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a site."""
-        return self._plan.table
+        """One row a site: path, source, recipe, status, reason, errors and savings as far as they were measured."""
+        if self.verified is None:
+            return self._plan.table
+        import pandas as pd
+
+        return pd.DataFrame([row_of(result) for result in self.verified.results], columns=list(COLUMNS))
 
     @property
     def diff(self) -> str:
         """What was changed, as a unified diff of the user's source, for ``patch -p1`` in the folder it stands in."""
         by_file: dict[str, list[Site]] = {}
-        for site in self._plan.supported:
+        for site in self.kept:
             by_file.setdefault(site.file, []).append(site)
         return "".join(_file_diff(self._plan, name, sites) for name, sites in sorted(by_file.items()))
 
@@ -63,6 +73,35 @@ class Patches:
             for swap in self._swaps:
                 swap.take_off()
             self._on = False
+
+
+COLUMNS = (
+    "path",
+    "source",
+    "recipe",
+    "status",
+    "reason",
+    "max_grad_error",
+    "original_grad_error",
+    "measured_saving_ns",
+    "measured_saving_bytes",
+)
+
+
+def row_of(result: Result) -> dict[str, Any]:
+    """A site's verdict, by the names of FIX.json."""
+    site, errors, gain = result.site, result.errors, result.gain
+    return {
+        "path": site.path,
+        "source": site.source,
+        "recipe": site.recipe,
+        "status": result.status,
+        "reason": result.reason,
+        "max_grad_error": None if errors is None else errors.largest(),
+        "original_grad_error": None if errors is None else errors.largest(original=True),
+        "measured_saving_ns": None if gain is None else gain.saved_ns,
+        "measured_saving_bytes": None if gain is None else gain.saved_bytes,
+    }
 
 
 def _file_diff(found: Plan, name: str, sites: list[Site]) -> str:
@@ -91,13 +130,24 @@ def patch(
     recipes: Iterable[str] | None = None,
     filter: Filter | None = None,
     device: str = "auto",
+    verify: bool = True,
 ) -> Patches:
-    """Find what recipes can replace in ``model`` and replace it; arguments as of :func:`plan`.
+    """Find what recipes can replace in ``model``, prove it, and replace what holds.
 
     Only the modules that hold a site get a method of their own; classes, parameters, buffers, hooks and state dict
     stay. What was replaced before is found no more, so that patching twice changes nothing.
+
+    Args:
+        model, batch, loss, recipes, filter, device: as of :func:`plan`.
+        verify: prove each site on this batch against float64, measure it, and leave out what is wrong, slower or
+            needs more memory. Without it every supported site is replaced unproved.
+
+    Raises:
+        As :func:`plan`. The model is then as it was.
     """
-    patches = Patches(plan(model, batch, loss, recipes=recipes, filter=filter, device=device))
+    workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss)
+    found = plan(workload, recipes=recipes, filter=filter, device=device)
+    patches = Patches(found, verify_plan(workload, found, device) if verify else None)
     patches.apply()
     return patches
 

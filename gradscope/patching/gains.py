@@ -1,0 +1,106 @@
+"""What a replacement saves: time and memory of the same work with it and without it, in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gradscope.trace.peak import peak_bytes
+
+# A replacement is slower where its median is above the original's by more than this share and by more than the
+# distance between the quartiles of both.
+NOISE = 0.02
+
+# More memory than this above the original's counts as hungrier; below it lie the masks and numbers of one call.
+SLACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to do the work."""
+
+    wall_ns: int  # median
+    spread_ns: int  # between the quartiles
+    peak_bytes: int  # above the start
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Both ways."""
+
+    before: Side
+    after: Side
+
+    @property
+    def saved_ns(self) -> int:
+        """Time saved a step; negative where it is lost."""
+        return self.before.wall_ns - self.after.wall_ns
+
+    @property
+    def saved_bytes(self) -> int:
+        """Peak memory saved; negative where it is lost."""
+        return self.before.peak_bytes - self.after.peak_bytes
+
+    @property
+    def slower(self) -> bool:
+        """Whether time is lost beyond noise."""
+        noise = max(NOISE * self.before.wall_ns, self.before.spread_ns, self.after.spread_ns)
+        return -self.saved_ns > noise
+
+    @property
+    def hungrier(self) -> bool:
+        """Whether the peak is higher, beyond a megabyte and noise."""
+        return -self.saved_bytes > max(SLACK_BYTES, NOISE * self.before.peak_bytes)
+
+
+def compare_work(
+    before: Callable[[], object],
+    after: Callable[[], object],
+    switch: Callable[[bool], None],
+    device: torch.device,
+    rounds: int = 5,
+) -> Gain:
+    """Time and memory of two ways, in turns, so that a machine that slows down slows both.
+
+    Args:
+        before, after: the same work in both ways.
+        switch: called with True before ``after`` and with False before ``before``.
+        device: where the work is done.
+        rounds: of time; memory is measured once each.
+    """
+    times: dict[bool, list[int]] = {False: [], True: []}
+    peaks: dict[bool, int] = {}
+    work = {False: before, True: after}
+    for new in (False, True):
+        switch(new)
+        peaks[new] = peak_bytes(work[new], device)  # runs it twice: what is done once only is done by then
+    for _ in range(rounds):
+        for new in (False, True):
+            switch(new)
+            times[new].append(_timed(work[new], device))
+    sides = {new: Side(int(statistics.median(found)), _spread(found), peaks[new]) for new, found in times.items()}
+    return Gain(sides[False], sides[True])
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> int:
+    _wait(device)
+    start = time.perf_counter_ns()
+    work()
+    _wait(device)
+    return time.perf_counter_ns() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _spread(times: list[int]) -> int:
+    if len(times) < 2:
+        return 0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return int(high - low)

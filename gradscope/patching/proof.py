@@ -1,0 +1,154 @@
+"""Proof of a replacement: on what the user's step gave to the module, against its own code in float64.
+
+Each module that holds a site is run with its own code and with the rewritten one. Both are compared with a run of its
+own code in float64: outputs, and the gradients of its parameters and inputs for a random upstream gradient. The
+rewritten code may be off by twice what the original is off. That the comparison can fail at all is tried each time: a
+planted fault, the recipe's result made a sixteenth larger, must be found.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import CellType, FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from gradscope import recipes
+from gradscope.patching.compare import Errors, compare
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.sites import Site
+from gradscope.patching.source import SourceFile
+from gradscope.patching.swap import Swap
+from gradscope.patching.unit import Outcome, Unit
+
+PLANTED = 1 + 2**-4
+
+
+def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Errors | str]:
+    """For each site of ``swap`` the errors of its module's run with it, or why it cannot stand.
+
+    The sites are put in together; where that fails, each alone.
+    """
+    sites = list(swap.sites)
+    try:
+        original = unit.outcome()
+        truth = unit.outcome(double=True)
+    except Exception as error:
+        return dict.fromkeys(sites, f"it could not be run again for the proof: {_line(error)}")
+    together = _tried(swap, unit, original, truth)
+    if isinstance(together, Errors) or len(sites) == 1:
+        return dict.fromkeys(sites, together)
+    found: dict[Site, Errors | str] = {}
+    for site in sites:
+        try:
+            found[site] = _tried(Swap(swap.module, [site], files), unit, original, truth)
+        except Refusal as refusal:
+            found[site] = str(refusal)
+    return found
+
+
+def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome) -> Errors | str:
+    """The errors with the rewritten code, or what is wrong."""
+    try:
+        with _on(swap):
+            with _recipes(swap, _without_dropout):
+                errors = compare(unit.outcome(), original, truth)
+            worst = errors.worst
+            if worst is not None and not worst.within:
+                return (
+                    f"{worst.name} is off by {worst.new:.1e} of its size, where the original is off by "
+                    f"{worst.original:.1e} and {worst.limit:.1e} is allowed"
+                )
+            for site in swap.sites:
+                with _recipes(swap, _without_dropout), _recipes(swap, _planted, _functions(site)):
+                    if compare(unit.outcome(), original, truth).within:
+                        return "a fault planted in the recipe's result was not seen: the proof says nothing"
+    except Exception as error:
+        return f"the rewritten code fails: {_line(error)}"
+    return errors
+
+
+@contextmanager
+def _on(swap: Swap) -> Iterator[None]:
+    swap.put()
+    try:
+        yield
+    finally:
+        swap.take_off()
+
+
+@contextmanager
+def _recipes(swap: Swap, change: Callable[[Any], Any], functions: Iterable[Any] | None = None) -> Iterator[None]:
+    """The recipes that the rewritten code calls, changed for the length of the block."""
+    wanted = None if functions is None else {_base(each) for each in functions}
+    kept: list[tuple[CellType, Any]] = []
+    try:
+        for cell in _cells(swap.methods.values()):
+            held = cell.cell_contents
+            if wanted is None or _base(held) in wanted:
+                kept.append((cell, held))
+                cell.cell_contents = change(held)
+        yield
+    finally:
+        for cell, held in kept:
+            cell.cell_contents = held
+
+
+def _cells(functions: Iterable[FunctionType]) -> Iterator[CellType]:
+    """The cells of rewritten functions, and of those that they call, that hold a recipe."""
+    known = {_base(getattr(recipes, name)) for name in recipes.__all__}
+    for function in functions:
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:  # a name of the user's that is not bound yet
+                continue
+            if callable(held) and _base(held) in known:
+                yield cell
+            elif isinstance(held, FunctionType) and held.__code__.co_filename.startswith("<gradscope "):
+                yield from _cells([held])
+
+
+def _base(function: Any) -> int:
+    """Equal for a function and what was wrapped around it."""
+    return id(inspect.unwrap(function))
+
+
+def _functions(site: Site) -> list[Any]:
+    return [getattr(recipes, match.function) for match in site.matches[:1]]
+
+
+def _without_dropout(recipe: Any) -> Any:
+    """The recipe with dropout off."""
+    shares = [name for name in ("dropout_p", "p") if name in inspect.signature(recipe).parameters]
+    if not shares:
+        return recipe
+
+    @functools.wraps(recipe)
+    def without(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(recipe).bind(*args, **kwargs)
+        bound.arguments |= dict.fromkeys(shares, 0.0)
+        return recipe(*bound.args, **bound.kwargs)
+
+    return without
+
+
+def _planted(recipe: Any) -> Any:
+    """The recipe with a fault in its result."""
+
+    @functools.wraps(recipe)
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        result = recipe(*args, **kwargs)
+        if isinstance(result, Tensor):
+            return result * PLANTED
+        return tuple(each * PLANTED for each in result) if isinstance(result, tuple) else result
+
+    return wrong
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
