@@ -30,7 +30,7 @@ _ALLOWED: dict[str, set[str]] = {
     "kernels": _BASE,
     "pipeline": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report"},
     "fitting": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report", "pipeline"},
-    "patch": {
+    "patching": {
         *_BASE,
         "compat",
         "workload",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional
 
 from gradscope.recipes.attention import ABOUT, attention
 from gradscope.recipes.attention_arguments import arguments
 from gradscope.recipes.attention_backends import REASONS, against
 
+recipe: Any = importlib.import_module("gradscope.recipes.attention")  # the package has the function by that name
 X = torch.randn(2, 4, 8, 16)
 FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
 
@@ -49,11 +53,12 @@ def torchs_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any =
 def test_flash_where_torch_has_it_on_the_cpu(tensors: tuple[torch.Tensor, ...], given: dict[str, Any]) -> None:
     choice = attention.explain(*tensors, **given)
     assert (choice.backend == "flash") == (torchs_choice(*tensors, **given) == FLASH)
-    assert choice.backend in ("flash", "cpu")  # never math
+    assert choice.backend in ("flash", "cpu") or "dropout_p" in given  # math for dropout of few scores alone
 
 
 def test_explain_says_why_and_why_not() -> None:
-    assert str(attention.explain(X, X, X, dropout_p=0.1, backend="auto")) == (
+    x = torch.randn(4, 4, 112, 16)  # 200,704 scores
+    assert str(attention.explain(x, x, x, dropout_p=0.1, backend="auto")) == (
         "cpu: blocks of keys on the CPU: holds no scores, with dropout and every option\n"
         "not cudnn: the tensors are on cpu, it is for CUDA\n"
         "not flash: on the CPU it has no dropout\n"
@@ -62,6 +67,69 @@ def test_explain_says_why_and_why_not() -> None:
     both = attention.explain(X, X, X, softcap=2.0, window=(3, None))
     assert both.refused["flash"] == "it knows no soft-cap and no window"
     assert str(attention.explain(X, X, X, backend="cpu")) == "cpu: asked for"
+
+
+def test_few_scores_with_dropout_are_torchs() -> None:
+    """The same numbers as SDPA's, from the same generator."""
+    assert str(attention.explain(X, X, X, dropout_p=0.1)) == (
+        "math: plain operations: so few scores are soon held, and done before blocks have been walked over\n"
+        "not cudnn: the tensors are on cpu, it is for CUDA\n"
+        "not flash: on the CPU it has no dropout\n"
+        "not efficient: the tensors are on cpu, it is for CUDA\n"
+        "not cpu: with dropout it pays from 200,000 scores on\n"
+        "not triton: Triton has no cpu backend"
+    )
+    mask = torch.rand(8, 8) > 0.3
+    grouped = (X, X[:, :2], X[:, :2])
+    for tensors, given in (((X, X, X, mask), {}), ((X, X, X), {"is_causal": True}), (grouped, {"enable_gqa": True})):
+        torch.manual_seed(1)
+        mine = attention(*tensors, dropout_p=0.3, **given)
+        torch.manual_seed(1)
+        assert torch.equal(mine, functional.scaled_dot_product_attention(*tensors, dropout_p=0.3, **given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"softcap": 2.0},
+        {"attn_mask": torch.ones(8, 8), "is_causal": True},
+        {"attn_mask": torch.ones(8, 8, requires_grad=True)},
+        {"query": X.bfloat16(), "key": X.bfloat16(), "value": X.bfloat16()},
+        {"value": X[..., :8]},
+    ],
+    ids=str,
+)
+def test_few_scores_that_torch_has_no_better_path_for(given: dict[str, Any]) -> None:
+    assert attention.explain(**{"query": X, "key": X, "value": X, **given}, dropout_p=0.1).backend == "cpu"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"key": X[:, :, :5], "value": X[:, :, :5]},
+        {"query": X[0], "key": X[0], "value": X[0]},
+        {"query": X[:, :, :0], "key": X[:, :, :0], "value": X[:, :, :0]},
+        {"query": X.mT.contiguous().mT},
+        {"query": X.half(), "key": X.half(), "value": X.half()},
+        {"dropout_p": 0.1},
+        {"softcap": 2.0},
+        {"attn_mask": torch.ones(8, 8, requires_grad=True)},
+    ],
+    ids=str,
+)
+def test_what_runs_is_what_explain_says(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a shortcut leaves checks out."""
+    whole = {"query": X, "key": X, "value": X, **given}
+    ran: list[str] = []
+    flash, others, own = recipe.flash_on_the_cpu, recipe.by_torch, recipe.AttentionFunction.apply
+    monkeypatch.setattr(recipe, "flash_on_the_cpu", lambda *args: ran.append("flash") or flash(*args))
+    monkeypatch.setattr(recipe, "by_torch", lambda given, chosen: ran.append(chosen) or others(given, chosen))
+    monkeypatch.setattr(
+        recipe, "AttentionFunction", SimpleNamespace(apply=lambda *args: ran.append(args[-1].backend) or own(*args))
+    )
+    attention(**whole)
+    assert ran == [attention.explain(**whole).backend]
 
 
 def test_explain_says_what_a_causal_mask_would_gain() -> None:

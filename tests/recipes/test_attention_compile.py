@@ -51,6 +51,16 @@ def test_one_graph(given: dict[str, Any], shared: bool) -> None:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
+def test_few_scores_with_dropout_in_one_graph() -> None:
+    """By torch's math kernel, with the mask drawn within the graph: other numbers than eager's, finite and dropped."""
+    tensors = [x.requires_grad_() for x in qkv(2, 2, 2, 40, 40, 8)]
+    assert attention.explain(*tensors, dropout_p=0.5).backend == "math"
+    compiled = torch.compile(lambda *x: attention(*x, dropout_p=0.5), fullgraph=True, backend="aot_eager")
+    out = compiled(*tensors)
+    assert not torch.equal(out, compiled(*tensors))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), tensors))
+
+
 def test_flash_in_one_graph() -> None:
     tensors = [x.requires_grad_() for x in qkv(2, 2, 2, 40, 40, 8)]
     compiled = torch.compile(lambda *x: attention(*x, is_causal=True), fullgraph=True, backend="aot_eager")

@@ -41,24 +41,26 @@ def test_the_mean_over_seeds_is_attention_without_dropout() -> None:
     """Edge case 14: what is kept is rescaled."""
     q, k, v = (torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(3))
     whole = attention(q, k, v)
-    runs = torch.stack([attention(q, k, v, dropout_p=0.3) for _ in range(2000)])
+    runs = torch.stack([ours(q, k, v, dropout_p=0.3) for _ in range(2000)])
     error = (runs.mean(0) - whole).abs() / (runs.std(0) / math.sqrt(len(runs)))
     assert error.max() < 5  # standard errors, of 96 values
 
 
-def test_a_seed_a_call() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "math"])
+def test_a_seed_a_call(backend: str) -> None:
     """Edge case 14."""
     q, k, v = qkv(1, 2, 2, 8, 8, 4)
-    one, other = attention(q, k, v, dropout_p=0.5), attention(q, k, v, dropout_p=0.5)
+    one, other = (attention(q, k, v, dropout_p=0.5, backend=backend) for _ in range(2))
     assert not torch.equal(one, other)
 
 
-def test_the_same_in_recompute() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "math"])
+def test_the_same_in_recompute(backend: str) -> None:
     """Edge case 14: checkpointing puts the generator back, and the seed is drawn from it."""
     tensors = [x.requires_grad_() for x in qkv(2, 2, 2, 40, 40, 4)]
 
     def attend(*args: torch.Tensor) -> torch.Tensor:
-        return ours(*args, dropout_p=0.5)
+        return attention(*args, dropout_p=0.5, backend=backend)
 
     torch.manual_seed(5)
     plain = attend(*tensors)
@@ -82,9 +84,10 @@ def test_off_in_eval_and_at_zero() -> None:
     assert not torch.equal(module.train()(q, k, v), whole)
 
 
-def test_all_dropped_is_nothing() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "math"])
+def test_all_dropped_is_nothing(backend: str) -> None:
     tensors = [x.requires_grad_() for x in qkv(1, 2, 2, 8, 8, 4)]
-    out = attention(*tensors, dropout_p=1.0)
+    out = attention(*tensors, dropout_p=1.0, backend=backend)
     assert torch.equal(out, torch.zeros_like(out))
     for grad in torch.autograd.grad(out.sum(), tensors):
         assert torch.equal(grad, torch.zeros_like(grad))

@@ -139,8 +139,8 @@ def test_no_gradient_work_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) 
     """Edge case 17."""
     tensors = [x.requires_grad_() for x in qkv(1, 2, 2, 9, 9, 4)]
     with torch.no_grad():
-        assert attention(*tensors, dropout_p=0.5).grad_fn is None
-    assert not attention(*(x.detach() for x in tensors), dropout_p=0.5).requires_grad
+        assert ours(*tensors, dropout_p=0.5).grad_fn is None
+    assert not ours(*(x.detach() for x in tensors), dropout_p=0.5).requires_grad
     tensors[1].requires_grad_(False)
     out = ours(*tensors)
     grads = torch.autograd.grad(out.sum(), [tensors[0], tensors[2]])
