@@ -40,7 +40,7 @@ class Value:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
-    storage: int  # names the memory, while it is in use
+    storage: int  # equal for tensors that share memory
     tensor: weakref.ref[Tensor]
     producer: Node | None = None
     users: list[Node] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Frame:
     index: int
     code: CodeType
     globals: dict[str, Any]
-    owner: object  # its first argument, where that is a module
+    owner: object  # its first argument, where that is a module and the function not one of a file's own
     suspends: bool
 
 
@@ -151,6 +151,8 @@ class _Tape(TorchFunctionMode):
         self.values: list[Value] = []
         self._latest: dict[int, Value] = {}  # by id of the tensor
         self._tensors = 0
+        self._storages: dict[int, tuple[int, list[weakref.ref[Tensor]]]] = {}  # by address: a number, who uses it
+        self._addresses = 0
         self._frames: dict[int, tuple[FrameType, Frame]] = {}
         self._count = 0
         self._positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
@@ -192,7 +194,7 @@ class _Tape(TorchFunctionMode):
         versions = [_version(tensor) for tensor in held]
         result = func(*args, **kwargs)
         pairs = zip(held, versions, strict=True)
-        changed = frozenset(_storage(tensor) for tensor, version in pairs if _version(tensor) != version)
+        changed = frozenset(self._storage(tensor) for tensor, version in pairs if _version(tensor) != version)
         node = Node(
             len(self.nodes), op, func, kept_args, kept_kwargs, tuple(inputs), (), (), changed, torch.is_grad_enabled()
         )
@@ -200,7 +202,8 @@ class _Tape(TorchFunctionMode):
         for value in inputs:
             if node not in value.users:
                 value.users.append(node)
-        node.outputs = tuple(self._new(tensor, node) for tensor in _tensors(result))
+        made = [args[0]] if op == "setitem" else _tensors(result)  # an assignment returns nothing
+        node.outputs = tuple(self._new(tensor, node) for tensor in made)
         node.places = self._places()
         return result
 
@@ -238,13 +241,25 @@ class _Tape(TorchFunctionMode):
             tensor.dtype,
             tensor.device,
             tensor.requires_grad,
-            _storage(tensor),
+            self._storage(tensor),
             weakref.ref(tensor),
             producer,
         )
         self.values.append(made)
         self._latest[id(tensor)] = made
         return made
+
+    def _storage(self, tensor: Tensor) -> int:
+        """A number for the tensor's memory; an address that was freed and is used again has another."""
+        address = _address(tensor)
+        known = self._storages.get(address)
+        if known is None or not any(user() is not None for user in known[1]):
+            self._addresses += 1
+            known = self._storages[address] = (self._addresses, [])
+        if not any(user() is tensor for user in known[1]):
+            known[1][:] = [user for user in known[1] if user() is not None]
+            known[1].append(weakref.ref(tensor))
+        return known[0]
 
     def _places(self) -> tuple[Place, ...]:
         found = []
@@ -263,7 +278,8 @@ class _Tape(TorchFunctionMode):
             return known[1]
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        owner = first if isinstance(first, nn.Module) else None
+        plain = getattr(frame.f_globals.get(code.co_name), "__code__", None) is code
+        owner = first if isinstance(first, nn.Module) and not plain else None
         made = Frame(self._count, code, frame.f_globals, owner, bool(code.co_flags & _SUSPENDS))
         self._count += 1
         self._frames[id(frame)] = (frame, made)
@@ -299,7 +315,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _storage(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # no memory of its own: sparse, or wrapped by a transform

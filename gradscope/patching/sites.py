@@ -114,7 +114,7 @@ class _Finder:
                 raise Refusal("the same line does different things in one run")
             site.edit, site.chain = edit, chain
         except Refusal as refusal:
-            site.reasons.append(str(refusal))
+            site.reasons.append(str(refusal) + _advice(match, frame))
 
     def _site(self, match: Match, frame: Frame, line: int) -> Site:
         owner = self._owner(match.last, frame)
@@ -175,6 +175,14 @@ def _overlap(one: Site, other: Site) -> bool:
         for mine in one.edit.replacements
         for theirs in other.edit.replacements
     )
+
+
+def _advice(match: Match, frame: Frame) -> str:
+    """What else helps where a library's code is not to be edited."""
+    library = str(frame.globals.get("__name__", "")).partition(".")[0]
+    if match.recipe == "attention" and library == "transformers":
+        return "; load the model with attn_implementation='sdpa'"
+    return ""
 
 
 def _common(match: Match) -> Frame | None:
