@@ -4,7 +4,7 @@
 
 Every case runs in a process of its own, forward and backward. A ratio is the median of the baseline's times over the
 recipe's. Memory is the most that was allocated at one moment of a step, beyond what lived before it. ``--publish``
-writes what ``gradscope recipes NAME`` shows.
+writes what ``gradscope recipes NAME`` and docs/recipes show.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import subprocess
 import sys
 
 import recipe_cases
-from _common import ROOT, Result, environment, finish, median, parser, print_table, timed
+from _common import Result, environment, finish, median, parser, print_table, timed
+from _pages import write_pages
 from _peak import peak_bytes
 from recipe_cases.case import Case
 
-FIGURES = ROOT / "recipes" / "figures.json"
+from gradscope.recipes.figures import FILE
+
 ENOUGH_MS = 20_000  # of one case's rounds
 MIB = 1 << 20
 
@@ -76,8 +78,8 @@ def in_a_process(index: int, options: object) -> dict[str, float]:
 
 
 def publish(cases: list[Case], found: list[dict[str, float]], device: str) -> None:
-    """Put these figures in place of those of the same recipes on the same device."""
-    old = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"figures": []}
+    """Put these figures in place of those of the same recipes on the same device, and onto the recipes' pages."""
+    old = json.loads(FILE.read_text())
     replaced = {(case.recipe, device) for case in cases}
     kept = [row for row in old["figures"] if (row["recipe"], row["device"]) not in replaced]
     machine = {name: environment(device)[name] for name in ("device", "device_name", "threads", "torch", "time")}
@@ -85,7 +87,8 @@ def publish(cases: list[Case], found: list[dict[str, float]], device: str) -> No
         {"recipe": case.recipe, "case": case.name, "baseline": case.baseline, **machine, **figures}
         for case, figures in zip(cases, found, strict=True)
     ]
-    FIGURES.write_text(json.dumps({"figures": kept + rows}, indent=1) + "\n")
+    FILE.write_text(json.dumps({"figures": kept + rows}, indent=1) + "\n")
+    write_pages()
 
 
 def main() -> int:
@@ -93,7 +96,7 @@ def main() -> int:
     made.add_argument("--only", metavar="RECIPE")
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--one", type=int, metavar="INDEX", help="measure this case here, and print one JSON line")
-    made.add_argument("--publish", action="store_true", help=f"write {FIGURES.relative_to(ROOT)}")
+    made.add_argument("--publish", action="store_true", help="write recipes/figures.json and docs/recipes")
     options = made.parse_args()
     cases = all_cases(options.only)
     if options.one is not None:

@@ -9,8 +9,10 @@ from gradscope.kernels.cross_entropy.terms import Terms
 from gradscope.kernels.cross_entropy.triton_kernels import losses as kernel
 from gradscope.kernels.on_device import on_device
 
-# A row of GPT-2's vocabulary takes 7 to 13 turns; larger blocks spill registers, smaller ones wait for memory.
+# Two or more 16-byte loads a thread and turn. Rows are read twice: those of all programs that run at once must lie in
+# the second-level cache, so where rows are long one program with all warps takes a multiprocessor.
 LARGEST_BLOCK = 8192
+LONG_ROW = 128 << 10  # bytes; three programs on each of 132 multiprocessors hold 50 MB of such rows
 
 
 def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, gradient: Tensor | None) -> Tensor:
@@ -23,7 +25,8 @@ def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, g
         return found
     weight = None if terms.weight is None else terms.weight.float().contiguous()
     into = logits if gradient is None else gradient  # a pointer that is not used must be one all the same
-    block = min(triton.next_power_of_2(classes), LARGEST_BLOCK)
+    many = classes * logits.element_size() > LONG_ROW
+    block = min(triton.next_power_of_2(classes), 2 * LARGEST_BLOCK if many else LARGEST_BLOCK)
     with on_device(logits):
         kernel[(batch * positions,)](
             logits,
@@ -49,6 +52,14 @@ def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, g
             HAS_SMOOTHING=terms.label_smoothing > 0,
             WANTED=gradient is not None,
             BLOCK=block,
-            num_warps=min(max(block // 256, 4), 16),
+            LANES=_lanes(logits, into),
+            num_warps=32 if many else min(max(block // 256, 4), 16),
         )
     return found
+
+
+def _lanes(logits: Tensor, gradient: Tensor) -> int:
+    """Elements in 16 bytes, where both tensors can be read and written so; else 1."""
+    same = logits.stride() == gradient.stride() and logits.stride(1) == 1
+    whole = logits.data_ptr() % 16 == 0 == gradient.data_ptr() % 16
+    return 16 // logits.element_size() if same and whole else 1

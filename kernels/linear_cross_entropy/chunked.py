@@ -16,6 +16,8 @@ from gradscope.kernels.cross_entropy.launch import losses_by
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype
 from gradscope.kernels.linear_cross_entropy.products import add_product, product
 
+_ALIGNED = 64  # elements
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -105,7 +107,9 @@ def chunked(
     make = torch.empty if total else torch.zeros  # the first chunk writes it
     d_weight = make(linear_weight.shape, dtype=sums, device=input.device) if wanted.linear_weight else None
     d_bias = torch.zeros(classes, dtype=sums, device=input.device) if wanted.linear_bias else None
-    buffer = torch.empty((min(rows, total), classes), dtype=dtype, device=input.device)
+    # Rows of an odd vocabulary would begin at odd addresses, for which cuBLAS has slow kernels alone.
+    stride = classes if input.device.type == "cpu" else -(-classes // _ALIGNED) * _ALIGNED
+    buffer = torch.empty((min(rows, total), stride), dtype=dtype, device=input.device)[:, :classes]
     for start in range(0, total, rows):
         part = slice(start, min(start + rows, total))
         x, held = input[part], buffer[: part.stop - start]

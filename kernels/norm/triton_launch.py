@@ -10,7 +10,9 @@ from gradscope.kernels.on_device import on_device
 from gradscope.kernels.opaque import opaque
 
 LARGEST = 16384  # features: a row that a program's registers hold
-GROUPS = 256  # programs in backward: each keeps a sum of its rows
+# Of all programs in backward, 31 on each of 132 multiprocessors: a program waits for its row before it asks for the
+# next, and each keeps a sum of its rows.
+WARPS = 4096
 
 
 def _side_by_side(rows: Tensor) -> Tensor:
@@ -144,11 +146,11 @@ def backward(
     passed = None if passed is None else _side_by_side(passed)
     found = stream.new_empty(stream.shape)
     of_x = stream.new_empty(0 if seed is None else stream.shape)
-    per_group = -(-rows // GROUPS)
+    block = triton.next_power_of_2(columns)
+    per_group = -(-rows // max(1, WARPS // _warps(block)))
     groups = -(-rows // per_group)
     of_weight = factors.new_empty((groups, columns)) if weight is not None else factors.new_empty(0)
     of_bias = factors.new_empty((groups, columns)) if biased else factors.new_empty(0)
-    block = triton.next_power_of_2(columns)
     with on_device(stream):
         kernel[(groups,)](
             upstream,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradscope.kernels.rope.layout import empty_as, pairs_of
 
-SCRATCH_BYTES = 1 << 22  # of a tensor's tokens that are widened or turned at a time
+SCRATCH_BYTES = 1 << 21  # of a tensor's tokens that are widened or turned at a time
 
 WAYS = {
     True: "a product of complex numbers, which interleaved pairs are in memory",
@@ -52,24 +52,29 @@ def _rotate_interleaved(x: Tensor, factor: Tensor, out: Tensor) -> None:
         torch.mul(_as_complex(x), factor, out=_as_complex(out))
         return
     for part in _parts(x, wide):
-        scratch = empty_as(x[:, :, part], wide).copy_(x[:, :, part])
-        _as_complex(scratch).mul_(factor[:, :, part])
-        out[:, :, part] = scratch
+        _through_scratch(x[:, :, part], factor[:, :, part], out[:, :, part])
+
+
+def _through_scratch(x: Tensor, factor: Tensor, out: Tensor) -> None:
+    scratch = empty_as(x, factor.dtype.to_real()).copy_(x)
+    _as_complex(scratch).mul_(factor)
+    out.copy_(scratch)
 
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int, out: Tensor) -> None:
-    wide, rotary = cos.dtype, cos.shape[-1]
-    for part in _parts(x, wide):
-        features, into = x[:, :, part], out[:, :, part]
-        if features.dtype != wide:
-            features = empty_as(features, wide).copy_(features)
-        turned = torch.mul(features, cos[:, :, part], out=into if into.dtype == wide else None)
-        a, b = pairs_of(features, rotary, interleaved=False)
-        into_a, into_b = pairs_of(turned, rotary, interleaved=False)
-        into_a.addcmul_(b, sin[:, :, part], value=-sign)
-        into_b.addcmul_(a, sin[:, :, part], value=sign)
-        if turned is not into:
-            into.copy_(turned)
+    for part in _parts(x, cos.dtype):
+        _rotate_halves_of(x[:, :, part], cos[:, :, part], sin[:, :, part], sign, out[:, :, part])
+
+
+def _rotate_halves_of(x: Tensor, cos: Tensor, sin: Tensor, sign: int, out: Tensor) -> None:
+    wide = x if x.dtype == cos.dtype else empty_as(x, cos.dtype).copy_(x)
+    turned = torch.mul(wide, cos, out=out if wide is x else None)
+    a, b = pairs_of(wide, cos.shape[-1], interleaved=False)
+    into_a, into_b = pairs_of(turned, cos.shape[-1], interleaved=False)
+    into_a.addcmul_(b, sin, value=-sign)
+    into_b.addcmul_(a, sin, value=sign)
+    if turned is not out:
+        out.copy_(turned)
 
 
 def _parts(x: Tensor, wide: torch.dtype) -> Iterator[slice]:

@@ -9,6 +9,8 @@ from gradscope.kernels.opaque import opaque
 from gradscope.kernels.rope import cpu
 from gradscope.kernels.rope.layout import empty_as
 
+_HEADS = 4  # that one program turns by the tables it has loaded
+
 
 def _fake(given: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, sign: int, backend: str) -> list[Tensor]:
     return [empty_as(x) for x in given]
@@ -49,7 +51,7 @@ def _launch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, o
     rest = size - 2 * pairs
     block = min(8, triton.next_power_of_2(tokens))
     with on_device(x):
-        kernel[(batch * ((tokens + block - 1) // block),)](
+        kernel[(batch * ((tokens + block - 1) // block), (heads + _HEADS - 1) // _HEADS)](
             x,
             cos,
             sin,
@@ -68,5 +70,6 @@ def _launch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, o
             BLOCK_TOKENS=block,
             BLOCK_PAIRS=triton.next_power_of_2(pairs),
             BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
+            HEADS=_HEADS,
             num_warps=4,
         )

@@ -1,4 +1,4 @@
-"""The Triton kernel: a program takes some tokens of a sample, and all of its heads. Not yet run on a GPU."""
+"""The Triton kernel: a program takes some tokens and some heads of a sample. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def rotate(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program: few, so that there are programs enough to keep memory busy
 ):
     # In 64 bits: an element's offset may pass 2^31.
     blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
@@ -54,9 +55,10 @@ def rotate(
         second = first + pairs
     rest = 2 * pairs + tl.arange(0, BLOCK_REST).to(tl.int64)[None, :]
     beyond = (token < tokens) & (rest < size)
-    source = x + batch * x_batch + token * x_token
-    target = out + batch * out_batch + token * out_token
-    for _ in range(heads):
+    head = tl.program_id(1) * HEADS
+    source = x + batch * x_batch + token * x_token + head.to(tl.int64) * x_head
+    target = out + batch * out_batch + token * out_token + head.to(tl.int64) * out_head
+    for _ in range(head, tl.minimum(head + HEADS, heads)):
         a = tl.load(source + first * x_feature, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(source + second * x_feature, mask=inside, other=0.0).to(tl.float32)
         kind = out.dtype.element_ty

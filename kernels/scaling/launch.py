@@ -7,6 +7,8 @@ from torch import Tensor
 from gradscope.kernels.on_device import on_device
 
 _BLOCK = 4096
+# Enough to fill a device; where the factor is 1 each ends at once, and 100,000 of them would take 0.1 ms to start.
+_PROGRAMS = 1024
 
 
 def scale_in_place(values: Tensor, factor: Tensor, extra: Tensor | None = None, *, backend: str = "torch") -> Tensor:
@@ -21,7 +23,7 @@ def scale_in_place(values: Tensor, factor: Tensor, extra: Tensor | None = None, 
         from gradscope.kernels.scaling.triton_kernels import scale_all
 
         with on_device(values):
-            scale_all[((values.numel() + _BLOCK - 1) // _BLOCK,)](
+            scale_all[(min((values.numel() + _BLOCK - 1) // _BLOCK, _PROGRAMS),)](
                 values,
                 factor,
                 factor if extra is None else extra,

@@ -30,7 +30,7 @@ def test_against_float64(
 @CENTRED
 def test_groups_of_several_rows(triton_device: torch.device, centred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that walk several rows, the last one fewer."""
-    monkeypatch.setattr(triton_launch, "GROUPS", 3)
+    monkeypatch.setattr(triton_launch, "WARPS", 3)
     upstream = [torch.randn(10, 9, device=triton_device) for _ in range(2)]
     with dirty_memory():
         inputs = operands(centred, (10, 9), torch.float32, triton_device)

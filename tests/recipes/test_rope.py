@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -314,28 +313,3 @@ def test_explain() -> None:
     assert choice.reason == "a product and two fused multiply-adds into the result"
     turned = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2), interleaved=True)
     assert turned.reason == "a product of complex numbers, which interleaved pairs are in memory"
-
-
-X = torch.zeros(2, 3, 7, 8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((X[0], *tables(7, 4)), {}, r"rope: x is of shape \(3, 7, 8\); expected \[batch, heads, tokens, size\]"),
-        ((X.long(), *tables(7, 4)), {}, "rope: x is of dtype int64; expected float32"),
-        ((X, tables(7, 4)[0], tables(7, 3)[1]), {}, r"rope: sin is of shape \(7, 3\), float32; expected as cos"),
-        ((X, *tables(7, 5)), {}, "rope: cos is 10; expected an even number of features up to 8"),
-        ((X, *tables(7, 4)), {"rotary": 3}, "rope: rotary is 3; expected an even number of features up to 8"),
-        ((X, *tables(7, 4)), {"rotary": 2}, r"cos is of shape \(7, 4\); expected 1 pairs in its last dimension"),
-        ((X, *tables(7, 4)), {"offset": 1}, "rope: offset is 1; expected 0 to 0: 7 tokens, 7 positions"),
-        ((X, *tables(7, 4)), {"positions": torch.zeros(6).long()}, r"positions is of shape \(6,\), int64; expected"),
-        ((X, *(t.expand(3, 7, 4) for t in tables(7, 4))), {}, r"cos is of shape \(3, 7, 4\); expected \[2 or 1, 7"),
-        (((X, X[:, :, :5]), *tables(7, 4)), {}, r"x\[1\] is of shape \(2, 3, 5, 8\), float32; expected as x\[0\]"),
-        ((X, *tables(7, 4)), {"backend": "cuda"}, "backend is 'cuda'; expected 'auto' or 'triton' or 'cpu'"),
-        ((X, tables(7, 4)[0].requires_grad_(), tables(7, 4)[1]), {}, "cos is a tensor that requires a gradient"),
-    ],
-)
-def test_bad_input_is_named(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rope(*arguments, **options)
