@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
-from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.rope.cpu import WAYS
 from gradscope.kernels.rope.launch import rotated
 from gradscope.kernels.support import why_no_triton
@@ -32,7 +31,6 @@ ABOUT = Recipe(
         "Beside the complex product it saves nothing on a CPU, where it is that product.",
         "Python's own work is some 0.1 ms a step: below 10⁵ features the rotation written out is faster on a CPU.",
         "cos and sin get no gradient.",
-        "A second derivative raises RuntimeError.",
     ),
     backends=(
         ("triton", "NVIDIA GPUs from compute capability 8.0 on; not yet run on a GPU"),
@@ -122,34 +120,40 @@ def rope(
     pairs = _features(tensors[0], cos, rotary) // 2
     wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     tables = (_table(table, pairs, interleaved, tokens, offset, positions).to(wide) for table in (cos, sin))
-    found = _Rope.apply(*tables, interleaved, choice.backend, *tensors)  # type: ignore[no-untyped-call]
+    found = _Rope.apply(*tables, interleaved, choice.backend, 1, *tensors)  # type: ignore[no-untyped-call]
     return found if isinstance(x, tuple) else found[0]
 
 
 class _Rope(torch.autograd.Function):
+    """A rotation by the tables' angles, or for ``sign`` -1 back; each is the other's backward, so any derivative is."""
+
     @staticmethod
     def forward(
-        ctx: Any, cos: Tensor, sin: Tensor, interleaved: bool, backend: str, *tensors: Tensor
+        ctx: Any, cos: Tensor, sin: Tensor, interleaved: bool, backend: str, sign: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(cos, sin)
-        ctx.interleaved, ctx.backend = interleaved, backend
-        return tuple(rotated(list(tensors), cos, sin, interleaved, 1, backend))
+        ctx.interleaved, ctx.backend, ctx.sign = interleaved, backend, sign
+        return tuple(rotated(list(tensors), cos, sin, interleaved, sign, backend))
 
     @staticmethod
-    @first_derivative_only(_NAME, "the rotation written out has a second derivative")
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        wanted = [
-            index
-            for index, (gradient, needed) in enumerate(zip(gradients, ctx.needs_input_grad[4:], strict=True))
+        wanted = {
+            index: gradient
+            for index, (gradient, needed) in enumerate(zip(gradients, ctx.needs_input_grad[5:], strict=True))
             if needed and gradient is not None
-        ]
+        }
         found: list[Tensor | None] = [None] * len(gradients)
-        turned = rotated([gradients[index] for index in wanted], cos, sin, ctx.interleaved, -1, ctx.backend)
+        given, back = list(wanted.values()), -ctx.sign
+        turned: Any
+        if torch.is_grad_enabled() and given:
+            turned = _Rope.apply(cos, sin, ctx.interleaved, ctx.backend, back, *given)  # type: ignore[no-untyped-call]
+        else:
+            turned = rotated(given, cos, sin, ctx.interleaved, back, ctx.backend)
         for index, gradient in zip(wanted, turned, strict=True):
             found[index] = gradient
-        return None, None, None, None, *found
+        return None, None, None, None, None, *found
 
 
 class RotaryEmbedding(nn.Module):

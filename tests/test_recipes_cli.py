@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,11 +10,11 @@ import pytest
 import gradscope.recipes
 from gradscope.cli import app as program
 from gradscope.cli import recipes as command
-from gradscope.recipes import catalogue
+from gradscope.recipes import catalogue, figures
 
 RECIPES = catalogue.all_recipes()
 
-FIGURES = [
+FIGURES = [figures.Figure(**row) for row in [
     {
         "recipe": "gelu", "case": "N8", "baseline": "gelu by hand", "device": "cpu", "device_name": "A chip",
         "threads": 2, "torch": "2.13.0", "time": "2026-11-21T10:00:00Z", "baseline_ms": 30.0, "recipe_ms": 12.0,
@@ -24,7 +25,7 @@ FIGURES = [
         "torch": "2.13.0", "time": "2026-11-20T10:00:00Z", "baseline_ms": 1.0, "recipe_ms": 1.25, "lowest": 0.8,
         "highest": 0.8, "baseline_bytes": 1_000, "recipe_bytes": 0,
     },
-]  # fmt: skip
+]]  # fmt: skip
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -67,20 +68,21 @@ def test_the_list_names_each_with_what_it_replaces_and_its_limits(capsys: pytest
 def test_one_recipe_in_full_with_its_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "figures_of", lambda name: FIGURES)
+    monkeypatch.setattr(figures, "figures_of", lambda name: FIGURES)
     code, out, _ = run(capsys, "gelu")
     assert code == 0
     assert "from gradscope.recipes import gelu, bias_gelu" in out
     assert "N8, beside gelu by hand" in out
     assert "2.50× faster (30.0 ms → 12.0 ms), 4.00× less memory (4.00 MB → 1.00 MB)" in out
     assert "1.25× slower (1.00 ms → 1.25 ms), memory (1.00 kB → 0 B)" in out
+    assert "not yet run on a GPU" not in out.partition("Forward and backward")[2]
     assert "A chip, 2 threads, torch 2.13.0, 2026-11-21" in out and "A card, torch 2.13.0, 2026-11-20" in out
 
 
 def test_without_figures_it_says_how_to_get_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "figures_of", lambda name: [])
+    monkeypatch.setattr(figures, "figures_of", lambda name: [])
     assert "python benchmarks/recipes.py --only rope --publish" in run(capsys, "rope")[1]
 
 
@@ -103,7 +105,34 @@ def test_a_name_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_figures_are_of_recipes_that_there_are() -> None:
     names = {recipe.name for recipe in RECIPES}
-    for name in names:
-        for row in catalogue.figures_of(name):
-            assert row["recipe_ms"] > 0 and row["baseline_ms"] > 0
+    for row in figures.all_figures():
+        assert row.recipe in names
+        assert row.recipe_ms > 0 and row.baseline_ms > 0 and row.lowest <= row.highest
     assert command.recipes.__doc__
+
+
+def figure(before: float, after: float) -> figures.Figure:
+    return dataclasses.replace(
+        FIGURES[0], baseline_ms=before, recipe_ms=after, baseline_bytes=int(before), recipe_bytes=int(after)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "time", "memory"),
+    [
+        (30.0, 12.0, "2.50× faster", "2.50× less"),
+        (12.0, 30.0, "2.50× slower", "2.50× more"),
+        (1000.0, 1004.0, "as fast", "the same"),
+        (1004.0, 1000.0, "as fast", "the same"),
+    ],
+)
+def test_a_loss_is_shown_as_a_loss(before: float, after: float, time: str, memory: str) -> None:
+    assert (figure(before, after).faster, figure(before, after).leaner) == (time, memory)
+
+
+def test_lines_fit_into_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (80, 140):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for recipe in RECIPES:
+            assert max(map(len, run(capsys, recipe.name)[1].splitlines())) <= columns
+        assert max(map(len, run(capsys)[1].splitlines())) <= columns

@@ -8,11 +8,10 @@ import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope import units
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave
 from gradscope.errors import UsageError
@@ -20,6 +19,7 @@ from gradscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gradscope.recipes.figures import Figure
     from gradscope.recipes.recipe import Recipe
 
 _NOT_MEASURED = "not measured yet: python benchmarks/recipes.py --only {name} --publish"
@@ -34,14 +34,18 @@ def recipes(
 
     With NAME, one of them in full, with its figures.
     """
-    from gradscope.recipes.catalogue import all_recipes, figures_of
+    from gradscope.recipes import figures as measured
+    from gradscope.recipes.catalogue import all_recipes
 
     known = {recipe.name: recipe for recipe in all_recipes()}
     chosen = list(known.values()) if name is None else [known[_known(name, known)]]
-    figures = {recipe.name: figures_of(recipe.name) for recipe in chosen}
+    figures = {recipe.name: measured.figures_of(recipe.name) for recipe in chosen}
     with reader_may_leave(sys.stdout):
         if as_json:
-            records = [{**dataclasses.asdict(recipe), "figures": figures[recipe.name]} for recipe in chosen]
+            records = [
+                {**dataclasses.asdict(recipe), "figures": [dataclasses.asdict(row) for row in figures[recipe.name]]}
+                for recipe in chosen
+            ]
             sys.stdout.write(json.dumps(records if name is None else records[0], indent=1, ensure_ascii=False) + "\n")
             return
         from gradscope.report.terminal import make_console
@@ -70,24 +74,21 @@ def _print_list(console: Console, chosen: Sequence[Recipe]) -> None:
     for i, recipe in enumerate(chosen):
         if i:
             console.print()
-        console.print(recipe.name, style="bold cyan", end="")
-        console.print(f"  {recipe.title}", highlight=False)
+        _print_title(console, recipe)
         _print_words(console, "replaces", "; ".join(recipe.replaces))
         _print_words(console, "saves", recipe.saves)
         _print_words(console, "limits", " ".join(recipe.limits))
-        _print_words(console, "runs on", "; ".join(f"{backend}: {where}" for backend, where in recipe.backends))
+        _print_backends(console, recipe)
     console.print("\nIn full, with figures: gradscope recipes NAME", style="dim", highlight=False)
 
 
-def _print_one(console: Console, recipe: Recipe, figures: Sequence[Mapping[str, Any]]) -> None:
-    console.print(recipe.name, style="bold cyan", end="")
-    console.print(f"  {recipe.title}\n", highlight=False)
-    console.print(f"from gradscope.recipes import {', '.join((*recipe.functions, *recipe.modules))}\n", highlight=False)
+def _print_one(console: Console, recipe: Recipe, figures: Sequence[Figure]) -> None:
+    _print_title(console, recipe)
+    console.print(f"\n{_import_line(recipe, console.width)}\n", highlight=False)
     for title, items in (("replaces", recipe.replaces), ("saves", (recipe.saves,)), ("limits", recipe.limits)):
         for i, item in enumerate(items):
             _print_words(console, title if i == 0 else "", item)
-    for i, (backend, where) in enumerate(recipe.backends):
-        _print_words(console, "runs on" if i == 0 else "", f"{backend}: {where}")
+    _print_backends(console, recipe)
     for i, source in enumerate(recipe.sources):
         _print_words(console, "sources" if i == 0 else "", source)
     console.print()
@@ -95,28 +96,48 @@ def _print_one(console: Console, recipe: Recipe, figures: Sequence[Mapping[str, 
         console.print(_NOT_MEASURED.format(name=recipe.name), style="dim", highlight=False)
         return
     console.print("Forward and backward, beside what it replaces", style="bold")
-    for row in figures:
-        console.print(f"  {row['case']}, beside {row['baseline']}", highlight=False, soft_wrap=True)
-        console.print(f"    {_ratios(row)}", highlight=False, soft_wrap=True)
-    for machine in dict.fromkeys(_machine(row) for row in figures):
-        console.print(f"  {machine}", style="dim", highlight=False, soft_wrap=True)
+    for figure in figures:
+        _print_wrapped(console, f"{figure.case}, beside {figure.baseline}", "  ", "    ")
+        leaner = "as much memory" if figure.leaner == "the same" else f"{figure.leaner} memory".strip()
+        _print_wrapped(console, f"{figure.faster} ({figure.times}), {leaner} ({figure.sizes})", "    ", "      ")
+    for machine in dict.fromkeys(figure.machine for figure in figures):
+        _print_wrapped(console, machine, "  ", "    ", style="dim")
+    if all(figure.device == "cpu" for figure in figures):
+        console.print("  not yet run on a GPU", style="dim")
 
 
-def _ratios(row: Mapping[str, Any]) -> str:
-    time = f"{_factor(row['baseline_ms'] / row['recipe_ms'], 'faster', 'slower')}"
-    times = f"{units.ns(row['baseline_ms'] * 1e6)} → {units.ns(row['recipe_ms'] * 1e6)}"
-    before, after = int(row["baseline_bytes"]), int(row["recipe_bytes"])
-    memory = f"{_factor(before / after, 'less memory', 'more memory')}" if after > 0 and before > 0 else "memory"
-    return f"{time} ({times}), {memory} ({units.size(before)} → {units.size(after)})"
+def _print_backends(console: Console, recipe: Recipe) -> None:
+    for i, (backend, where) in enumerate(recipe.backends):
+        _print_words(console, "runs on" if i == 0 else "", f"{backend}: {where}")
 
 
-def _factor(ratio: float, better: str, worse: str) -> str:
-    return f"{ratio:.2f}× {better}" if ratio >= 1 else f"{1 / ratio:.2f}× {worse}"
+def _print_title(console: Console, recipe: Recipe) -> None:
+    first, *more = textwrap.wrap(recipe.title, console.width - len(recipe.name) - 2, break_on_hyphens=False)
+    console.print(recipe.name, style="bold cyan", end="")
+    console.print(f"  {first}", highlight=False, soft_wrap=True)
+    for line in more:
+        console.print(f"{' ' * len(recipe.name)}  {line}", highlight=False, soft_wrap=True)
 
 
-def _machine(row: Mapping[str, Any]) -> str:
-    threads = f", {row['threads']} threads" if row["device"] == "cpu" else ""
-    return f"{row['device_name']}{threads}, torch {row['torch']}, {str(row['time'])[:10]}"
+def _import_line(recipe: Recipe, width: int) -> str:
+    names = (*recipe.functions, *recipe.modules)
+    line = f"from gradscope.recipes import {', '.join(names)}"
+    if len(line) <= width:
+        return line
+    return "from gradscope.recipes import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
+def _print_wrapped(console: Console, text: str, first: str, rest: str, style: str | None = None) -> None:
+    lines = textwrap.wrap(
+        text,
+        console.width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_words(console: Console, title: str, text: str) -> None:

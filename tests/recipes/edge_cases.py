@@ -257,8 +257,7 @@ COVERED: dict[str, dict[int, str]] = {
         11: "test_rope::test_any_shape_layout_and_dtype test_rope::test_expanded_gradient",
         15: "test_rope::test_any_shape_layout_and_dtype test_rope::test_triton",
         17: UNWANTED,
-        19: "test_rope::test_second_derivative_is_refused_and_deterministic_mode_is_fine "
-        f"{EVERY}::test_deterministic_algorithms",
+        19: f"test_rope::test_deterministic_mode_is_fine {EVERY}::test_deterministic_algorithms",
         20: f"{EVERY}::test_rotations_beyond_float16",
         21: SETTINGS,
     },

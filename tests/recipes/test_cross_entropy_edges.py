@@ -248,7 +248,9 @@ def test_one_copy_of_the_logits() -> None:
     logits, target = torch.randn(600, 20_000, requires_grad=True), torch.randint(0, 20_000, (600,))
 
     def most(loss: Callable[..., Tensor]) -> int:
-        with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with torch.profiler.profile(
+            profile_memory=True, acc_events=True, activities=[torch.profiler.ProfilerActivity.CPU]
+        ) as profiler:
             loss(logits, target).backward()
         logits.grad = None
         events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]

@@ -13,15 +13,10 @@ from torch.nn import functional
 from gradscope import recipes
 
 from .test_once import CASES, Case, result
-from .test_other_device import rope_of
 
-ALL = [
-    *CASES,
-    Case("rope", ((1, 2, 5, 4),), rope_of, None),
-]
 BY_BACKEND = [
     pytest.param(case, backend, id=f"{case.name} {backend}".strip())
-    for case in ALL
+    for case in CASES
     for backend in [name for name in case.backends if name != "triton"] or [""]
 ]
 
@@ -110,7 +105,7 @@ KEEPING = ["dropout", "embedding", "swiglu", "rope", "split", "chunk", "split_qk
 @pytest.mark.parametrize("name", KEEPING)
 def test_autocast_leaves_dtypes_alone(name: str, dtype: torch.dtype) -> None:
     """Case 8: of what is on none of autocast's lists, as torch's operations are."""
-    case = next(case for case in ALL if case.name == name)
+    case = next(case for case in CASES if case.name == name)
     inputs = inputs_of(case, dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = result(case, "", inputs)

@@ -23,7 +23,9 @@ UNIT = BATCH * TOKENS * WIDTH * 4  # bytes of q, k or v
 
 def allocated(step: Callable[[], object]) -> list[int]:
     """Bytes of each allocation while ``step`` runs, in order."""
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(
+        profile_memory=True, acc_events=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profiler:
         kept = step()
     results = profiler.profiler.kineto_results
     found = [event.nbytes() for event in results.events() if event.name() == "[memory]" and event.nbytes() > 0]

@@ -261,7 +261,9 @@ def test_no_more_logits_than_the_budget() -> None:
     x, linear_weight, _, target = problem(512, features=8, classes=20_000, dtype=torch.float32)
     linear_weight.requires_grad_()
     budget = 64 * 20_000 * 4
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(
+        profile_memory=True, acc_events=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profiler:
         linear_cross_entropy(x, linear_weight, target, memory_budget=budget).backward()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     now = top = 0

@@ -46,6 +46,11 @@ def dropout_of(x: Tensor, **options: Any) -> Tensor:
     return recipes.dropout(x, 0.25, **options)
 
 
+def rope_of(x: Tensor, **options: Any) -> Any:
+    angles = torch.linspace(0, 1, 10, device=x.device).view(5, 2)
+    return recipes.rope(x, angles.cos(), angles.sin(), **options)
+
+
 BOTH = ("cpu", "triton")
 HEADS = (1, 2, 5, 4)
 CASES = [
@@ -100,8 +105,8 @@ CASES = [
         BOTH,
     ),
     Case("merge_heads", (HEADS,), recipes.merge_heads, ("merge_heads", BY_VIEWS)),
+    Case("rope", (HEADS,), rope_of, WHOLE, BOTH),
 ]
-ELSEWHERE = {"rope"}  # test_rope.py
 NO_GRADIENTS = {"attention_mask"}  # what gives arguments, and computes nothing
 BY_BACKEND = [
     pytest.param(case, backend, id=f"{case.name} {backend}".strip())
@@ -198,4 +203,4 @@ def test_saved_tensors_are_unpacked_once(name: str) -> None:
 
 def test_every_recipe_is_here() -> None:
     functions = {name for name in gradscope.recipes.__all__ if name.islower()}
-    assert functions - NO_GRADIENTS == {case.name for case in CASES} | ELSEWHERE
+    assert functions - NO_GRADIENTS == {case.name for case in CASES}

@@ -27,18 +27,12 @@ KERNELS = Path(gradscope.kernels.__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # numpy, of hashes that wrap
 
 
-def rope_of(x: Tensor, **options: Any) -> Any:
-    angles = torch.linspace(0, 1, 10, device=x.device).view(5, 2)
-    return recipes.rope(x, angles.cos(), angles.sin(), **options)
-
-
 def biased_of(q: Tensor, bias: Tensor, **options: Any) -> Any:
     return recipes.attention(q, q, q, bias, **options)
 
 
 RUNS: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Any]]] = {
     **{case.name: (case.shapes, case.run) for case in CASES if "triton" in case.backends},
-    "rope": (((1, 2, 5, 4),), rope_of),
     "attention with a bias": (((1, 2, 5, 4), (5, 5)), biased_of),
 }
 

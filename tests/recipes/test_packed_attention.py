@@ -141,7 +141,9 @@ def test_every_value_counts_once_in_one_buffer() -> None:
     qkv = torch.randn(2, 128, 3 * 64, requires_grad=True)
     out = packed_attention(qkv, 4, is_causal=True, backend="cpu")
     upstream = torch.randn(2, 128, 64)
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(
+        profile_memory=True, acc_events=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profiler:
         (found,) = torch.autograd.grad(out, qkv, upstream)
     sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]" and e.nbytes() > 0]
     names = {event.key for event in profiler.key_averages()}

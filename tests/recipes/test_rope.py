@@ -259,19 +259,14 @@ def test_under_checkpoint_and_autocast() -> None:
         assert rope(x.bfloat16(), cos, sin).dtype == torch.bfloat16
 
 
-def test_second_derivative_is_refused_and_deterministic_mode_is_fine() -> None:
+def test_deterministic_mode_is_fine() -> None:
     """Edge case 19."""
     x = torch.randn(2, 3, 7, 8, requires_grad=True)
     torch.use_deterministic_algorithms(True)
     try:
-        out = rope(x, *tables(7, 4))
+        rope(x, *tables(7, 4)).sum().backward()
     finally:
         torch.use_deterministic_algorithms(False)
-    for requires_grad in (False, True):
-        upstream = torch.ones_like(x, requires_grad=requires_grad)
-        (first,) = torch.autograd.grad(out, x, upstream, create_graph=True)
-        with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-            first.sum().backward()
 
 
 @COMPILES

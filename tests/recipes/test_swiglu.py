@@ -93,7 +93,8 @@ def test_halves_of_a_packed_tensor_are_no_copies() -> None:
 
 def test_only_the_operands_are_kept() -> None:
     gate, up = (torch.randn(5, 4, requires_grad=True) for _ in range(2))
-    kept = swiglu(gate, up).grad_fn.saved_tensors  # type: ignore[union-attr]
+    out = swiglu(gate, up)
+    kept = out.grad_fn.saved_tensors  # type: ignore[union-attr]
     assert [tensor.data_ptr() for tensor in kept] == [gate.data_ptr(), up.data_ptr()]
 
 
