@@ -20,7 +20,9 @@ _DEEP = -1e30
 _known: dict[int, tuple[weakref.ref[Tensor], dict[tuple[Any, ...], bool]]] = {}
 
 
-def attention_mask(mask: Tensor, *, hides: str = "", finite: bool = False) -> dict[str, Any]:
+def attention_mask(
+    mask: Tensor, *, hides: str = "", finite: bool = False, after: dict[str, Any] | str | None = None
+) -> dict[str, Any]:
     """``{"is_causal": True}`` where ``mask`` hides exactly the keys behind each query; else ``{"attn_mask": ...}``.
 
     For ``attention(query, key, value, **attention_mask(mask))``. The content is looked at once for each tensor, version
@@ -33,16 +35,15 @@ def attention_mask(mask: Tensor, *, hides: str = "", finite: bool = False) -> di
             added; "zero" where a key is hidden that has a zero here; "nonzero" where one is hidden that has not.
         finite: with ``hides``: hidden scores become a large negative number instead of minus infinity, so that a query
             that sees no key weighs all of them equally, instead of giving 0.
+        after: the mask that was laid over the scores before this one: "causal", or this function's arguments for it,
+            as ``{"mask": bias, "hides": "zero"}``, which may have an ``after`` of their own.
 
     Raises:
-        ValueError: ``hides`` is none of these, ``finite`` comes without it, or the mask has fewer than two dimensions.
+        ValueError: ``hides`` is none of these, ``finite`` comes without it, or a mask has fewer than two dimensions.
     """
-    if hides not in {"", "zero", "nonzero"}:
-        refuse(NAME, "hides", repr(hides), "'', 'zero' or 'nonzero'")
-    if finite and not hides:
-        refuse(NAME, "finite", "True", "False where hides is ''")
-    if mask.dim() < 2:
-        refuse(NAME, "mask", shape_text(mask), "[..., queries, keys]")
+    if after is not None:
+        return _combined([*_earlier(after), _checked(mask, hides, finite)])
+    _checked(mask, hides, finite)
     if not torch.compiler.is_compiling() and not mask.requires_grad and _says_causal(mask, hides):
         return {"is_causal": True}
     if not hides:
@@ -53,7 +54,72 @@ def attention_mask(mask: Tensor, *, hides: str = "", finite: bool = False) -> di
     return {"attn_mask": seen}
 
 
-def _says_causal(mask: Tensor, hides: str) -> bool:
+def _checked(mask: Tensor, hides: str, finite: bool) -> tuple[Tensor, str, bool]:
+    if hides not in {"", "zero", "nonzero"}:
+        refuse(NAME, "hides", repr(hides), "'', 'zero' or 'nonzero'")
+    if finite and not hides:
+        refuse(NAME, "finite", "True", "False where hides is ''")
+    if mask.dim() < 2:
+        refuse(NAME, "mask", shape_text(mask), "[..., queries, keys]")
+    return mask, hides, finite
+
+
+def _earlier(after: dict[str, Any] | str) -> list[tuple[Tensor, str, bool] | None]:
+    """The masks before, the first first; None is the causal one."""
+    if isinstance(after, str):
+        if after != "causal":
+            refuse(NAME, "after", repr(after), "'causal' or the arguments of a mask")
+        return [None]
+    before = [] if after.get("after") is None else _earlier(after["after"])
+    return [*before, _checked(after["mask"], after.get("hides", ""), after.get("finite", False))]
+
+
+def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
+    """What several masks say together, the last word being the last one's."""
+    causal: Tensor | bool = False
+    bias: Tensor | None = None
+    for each in masks:
+        if each is None:
+            causal = True
+            continue
+        mask, hides, finite = each
+        looks = not torch.compiler.is_compiling() and not mask.requires_grad
+        if not finite and looks and _says_causal(mask, hides, infinite=True):
+            causal = mask != 0 if hides == "zero" else mask == 0  # minus infinity, whatever the others add
+            continue
+        if finite and causal is not False:  # a number may be written over what it hides
+            if causal is True:
+                refuse(NAME, "after", "'causal'", "a mask where finite is True")
+            bias, causal = causal if bias is None else _added(bias, causal), False
+        bias = _laid_over(bias, mask, hides, finite)
+    return ({} if causal is False else {"is_causal": True}) | ({} if bias is None else {"attn_mask": bias})
+
+
+def _laid_over(bias: Tensor | None, mask: Tensor, hides: str, finite: bool) -> Tensor:
+    if not hides:
+        return mask if bias is None else _added(bias, mask)
+    seen = mask != 0 if hides == "zero" else mask == 0
+    if not finite and (bias is None or bias.dtype is torch.bool):
+        return seen if bias is None else seen & bias
+    under = torch.zeros((), device=mask.device) if bias is None else _as_numbers(bias)
+    return torch.where(seen, under, _DEEP if finite else -torch.inf)
+
+
+def _added(one: Tensor, other: Tensor) -> Tensor:
+    if one.dtype is torch.bool and other.dtype is torch.bool:
+        return one & other
+    return _as_numbers(one) + _as_numbers(other)
+
+
+def _as_numbers(mask: Tensor) -> Tensor:
+    """A boolean mask as what is added to the scores."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:
+    """Whether it hides exactly the keys behind each query; with ``infinite`` what it adds must be minus infinity."""
     rows, columns = mask.shape[-2:]
     if rows != columns or rows < 2 or mask.numel() != rows * columns or mask.is_inference():
         return False
@@ -64,14 +130,14 @@ def _says_causal(mask: Tensor, hides: str) -> bool:
         if mask.is_cuda:
             return False
     verdicts = known[1]
-    key = (held._version, mask.storage_offset(), tuple(mask.shape), mask.stride(), mask.dtype, hides)
+    key = (held._version, mask.storage_offset(), tuple(mask.shape), mask.stride(), mask.dtype, hides, infinite)
     verdict = verdicts.get(key)
     if verdict is None:
         if mask.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         if any(each[0] != held._version for each in verdicts):
             verdicts.clear()
-        verdict = verdicts[key] = _is_triangle(mask.detach().reshape(rows, columns), hides)
+        verdict = verdicts[key] = _is_triangle(mask.detach().reshape(rows, columns), hides, infinite)
     return verdict
 
 
@@ -80,7 +146,7 @@ def _forget(key: int, gone: weakref.ref[Tensor]) -> None:
         del _known[key]
 
 
-def _is_triangle(mask: Tensor, hides: str) -> bool:
+def _is_triangle(mask: Tensor, hides: str, infinite: bool) -> bool:
     """Whether exactly the lower triangle is seen."""
     if hides:
         seen = mask != 0 if hides == "zero" else mask == 0
@@ -89,6 +155,7 @@ def _is_triangle(mask: Tensor, hides: str) -> bool:
     else:
         seen = mask == 0
         # A finite number hides only where no weight can be left of it.
-        if not bool((seen | (mask <= max(_DEEP, torch.finfo(mask.dtype).min))).all()):
+        deep = -torch.inf if infinite else max(_DEEP, torch.finfo(mask.dtype).min)
+        if not bool((seen | (mask <= deep)).all()):
             return False
     return bool(torch.equal(seen, torch.ones_like(seen).tril_()))

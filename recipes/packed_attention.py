@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from gradscope.kernels.attention import triton_launch
 from gradscope.kernels.attention.dropout import draw_seed
@@ -15,6 +14,7 @@ from gradscope.kernels.check import dtype_text, refuse, require_range, require_s
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.heads import packed
 from gradscope.kernels.heads.layout import merge_heads, qkv_views
+from gradscope.kernels.once import first_derivative_only
 from gradscope.recipes.heads import check_packed, split_qkv
 from gradscope.recipes.recipe import Recipe
 
@@ -170,7 +170,7 @@ class _PackedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only(_NAME, "attention(..., backend='math') has a second derivative")
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         qkv, bias, seed, out, logsumexp = ctx.saved_tensors
         wants_qkv, wants_bias = ctx.needs_input_grad[:2]
