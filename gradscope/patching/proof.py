@@ -109,13 +109,18 @@ def _cells(functions: Iterable[FunctionType]) -> Iterator[CellType]:
                 continue
             if callable(held) and _base(held) in known:
                 yield cell
-            elif isinstance(held, FunctionType) and held.__code__.co_filename.startswith("<gradscope "):
+            elif isinstance(held, FunctionType) and _base_function(held).__code__.co_filename.startswith("<gradscope "):
                 yield from _cells([held])
 
 
 def _base(function: Any) -> int:
     """Equal for a function and what was wrapped around it."""
     return id(inspect.unwrap(function))
+
+
+def _base_function(function: FunctionType) -> FunctionType:
+    inner = inspect.unwrap(function)
+    return inner if isinstance(inner, FunctionType) else function
 
 
 def _functions(site: Site) -> list[Any]:

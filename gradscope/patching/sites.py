@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,7 @@ class Link:
 
     function: FunctionType
     name: str  # how the function above calls it; of the first: the method's name
+    wrappers: tuple[FunctionType, ...] = ()  # what decorators put around it, outermost first
 
 
 @dataclass(eq=False)
@@ -89,6 +90,9 @@ class _Finder:
                     site.reasons.append(f"it is a part of {other.recipe} on line {other.line}")
                 else:
                     taken.append(site)
+        for site in [site for site in self.found.values() if not site.supported]:
+            if any(_shares_calls(site, other) for other in taken):  # what it lacks does not matter any more
+                self.found = {key: other for key, other in self.found.items() if other is not site}
         return sorted(self.found.values(), key=lambda site: min(match.last.index for match in site.matches))
 
     def add(self, match: Match) -> None:
@@ -185,6 +189,12 @@ def _advice(match: Match, frame: Frame) -> str:
     return ""
 
 
+def _shares_calls(one: Site, other: Site) -> bool:
+    """Whether two sites are about the same calls, as attention and packed attention are."""
+    mine, theirs = ({node for match in site.matches for node in match.nodes} for site in (one, other))
+    return not mine.isdisjoint(theirs)
+
+
 def _common(match: Match) -> Frame | None:
     """The innermost frame under which all of a match happened."""
     for place in match.last.places:
@@ -199,11 +209,26 @@ def _method(owner: nn.Module, frame: Frame) -> Link:
     if name in vars(owner):
         raise Refusal(f"{name} was replaced on this module already")
     held = getattr(type(owner), name, None)
+    wrappers = []
+    while isinstance(held, FunctionType) and held.__code__ is not frame.code and hasattr(held, "__wrapped__"):
+        wrappers.append(held)
+        held = held.__wrapped__
     if not isinstance(held, FunctionType) or held.__code__ is not frame.code:
         raise Refusal(f"{name} is decorated, or not a method of {type(owner).__name__}")
     if held.__code__.co_name != name:
         raise Refusal(f"{name} is another function's name")
-    return Link(held, name)
+    for wrapper, inner in zip(wrappers, [*wrappers[1:], held], strict=True):
+        if not any(inner in bound(cell) for cell in wrapper.__closure__ or ()):
+            raise Refusal(f"{name} is decorated in a way that cannot be repeated")
+    return Link(held, name, tuple(wrappers))
+
+
+def bound(cell: CellType) -> list[object]:
+    """What a free name holds; nothing where it is not bound yet."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
 
 
 def _called(inner: Frame, outer: Frame) -> Link:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from gradscope import recipes
 from gradscope.patching.edits import Edit
 from gradscope.patching.functions import rebuilt
-from gradscope.patching.sites import Site
+from gradscope.patching.sites import Site, bound
 from gradscope.patching.source import FunctionSource, SourceFile
 
 
@@ -61,7 +62,7 @@ def _by_method(sites: list[Site]) -> Iterator[tuple[str, list[Site]]]:
 
 def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> FunctionType:
     """The function at ``depth`` of the sites' chains, with their edits, and those it calls rewritten likewise."""
-    function = sites[0].chain[depth].function
+    function, wrappers = sites[0].chain[depth].function, sites[0].chain[depth].wrappers
     edits: list[Edit] = []
     names: dict[str, Any] = {}
     deeper: dict[str, list[Site]] = {}
@@ -73,4 +74,16 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
             names |= {known: getattr(recipes, name) for name, known in site.edit.imports}
     for name, held in deeper.items():
         names[name] = _built(held, files, depth + 1)
-    return rebuilt(function, FunctionSource.of(function.__code__, files), edits, names)
+    made = rebuilt(function, FunctionSource.of(function.__code__, files), edits, names)
+    for wrapper, inner in reversed([*zip(wrappers, [*wrappers[1:], function], strict=True)]):
+        made = _wrapped(wrapper, inner, made)
+    return made
+
+
+def _wrapped(wrapper: FunctionType, inner: FunctionType, new: FunctionType) -> FunctionType:
+    """What a decorator made of ``inner``, made of ``new``: the same code with one free name bound anew."""
+    cells = tuple(CellType(new) if inner in bound(cell) else cell for cell in wrapper.__closure__ or ())
+    made = FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, cells)
+    made.__kwdefaults__ = wrapper.__kwdefaults__
+    functools.update_wrapper(made, new)
+    return made
