@@ -55,6 +55,21 @@ def _process() -> dict[str, Any]:
     }
 
 
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """Tensors by their form: their content differs from process to process, and says nothing."""
+    return _formed(val) if "tensor(" in repr(val) else None
+
+
+def _formed(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_formed(each)}" for name, each in value.items())
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_formed, value))})"
+    return getattr(value, "__name__", None) or str(value)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Torch's threads wait for each other, so a busy machine slows two of them far more than one."""

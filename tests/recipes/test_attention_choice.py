@@ -48,7 +48,6 @@ def torchs_choice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any =
         ((X, X, X, torch.ones(2, 4, 8, 1)), {}),
         ((X, X, X, torch.ones(8, 8, requires_grad=True)), {}),
     ],
-    ids=str,
 )
 def test_flash_where_torch_has_it_on_the_cpu(tensors: tuple[torch.Tensor, ...], given: dict[str, Any]) -> None:
     choice = attention.explain(*tensors, **given)
@@ -97,7 +96,6 @@ def test_few_scores_with_dropout_are_torchs() -> None:
         {"query": X.bfloat16(), "key": X.bfloat16(), "value": X.bfloat16()},
         {"value": X[..., :8]},
     ],
-    ids=str,
 )
 def test_few_scores_that_torch_has_no_better_path_for(given: dict[str, Any]) -> None:
     assert attention.explain(**{"query": X, "key": X, "value": X, **given}, dropout_p=0.1).backend == "cpu"
@@ -116,7 +114,6 @@ def test_few_scores_that_torch_has_no_better_path_for(given: dict[str, Any]) -> 
         {"softcap": 2.0},
         {"attn_mask": torch.ones(8, 8, requires_grad=True)},
     ],
-    ids=str,
 )
 def test_what_runs_is_what_explain_says(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a shortcut leaves checks out."""
@@ -216,7 +213,6 @@ def test_every_backend_is_told_of() -> None:
         (torch.bfloat16, {"attn_mask": torch.bool, "is_causal": True}, "triton"),
         (torch.float64, {}, "math"),
     ],
-    ids=str,
 )
 def test_what_a_hopper_gpu_would_take(
     dtype: torch.dtype, given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
