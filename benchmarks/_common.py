@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -70,16 +72,25 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "triton": _version("triton"),
+        "liger": _version("liger-kernel"),
     }
 
 
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _commit() -> str | None:
-    """The commit, marked where the tree holds more than it; None outside a git checkout."""
+    """The commit, marked where the tree holds more than it; outside a checkout what GRADSCOPE_COMMIT says, or None."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("GRADSCOPE_COMMIT")
     return done.stdout.strip()
 
 
