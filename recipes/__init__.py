@@ -13,6 +13,7 @@ from gradscope.recipes.dropout import Dropout, dropout
 from gradscope.recipes.embedding import Embedding, embedding
 from gradscope.recipes.gelu import GELU, BiasGELU, bias_gelu, gelu
 from gradscope.recipes.heads import chunk, merge_heads, split, split_heads, split_qkv
+from gradscope.recipes.lazy_linear import lazy_linear
 from gradscope.recipes.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_and_logits
 from gradscope.recipes.linear_cross_entropy_modules import LinearCrossEntropyHead, LinearCrossEntropyLoss
 from gradscope.recipes.norm import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -45,6 +46,7 @@ __all__ = [
     "embedding",
     "gelu",
     "layer_norm",
+    "lazy_linear",
     "linear_cross_entropy",
     "linear_cross_entropy_and_logits",
     "merge_heads",

@@ -16,12 +16,20 @@ NAME = "attention_mask"
 # An added number that hides for certain, and still leaves a row in which all is hidden its uniform weights.
 _DEEP = -1e30
 
+# Behind a number as low as this, float64 loses every score.
+_LOST = -1e17
+
 # What a mask says, by where its content lies; forgotten with the tensor that holds the content.
 _known: dict[int, tuple[weakref.ref[Tensor], dict[tuple[Any, ...], bool]]] = {}
 
 
 def attention_mask(
-    mask: Tensor, *, hides: str = "", finite: bool = False, after: dict[str, Any] | str | None = None
+    mask: Tensor,
+    *,
+    hides: str = "",
+    finite: bool = False,
+    after: dict[str, Any] | str | None = None,
+    query: Tensor | None = None,
 ) -> dict[str, Any]:
     """``{"is_causal": True}`` where ``mask`` hides exactly the keys behind each query; else ``{"attn_mask": ...}``.
 
@@ -35,15 +43,41 @@ def attention_mask(
             added; "zero" where a key is hidden that has a zero here; "nonzero" where one is hidden that has not.
         finite: with ``hides``: hidden scores become a large negative number instead of minus infinity, so that a query
             that sees no key weighs all of them equally, instead of giving 0.
+        query: with ``finite``: the queries. They come back as ``query``, and are zeros where no key is seen, so that no
+            gradient goes to queries and keys that have no say in the weights.
         after: the mask that was laid over the scores before this one: "causal", or this function's arguments for it,
             as ``{"mask": bias, "hides": "zero"}``, which may have an ``after`` of their own.
 
     Raises:
         ValueError: ``hides`` is none of these, ``finite`` comes without it, or a mask has fewer than two dimensions.
     """
-    if after is not None:
-        return _combined([*_earlier(after), _checked(mask, hides, finite)])
-    _checked(mask, hides, finite)
+    masks = [*([] if after is None else _earlier(after)), _checked(mask, hides, finite)]
+    said = _alone(*masks[0]) if len(masks) == 1 and masks[0] is not None else _combined(masks)
+    bias = said.get("attn_mask")
+    if bias is not None and bias.dtype is not torch.bool:
+        if query is None:
+            return said | _without_losses(bias)
+        sees = (bias > 0.5 * _DEEP).any(-1, keepdim=True)
+        bias = torch.where(sees | (bias == -torch.inf), bias, 0.0)
+        return said | {"query": query * sees, "attn_mask": bias}
+    return said if query is None else {"query": query, **said}
+
+
+def _without_losses(bias: Tensor) -> dict[str, Any]:
+    """The added numbers, and what keeps a row exact in which all is hidden by a finite number.
+
+    Backward takes the weights from the logarithm of their sum, which is lost behind a -1e9: so what is common to such a
+    row is taken off it. Where even float64 would lose the scores behind it, all weigh the same, and only weights that
+    are held say so: such rows are looked for on the CPU, where it needs no synchronisation.
+    """
+    top = bias.detach().amax(-1, keepdim=True)
+    finite = top > -torch.inf
+    if not torch.compiler.is_compiling() and not bias.is_cuda and bool((finite & (top < _LOST)).any()):
+        return {"attn_mask": bias, "backend": "math"}
+    return {"attn_mask": bias - torch.where(finite & (top < -100.0) & (top >= _LOST), top, 0.0)}
+
+
+def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
     if not torch.compiler.is_compiling() and not mask.requires_grad and _says_causal(mask, hides):
         return {"is_causal": True}
     if not hides:

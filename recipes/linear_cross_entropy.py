@@ -16,7 +16,7 @@ from gradscope.recipes.recipe import Recipe
 ABOUT = Recipe(
     name="linear_cross_entropy",
     title="The last linear layer and cross-entropy, without ever holding the logits",
-    functions=("linear_cross_entropy", "linear_cross_entropy_and_logits"),
+    functions=("linear_cross_entropy", "linear_cross_entropy_and_logits", "lazy_linear"),
     modules=("LinearCrossEntropyLoss", "LinearCrossEntropyHead"),
     replaces=(
         "F.cross_entropy(F.linear(x, weight, bias), target)",

@@ -15,8 +15,8 @@ COPIES = frozenset({"contiguous", "clone"})
 
 # These draw random numbers or depend on more than their arguments.
 _NEW_EACH_TIME = frozenset(
-    {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "dropout", "normal", "uniform", "empty"}
-    | {"multinomial", "randperm", "empty_like", "new_empty", "alpha_dropout", "feature_dropout"}
+    {"rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "dropout", "normal", "uniform"}
+    | {"multinomial", "randperm", "alpha_dropout", "feature_dropout"}
 )
 
 
@@ -102,17 +102,29 @@ def remade(value: Value) -> Tensor | None:
     if tensor is not None and _unchanged(tensor, value):
         return tensor.detach()
     node = value.producer
-    if node is None or node.op in _NEW_EACH_TIME or node.changed or len(node.outputs) != 1:
+    if node is None or node.op in _NEW_EACH_TIME or len(node.outputs) != 1:
+        return None
+    if node.changed and (
+        not node.inputs or node.changed != {node.inputs[0].storage} or node.args[0] is not node.inputs[0]
+    ):
         return None
     try:
         with torch.no_grad():
-            made = node.function(*_remade_all(node.args), **_remade_all(node.kwargs))
+            args, kwargs = _remade_all(node.args), _remade_all(node.kwargs)
+            if node.changed:
+                args = (args[0].clone(), *args[1:])
+            made = node.function(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, LookupError):
         return None
+    if node.op == "setitem":
+        made = args[0]
     return made if isinstance(made, Tensor) else None
 
 
 def _unchanged(tensor: Tensor, value: Value) -> bool:
+    """What is put back after the run has another version, and the same content."""
+    if value.kept is not None:
+        return value.kept and value.same
     return tensor.is_inference() or tensor._version == value.content[1]
 
 

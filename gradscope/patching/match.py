@@ -14,6 +14,8 @@ class Of:
     value: Value
     role: str  # a name for it, where it needs one
     suffix: str = ""  # a method's call behind it: ".transpose(-2, -1)"
+    bracketed: bool = False  # it stands beside an operator
+    again: bool = False  # it is spelled a second time: evaluating it twice must do no harm
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +33,11 @@ class Scalar:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The text of an attribute of the module that made a call, as in ``self.drop.p``; else of a scalar argument."""
+    """The text of an attribute of the module that made a call, as in ``self.drop.p``; else of an argument."""
 
     node: Node
     attribute: str
-    scalar: Scalar
+    scalar: Scalar | Of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,57 @@ class Called:
     node: Node
 
 
-Piece = str | Of | Scalar | Setting | Called
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The text of the module that made a call, which is handed on whole: it may hold modules, as a Sequential does.
+
+    Unless ``certain``, the text may name something that only the run can tell: it is called there as it is.
+    """
+
+    node: Node
+    certain: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The text of a call's arguments, as they are written: ``x`` in ``self.head(x)``.
+
+    Without a ``caller`` the call must be the operation's own, with no more than ``positional`` arguments by position
+    and those of ``names`` by name; the first ``skipped`` are left out.
+    """
+
+    node: Node
+    positional: int = 1
+    names: frozenset[str] = frozenset()
+    skipped: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """The text of one of the sizes that a view was given: the ``position``-th of ``count``, which was ``number``.
+
+    Where the source leaves it to torch, or makes the sizes elsewhere, the number itself.
+    """
+
+    node: Node
+    position: int
+    count: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class FromSizes:
+    """Pieces of a number that may come from the last size, ``size``, of a tensor that is no longer made.
+
+    Where it does, and from nothing else, ``otherwise`` says the same.
+    """
+
+    pieces: tuple[Piece, ...]
+    size: int
+    otherwise: str
+
+
+Piece = str | Of | Scalar | Setting | Called | Layer | Given | Size | FromSizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +106,15 @@ class Argument:
 
     name: str
     pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Like:
+    """The form of a tensor that is no longer made, by tensors that still are."""
+
+    shape: tuple[int, ...]
+    sizes: tuple[tuple[Value, int] | None, ...]  # of each dimension: a tensor that has it, and at which of its own
+    dtype: Value  # a tensor of its dtype and device
 
 
 @dataclass(eq=False)
@@ -69,12 +130,21 @@ class Match:
     helpers: tuple[str, ...] = ()  # other functions of gradscope.recipes that the arguments call
     suffix: str = ""  # written behind the call: ".transpose(1, 2)"
     reasons: list[str] = field(default_factory=list)  # why it cannot be replaced; empty: it can
+    fixed: tuple[Scalar, ...] = ()  # numbers that were relied on: they must be spelled as numbers
+    like: Like | None = None  # the form of what is made on the way, for statements that ask for it
+    otherwise: Match | None = None  # what to do where the source does not allow this
+    also: Node | None = None  # a later call of the output: the new call gives its result too, before the output
 
     @property
     def last(self) -> Node:
         """The call whose result stays."""
         assert self.output.producer is not None
         return self.output.producer
+
+    @property
+    def later(self) -> frozenset[Node]:
+        """The call behind the output whose result is given too."""
+        return frozenset() if self.also is None else frozenset({self.also})
 
     @property
     def inner(self) -> list[Value]:

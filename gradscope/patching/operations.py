@@ -113,6 +113,11 @@ def canonical(function: Callable[..., Any]) -> str:
     if name == "__get__":  # a property: Tensor.shape.__get__
         name = getattr(getattr(function, "__self__", None), "__name__", name)
         return name if name in LOOKS else {"T": "T", "mT": "mT"}.get(name, name)
+    return canonical_name(name)
+
+
+def canonical_name(name: str) -> str:
+    """The operation that a function or method of this name does."""
     name = _SAME.get(name, name)
     if name.endswith("_") and not name.startswith("_"):
         name = name[:-1]

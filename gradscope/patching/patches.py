@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from gradscope.patching.edits import Edit
 from gradscope.patching.functions import in_file
 from gradscope.patching.plan import Filter, Plan, plan
 from gradscope.patching.sites import Site
@@ -55,10 +56,33 @@ class Patches:
     @property
     def diff(self) -> str:
         """What was changed, as a unified diff of the user's source, for ``patch -p1`` in the folder it stands in."""
-        by_file: dict[str, list[Site]] = {}
-        for site in self.kept:
-            by_file.setdefault(site.file, []).append(site)
-        return "".join(_file_diff(self._plan, name, sites) for name, sites in sorted(by_file.items()))
+        return "".join(map(self.diff_of, self.texts))
+
+    def diff_of(self, name: str) -> str:
+        """The part of :attr:`diff` for one file."""
+        return _file_diff(name, *self.texts[name])
+
+    @property
+    def swaps(self) -> list[Swap]:
+        """What was replaced, module by module."""
+        return self._swaps
+
+    @property
+    def in_source(self) -> list[Site]:
+        """The kept sites whose text may change for all modules that run it; the others are replaced on one alone."""
+        kept = set(self.kept)
+        left = {site.edit.key for site in self.sites if site.edit is not None and site not in kept}
+        return [site for site in self.kept if not site.differs_elsewhere and site.edit and site.edit.key not in left]
+
+    @property
+    def texts(self) -> dict[str, tuple[str, str]]:
+        """The text of each file that changes, before and after; lines end in ``\\n``."""
+        edits: dict[str, dict[object, Edit]] = {}
+        for site in self.in_source:
+            assert site.edit is not None
+            edits.setdefault(site.file, {})[site.edit.key] = site.edit
+        files = self._plan.files
+        return {name: (files[name].text.decode(), in_file(files[name], edits[name].values())) for name in sorted(edits)}
 
     def apply(self) -> None:
         """Put the recipes in; once is enough."""
@@ -104,13 +128,10 @@ def row_of(result: Result) -> dict[str, Any]:
     }
 
 
-def _file_diff(found: Plan, name: str, sites: list[Site]) -> str:
-    file = found.files[name]
-    edits = list({site.edit.key: site.edit for site in sites if site.edit is not None}.values())
-    old = file.text.decode().splitlines(keepends=True)
-    new = in_file(file, edits).splitlines(keepends=True)
+def _file_diff(name: str, old: str, new: str) -> str:
     shown = _shown(name)
-    return "".join(difflib.unified_diff(old, new, f"a/{shown}", f"b/{shown}"))
+    lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"a/{shown}", f"b/{shown}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _shown(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from gradscope.capture.state import preserved
 from gradscope.errors import UsageError
 from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.predict import Saving, predict
 from gradscope.patching.record import Recording, record
 from gradscope.patching.sites import Site, find_sites
 from gradscope.patching.source import SourceFile
@@ -36,22 +38,42 @@ class Plan:
         """The sites that can be replaced."""
         return [site for site in self.sites if site.supported]
 
+    @cached_property
+    def savings(self) -> dict[Site, Saving]:
+        """What each supported site is expected to save, an estimate; it is made when first asked for."""
+        return predict(self.sites)
+
     @property
     def table(self) -> pd.DataFrame:
-        """One row a site: path, source, recipe, supported, reasons."""
+        """One row a site: path, source, recipe, supported, reasons, predicted_saving_ns, predicted_saving_bytes."""
         import pandas as pd
 
-        rows = [
-            {
-                "path": site.path,
-                "source": site.source,
-                "recipe": site.recipe,
-                "supported": site.supported,
-                "reasons": "; ".join(site.reasons),
-            }
-            for site in self.sites
-        ]
-        return pd.DataFrame(rows, columns=["path", "source", "recipe", "supported", "reasons"])
+        rows = []
+        for site in self.sites:
+            saving = self.savings.get(site)
+            rows.append(
+                {
+                    "path": site.path,
+                    "source": site.source,
+                    "recipe": site.recipe,
+                    "supported": site.supported,
+                    "reasons": "; ".join(site.reasons),
+                    "predicted_saving_ns": None if saving is None else saving.ns,
+                    "predicted_saving_bytes": None if saving is None else saving.bytes,
+                }
+            )
+        return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+COLUMNS = (
+    "path",
+    "source",
+    "recipe",
+    "supported",
+    "reasons",
+    "predicted_saving_ns",
+    "predicted_saving_bytes",
+)
 
 
 def plan(

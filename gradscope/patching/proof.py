@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import CellType, FunctionType
 from typing import Any
 
@@ -79,6 +79,11 @@ def _on(swap: Swap) -> Iterator[None]:
         yield
     finally:
         swap.take_off()
+
+
+def dropout_off(swap: Swap) -> AbstractContextManager[None]:
+    """The recipes that the rewritten code calls drop nothing, for the length of the block."""
+    return _recipes(swap, _without_dropout)
 
 
 @contextmanager

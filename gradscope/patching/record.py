@@ -23,6 +23,8 @@ from gradscope.patching.operations import LOOKS, canonical
 
 _SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
+_SETTINGS = (bool, int, float, str, type(None))
+
 # A frame of these may go on after it was left: what it holds is not ours to drop.
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -45,6 +47,8 @@ class Value:
     producer: Node | None = None
     users: list[Node] = field(default_factory=list)
     kept: bool | None = None  # whether the tensor outlived the run, once that is settled
+    same: bool = True  # whether it was still at this version then
+    strides: tuple[int, ...] | None = None  # None: it has none, being sparse or nested
 
     @property
     def alive(self) -> bool:
@@ -53,7 +57,9 @@ class Value:
 
     def settle(self) -> None:
         """Fix what is alive: what a later run makes under the same address is another tensor."""
-        self.kept = self.tensor() is not None
+        tensor = self.tensor()
+        self.kept = tensor is not None
+        self.same = tensor is not None and _version(tensor) == self.content[1]
 
 
 @dataclass(eq=False)
@@ -65,6 +71,7 @@ class Frame:
     globals: dict[str, Any]
     owner: object  # its first argument, where that is a module and the function not one of a file's own
     suspends: bool
+    settings: dict[str, Any] = field(default_factory=dict)  # its names that held numbers, texts or None at first
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ class Node:
     places: tuple[Place, ...]  # innermost first
     changed: frozenset[int]  # storages whose content it changed in place
     grad: bool  # whether gradients were recorded then
+    caller: nn.Module | None = None  # the module of torch's own that the user's code called for it, as an nn.Linear
+    autocast: bool = False  # whether torch chose dtypes then
 
     @property
     def output(self) -> Value:
@@ -198,6 +207,7 @@ class _Tape(TorchFunctionMode):
         node = Node(
             len(self.nodes), op, func, kept_args, kept_kwargs, tuple(inputs), (), (), changed, torch.is_grad_enabled()
         )
+        node.autocast = any(torch.is_autocast_enabled(device) for device in {value.device.type for value in inputs})
         self.nodes.append(node)
         for value in inputs:
             if node not in value.users:
@@ -205,6 +215,7 @@ class _Tape(TorchFunctionMode):
         made = [args[0]] if op == "setitem" else _tensors(result)  # an assignment returns nothing
         node.outputs = tuple(self._new(tensor, node) for tensor in made)
         node.places = self._places()
+        node.caller = self._caller()
         return result
 
     def _replaced(self, argument: Any, inputs: list[Value], held: list[Tensor]) -> Any:
@@ -244,6 +255,7 @@ class _Tape(TorchFunctionMode):
             self._storage(tensor),
             weakref.ref(tensor),
             producer,
+            strides=tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None,
         )
         self.values.append(made)
         self._latest[id(tensor)] = made
@@ -272,6 +284,15 @@ class _Tape(TorchFunctionMode):
             found.append(Place(self._frame(frame), self._span(frame), names))
         return tuple(found)
 
+    def _caller(self) -> nn.Module | None:
+        found = None
+        for frame in _stack(sys._getframe(2)):
+            if frame is self._bottom or not frame.f_code.co_filename.startswith(_SKIPPED):
+                break
+            if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module):
+                found = frame.f_locals["self"]
+        return found
+
     def _frame(self, frame: FrameType) -> Frame:
         known = self._frames.get(id(frame))
         if known is not None:
@@ -281,6 +302,7 @@ class _Tape(TorchFunctionMode):
         plain = getattr(frame.f_globals.get(code.co_name), "__code__", None) is code
         owner = first if isinstance(first, nn.Module) and not plain else None
         made = Frame(self._count, code, frame.f_globals, owner, bool(code.co_flags & _SUSPENDS))
+        made.settings |= {name: held for name, held in frame.f_locals.items() if isinstance(held, _SETTINGS)}
         self._count += 1
         self._frames[id(frame)] = (frame, made)
         return made

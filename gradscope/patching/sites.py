@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -25,6 +26,7 @@ class Link:
     function: FunctionType
     name: str  # how the function above calls it; of the first: the method's name
     wrappers: tuple[FunctionType, ...] = ()  # what decorators put around it, outermost first
+    bound: bool = True  # a module's method; else, as the first, a function that the module holds under that name
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class Site:
     edit: Edit | None = None
     reasons: list[str] = field(default_factory=list)
     matches: list[Match] = field(default_factory=list)
+    differs_elsewhere: bool = False  # the same line of another module ran without the pattern, or is left as it is
 
     @property
     def supported(self) -> bool:
@@ -90,6 +93,8 @@ class _Finder:
                     site.reasons.append(f"it is a part of {other.recipe} on line {other.line}")
                 else:
                     taken.append(site)
+        for site in taken:
+            site.differs_elsewhere = self._differs_elsewhere(site, taken)
         for site in [site for site in self.found.values() if not site.supported]:
             if any(_shares_calls(site, other) for other in taken):  # what it lacks does not matter any more
                 self.found = {key: other for key, other in self.found.items() if other is not site}
@@ -113,7 +118,11 @@ class _Finder:
         try:
             chain = self._chain(match, frame)
             source = FunctionSource.of(frame.code, self.files)
-            edit = edit_of(match, self.recording, frame, source)
+            others = [other.edit for other in self.found.values() if other.module is site.module and other is not site]
+            same = [
+                other.names for other in others if other is not None and other.source.definition is source.definition
+            ]
+            edit = edit_of(match, self.recording, frame, source, frozenset().union(*same))
             if site.edit is not None and site.edit.key != edit.key:
                 raise Refusal("the same line does different things in one run")
             site.edit, site.chain = edit, chain
@@ -143,6 +152,8 @@ class _Finder:
         frames = [place.frame for place in match.last.places]
         frames = frames[frames.index(frame) :]
         links: list[Link] = []
+        if not any(isinstance(each.owner, nn.Module) and each.owner in self.paths for each in frames):
+            raise Refusal("the code belongs to no module of the model")
         for inner, outer in zip(frames, [*frames[1:], None], strict=True):
             owner = inner.owner
             if isinstance(owner, nn.Module) and owner in self.paths:
@@ -152,8 +163,28 @@ class _Finder:
                 break
             if inner.code in outer.code.co_consts:  # defined there: the function around it is compiled again
                 continue
+            held = self._held(inner, outer)
+            if held is not None:
+                return tuple(reversed([*links, held]))
             links.append(_called(inner, outer))
         raise Refusal("the code belongs to no module of the model")
+
+    def _held(self, inner: Frame, outer: Frame) -> Link | None:
+        """The function that ``inner`` runs, as an attribute that a module of the model holds or its class has."""
+        owner, names = outer.owner, outer.code.co_varnames[:1]
+        if not isinstance(owner, nn.Module) or owner not in self.paths:
+            return None
+        tree = FunctionSource.of(outer.code, self.files).definition
+        for part in ast.walk(tree):
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and (part.value.id,) == names:
+                held = getattr(owner, part.attr, None)
+                if isinstance(held, FunctionType) and held.__code__ is inner.code:
+                    if any(
+                        isinstance(each, ast.Name) and outer.globals.get(each.id) is held for each in ast.walk(tree)
+                    ):
+                        raise Refusal(f"{inner.code.co_name} is called by two names")
+                    return Link(held, part.attr, bound=False)
+        return None
 
     def _check_every_round(self, site: Site) -> None:
         """Whenever that code ran for that module, it matched."""
@@ -168,6 +199,20 @@ class _Finder:
                 if same and self._owner(node, place.frame) is site.module:
                     site.reasons.append("the same line also ran without the pattern")
                     return
+
+    def _differs_elsewhere(self, site: Site, taken: list[Site]) -> bool:
+        """Whether the text cannot be changed for every module that runs it."""
+        last = site.matches[0].last
+        place = last.place_in(_common(site.matches[0]))  # type: ignore[arg-type]
+        assert place is not None and site.edit is not None
+        same = [other for other in taken if other.edit is not None and other.edit.key == site.edit.key]
+        lasts = {match.last for other in same for match in other.matches}
+        return any(
+            node.op == last.op
+            and node not in lasts
+            and any(each.frame.code is place.frame.code and each.span == place.span for each in node.places)
+            for node in self.recording.nodes
+        )
 
 
 def _overlap(one: Site, other: Site) -> bool:
@@ -191,7 +236,7 @@ def _advice(match: Match, frame: Frame) -> str:
 
 def _shares_calls(one: Site, other: Site) -> bool:
     """Whether two sites are about the same calls, as attention and packed attention are."""
-    mine, theirs = ({node for match in site.matches for node in match.nodes} for site in (one, other))
+    mine, theirs = ({node for match in site.matches for node in match.nodes | match.later} for site in (one, other))
     return not mine.isdisjoint(theirs)
 
 
@@ -206,9 +251,10 @@ def _common(match: Match) -> Frame | None:
 def _method(owner: nn.Module, frame: Frame) -> Link:
     """The method of ``owner`` that ``frame`` runs."""
     name = frame.code.co_name
-    if name in vars(owner):
-        raise Refusal(f"{name} was replaced on this module already")
     held = getattr(type(owner), name, None)
+    own = vars(owner).get(name)
+    if own is not None and (not isinstance(own, MethodType) or own.__func__ is not held or own.__self__ is not owner):
+        raise Refusal(f"{name} was replaced on this module already")
     wrappers = []
     while isinstance(held, FunctionType) and held.__code__ is not frame.code and hasattr(held, "__wrapped__"):
         wrappers.append(held)
@@ -217,7 +263,7 @@ def _method(owner: nn.Module, frame: Frame) -> Link:
         raise Refusal(f"{name} is decorated, or not a method of {type(owner).__name__}")
     if held.__code__.co_name != name:
         raise Refusal(f"{name} is another function's name")
-    for wrapper, inner in zip(wrappers, [*wrappers[1:], held], strict=True):
+    for wrapper, inner in zip(wrappers, [*wrappers, held][1:], strict=True):
         if not any(inner in bound(cell) for cell in wrapper.__closure__ or ()):
             raise Refusal(f"{name} is decorated in a way that cannot be repeated")
     return Link(held, name, tuple(wrappers))

@@ -127,13 +127,15 @@ class FunctionSource:
     def at(self, span: Span | None) -> ast.expr | ast.stmt | None:
         """The expression, or augmented assignment, that a call at ``span`` evaluates.
 
-        An expression statement has its expression's span; the expression is meant.
+        An expression statement has its expression's span; the expression is meant. What is iterated over in a
+        comprehension stands at the comprehension; a tuple of names stands where it is unpacked into them.
         """
         found = self.spans.get(span, []) if span is not None else []
         for node in found:
             if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Attribute, ast.Compare)):
                 return node
-        return next((node for node in found if isinstance(node, (ast.AugAssign, ast.Assign))), None)
+        others = (ast.AugAssign, ast.Assign, ast.ListComp, ast.GeneratorExp, ast.Tuple, ast.List)
+        return next((node for node in found if isinstance(node, others)), None)
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement around a node."""

@@ -27,18 +27,26 @@ class Swap:
         self.module = module
         self.sites = list(sites)
         self.methods = {name: _built(sites, files) for name, sites in _by_method(self.sites)}
+        self._plain = {site.chain[0].name for site in self.sites if not site.chain[0].bound}
+        self._held: dict[str, Any] = {}  # what the module itself had under these names
 
     def put(self) -> None:
         """Make the module run the rewritten methods."""
         for name, function in self.methods.items():
-            vars(self.module)[name] = MethodType(function, self.module)
+            held = vars(self.module).get(name, function)
+            if held is not function and getattr(held, "__func__", None) is not function:
+                self._held[name] = held
+            vars(self.module)[name] = function if name in self._plain else MethodType(function, self.module)
 
     def take_off(self) -> None:
         """Make the module run its own methods again; what somebody else put there since stays."""
         for name, function in self.methods.items():
             held = vars(self.module).get(name)
-            if isinstance(held, MethodType) and held.__func__ is function:
-                del vars(self.module)[name]
+            if held is function or (isinstance(held, MethodType) and held.__func__ is function):
+                if name in self._held:
+                    vars(self.module)[name] = self._held.pop(name)
+                else:
+                    del vars(self.module)[name]
 
 
 def swaps(sites: Iterable[Site], files: dict[str, SourceFile]) -> list[Swap]:
@@ -75,7 +83,7 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
     for name, held in deeper.items():
         names[name] = _built(held, files, depth + 1)
     made = rebuilt(function, FunctionSource.of(function.__code__, files), edits, names)
-    for wrapper, inner in reversed([*zip(wrappers, [*wrappers[1:], function], strict=True)]):
+    for wrapper, inner in reversed([*zip(wrappers, [*wrappers, function][1:], strict=True)]):
         made = _wrapped(wrapper, inner, made)
     return made
 

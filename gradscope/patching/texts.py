@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 
 from torch import nn
 
-from gradscope.patching.match import Scalar
+from gradscope.patching.match import Scalar, Size
+from gradscope.patching.operations import canonical, canonical_name
+from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
 from gradscope.patching.record import Frame, Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
-
-# Reading these again gives the same, as long as the names in them are not bound anew.
-_LOOKING_CALLS = frozenset({"size", "dim", "sqrt", "float", "int", "len", "min", "max", "abs", "numel", "rsqrt", "pow"})
-
-_REFLECTED = frozenset({"__rmul__", "__radd__", "__rsub__", "__rtruediv__", "__rdiv__", "__rmatmul__", "__rpow__"})
 
 
 class Texts:
     """Spellings inside one frame, as of the call ``last``."""
 
     def __init__(self, source: FunctionSource, frame: Frame, nodes: list[Node], last: Node) -> None:
-        self.source, self.frame, self.last = source, frame, last
-        self._made: dict[ast.AST, Node] = {}  # the last call that an expression made is its value
+        self.source, self.frame, self.nodes, self.last = source, frame, nodes, last
+        self._made: dict[ast.AST, list[Node]] = {}  # the last call that an expression made is its value
         for node in nodes:
             place = node.place_in(frame)
             expression = source.at(place.span) if place is not None else None
             if expression is not None:
-                self._made[expression] = node
+                self._made.setdefault(expression, []).append(node)
+
+    @property
+    def recorded(self) -> set[ast.AST]:
+        """The expressions that call torch themselves, also in a lambda or a comprehension."""
+        found = {part for part, nodes in self._made.items() if nodes[-1].places[0].frame is self.frame}
+        for node in self.nodes:
+            if node.places[0].frame.code.co_name in INLINE:
+                inner = self._innermost(node)
+                found |= {inner} if inner is not None else set()
+        return found
 
     def expression(self, node: Node) -> ast.expr | ast.stmt:
         """Where a call stands."""
@@ -48,15 +54,15 @@ class Texts:
             return held is not None and held.content == value.content
         if isinstance(expression, ast.Attribute) and expression not in self._made:
             return value.alive and self._attribute(expression) is value.tensor()
-        made = self._made.get(expression)
-        return made is not None and any(output.content == value.content for output in made.outputs)
+        made = [node for node in self._made.get(expression, []) if node.index < at.index]
+        return bool(made) and any(output.content == value.content for output in made[-1].outputs)
 
     def operand(self, value: Value, users: frozenset[Node]) -> tuple[ast.expr, Node]:
         """An expression for ``value`` in one of the calls ``users``, and that call; names come before calls."""
         found: list[tuple[ast.expr, Node]] = []
         for user in sorted(users, key=lambda node: node.index):
             if value in user.inputs:
-                found += [(part, user) for part in _parts(self.expression(user)) if self.denotes(part, value, user)]
+                found += [(part, user) for part in parts_read(self.expression(user)) if self.denotes(part, value, user)]
         if not found:
             raise Refusal(f"no expression in {self.frame.code.co_name} is the tensor that {_user(value, users)} reads")
         return min(found, key=lambda pair: not isinstance(pair[0], ast.Name))
@@ -64,12 +70,15 @@ class Texts:
     def scalar(self, scalar: Scalar) -> ast.expr | str:
         """The expression of a number."""
         node, expression = scalar.node, self.expression(scalar.node)
+        if node.places[0].frame is not self.frame and node.caller is None:
+            return self._scalar_below(scalar)
         if isinstance(expression, ast.AugAssign) and scalar.position == 1:
             return expression.value
         if isinstance(expression, ast.BinOp):
-            right = (scalar.position == 1) != (getattr(node.function, "__name__", "") in _REFLECTED)
-            return expression.right if right else expression.left
-        if isinstance(expression, ast.Call):
+            for side, other in ((expression.left, expression.right), (expression.right, expression.left)):
+                if any(self.denotes(side, value, node) for value in node.inputs):
+                    return other
+        if isinstance(expression, ast.Call) and self.calls(expression, node):
             found = self._argument(expression, node, scalar)
             if found is not None:
                 return found
@@ -77,16 +86,119 @@ class Texts:
                 return scalar.otherwise
         raise Refusal(f"how {node.op} spells its {scalar.name or 'number'} is not understood")
 
+    def _scalar_below(self, scalar: Scalar) -> str:
+        """A number that another method of the same module spells as its own attribute, or as such."""
+        inner = scalar.node.places[0].frame
+        source = FunctionSource.of(inner.code, {self.source.file.name: self.source.file})
+        texts = Texts(source, inner, [node for node in self.nodes if node.place_in(inner) is not None], scalar.node)
+        found = texts.scalar(scalar)
+        if isinstance(found, (str, ast.Constant)):
+            return found if isinstance(found, str) else source.file.of(found)
+        part: ast.expr = found
+        while isinstance(part, ast.Attribute):
+            part = part.value
+        own = inner.owner is not None and inner.owner is self.frame.owner
+        names = {each.id for each in (part,) if isinstance(each, ast.Name)} | set(self._first())
+        if not own or names != set(inner.code.co_varnames[:1]) or isinstance(found, ast.Name):
+            raise Refusal(f"{scalar.node.op} gets its number in {inner.code.co_name}")
+        if any(is_stored(each) for text in (self.source, source) for name in names for each in text.names(name)):
+            raise Refusal(f"{min(names)} is bound anew")
+        return source.file.of(found)
+
+    def size(self, size: Size) -> ast.expr | None:
+        """The expression of one of a view's sizes; None where it is not spelled out, or is left to torch."""
+        call = self._innermost(size.node)
+        if not isinstance(call, ast.Call) or call.keywords:
+            return None
+        # "view(sizes)" and "unflatten(dim, sizes)" as a method; a function has the tensor before.
+        skipped = int(not self._is_method(call.func)) + int(size.node.op == "unflatten")
+        sizes: list[ast.expr] = call.args[skipped:]
+        if len(sizes) == 1:
+            sizes = self._spread(sizes[0])
+        stars = [index for index, each in enumerate(sizes) if isinstance(each, ast.Starred)]
+        if not stars and len(sizes) == size.count:
+            found = sizes[size.position]
+        elif stars and size.count - size.position < len(sizes) - stars[-1]:
+            found = sizes[size.position - size.count]
+        else:
+            return None
+        inner = (ast.Lambda, ast.ListComp, ast.GeneratorExp)
+        names = any(isinstance(part, ast.Name) and part.id not in self._first() for part in ast.walk(found))
+        if isinstance(found, ast.UnaryOp) or (names and self.source.inside(found, inner)) or not reads_only(found):
+            return None
+        return found
+
+    def _first(self) -> tuple[str, ...]:
+        """The name of the frame's own module."""
+        return self.frame.code.co_varnames[:1] if self.frame.owner is not None else ()
+
+    def _spread(self, expression: ast.expr) -> list[ast.expr]:
+        """The parts of a tuple, or of the one that is all a name is ever bound to."""
+        if isinstance(expression, ast.Name):
+            expression = self._bound_once(expression) or expression
+        return expression.elts if isinstance(expression, (ast.Tuple, ast.List)) else [expression]
+
+    def _bound_once(self, name: ast.Name) -> ast.expr | None:
+        """What a name is bound to, by an assignment that is its only one."""
+        homes = [self.source.statement(each) for each in self.source.names(name.id) if is_stored(each)]
+        if len(homes) == 1 and isinstance(homes[0], ast.Assign) and len(homes[0].targets) == 1:
+            return homes[0].value if isinstance(homes[0].targets[0], ast.Name) else None
+        return None
+
+    def _innermost(self, node: Node) -> ast.expr | ast.stmt | None:
+        """Where a call stands: in the function itself, or in a lambda or a comprehension inside it."""
+        place = node.places[0]
+        inside = place.frame.code.co_filename == self.frame.code.co_filename
+        return self.source.at(place.span) if inside else None
+
+    def resolved(self, scalar: Scalar) -> ast.expr | str:
+        """The expression of a number; of a name, what that was bound to."""
+        found = self.scalar(scalar)
+        return self._bound_once(found) or found if isinstance(found, ast.Name) else found
+
+    def is_of_last_size(self, expression: ast.expr, at: Node, size: int) -> bool:
+        """Whether a number is made of the last size, ``size``, of tensors alone."""
+        place = at.place_in(self.frame)
+        if not self.holds(expression):
+            return False
+        for part in ast.walk(expression):
+            if not isinstance(part, ast.Name):
+                continue
+            value = place.names.get(part.id) if place is not None else None
+            if value is None:
+                held = self.frame.globals.get(part.id)
+                if part.id in self.frame.code.co_varnames or not isinstance(held, (ModuleType, BuiltinFunctionType)):
+                    return False
+            elif (
+                size_read(part, self.source) not in {-1, len(value.shape) - 1}
+                or value.shape[-1] != size
+                or value.shape.count(size) != 1
+            ):
+                return False
+        return True
+
+    def is_of_parent(self, node: Node) -> bool:
+        """Whether it was made by ``super().forward(...)``: a module of the user's that widens one of torch's."""
+        call = self.expression(node)
+        function = call.func if isinstance(call, ast.Call) else None
+        if not isinstance(function, ast.Attribute) or function.attr != "forward" or node.caller is None:
+            return False
+        above = function.value
+        plain = isinstance(above, ast.Call) and not above.args and ast.unparse(above.func) == "super"
+        return plain and node.caller is self.frame.owner and "super" not in self.frame.globals
+
     def module(self, node: Node) -> ast.expr | None:
         """The expression of the module that made the call: ``self.drop`` in ``self.drop(x)``."""
         expression = self.expression(node)
-        if isinstance(expression, ast.Call) and self.called_module(expression) is not None:
+        if isinstance(expression, ast.Call) and self.called_module(expression, node) is not None:
             return expression.func
         return None
 
-    def called_module(self, call: ast.Call) -> object:
-        """The module that an expression calls, where it is an attribute of the frame's own module."""
+    def called_module(self, call: ast.Call, node: Node | None = None) -> object:
+        """The module that an expression calls: an attribute of the frame's own, or what a name held at ``node``."""
         found = self._attribute(call.func)
+        if found is None and node is not None and isinstance(call.func, ast.Name):
+            return node.caller
         return found if isinstance(found, nn.Module) else None
 
     def _attribute(self, expression: ast.expr) -> object:
@@ -104,6 +216,15 @@ class Texts:
             except (KeyError, IndexError, TypeError):
                 return None
         return None
+
+    def calls(self, call: ast.Call, node: Node) -> bool:
+        """Whether an expression calls the operation itself or a module of it, not something that calls it in turn."""
+        held = self._attribute(call.func)
+        if isinstance(call.func, ast.Name):
+            held = self.frame.globals.get(call.func.id)
+        if held is None:
+            return isinstance(call.func, ast.Attribute) and canonical_name(call.func.attr) == node.op
+        return isinstance(held, nn.Module) or (callable(held) and canonical(held) == node.op)
 
     def _argument(self, call: ast.Call, node: Node, scalar: Scalar) -> ast.expr | None:
         """The argument of a call by its name, or by its position where the call is a function's or a method's."""
@@ -141,62 +262,65 @@ class Texts:
 
     def holds(self, expression: ast.expr) -> bool:
         """Whether the expression, read again before the last call, is what it was: it reads names and forms only."""
-        if not _reads_only(expression):
+        if not reads_only(expression):
             return False
         here = self.source.file.start(expression)
         there = self.source.file.start(self.expression(self.last))
-        for part in ast.walk(expression):
-            if isinstance(part, ast.Name):
-                for other in self.source.names(part.id):
-                    if isinstance(other.ctx, (ast.Store, ast.Del)) and self._between(other, here, there):
-                        return False
-        return True
+        return not self.bound_between(expression, here, there)
 
-    def _between(self, name: ast.Name, here: int, there: int) -> bool:
-        """Whether ``name`` is bound after ``here`` is read and before the last call; its own assignment comes after."""
-        if self.source.statement(name) is self.source.statement(self.expression(self.last)):
-            return False
-        return self.source.file.end(self.source.statement(name)) > here and self.source.file.start(name) < there
+    def bound_between(self, expression: ast.AST, here: int, there: int) -> bool:
+        """Whether a name or an attribute in ``expression`` is bound by a statement between ``here`` and ``there``.
 
+        Offsets in the file; the statement that holds the last call binds its names after it.
+        """
+        names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)}
+        attributes = {part.attr for part in ast.walk(expression) if isinstance(part, ast.Attribute)}
+        own = self.source.statement(self.expression(self.last))
+        for other in ast.walk(self.source.definition):
+            if not isinstance(getattr(other, "ctx", None), (ast.Store, ast.Del)):
+                continue
+            same = isinstance(other, ast.Name) and other.id in names
+            same = same or (isinstance(other, ast.Attribute) and other.attr in attributes)
+            if not same or self.source.statement(other) is own:
+                continue
+            if self.source.file.end(self.source.statement(other)) > here and self.source.file.start(other) < there:
+                return True
+        return False
 
-def _parts(expression: ast.AST) -> Iterator[ast.expr]:
-    """What an operation reads directly: operands, arguments, the object of a method."""
-    if isinstance(expression, ast.BinOp):
-        yield from (expression.left, expression.right)
-    elif isinstance(expression, ast.UnaryOp):
-        yield expression.operand
-    elif isinstance(expression, ast.AugAssign):
-        yield from (part for part in (_read(expression.target), expression.value) if part is not None)
-    elif isinstance(expression, (ast.Subscript, ast.Attribute)):
-        yield expression.value
-        if isinstance(expression, ast.Subscript):
-            yield expression.slice
-    elif isinstance(expression, ast.Compare):
-        yield from (expression.left, *expression.comparators)
-    elif isinstance(expression, ast.Call):
-        if isinstance(expression.func, ast.Attribute):
-            yield expression.func.value
-        for argument in (*expression.args, *(keyword.value for keyword in expression.keywords)):
-            if isinstance(argument, (ast.List, ast.Tuple)):
-                yield from argument.elts
-            yield argument
+    def truth(self, test: ast.expr) -> bool | None:
+        """Whether a condition held in the recorded run; None where the recording does not tell."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            held = self.truth(test.operand)
+            return None if held is None else not held
+        known, value = self._plain(test)
+        if known:
+            return bool(value)
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            (known, left), (also, right) = self._plain(test.left), self._plain(test.comparators[0])
+            if known and also and isinstance(test.ops[0], (ast.Is, ast.Eq)):
+                return bool(left is right if right is None else left == right)
+            if known and also and isinstance(test.ops[0], (ast.IsNot, ast.NotEq)):
+                return bool(left is not right if right is None else left != right)
+        return None
 
+    def _plain(self, expression: ast.expr) -> tuple[bool, object]:
+        """Whether it is a constant, an argument or an attribute that is no tensor, and what it was."""
+        if isinstance(expression, ast.Constant):
+            return True, expression.value
+        if isinstance(expression, ast.Name) and expression.id in self.frame.settings:
+            stored = [each for each in self.source.names(expression.id) if isinstance(each.ctx, ast.Store)]
+            return not stored, self.frame.settings[expression.id]
+        if isinstance(expression, ast.Attribute):
+            found = self._attribute(expression)
+            return isinstance(found, (bool, int, float, str)), found
+        return False, None
 
-def _read(target: ast.expr) -> ast.expr | None:
-    return target if isinstance(target, ast.Name) else None
-
-
-def _reads_only(expression: ast.expr) -> bool:
-    for part in ast.walk(expression):
-        if isinstance(part, ast.Call):
-            name = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
-            if name not in _LOOKING_CALLS:
-                return False
-        elif isinstance(
-            part, (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.ListComp, ast.GeneratorExp)
-        ):
-            return False
-    return True
+    def makes_module(self, call: ast.Call) -> bool:
+        """Whether it makes a module of torch's own, as in ``nn.Softmax(dim=-1)(x)``."""
+        found: object = None
+        for part in reversed(list(name_chain(call.func))):
+            found = self.frame.globals.get(part) if found is None else getattr(found, part, None)
+        return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith("torch.")
 
 
 def _user(value: Value, users: frozenset[Node]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Unit:
         call: runs it; gives its output.
         args, kwargs: what ``call`` is given, with every tensor as it was.
         seed: of the random numbers that the module and the upstream gradient draw.
+        work: forward and backward as in training, where that is more than ``call``.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Unit:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     seed: int = 0
+    work: Callable[[], object] | None = None
 
     def outcome(self, *, double: bool = False) -> Outcome:
         """Outputs, and gradients of parameters and inputs for a random upstream gradient; without dropout.
@@ -75,6 +78,9 @@ class Unit:
 
     def step(self) -> None:
         """Forward and backward as in training, dropout included; gradients are dropped."""
+        if self.work is not None:
+            self.work()
+            return
         args, kwargs = _fresh((self.args, self.kwargs), copies=False)
         leaves = [tensor for _, tensor in _named_tensors("", (args, kwargs)) if tensor.requires_grad]
         leaves += [tensor for tensor in self.module.parameters() if tensor.requires_grad]
@@ -161,6 +167,38 @@ def _fresh(value: Any, *, copies: bool = True) -> Any:
             return [one(part) for part in each]
         if type(each) is dict:
             return {name: one(part) for name, part in each.items()}
+        if copies and _has_state(each):
+            return _copied(each)
         return each
 
     return one(value)
+
+
+def _has_state(value: Any) -> bool:
+    """Whether it is an object that a call may change, as a cache of keys and values."""
+    return hasattr(value, "__dict__") and not isinstance(value, (nn.Module, nn.Parameter, type)) and not callable(value)
+
+
+def _copied(value: Any) -> Any:
+    """A copy with tensors of its own; the object itself where it cannot be copied."""
+    memo: dict[int, Any] = {}
+    stack, seen = [value], set()
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            memo[id(each)] = each.detach().clone().requires_grad_(each.requires_grad)
+        elif isinstance(each, dict):
+            stack += each.values()
+        elif isinstance(each, (list, tuple, set)):
+            stack += each
+        elif _has_state(each):
+            stack += vars(each).values()
+        elif isinstance(each, nn.Module):
+            memo[id(each)] = each
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # whatever an object's own __deepcopy__ or __reduce__ raises
+        return value

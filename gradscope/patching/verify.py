@@ -71,15 +71,24 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int 
     return Verified(sorted(results, key=lambda result: order[result.site]), step, difference)
 
 
+# What these save shows only where the loss is: the logits that are not made, the gradient that two share.
+_OF_THE_STEP = frozenset({"linear_cross_entropy", "embedding"})
+
+
 def _units(workload: Workload, batch: object, held: list[Swap]) -> dict[nn.Module, Unit]:
-    """What each module with a site is given in the user's step."""
-    modules = {swap.sites[0].path: swap.module for swap in held}
+    """What each module with a site is given in the user's step; for some recipes the whole step."""
+    wide = {swap.module for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)}
+    modules = {swap.sites[0].path: swap.module for swap in held if swap.module not in wide}
 
-    def run() -> None:
-        scalar_loss(call_model(workload.model, batch), batch, workload.loss)
+    def loss_of(given: object) -> torch.Tensor:
+        return scalar_loss(call_model(workload.model, given), given, workload.loss)[0]
 
-    found = captured(modules, run)
-    return {modules[path]: unit for path, unit in found.items()}
+    found = captured(modules, lambda: loss_of(batch))
+    units = {modules[path]: unit for path, unit in found.items()}
+    stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
+    for module in wide:
+        units[module] = Unit("the step", workload.model, loss_of, (batch,), {}, work=lambda: stepper.step(batch))
+    return units
 
 
 def _judged(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from gradscope.compat import kineto_events, new_profiler, start_memory_profiler, stop_profiler
+
 _COUNTED = "gradscope: the run that is counted"
 
 
@@ -13,12 +15,16 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     """Peak of ``work`` above its start, in bytes of torch's allocator; it runs twice, the second counts."""
     if device.type == "cuda":
         return _on_cuda(work, device)
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    profiler = new_profiler(memory=True)
+    kept = start_memory_profiler(profiler)
+    try:
         work()  # the profiler sees the release of that alone whose allocation it has seen
         with torch.profiler.record_function(_COUNTED):
             work()
-    assert profiler.profiler is not None
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    finally:
+        stop_profiler(profiler)
+    del kept
+    events = kineto_events(profiler)
     start = next(event.start_ns() for event in events if event.name() == _COUNTED)
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     now = most = 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Causal(nn.Module):
-    """One head, a causal buffer, dropout."""
+    """A causal buffer, dropout; the parts stand inside the heads, so that attention is found and not the packed one."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Causal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = self.qkv(x).view(batch, length, self.heads, -1).transpose(1, 2).chunk(3, -1)
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = att.masked_fill(self.seen[:, :, :length, :length] == 0, float("-inf"))
         att = self.drop(att.softmax(-1))

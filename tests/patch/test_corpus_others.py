@@ -21,16 +21,25 @@ from tests.patch.corpus import (
     lookalikes_losses,
     lookalikes_source,
     losses,
+    losses_spelled,
     norms,
     residuals,
     ropes,
 )
 from tests.patch.corpus.entry import Entry
 
-POSITIVES = [*losses.ENTRIES, *activations.ENTRIES, *norms.ENTRIES, *residuals.ENTRIES, *ropes.ENTRIES]
+POSITIVES = [
+    *losses.ENTRIES,
+    *(entry for entry in losses_spelled.ENTRIES if not entry.refused),
+    *activations.ENTRIES,
+    *norms.ENTRIES,
+    *residuals.ENTRIES,
+    *ropes.ENTRIES,
+]
 LOOKALIKES = [
     *lookalikes_attention.ENTRIES,
     *lookalikes_losses.ENTRIES,
+    *(entry for entry in losses_spelled.ENTRIES if entry.refused),
     *lookalikes_layers.ENTRIES,
     *lookalikes_source.ENTRIES,
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import gradscope.recipes
@@ -81,6 +82,12 @@ CASES = [
         lambda x, w, **o: recipes.linear_cross_entropy_and_logits(x, w, TARGET, reduction="none", **o)[0],
         ("linear_cross_entropy", BY_LOSSES),
         BOTH,
+    ),
+    Case(
+        "lazy_linear",
+        ((4, 3), (5, 3)),
+        lambda x, w: functional.cross_entropy(recipes.lazy_linear(w, x), TARGET),
+        ("linear_cross_entropy", BY_LOSSES),
     ),
     Case("layer_norm", ((4, 5), (5,)), lambda x, w: recipes.layer_norm(x, (5,), w), WHOLE),
     Case(

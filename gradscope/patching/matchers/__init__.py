@@ -6,9 +6,31 @@ whether the source allows the change, is the business of :mod:`gradscope.patchin
 
 from __future__ import annotations
 
-from gradscope.patching.matchers import attention
+from gradscope.patching.matchers import (
+    add_norm,
+    attention,
+    cross_entropy,
+    embedding,
+    gelu,
+    linear_cross_entropy,
+    norms,
+    packed_attention,
+    rope,
+    swiglu,
+)
 
 # In the order of preference: where two overlap, the earlier one is taken.
 MATCHERS = {
+    packed_attention.RECIPE: packed_attention.matches,
     attention.RECIPE: attention.matches,
+    linear_cross_entropy.RECIPE: linear_cross_entropy.matches,
+    cross_entropy.RECIPE: cross_entropy.matches,
+    rope.RECIPE: rope.matches,
+    embedding.RECIPE: embedding.matches,
+    add_norm.RECIPE: add_norm.matches,
+    gelu.BIAS_RECIPE: gelu.with_bias,
+    gelu.RECIPE: gelu.matches,
+    swiglu.RECIPE: swiglu.matches,
+    norms.RMS: norms.rms,
+    norms.LAYER: norms.layer,
 }

@@ -1,0 +1,103 @@
+"""Questions about the form of a tensor that is no longer made: its size, dtype or device."""
+
+from __future__ import annotations
+
+import ast
+
+from gradscope.patching.match import Match
+from gradscope.patching.record import Value
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.syntax import names_in
+from gradscope.patching.texts import Texts
+
+_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})
+_METHODS = frozenset({"size", "dim", "numel"})
+
+
+def only_forms(statement: ast.AST, names: set[str]) -> bool:
+    """Whether ``names`` occur in it as ``x.shape``, ``x.size(...)``, ``x.dtype`` and the like, and nowhere else."""
+    return all(_asked(part, names) for part in _uses(statement, names))
+
+
+def _uses(statement: ast.AST, names: set[str]) -> list[tuple[ast.Name, ast.AST | None, ast.AST | None]]:
+    """Each occurrence, with what stands around it and around that."""
+    found: list[tuple[ast.Name, ast.AST | None, ast.AST | None]] = []
+
+    def walk(node: ast.AST, above: ast.AST | None, higher: ast.AST | None) -> None:
+        if isinstance(node, ast.Name) and node.id in names:
+            found.append((node, above, higher))
+        for child in ast.iter_child_nodes(node):
+            walk(child, node, above)
+
+    walk(statement, None, None)
+    return found
+
+
+def _asked(use: tuple[ast.Name, ast.AST | None, ast.AST | None], names: set[str]) -> bool:
+    name, above, higher = use
+    if not isinstance(name.ctx, ast.Load) or not isinstance(above, ast.Attribute):
+        return False
+    if above.attr in _ATTRIBUTES:
+        return True
+    called = isinstance(higher, ast.Call) and higher.func is above
+    return called and above.attr in _METHODS
+
+
+class Forms:
+    """The text that asks another tensor instead.
+
+    Raises:
+        Refusal: there is none.
+    """
+
+    def __init__(self, match: Match, texts: Texts) -> None:
+        self.match, self.texts = match, texts
+
+    def rewritten(self, statement: ast.stmt, inner: set[str]) -> list[tuple[ast.AST, str]]:
+        """The pieces of a statement that ask for the form of one of the names ``inner``, and their new text."""
+        return [self._piece(name, above, higher) for name, above, higher in _uses(statement, inner)]
+
+    def _piece(self, name: ast.Name, above: ast.AST | None, higher: ast.AST | None) -> tuple[ast.AST, str]:
+        assert isinstance(above, ast.Attribute) and higher is not None
+        like = self.match.like
+        held = {
+            place.names[name.id]
+            for node in self.match.nodes
+            if (place := node.place_in(self.texts.frame)) is not None and name.id in place.names
+        }
+        held = {value for value in held if value in self.match.inner}
+        if like is None or not held or any(value.shape != like.shape for value in held):
+            raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
+        if above.attr in {"dtype", "device"}:
+            if any(value.dtype != like.dtype.dtype or value.device != like.dtype.device for value in held):
+                raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
+            return above, f"{self._named(like.dtype, name)}.{above.attr}"
+        index = None
+        if above.attr == "shape" and isinstance(higher, ast.Subscript) and higher.value is above:
+            index = _number(higher.slice)
+        elif above.attr == "size" and isinstance(higher, ast.Call) and len(higher.args) == 1:
+            index = _number(higher.args[0])
+        if index is None or not -len(like.shape) <= index < len(like.shape):
+            raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
+        size = like.sizes[index]
+        if size is None:
+            raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
+        value, dimension = size
+        return higher, f"{self._named(value, name)}.size({dimension})"
+
+    def _named(self, value: Value, near: ast.Name) -> str:
+        expression, at = self.texts.operand(value, self.match.nodes)
+        source = self.texts.source
+        ends = sorted([source.file.start(near), source.file.start(self.texts.expression(at))])
+        plain = isinstance(expression, ast.Name) and not self.texts.bound_between(expression, *ends)
+        if not plain or names_in(expression) & {near.id}:
+            raise Refusal(f"line {near.lineno} asks for the form of {near.id}, which is not made any more")
+        return source.file.of(expression)
+
+
+def _number(expression: ast.expr) -> int | None:
+    try:
+        found = ast.literal_eval(expression)
+    except ValueError:
+        return None
+    return found if isinstance(found, int) else None

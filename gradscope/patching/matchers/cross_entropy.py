@@ -1,0 +1,95 @@
+"""A cross-entropy whose logits are needed anyway: of no single product, or of one that others read too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gradscope import recipes
+from gradscope.patching.graph import argument
+from gradscope.patching.match import Argument, Given, Layer, Match, Of
+from gradscope.patching.matchers.linear_cross_entropy import lazily_read
+from gradscope.patching.record import Node, Recording, Value
+
+RECIPE = "cross_entropy"
+
+_SETTINGS = ("weight", "ignore_index", "reduction", "label_smoothing")
+
+
+def matches(recording: Recording) -> Iterator[Match]:
+    """Every loss of logits that stay."""
+    lazy = lazily_read(recording)
+    for node in recording.nodes:
+        if node in lazy or not node.places or not node.args:
+            continue
+        if node.op == "cross_entropy":
+            yield from _cross_entropy(node)
+        elif node.op == "nll_loss":
+            yield from _nll(node)
+
+
+def _cross_entropy(node: Node) -> Iterator[Match]:
+    logits = node.args[0]
+    if not isinstance(logits, Value) or not _gains(logits):
+        return
+    if node.caller is None:
+        names = frozenset({"input", "target", *_SETTINGS})
+        arguments: tuple[Argument, ...] = (Argument("", (Given(node, 3, names),)),)
+    else:
+        arguments = (Argument("", (Given(node, 2, frozenset({"input", "target"})),)), *_of_module(node, _SETTINGS))
+    reasons = _why_not(node, torch.nn.CrossEntropyLoss)
+    yield Match(RECIPE, "cross_entropy", arguments, frozenset({node}), node.output, reasons=reasons)
+
+
+def _nll(node: Node) -> Iterator[Match]:
+    """The loss of a logarithmic softmax that nobody else reads."""
+    probabilities = node.args[0]
+    softmax = probabilities.producer if isinstance(probabilities, Value) else None
+    if softmax is None or softmax.op != "log_softmax" or not _gains(softmax.inputs[0]):
+        return
+    rank, over = len(probabilities.shape), argument(softmax, 1, "dim")
+    reasons = _why_not(node, torch.nn.NLLLoss)
+    if not isinstance(over, int) or over % rank != min(1, rank - 1):
+        reasons.append("the softmax is over another dimension than the loss")
+    if argument(softmax, 3, "dtype") is not None or probabilities.dtype != softmax.inputs[0].dtype:
+        reasons.append("the logarithmic softmax changes the dtype")
+    logits = Argument("", (Of(softmax.inputs[0], "logits"),))
+    if node.caller is None:
+        rest: tuple[Argument, ...] = (Argument("", (Given(node, 3, frozenset({"target", *_SETTINGS[:3]}), 1),)),)
+    else:
+        target = argument(node, 1, "target")
+        rest = (Argument("", (Of(target, "target"),)), *_of_module(node, _SETTINGS[:3]))
+    yield Match(RECIPE, "cross_entropy", (logits, *rest), frozenset({softmax, node}), node.output, reasons=reasons)
+
+
+def _of_module(node: Node, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    return tuple(Argument(name, (Layer(node), f".{name}")) for name in names)
+
+
+def _gains(logits: Value) -> bool:
+    """Whether the recipe does it otherwise than torch."""
+    device = logits.device
+    if device.type not in {"cpu", "cuda"} or not logits.dtype.is_floating_point or len(logits.shape) == 0:
+        return False
+    few = torch.empty((0, 2), dtype=logits.dtype, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    try:
+        return recipes.cross_entropy.explain(*few).backend != "torch"
+    except ValueError:
+        return False
+
+
+def _why_not(node: Node, module: type[torch.nn.Module]) -> list[str]:
+    target, weight = argument(node, 1, "target"), argument(node, 2, "weight")
+    found = []
+    if isinstance(target, Value) and target.dtype.is_floating_point:
+        found.append("the targets are probabilities")
+    elif isinstance(target, Value) and target.dtype != torch.int64:
+        found.append(f"the targets are {str(target.dtype).removeprefix('torch.')}")
+    if isinstance(weight, Value) and weight.requires_grad:
+        found.append("the classes' weights get a gradient")
+    if argument(node, 3, "size_average") is not None or node.kwargs.get("reduce") is not None:
+        found.append("size_average and reduce are not taken")
+    if node.caller is not None and type(node.caller) is not module:
+        found.append(f"it is called by {type(node.caller).__name__}")
+    return found

@@ -1,0 +1,149 @@
+"""GELU by hand, exact or by tanh, and GELU of a sum with a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradscope import recipes
+from gradscope.patching import algebra
+from gradscope.patching.again import CONSTANTS, proves
+from gradscope.patching.formula import Formulas, uncast
+from gradscope.patching.graph import number
+from gradscope.patching.match import Argument, Match, Of
+from gradscope.patching.matchers.search import Region, after, before, formula_of, region
+from gradscope.patching.record import Node, Recording, Value
+
+RECIPE = "gelu"
+BIAS_RECIPE = "bias_gelu"
+
+# How near a formula's numbers come that was meant to be GELU, or is a cheaper unit with its form.
+_NEAR = 0.2
+
+# One of these is in every spelling.
+_SIGNS = frozenset({"tanh", "erf", "erfc", "special_erfc", "special_ndtr", "sigmoid", "exp"})
+
+
+def matches(recording: Recording) -> Iterator[Match]:
+    """Every GELU that is spelled out; torch's own is none."""
+    for unit in _units(recording):
+        found = unit.region
+        if len(found.nodes) > 1:
+            arguments = [Argument("", (Of(found.x, "x"),)), *_approximate(unit.approximate)]
+            yield Match(
+                RECIPE,
+                "gelu",
+                tuple(arguments),
+                found.nodes,
+                found.output,
+                optional=found.constants,
+                fixed=found.ones,
+                reasons=list(unit.reasons),
+            )
+
+
+def with_bias(recording: Recording) -> Iterator[Match]:
+    """Every GELU, torch's own too, of a tensor plus a vector of its features."""
+    for unit in _units(recording, own=True):
+        found = unit.region
+        parts = _sum_with_bias(found)
+        if parts is None:
+            continue
+        x, bias, node = parts
+        arguments = [Argument("", (Of(x, "x"),)), Argument("", (Of(bias, "bias"),)), *_approximate(unit.approximate)]
+        reasons = list(unit.reasons)
+        if x.dtype != found.output.dtype or bias.dtype not in {x.dtype, torch.float32}:
+            reasons.append("the bias has another dtype than what it is added to")
+        yield Match(
+            BIAS_RECIPE,
+            "bias_gelu",
+            tuple(arguments),
+            found.nodes | {node},
+            found.output,
+            optional=found.constants,
+            fixed=found.ones,
+            reasons=reasons,
+        )
+
+
+def _approximate(approximate: str) -> list[Argument]:
+    return [Argument("approximate", ('"tanh"',))] if approximate == "tanh" else []
+
+
+@dataclass(frozen=True)
+class _Unit:
+    region: Region
+    approximate: str
+    reasons: tuple[str, ...] = ()
+
+
+def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
+    """GELUs with their approximation, and formulas that are GELU but for their numbers."""
+    inside: set[Node] = set()
+    for node in recording.nodes:
+        if not node.outputs or not node.inputs or node in inside:
+            continue
+        if own and node.op == "gelu":
+            found = _unit(node.output, node.inputs[0], CONSTANTS)
+        elif node.op in _SIGNS:
+            found = _around(node, CONSTANTS) or _around(node, _NEAR)
+        else:
+            continue
+        if found is not None:
+            inside |= found.region.nodes
+            yield found
+
+
+def _around(sign: Node, tolerance: float) -> _Unit | None:
+    """The unit that the call ``sign`` is a part of."""
+    for x in before(sign.inputs[0], sign.output.shape):
+        for output in reversed(after(sign.output, x.shape)):
+            found = _unit(output, x, tolerance)
+            if found is not None:
+                return found
+    return None
+
+
+def _unit(output: Value, x: Value, tolerance: float) -> _Unit | None:
+    formulas = Formulas(x)
+    formula = formula_of(formulas, output)
+    if formula is None:
+        return None
+    for approximate in ("none", "tanh", "logistic"):
+        wanted = _formula(formulas.leaf(x), approximate)
+        if not algebra.close(formula, wanted, tolerance):
+            continue
+        found = region(output, (x,))
+        if found is None:
+            return None
+        if approximate == "logistic" or not algebra.close(formula, wanted, CONSTANTS):
+            return _Unit(found, "none", ("a constant is not GELU's: this is another function",))
+
+        def unit(tensors: Mapping[int, Tensor], approximate: str = approximate) -> Tensor:
+            return recipes.gelu(tensors[uncast(x).index], approximate)
+
+        proved = proves(found.nodes, output, found.given, formula, wanted, unit)
+        return _Unit(found, approximate, tuple(found.reasons)) if proved else None
+    return None
+
+
+def _formula(x: algebra.Sum, approximate: str) -> algebra.Sum:
+    if approximate == "logistic":
+        return algebra.times(x, algebra.sigmoid(algebra.scaled(x, 1.702)))
+    return algebra.gelu(x, approximate)
+
+
+def _sum_with_bias(found: Region) -> tuple[Value, Value, Node] | None:
+    """What the unit is of, where that is a tensor plus a vector of its features, and nobody else reads it."""
+    node = found.x.producer
+    if node is None or node.op != "add" or len(node.args) != 2 or not set(found.x.users) <= found.nodes:
+        return None
+    one, other = node.args
+    if not isinstance(one, Value) or not isinstance(other, Value) or number(node.kwargs.get("alpha", 1)) != 1:
+        return None
+    x, bias = (one, other) if one.shape == found.x.shape else (other, one)
+    fits = x.shape == found.x.shape and len(x.shape) > 1 and bias.shape == x.shape[-1:]
+    return (x, bias, node) if fits and bias.device == x.device and set(node.kwargs) <= {"alpha"} else None

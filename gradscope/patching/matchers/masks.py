@@ -1,0 +1,232 @@
+"""Masks as a recording has them: what is hidden, by what, and whether a mask made on the fly is always causal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradscope.patching.graph import CASTS, COPIES, argument, number, remade
+from gradscope.patching.match import Scalar
+from gradscope.patching.record import Frame, Node, Value
+
+# A number that stands for minus infinity: far enough below any score that its weight is 0.
+HIDDEN = -1e4
+
+
+# With fewer queries a mask that hides what is far behind, or shows one key ahead, may look causal.
+_TELLING = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """One mask laid over the scores."""
+
+    value: Value
+    hides: str  # "zero", "nonzero"; "" where it is added
+    fill: float = 0.0  # what hidden scores become
+    negative: bool = False  # it is subtracted
+    rank: int = 0  # dimensions of the scores then
+    positions: tuple[Value, Value] | None = None  # rows and columns that are hidden, where it is given so
+
+    @property
+    def finite(self) -> bool:
+        """Whether a row in which all is hidden keeps equal weights."""
+        return bool(self.hides) and math.isfinite(self.fill)
+
+    def is_bias(self) -> bool:
+        """Whether it is added for its own sake, and hides nothing."""
+        if self.value.requires_grad:
+            return True
+        tensor = remade(self.value)
+        return tensor is not None and bool((tensor != 0).any()) and bool((tensor > 0.1 * HIDDEN).all())
+
+    def is_causal_now(self, shape: tuple[int, int]) -> bool:
+        """Whether it was causal in the recorded run."""
+        tensor = remade(self.value) if self.positions is None else None
+        return tensor is not None and is_causal(tensor, self.hides, shape)
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a causal mask is made on the fly."""
+
+    nodes: frozenset[Node]
+    fixed: tuple[Scalar, ...]  # numbers that must be spelled as such: another number makes another mask
+    infinite: bool  # what is hidden is minus infinity
+
+
+_FORMS = frozenset(
+    {"view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as"}
+    | {"bool", "int", "long", "byte", "float32", "int8", "uint8", "detach", *CASTS, *COPIES}
+)
+_FILLED = frozenset({"ones", "zeros", "full", "empty", "new_ones", "new_zeros", "new_full", "new_empty"})
+_LIKE = frozenset({"ones_like", "zeros_like", "full_like", "empty_like"})
+_COMPARED = frozenset(
+    {"eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "rsub", "mul", "neg", "logical_not", "logical_and", "logical_or"}
+)
+
+
+def causal(mask: Mask, shape: tuple[int, int], frame: Frame) -> Made | None:
+    """How ``mask`` is made under ``frame``, where it is causal for every length and not for this one alone."""
+    nodes: set[Node] = set()
+    fixed: list[Scalar] = []
+    if min(shape) < _TELLING:
+        return None
+    for value in mask.positions or (mask.value,):
+        if not _made(value, frame, nodes, fixed):
+            return None
+    if mask.positions is not None:
+        rows, columns = (remade(each) for each in mask.positions)
+        if rows is None or columns is None or rows.dim() != 1 or shape[0] != shape[1]:
+            return None
+        tensor = torch.zeros(shape)
+        tensor[rows.cpu(), columns.cpu()] = 1.0
+    else:
+        found = remade(mask.value)
+        if found is None:
+            return None
+        tensor = -found if mask.negative else found
+    if not is_causal(tensor, mask.hides, shape):
+        return None
+    infinite = mask.fill == -math.inf if mask.hides else bool(torch.isinf(tensor).any())
+    return Made(frozenset(nodes), tuple(fixed), infinite)
+
+
+def is_causal(mask: torch.Tensor, hides: str, shape: tuple[int, int]) -> bool:
+    """Whether a mask hides exactly what comes after, for as many queries as keys."""
+    rows, columns = shape
+    if rows != columns or rows < 2 or tuple(mask.shape[-2:]) != shape or mask.numel() != rows * columns:
+        return False
+    mask = mask.reshape(shape)
+    if hides:
+        seen = mask != 0 if hides == "zero" else mask == 0
+    else:
+        seen, hidden = mask == 0, mask <= HIDDEN
+        if not bool((seen | hidden).all()):
+            return False
+    return bool(torch.equal(seen, torch.ones_like(seen).tril()))
+
+
+def _made(value: Value, frame: Frame, nodes: set[Node], fixed: list[Scalar]) -> bool:
+    """Whether ``value`` is made under ``frame`` from sizes and fixed numbers alone."""
+    node = value.producer
+    if node is None or node.place_in(frame) is None or not node.places:
+        return False
+    nodes.add(node)
+    if node.op in _LIKE or (node.op.startswith("new_") and node.op in _FILLED):
+        return True
+    if node.op in _FILLED or node.op == "arange" or node.op in {"triu_indices", "tril_indices", "tensor"}:
+        return _made_alone(node, fixed)
+    if not node.inputs:
+        return False
+    if not (_plain_index(node) if node.op == "getitem" else _numbers_fixed(node, fixed)):
+        return False
+    return all(_made(read, frame, nodes, fixed) for read in _read(node))
+
+
+def _read(node: Node) -> tuple[Value, ...]:
+    """What the content depends on."""
+    return node.inputs[:1] if node.op in {"type_as", "expand_as", "view_as", "reshape_as", "to"} else node.inputs
+
+
+def _may_be_fixed(given: Any) -> bool:
+    """Whether a number can be a part of a causal mask of any length: a larger one is a window's, or an offset."""
+    return number(given) in (-1.0, 0.0, 1.0)
+
+
+def _made_alone(node: Node, fixed: list[Scalar]) -> bool:
+    if node.inputs:
+        return False
+    numbers = [each for each in node.args if isinstance(each, (int, float))]
+    if node.op == "arange" and (len(numbers) > 1 or "start" in node.kwargs or "step" in node.kwargs):
+        if len(numbers) == 1:
+            return False
+        if not all(_may_be_fixed(argument(node, *each)) for each in ((0, "start", 0), (2, "step", 1))):
+            return False
+        fixed += [Scalar(node, 0, "start"), Scalar(node, 2, "step", "1")]
+    if node.op in {"full", "tensor"}:
+        given = argument(node, int(node.op == "full"), "fill_value" if node.op == "full" else "data")
+        if number(given) is None:
+            return False
+        if not deep(given):
+            if not _may_be_fixed(given):
+                return False
+            fixed.append(Scalar(node, int(node.op == "full"), "fill_value" if node.op == "full" else "data"))
+    if node.op in {"triu_indices", "tril_indices"}:
+        fixed.append(Scalar(node, 2, "offset", "0"))
+        return _may_be_fixed(argument(node, 2, "offset", 0))
+    return True
+
+
+def _numbers_fixed(node: Node, fixed: list[Scalar]) -> bool:
+    """Whether the operation is one whose numbers matter only as ``fixed``, which they are added to."""
+    if node.op in _FORMS:
+        return True
+    if node.op in {"triu", "tril"}:
+        fixed.append(Scalar(node, 1, "diagonal", "0"))
+        return _may_be_fixed(argument(node, 1, "diagonal", 0))
+    if node.op in {"masked_fill", "where", "fill"}:
+        return all(number(each) in (0.0, 1.0) or deep(each) for each in node.args if isinstance(each, (int, float)))
+    if node.op in _COMPARED and not node.kwargs:
+        numbers = {position: each for position, each in enumerate(node.args) if isinstance(each, (int, float))}
+        fixed += [Scalar(node, position) for position, each in numbers.items() if not deep(each)]
+        return all(deep(each) or _may_be_fixed(each) for each in numbers.values())
+    return False
+
+
+def deep(given: Any) -> bool:
+    """Whether a number hides, as its own or as its opposite."""
+    found = number(given)
+    return found is not None and abs(found) >= -HIDDEN
+
+
+def _plain_index(node: Node) -> bool:
+    """Whether it is an index that only adds dimensions, or takes the rows or columns of ``triu_indices``."""
+    index = node.args[1]
+    made = node.inputs[0].producer
+    if isinstance(index, int) and made is not None and made.op in {"triu_indices", "tril_indices"}:
+        return True
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
+
+
+def uniform(given: Any) -> tuple[float | None, frozenset[Node]]:
+    """The number that a fill is, and the calls that only make a tensor of it; None where it is not one."""
+    if not isinstance(given, Value):
+        return number(given), frozenset()
+    node = given.producer
+    if node is not None and node.op in {"full_like", "new_full"} and node.outputs == (given,):
+        return number(argument(node, 2 if node.op == "new_full" else 1, "fill_value")), frozenset({node})
+    if given.shape == ():
+        return number(given), frozenset()
+    return None, frozenset()
+
+
+def times_mask(
+    node: Node, scores: Value, bias: Value, shape: tuple[int, int]
+) -> tuple[Value, Mask, frozenset[Node]] | None:
+    """``scores * mask - 10000 * (1 - mask)``, of a mask of ones and zeros that is causal.
+
+    The scores before, the mask, and the calls besides the sum ``node``.
+    """
+    times, minus = scores.producer, bias.producer
+    if times is None or minus is None or times.op != "mul" or minus.op != "mul" or len(times.inputs) != 2:
+        return None
+    depths = [found for found in map(number, minus.args) if found is not None]
+    inverse = minus.inputs[0].producer
+    if len(depths) != 1 or len(minus.inputs) != 1 or inverse is None or inverse.op not in {"rsub", "sub"}:
+        return None
+    if len(inverse.args) != 2 or len(inverse.inputs) != 1:
+        return None
+    mask = inverse.inputs[0]
+    if inverse.args != ((mask, 1) if inverse.op == "rsub" else (1, mask)) or mask not in times.inputs:
+        return None
+    fill = -depths[0] if node.op == "sub" else depths[0]
+    made = Mask(mask, "zero", fill, rank=len(scores.shape))
+    if fill > HIDDEN or not made.is_causal_now(shape):
+        return None
+    below = times.inputs[0] if times.inputs[1] is mask else times.inputs[1]
+    return below, made, frozenset({times, minus, inverse})

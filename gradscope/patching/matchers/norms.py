@@ -1,0 +1,256 @@
+"""RMS and layer normalisation by hand: the last dimension over the root of its mean square or its variance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradscope import recipes
+from gradscope.patching import algebra
+from gradscope.patching.again import CONSTANTS, proves
+from gradscope.patching.algebra import Sum
+from gradscope.patching.formula import Formulas, is_half, uncast
+from gradscope.patching.graph import CASTS, argument
+from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
+from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, formula_of, region
+from gradscope.patching.record import Node, Recording, Value
+
+# How near a formula's numbers come that is divided by one less than the number of features.
+_NEAR = 0.2
+
+RMS = "rms_norm"
+LAYER = "layer_norm"
+
+_STATISTICS = frozenset(
+    {"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_norm", "linalg_vector_norm"}
+)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation by hand."""
+
+    region: Region
+    centred: bool  # layer normalisation; else RMS normalisation
+    weight: Value | None
+    bias: Value | None
+    eps: tuple[Piece, ...]
+    reasons: tuple[str, ...] = field(default=())
+
+    def arguments(self) -> list[Argument]:
+        """Weight, bias and eps of a recipe's call."""
+        found = [
+            Argument(name, (Of(value, name, ".flatten()" if len(value.shape) > 1 else ""),))
+            for name, value in (("weight", self.weight), ("bias", self.bias))
+            if value is not None
+        ]
+        return [*found, Argument("eps", self.eps)]
+
+
+def rms(recording: Recording) -> Iterator[Match]:
+    """Every RMS normalisation that is spelled out; on a CPU torch's own too, which is of plain operations there."""
+    for node in recording.nodes:
+        if node.op == RMS and node.inputs and node.output.device.type == "cpu" and not node.autocast:
+            yield _of_torch(node)
+    yield from (_match(found) for found in norms(recording) if not found.centred)
+
+
+def layer(recording: Recording) -> Iterator[Match]:
+    """Every layer normalisation that is spelled out."""
+    return (_match(found) for found in norms(recording) if found.centred)
+
+
+def norms(recording: Recording) -> Iterator[Norm]:
+    """Every normalisation that is spelled out, and formulas that are one but for their numbers."""
+    inside: set[Node] = set()
+    for node in recording.nodes:
+        if node.op in _STATISTICS and node.inputs and len(node.inputs[0].shape) > 1 and node not in inside:
+            found = _around(node, CONSTANTS) or _around(node, _NEAR)
+            if found is not None:
+                inside |= found.region.nodes
+                yield found
+
+
+def _match(found: Norm) -> Match:
+    x = found.region.x
+    form = Argument("", (Of(x, "x", ".shape[-1:]", again=True),))
+    name = LAYER if found.centred else RMS
+    return Match(
+        name,
+        name,
+        (Argument("", (Of(x, "x"),)), form, *found.arguments()),
+        found.region.nodes,
+        found.region.output,
+        optional=found.region.constants,
+        fixed=found.region.ones,
+        reasons=list(found.reasons),
+    )
+
+
+def _of_torch(node: Node) -> Match:
+    """RMS normalisation by torch's own function or module."""
+    x, weight = node.inputs[0], argument(node, 2, "weight")
+    shape = Setting(node, "normalized_shape", Scalar(node, 1, "normalized_shape"))
+    arguments = [Argument("", (Of(x, "x"),)), Argument("", (shape,))]
+    if isinstance(weight, Value):
+        arguments.append(Argument("weight", (Setting(node, "weight", Of(weight, "weight")),)))
+    arguments.append(Argument("eps", (Setting(node, "eps", Scalar(node, 3, "eps", "None")),)))
+    reasons = []
+    if isinstance(weight, Value) and weight.dtype not in {x.dtype, torch.float32}:
+        reasons.append("the weight has another dtype than the input")
+    if node.output.dtype != x.dtype:
+        reasons.append("the result has another dtype than the input")
+    return Match(RMS, RMS, tuple(arguments), frozenset({node}), node.output, reasons=reasons)
+
+
+def _around(statistic: Node, tolerance: float) -> Norm | None:
+    """The normalisation that ``statistic`` is a part of, with as much of weight and bias as there is."""
+    for x in before(statistic.inputs[0], statistic.inputs[0].shape):
+        outputs = {output for made in statistic.outputs for output in after(made, x.shape)}
+        for output in sorted(outputs, key=lambda each: -each.index):
+            found = _norm(x, output, tolerance)
+            if found is not None:
+                return found
+    return None
+
+
+def _norm(x: Value, output: Value, tolerance: float) -> Norm | None:
+    vectors = _vectors(output, x.shape)
+    if len(vectors) > 4:
+        return None
+    formulas = Formulas(x, *vectors)
+    formula = formula_of(formulas, output)
+    if formula is None:
+        return None
+    eps = _eps(formula)
+    used = [value for value in vectors if formulas.index(value) in formula.leaves]
+    if eps is None or formula.leaves - {formulas.index(each) for each in (x, *used)}:
+        return None
+    for centred in (False, True):
+        for weight, bias in _roles(used, centred):
+            wanted = _formula(formulas, x, weight, bias, eps, centred)
+            if wanted is None or not algebra.close(formula, wanted, tolerance):
+                continue
+            found = region(output, (x, *used))
+            if found is None or _rounds_between(found):
+                return None
+            if not algebra.close(formula, wanted, CONSTANTS):
+                reason = "it is divided by another number than the count of features: unbiased, or scaled"
+                return Norm(found, centred, weight, bias, ("0.0",), (reason,))
+
+            def unit(
+                tensors: Mapping[int, Tensor],
+                weight: Value | None = weight,
+                bias: Value | None = bias,
+                centred: bool = centred,
+            ) -> Tensor:
+                given = tensors[uncast(x).index]
+                scale, shift = (
+                    None if each is None else tensors[uncast(each).index].flatten() for each in (weight, bias)
+                )
+                if centred:
+                    return recipes.layer_norm(given, given.shape[-1:], scale, shift, eps)
+                return recipes.rms_norm(given, given.shape[-1:], scale, eps)
+
+            if not proves(found.nodes, output, found.given, formula, wanted, unit):
+                return None
+            return _with_reasons(found, centred, weight, bias, eps)
+    return None
+
+
+def _vectors(output: Value, shape: tuple[int, ...]) -> list[Value]:
+    """Vectors of the features that are read on the way, once each."""
+    found: dict[int, Value] = {}
+    for value in [output, *before(output, shape)]:
+        for read in value.producer.inputs if value.producer is not None else ():
+            if read.shape != shape and read.shape[-1:] == shape[-1:] and math.prod(read.shape) == shape[-1]:
+                found.setdefault(uncast(read).index, read)
+    return list(found.values())
+
+
+def _eps(formula: Sum) -> float | None:
+    """What is added to the mean square or the variance."""
+    for atom, exponent in formula.atoms():
+        if exponent == -0.5 and atom.kind == "mean":
+            return 0.0
+        if exponent == -0.5 and atom.kind == "sum" and atom.of is not None:
+            squares = [
+                coefficient
+                for product, coefficient in atom.of.terms
+                if len(product) == 1 and product[0][0].kind == "mean" and product[0][1] == 1
+            ]
+            if len(squares) == 1 and squares[0]:
+                return atom.of.constant / squares[0]
+    return None
+
+
+def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Value | None]]:
+    """Which vector may be the weight and which the bias."""
+    if not used:
+        yield None, None
+    elif len(used) == 1:
+        yield used[0], None
+        if centred:
+            yield None, used[0]
+    elif centred and len(used) == 2:
+        yield used[0], used[1]
+        yield used[1], used[0]
+
+
+def _formula(
+    formulas: Formulas, x: Value, weight: Value | None, bias: Value | None, eps: float, centred: bool
+) -> Sum | None:
+    given = formulas.leaf(x)
+    spread, middle = algebra.mean(algebra.power(given, 2)), algebra.mean(given)
+    if centred:
+        given = algebra.add(given, algebra.scaled(middle, -1))
+        spread = algebra.add(spread, algebra.scaled(algebra.power(middle, 2), -1))
+    try:
+        found = algebra.times(given, algebra.power(algebra.add(spread, algebra.number(eps)), -0.5))
+        if weight is not None:
+            found = algebra.times(found, formulas.leaf(weight))
+        return found if bias is None else algebra.add(found, formulas.leaf(bias))
+    except algebra.TooLongError:
+        return None
+
+
+def _rounds_between(found: Region) -> bool:
+    """Whether what is normalised is rounded before the end, as by a cast back before the weight."""
+    return any(
+        node.op in CASTS
+        and node.output is not found.output
+        and node.output.dtype.itemsize < node.inputs[0].dtype.itemsize
+        for node in found.nodes
+    )
+
+
+def _with_reasons(found: Region, centred: bool, weight: Value | None, bias: Value | None, eps: float) -> Norm:
+    x, reasons = found.x, found.reasons
+    if not found.is_contiguous:
+        reasons.append(NOT_CONTIGUOUS)
+    if any(each is not None and each.dtype not in {x.dtype, torch.float32} for each in (weight, bias)):
+        reasons.append("weight or bias has another dtype than the input")
+    if is_half(x.dtype) and any(node.autocast for node in found.nodes):
+        reasons.append("under autocast torch's normalisation gives another dtype")
+    spelled = _spelled_eps(found, eps)
+    if spelled is None:
+        reasons.append("eps is not one number that is added to the mean square or the variance")
+    return Norm(found, centred, weight, bias, spelled or ("0.0",), tuple(reasons))
+
+
+def _spelled_eps(found: Region, eps: float) -> tuple[Piece, ...] | None:
+    if eps == 0:
+        return ("0.0",)
+    spelled: list[Scalar] = []
+    for node in found.nodes:
+        if node.op != "add":
+            continue
+        arguments = [*enumerate(node.args), *((1, each) for name, each in node.kwargs.items() if name == "other")]
+        for position, given in arguments:
+            if isinstance(given, float | int) and math.isclose(given, eps, rel_tol=1e-9):
+                spelled.append(Scalar(node, position, "other" if "other" in node.kwargs else ""))
+    return (spelled[0],) if len(spelled) == 1 else None

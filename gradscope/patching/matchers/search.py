@@ -1,0 +1,220 @@
+"""Which tensors a formula may begin and end with, around a call that gives it away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gradscope.patching.algebra import Sum, TooLongError
+from gradscope.patching.formula import UNDERSTOOD, Formulas, constant, uncast
+from gradscope.patching.graph import CASTS, COPIES, makers
+from gradscope.patching.match import Scalar
+from gradscope.patching.record import Frame, Node, Value
+
+_FAR = 14  # calls between what gives a pattern away and its ends
+_MANY = 24  # tensors on either side
+
+NOT_CONTIGUOUS = "the result lies in memory in another order than the recipe's"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Calls from given tensors to a result."""
+
+    given: tuple[Value, ...]  # the main operand comes first
+    output: Value
+    nodes: frozenset[Node]
+    constants: frozenset[Node]  # calls that made numbers which are read
+
+    @property
+    def x(self) -> Value:
+        """The main operand."""
+        return self.given[0]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why calls of this kind are not replaced by one that gives the main operand's dtype, contiguous."""
+        reasons = []
+        if self.output.dtype != self.x.dtype:
+            reasons.append("the result has another dtype than the input")
+        if self._is_identity_seen:
+            reasons.append("in evaluation an operand is the same tensor before and after dropout")
+        if any(value.device != self.output.device for value in self.given):
+            reasons.append("the operands are on different devices")
+        return reasons
+
+    @property
+    def ones(self) -> tuple[Scalar, ...]:
+        """Factors, exponents and the like that are 1: the formula is another where one becomes a different number."""
+        return tuple(
+            Scalar(node, position)
+            for node in self.nodes
+            if node.op in {"add", "sub", "rsub", "mul", "div", "rdiv", "pow"}
+            for position, given in enumerate(node.args)
+            if isinstance(given, (int, float)) and given == 1
+        )
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the result lies in memory in the order of its dimensions."""
+        count = 1
+        for size, step in zip(reversed(self.output.shape), reversed(self.output.strides or ()), strict=True):
+            if size > 1 and step != count:
+                return False
+            count *= max(size, 1)
+        return True
+
+    @property
+    def _is_identity_seen(self) -> bool:
+        """Whether an operand and what it was before, say, dropout in evaluation cannot be told apart."""
+        frame = common_frame(self.nodes)
+        for value in self.given:
+            node = uncast(value).producer
+            if node is None or frame is None or node.place_in(frame) is None:
+                continue
+            if any(read.content == node.output.content for read in node.inputs):
+                return True
+        return False
+
+
+def before(value: Value, shape: tuple[int, ...]) -> list[Value]:
+    """The tensors of ``shape`` that ``value`` is made of over understood calls, the nearest first; itself too."""
+    found: list[Value] = []
+    frontier, seen = [value], {value}
+    for _ in range(_FAR):
+        following: list[Value] = []
+        for each in frontier:
+            if each.shape == shape and each.dtype.is_floating_point:
+                found.append(each)
+            node = each.producer
+            if node is not None and node.op in UNDERSTOOD:
+                following += [read for read in node.inputs if read not in seen]
+                seen |= set(node.inputs)
+        frontier = following
+        if not frontier or len(found) > _MANY:
+            break
+    return found
+
+
+def after(value: Value, shape: tuple[int, ...]) -> list[Value]:
+    """The tensors of ``shape`` that are made of ``value`` over understood calls, in the order of the run."""
+    found: set[Value] = set()
+    frontier, seen = [value], {value}
+    for _ in range(_FAR):
+        following = []
+        for each in frontier:
+            for node in each.users:
+                if node.op in UNDERSTOOD:
+                    following += [made for made in node.outputs if made not in seen]
+                    seen |= set(node.outputs)
+        found |= {made for made in following if made.shape == shape}
+        frontier = following
+        if not frontier or len(found) > _MANY:
+            break
+    return sorted(found, key=lambda made: made.index)
+
+
+def formula_of(formulas: Formulas, value: Value) -> Sum | None:
+    """What a tensor is; None where that is no formula."""
+    try:
+        return formulas.of(value)
+    except (TooLongError, OverflowError):
+        return None
+
+
+def region(output: Value, given: Iterable[Value]) -> Region | None:
+    """The calls that make ``output`` of ``given``; None where it is not made of these alone.
+
+    The main operand, the first, is what it was before a cast where the result is cast back; otherwise a cast is none of
+    the pattern's business: what it does in another dtype is not known.
+    """
+    main, *others = given
+    loose = _Walk(output, (main, *others), through=False)
+    if not loose.complete or not loose.nodes:
+        return None
+    read = [min(loose.met.get(uncast(each).index, {each}), key=_index) for each in (main, *others)]
+    if any(node.op in CASTS for node in loose.nodes):
+        read[0] = _before_casts(read[0], output, common_frame(loose.nodes))
+    walk = _Walk(output, tuple(read), through=True)
+    upwards = any(node.op in CASTS and uncast(node.output) is uncast(main) for node in walk.nodes)
+    assert output.producer is not None
+    if not walk.complete or (output.producer.op in CASTS and not upwards):
+        return None
+    return Region(tuple(read), output, frozenset(walk.nodes), frozenset(walk.constants))
+
+
+def _before_casts(value: Value, output: Value, frame: Frame | None) -> Value:
+    found = value
+    while (node := found.producer) is not None and node.op in CASTS and frame is not None:
+        if node.place_in(frame) is None:
+            break
+        found = node.inputs[0]
+        if found.dtype == output.dtype:
+            value = found
+    return value
+
+
+class _Walk:
+    """Backwards from a result to given tensors.
+
+    Attributes:
+        nodes: the calls on the way.
+        constants: those that only made numbers.
+        met: by the index of a given tensor, itself or casts of it where the walk came upon them.
+        complete: whether it ended at given tensors everywhere.
+    """
+
+    def __init__(self, output: Value, given: tuple[Value, ...], *, through: bool) -> None:
+        self.nodes: set[Node] = set()
+        self.constants: set[Node] = set()
+        self.met: dict[int, set[Value]] = {}
+        self.complete = True
+        self._given, self._through, self._seen = given, through, set[Value]()
+        self._classes = {uncast(each).index for each in given}
+        self._go(output)
+
+    def _go(self, value: Value) -> None:
+        if value in self._seen or not self.complete:
+            return
+        self._seen.add(value)
+        origin = uncast(value).index
+        node = value.producer
+        if origin in self._classes:
+            self.met.setdefault(origin, set()).add(value)
+            if not self._through or not self._leads_to_given(value) or node is None:
+                return
+        elif value.shape == () and constant(value) is not None:
+            self.constants |= makers(value)
+            return
+        elif node is None or node.op not in UNDERSTOOD:
+            self.complete = False
+            return
+        self.nodes.add(node)
+        for read in node.inputs:
+            if node.op not in {"to", "type_as", "type"} or read is node.inputs[0]:
+                self._go(read)
+
+    def _leads_to_given(self, value: Value) -> bool:
+        """Whether it is a cast or copy of a given tensor, and not that itself."""
+        while value not in self._given:
+            node = value.producer
+            if node is None or node.op not in CASTS | COPIES:
+                return False
+            value = node.inputs[0]
+            if value in self._given:
+                return True
+        return False
+
+
+def _index(value: Value) -> int:
+    return value.index
+
+
+def common_frame(nodes: Iterable[Node]) -> Frame | None:
+    """The innermost function under which all calls were made."""
+    nodes = list(nodes)
+    last = max(nodes, key=lambda node: node.index)
+    for place in last.places:
+        if all(node.place_in(place.frame) is not None for node in nodes):
+            return place.frame
+    return None

@@ -1,0 +1,151 @@
+"""SwiGLU: the logistic function of a gate, times the gate, times another tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from gradscope import recipes
+from gradscope.patching import algebra
+from gradscope.patching.again import CONSTANTS, proves
+from gradscope.patching.formula import Formulas, uncast
+from gradscope.patching.match import Argument, Match, Of
+from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, common_frame, formula_of, region
+from gradscope.patching.record import Node, Recording, Value
+
+RECIPE = "swiglu"
+
+_SIGNS = frozenset({"silu", "sigmoid", "exp", "tanh"})
+
+
+def matches(recording: Recording) -> Iterator[Match]:
+    """Every gated unit by silu."""
+    seen: set[Value] = set()
+    for node in recording.nodes:
+        if node.op in _SIGNS and node.outputs and node.inputs:
+            found = next(filter(None, (_from(gate, node) for gate in before(node.inputs[0], node.output.shape))), None)
+            if found is not None and found.output not in seen:
+                seen.add(found.output)
+                yield _match(found)
+
+
+def _from(gate: Value, sign: Node) -> Region | None:
+    """The unit of ``gate`` around the call ``sign``."""
+    formulas = Formulas(gate)
+    if (unit := formula_of(formulas, sign.output)) is None or unit.leaves != {formulas.index(gate)}:
+        return None
+    for output in after(sign.output, gate.shape):
+        node = output.producer
+        if node is None or node.op not in {"mul", "div", "addcmul"} or len(node.inputs) < 2:
+            continue
+        for up in _others(output, gate, sign):
+            found = _unit(output, gate, up)
+            if found is not None:
+                return found
+    return None
+
+
+def _others(output: Value, gate: Value, sign: Node) -> list[Value]:
+    """What the unit may be multiplied with."""
+    return [
+        value
+        for value in before(output, gate.shape)
+        if value is not output and uncast(value) is not uncast(gate) and sign not in _made_since(value, gate)
+    ]
+
+
+def _made_since(value: Value, gate: Value) -> set[Node]:
+    """The calls after the gate's own that ``value`` comes from."""
+    begin = gate.producer.index if gate.producer is not None else -1
+    found: set[Node] = set()
+    frontier = [value]
+    while frontier:
+        node = frontier.pop().producer
+        if node is not None and node not in found and node.index > begin:
+            found.add(node)
+            frontier += node.inputs
+    return found
+
+
+def _unit(output: Value, gate: Value, up: Value) -> Region | None:
+    formulas = Formulas(gate, up)
+    formula = formula_of(formulas, output)
+    wanted = algebra.times(algebra.silu(formulas.leaf(gate)), formulas.leaf(up))
+    if formula is None or not algebra.close(formula, wanted, CONSTANTS):
+        return None
+    found = region(output, (gate, up))
+
+    def unit(tensors: Mapping[int, Tensor]) -> Tensor:
+        return recipes.swiglu(tensors[uncast(gate).index], tensors[uncast(up).index])
+
+    proved = found is not None and proves(found.nodes, output, found.given, formula, wanted, unit)
+    return found if proved else None
+
+
+def _match(found: Region) -> Match:
+    gate, up = found.given
+    reasons = found.reasons
+    if up.dtype != gate.dtype:
+        reasons.append("the gate has another dtype than what it gates")
+    if not found.is_contiguous:
+        reasons.append(NOT_CONTIGUOUS)
+    one_by_one = Match(
+        RECIPE,
+        "swiglu",
+        (Argument("", (Of(gate, "gate"),)), Argument("", (Of(up, "up"),))),
+        found.nodes,
+        found.output,
+        optional=found.constants,
+        fixed=found.ones,
+        reasons=reasons,
+    )
+    packed = _packed(found)
+    if packed is None or reasons:
+        return one_by_one
+    whole, nodes = packed
+    return Match(
+        RECIPE,
+        "swiglu",
+        (Argument("", (Of(whole, "packed"),)),),
+        found.nodes | nodes,
+        found.output,
+        optional=found.constants,
+        fixed=found.ones,
+        otherwise=one_by_one,
+    )
+
+
+def _packed(found: Region) -> tuple[Value, set[Node]] | None:
+    """The tensor whose halves gate and up are, in this order, and the calls that split it; None where they are not."""
+    gate, up = found.given
+    one, other = gate.producer, up.producer
+    if one is None or other is None or not one.inputs or one.inputs[0] is not other.inputs[0]:
+        return None
+    whole = one.inputs[0]
+    width = gate.shape[-1]
+    if whole.shape != (*gate.shape[:-1], 2 * width) or common_frame({*found.nodes, one, other}) is not common_frame(
+        found.nodes
+    ):
+        return None
+    if one is other:
+        halves = one.op in {"chunk", "split", "tensor_split", "split_with_sizes"} and list(one.outputs) == [gate, up]
+    else:
+        halves = (
+            one.op == other.op == "getitem"
+            and _is_half(one, slice(None, width))
+            and _is_half(other, slice(width, None))
+        )
+    return (whole, {one, other}) if halves else None
+
+
+def _is_half(node: Node, wanted: slice) -> bool:
+    """Whether an index takes these of the last dimension and everything of the others."""
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    rank, size = len(node.inputs[0].shape), node.inputs[0].shape[-1]
+    full = index[0] is Ellipsis or len(index) == rank
+    rest = [each for each in index[:-1] if each is not Ellipsis]
+    last = index[-1]
+    if not full or any(each != slice(None) for each in rest) or not isinstance(last, slice):
+        return False
+    return last.step in (None, 1) and range(size)[last] == range(size)[wanted]

@@ -1,0 +1,76 @@
+"""A call with two results: the tensor that stays, and what a later call made of it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from gradscope.patching.match import Match
+from gradscope.patching.record import Recording
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.statements import Statements
+from gradscope.patching.syntax import names_in
+from gradscope.patching.texts import Texts
+
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+_UNDER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.NamedExpr)
+
+
+@dataclass(frozen=True)
+class Second:
+    """Where the later call stands, what its result is called, and the assignment's target that becomes two."""
+
+    expression: ast.expr
+    name: str
+    target: ast.Name
+
+
+def second_of(match: Match, recording: Recording, texts: Texts, statements: Statements) -> Second | None:
+    """The later call of ``match``, where there is one.
+
+    Raises:
+        Refusal: it is not certain that it is made of the same tensor whenever it runs.
+    """
+    node = match.also
+    if node is None:
+        return None
+    source, own = texts.source, statements.statement
+    expression = texts.expression(node)
+    if statements.conditions:
+        raise Refusal(f"line {own.lineno} runs under a condition of its own")
+    if not isinstance(own, ast.Assign) or len(own.targets) != 1 or own.value is not statements.stays:
+        raise Refusal(f"line {own.lineno} does not assign the sum to a name")
+    target = own.targets[0]
+    if not isinstance(target, ast.Name) or not isinstance(expression, ast.Call) or node.grad != match.last.grad:
+        raise Refusal(f"line {own.lineno} does not assign the sum to a name")
+    home, block = source.statement(expression), source.block(own)
+    if home not in block or block.index(home) <= block.index(own) or not isinstance(home, _SIMPLE):
+        raise Refusal(f"line {expression.lineno} does not always follow line {own.lineno}")
+    above: ast.AST = expression
+    while above is not home:
+        above = source.file.parents[above]
+        if isinstance(above, _UNDER):
+            raise Refusal(f"line {expression.lineno} holds a condition, a lambda or a comprehension")
+    read = expression.args[0] if expression.args else None
+    if not isinstance(read, ast.Name) or read.id != target.id:
+        raise Refusal(f"line {expression.lineno} normalises something else than {target.id}")
+    _check_between(match, recording, block[block.index(own) + 1 : block.index(home)], target.id)
+    name = f"normed_{target.id}"
+    while name in source.file.identifiers:
+        name += "_"
+    return Second(expression, name, target)
+
+
+def _check_between(match: Match, recording: Recording, statements: list[ast.stmt], name: str) -> None:
+    """Nothing touches the tensor, or what the later call reads besides, before that call."""
+    for statement in statements:
+        stored = [part for part in ast.walk(statement) if isinstance(part, ast.Name) and part.id == name]
+        if any(not isinstance(part.ctx, ast.Load) for part in stored):
+            raise Refusal(f"line {statement.lineno} binds {name} anew")
+        if not isinstance(statement, _SIMPLE) and name in names_in(statement):
+            raise Refusal(f"line {statement.lineno} uses {name} under a condition")
+    assert match.also is not None
+    storages = {value.storage for value in match.also.inputs}
+    for node in recording.nodes[match.last.index + 1 : match.also.index]:
+        if node.changed & storages:
+            raise Refusal(f"{node.op} changes in place what {match.also.op} reads")

@@ -1,0 +1,221 @@
+"""The text of the call that stands for a match, made of the spellings in the user's source."""
+
+from __future__ import annotations
+
+import ast
+
+from torch import nn
+
+from gradscope.patching.dynamics import is_hooked
+from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
+from gradscope.patching.reading import reads_only
+from gradscope.patching.record import Node
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.statements import Statements
+from gradscope.patching.syntax import bound_names, names_in, within
+from gradscope.patching.texts import Texts
+
+_WIDTH = 100
+
+
+class Spelling:
+    """The new call.
+
+    Attributes:
+        text: what stands in the place of the last call.
+        imports: (function of gradscope.recipes, the name it has in this file).
+        hoisted: lines that a statement leaves behind, which evaluate what cannot be evaluated later.
+        spelled: the expressions that the text and those lines repeat.
+        unchanged: the end of the text, where it is the end of the last call's too, as it was written.
+
+    Raises:
+        Refusal: something of it has no spelling.
+    """
+
+    def __init__(self, match: Match, texts: Texts, statements: Statements, taken: frozenset[str]) -> None:
+        self.match, self.texts, self.statements = match, texts, statements
+        self.source, self.stays, self.statement = texts.source, statements.stays, statements.statement
+        self.hoisted: dict[ast.stmt, list[str]] = {}
+        self.spelled: list[ast.AST] = []
+        self.unchanged = ""
+        self._names: dict[ast.expr, str] = {}
+        self._taken = self.source.file.identifiers | taken
+        self.imports = tuple((name, self._unused(name)) for name in (match.function, *match.helpers))
+        self._called = dict(self.imports)
+        self.text = self._call()
+
+    def _call(self) -> str:
+        arguments = []
+        for argument in self.match.arguments:
+            text = "".join(self._piece(piece) for piece in argument.pieces)
+            text = text.replace(" if True else 0.0", "")
+            if argument.name and text == "None":
+                continue
+            arguments.append(
+                f"**{text}" if argument.name == "**" else f"{argument.name}={text}" if argument.name else text
+            )
+        head = f"{self._called[self.match.function]}("
+        text = f"{head}{', '.join(arguments)}){self.match.suffix}"
+        if arguments[-1].startswith("\n"):  # as they were written
+            text = f"{head}{', '.join(arguments[:-1])}{',' if arguments[1:] else ''}{arguments[-1]}){self.match.suffix}"
+        indent = self.stays.col_offset
+        given = any(isinstance(piece, Given) for argument in self.match.arguments for piece in argument.pieces)
+        if indent + len(text) > _WIDTH and not (given and "\n" in text):
+            inner = " " * (self.statement.col_offset + 4)
+            lines = "".join(f"{inner}{argument},\n" for argument in arguments)
+            text = f"{head}\n{lines}{' ' * self.statement.col_offset}){self.match.suffix}"
+        return text
+
+    def _unused(self, name: str) -> str:
+        """The recipe's own name, or a longer one where the file uses that already."""
+        return name if name not in self.source.file.identifiers else f"gradscope_{name}"
+
+    def _piece(self, piece: Piece) -> str:
+        if isinstance(piece, str):
+            return self._called.get(piece, piece)
+        if isinstance(piece, Of):
+            return self._operand(piece)
+        if isinstance(piece, Size):
+            size = self.texts.size(piece)
+            return str(piece.number) if size is None else self._spelled(size, "size", piece.node)
+        if isinstance(piece, FromSizes):
+            return self._from_sizes(piece)
+        if isinstance(piece, Layer):
+            return self._layer(piece)
+        if isinstance(piece, Given):
+            return self._given(piece)
+        if isinstance(piece, (Setting, Called)):
+            text = self._of_module(piece)
+            if text is not None:
+                return text
+            assert isinstance(piece, Setting)
+            if isinstance(piece.scalar, Of):
+                return self._operand(piece.scalar)
+            piece = piece.scalar
+        found = self.texts.scalar(piece)
+        return found if isinstance(found, str) else self._spelled(found, piece.name or "number", piece.node)
+
+    def _operand(self, piece: Of) -> str:
+        expression, at = self.texts.operand(piece.value, self.match.nodes | self.match.later)
+        if piece.again and expression not in self._names and not reads_only(expression):
+            raise Refusal(f"line {expression.lineno}: {piece.role} would be made twice")
+        text = self._spelled(expression, piece.role, at)
+        plain = text.isidentifier() or isinstance(expression, (ast.Name, ast.Call, ast.Attribute, ast.Subscript))
+        return f"{text if plain or not (piece.suffix or piece.bracketed) else f'({text})'}{piece.suffix}"
+
+    def _of_module(self, piece: Setting | Called) -> str | None:
+        module = self.texts.module(piece.node)
+        if module is None and isinstance(piece, Setting) and self.texts.is_of_parent(piece.node):
+            return f"{self.texts.frame.code.co_varnames[0]}.{piece.attribute}"
+        if module is None:
+            if isinstance(piece, Called):
+                raise Refusal(f"{piece.node.op} is not called by a module")
+            return None
+        call = self.texts.expression(piece.node)
+        called = self.texts.called_module(call, piece.node) if isinstance(call, ast.Call) else None
+        text = self.source.file.of(module)
+        if isinstance(module, ast.Name) and not self.texts.holds(module):
+            raise Refusal(f"{text} is another module when the result is made")
+        if is_hooked(called):
+            raise Refusal(f"{text} has hooks, which would no longer be called")
+        if isinstance(called, nn.Module) and any(called.children()):
+            raise Refusal(f"{text} holds modules of its own")
+        if isinstance(piece, Setting) and piece.node.caller is not called:
+            raise Refusal(f"{text} is no module of torch: what it does with its settings is not known")
+        self.spelled.append(module)
+        return f"{text}.{piece.attribute}" if isinstance(piece, Setting) else text
+
+    def _from_sizes(self, piece: FromSizes) -> str:
+        for part in piece.pieces:
+            expression = self.texts.resolved(part) if isinstance(part, Scalar) else ""
+            if isinstance(expression, ast.expr) and self._no_longer_bound(expression):
+                assert isinstance(part, Scalar)
+                if not self.texts.is_of_last_size(expression, part.node, piece.size):
+                    break
+                return piece.otherwise
+        return "".join(self._piece(part) for part in piece.pieces)
+
+    @property
+    def names(self) -> set[str]:
+        """The new names."""
+        return set(self._names.values())
+
+    def _no_longer_bound(self, expression: ast.expr) -> set[str]:
+        """The names in an expression that a statement which goes had bound before."""
+        start = self.source.file.start(expression)
+        parts = self.statements.parts
+        before = [part for part in parts if self.source.file.start(part) < start and not within(part, expression)]
+        return names_in(expression) & {name for part in before for name in bound_names(part)}
+
+    def _layer(self, piece: Layer) -> str:
+        call = self.texts.expression(piece.node)
+        called = self.texts.called_module(call) if isinstance(call, ast.Call) else None
+        local = isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Subscript)) and called is None
+        if not isinstance(call, ast.Call) or not (called is piece.node.caller or (local and not piece.certain)):
+            raise Refusal(f"line {self.stays.lineno}: which module is called there is not understood")
+        text = self.source.file.of(call.func)
+        if is_hooked(piece.node.caller):
+            raise Refusal(f"{text} has hooks, which need its output")
+        self.spelled.append(call.func)
+        return text
+
+    def _given(self, piece: Given) -> str:
+        call = self.texts.expression(piece.node)
+        if not isinstance(call, ast.Call):
+            raise Refusal(f"how {piece.node.op} is called is not understood")
+        if piece.node.caller is None and not self.texts.calls(call, piece.node):
+            raise Refusal(f"{piece.node.op} is not called by its own name")
+        names = {keyword.arg for keyword in call.keywords}
+        starred = None in names or any(isinstance(argument, ast.Starred) for argument in call.args)
+        if starred or len(call.args) > piece.positional or not names <= piece.names or len(call.args) < piece.skipped:
+            raise Refusal(f"line {call.lineno}: the arguments of {piece.node.op} are not understood")
+        if call is not self.stays:
+            raise Refusal(f"{piece.node.op} stands in another expression")
+        file = self.source.file
+        parts: list[ast.expr | ast.keyword] = [*call.args[piece.skipped :], *call.keywords]
+        if not parts:
+            return ""
+        self.spelled += parts
+        if self.match.arguments[-1].pieces == (piece,):  # up to the bracket, with comments and line breaks
+            text = file.text[file.end(call.func) : file.end(call) - 1].partition(b"(")[2].decode()
+            if not piece.skipped:
+                self.unchanged = f"{text})"
+                return text
+            return file.text[file.start(parts[0]) : file.end(call) - 1].decode()
+        return file.text[file.start(parts[0]) : file.end(parts[-1])].decode()
+
+    def _spelled(self, expression: ast.expr, role: str, at: Node) -> str:
+        """The expression's text, or a new name for it where it must be evaluated earlier."""
+        if gone := self._no_longer_bound(expression):
+            raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would not be made any more")
+        self.spelled.append(expression)
+        text = self.source.file.of(expression)
+        home = self.source.statement(expression)
+        if at is self.match.also:
+            first, last = self.source.file.start(self.stays), self.source.file.start(expression)
+            if not reads_only(expression) or self.texts.bound_between(expression, first, last):
+                raise Refusal(f"line {expression.lineno}: {text} may not be what it is on line {self.stays.lineno}")
+        if home is self.statement and within(self.stays, expression):
+            return _wrapped(text, expression)
+        if self.texts.holds(expression) and (not isinstance(expression, ast.Name) or self._same_now(expression, at)):
+            return _wrapped(text, expression)
+        if expression not in self._names:
+            name = role
+            while name in self._taken:
+                name += "_"
+            self._taken.add(name)
+            self._names[expression] = name
+            self.hoisted.setdefault(home, []).append(f"{name} = {text}")
+        return self._names[expression]
+
+    def _same_now(self, name: ast.Name, at: Node) -> bool:
+        """Whether a name that the call ``at`` read still holds the same tensor when the last call is made."""
+        then, now = at.place_in(self.texts.frame), self.match.last.place_in(self.texts.frame)
+        assert then is not None and now is not None
+        old, new = then.names.get(name.id), now.names.get(name.id)
+        return old is new or (old is not None and new is not None and old.content == new.content)
+
+
+def _wrapped(text: str, expression: ast.expr) -> str:
+    """In brackets where a line break inside would otherwise end it; a call's arguments need none otherwise."""
+    return f"({text})" if "\n" in text and isinstance(expression, (ast.BinOp, ast.BoolOp, ast.Compare)) else text

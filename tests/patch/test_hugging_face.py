@@ -1,0 +1,81 @@
+"""Models of Hugging Face's transformers, unmodified, with random weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradscope
+from gradscope.patching import verify
+from gradscope.patching.gains import Gain, Side
+
+transformers: Any = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def equal_gains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """At these sizes nothing is faster; what is tested is that it is right."""
+    side = Side(1_000_000, 10_000, 10 << 20)
+    monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: Gain(side, side))
+    return
+
+
+def gpt2(attention: str) -> nn.Module:
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=64, n_positions=64, vocab_size=500, bos_token_id=1, eos_token_id=2
+    )
+    config._attn_implementation = attention
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
+
+
+def llama(attention: str) -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=500,
+        max_position_embeddings=64,
+    )
+    config._attn_implementation = attention
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+GPT2 = {"gelu": 2, "linear_cross_entropy": 1, "embedding": 1}
+LLAMA = {"rms_norm": 5, "rope": 2, "swiglu": 2, "linear_cross_entropy": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "attention", "sites"),
+    [(gpt2, "sdpa", GPT2), (gpt2, "eager", GPT2), (llama, "sdpa", LLAMA), (llama, "eager", LLAMA)],
+    ids=["gpt2 sdpa", "gpt2 eager", "llama sdpa", "llama eager"],
+)
+def test_sites_are_found_and_proved(make: Any, attention: str, sites: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    model = make(attention)
+    ids = torch.randint(3, 500, (2, 32))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    patches = gradscope.patch(model, {"input_ids": ids, "labels": ids})
+    assert patches.verified is not None
+    kept = {(result.site.recipe, result.site.path) for result in patches.verified.results if result.status == "kept"}
+    reasons = [(result.site.path, result.reason) for result in patches.verified.results if result.status != "kept"]
+    assert Counter(recipe for recipe, _ in kept) == sites, reasons
+    if attention == "eager":  # hands the weights out
+        assert len(reasons) == 2 and all("attn_implementation='sdpa'" in reason for _, reason in reasons)
+    assert patches.verified.loss_difference < 1e-6
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    model.eval()  # no dropout
+    logits = model(input_ids=ids).logits
+    patches.revert()
+    torch.testing.assert_close(logits, model(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
+    assert not [path for path, module in model.named_modules() if "forward" in vars(module)]
