@@ -41,8 +41,22 @@ _ALLOWED: dict[str, set[str]] = {
         "compare",
         "pipeline",
         "recipes",
+        "kernels",
     },
-    "cli": {*_BASE, "patching", "compat", "workload", "pipeline", "fitting", "report", "compare", "recipes"},
+    "fixing": {
+        *_BASE,
+        "compat",
+        "workload",
+        "capture",
+        "trace",
+        "attribute",
+        "report",
+        "compare",
+        "pipeline",
+        "recipes",
+        "patching",
+    },
+    "cli": {*_BASE, "fixing", "patching", "compat", "workload", "pipeline", "fitting", "report", "compare", "recipes"},
 }
 
 

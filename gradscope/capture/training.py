@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradscope.capture.session import Session
+from gradscope.capture.engine import BackwardWatch
 
 # A script that has built an optimizer is given this many backward passes to step it (gradient accumulation) before
 # each backward pass counts as a step of its own.
@@ -21,6 +21,15 @@ class StopRun(BaseException):
     """Ends the user's script after the last step; a BaseException, so that ``except Exception`` lets it through."""
 
 
+class Steps(Protocol):
+    """Whom a :class:`StepFinder` tells of steps: a session."""
+
+    backward: BackwardWatch
+
+    def boundary(self) -> bool:
+        """A step has ended; True when it was the last that is wanted."""
+
+
 class StepFinder:
     """Calls ``session.boundary()`` at the end of each training step of the process.
 
@@ -28,7 +37,7 @@ class StepFinder:
     stepped first steps again. Without any optimizer it ends with each outermost backward pass.
     """
 
-    def __init__(self, session: Session, *, run_to_end: bool = False) -> None:
+    def __init__(self, session: Steps, *, run_to_end: bool = False) -> None:
         self._session = session
         self._run_to_end = run_to_end
         self._round: list[int] = []  # ids of the optimizers that have stepped in this round

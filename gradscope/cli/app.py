@@ -14,6 +14,7 @@ from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, say_error
 from gradscope.cli.fit import fit
+from gradscope.cli.fix import fix
 from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
 from gradscope.cli.show import show
@@ -32,6 +33,11 @@ app.command(
     # What we do not know is most likely meant for the script: collected, then refused with a hint.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(profile)
+app.command(
+    "fix",
+    cls=TargetCommand,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},  # as of profile
+)(fix)
 app.command("fit", cls=TargetCommand)(fit)
 app.command("show")(show)
 app.command("diff")(diff)

@@ -68,15 +68,17 @@ def refuse_leftovers(context: typer.Context, target: str, module: bool) -> None:
     """What is left on the command line was meant for the script, or is misspelled: say how to write it."""
     leftovers: Sequence[str] = context.args
     if target.startswith("-"):  # unknown options come first where there is no target
-        raise UsageError(f"gradscope profile has no option {target}{_guess(context, target)}\nTry: {_help(context)}")
+        raise UsageError(
+            f"{context.command_path} has no option {target}{_guess(context, target)}\nTry: {_help(context)}"
+        )
     if not leftovers:
         return
     first = leftovers[0].partition("=")[0]
     after = shlex.join([*leftovers, *context.meta.get(SCRIPT_ARGS, ())])
-    command = f"gradscope profile {'-m ' if module else ''}{shlex.quote(target)} -- {after}"
+    command = f"{context.command_path} {'-m ' if module else ''}{shlex.quote(target)} -- {after}"
     if first.startswith("-"):
         raise UsageError(
-            f"gradscope profile has no option {first}{_guess(context, first)}\n"
+            f"{context.command_path} has no option {first}{_guess(context, first)}\n"
             f"Options of the script itself go after '--': {command}"
         )
     raise UsageError(f"unexpected argument {first}.\nArguments of the script itself go after '--': {command}")

@@ -33,7 +33,7 @@ def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
     rows = [
         ("target", f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target),
         ("model", model),
-        ("device", _device(run.environment)),
+        ("device", device_text(run.environment)),
         ("measured", _measured(run)),
         ("step", _step(run)),
         ("backward", units.ns(step.backward_ns) + ratio),
@@ -48,7 +48,8 @@ def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
 _MODES = {"script": "script", "loop": "own loop"}
 
 
-def _device(environment: Mapping[str, object]) -> str:
+def device_text(environment: Mapping[str, object]) -> str:
+    """The device, its threads, versions, the type of the parameters, and what slows it."""
     device, name = str(environment.get("device", "?")), environment.get("device_name")
     parts = [f"{device} ({name})" if name and name != device else device]
     if environment.get("threads"):

@@ -1,0 +1,270 @@
+"""``gradscope fix``: put recipes into a model, prove them, measure the gain, and show or make the change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from gradscope.cli.arguments import SCRIPT_ARGS, html_path_of, json_path_of, refuse_leftovers
+from gradscope.cli.failure import say, show_user_error
+from gradscope.cli.options import Color, ColorOption
+from gradscope.cli.page import link
+from gradscope.cli.streams import reader_may_leave, report_stream
+from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradscope.fixing import FixReport
+    from gradscope.fixing.settings import Settings
+    from gradscope.fixing.writing import Edited
+
+
+@dataclass(frozen=True)
+class Request:
+    """One ``gradscope fix``, as asked for."""
+
+    target: str
+    args: tuple[str, ...]
+    module: bool
+    settings: Settings
+    json_path: Path | None  # None: the JSON goes to stdout, and nothing else does
+    diff_path: Path | None
+    html_path: Path | None  # None: no page
+    source: bool  # whether the page holds the text of source lines
+    write: bool
+    force: bool
+    color: bool | None
+    quiet: bool
+
+
+def fix(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="model.py, model.py:name, package.module:name, or a training script."),
+    ],
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="TARGET is a module to run as a script, as with python -m.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="RECIPE,...", help="Look for these recipes alone.")
+    ] = None,
+    skip: Annotated[
+        str | None, typer.Option("--skip", metavar="RECIPE,...", help="Look for all recipes but these.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Find the places only: prove, measure and write nothing.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the source files as the diff shows; a backup is kept.")
+    ] = False,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure in each profile.")] = 5,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps before anything is measured.")] = 3,
+    curve_steps: Annotated[
+        int, typer.Option("--curve-steps", min=1, help="Steps of a script whose losses are compared.")
+    ] = 20,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu or cuda: where a model file's model runs.")
+    ] = "auto",
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")] = None,
+    no_lines: Annotated[bool, typer.Option("--no-lines", help="Do not profile by source line.")] = False,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not profile memory.")] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PREFIX",
+            help="Write PREFIX.json, .diff and .html; gradscope-<target>-fix by default.",
+        ),
+    ] = None,
+    json_path: Annotated[
+        str | None,
+        typer.Option("--json", metavar="PATH", help="Write FIX.json to PATH; - is stdout, without a report."),
+    ] = None,
+    html_path: Annotated[
+        str | None, typer.Option("--html", metavar="PATH", help="Write the page that compares both profiles to PATH.")
+    ] = None,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Do not write the page.")] = False,
+    no_source: Annotated[
+        bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace files that gradscope did not write; with --write, change a dirty one."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    color: ColorOption = Color.auto,
+) -> None:
+    """Put faster functions into the model of TARGET, prove them, and measure the gain.
+
+    Every place is run on your batch beside your own code and held against
+    float64; what is wrong, slower or hungrier is taken out again. Your files
+    are changed by --write alone. What follows -- is given to TARGET. Progress
+    goes to stderr, the report to stdout.
+    """
+    refuse_leftovers(context, target, module)
+    if dry_run and write:
+        raise UsageError("--dry-run writes nothing, and --write does: give one of them.")
+    if output is not None and json_path is not None:
+        raise UsageError("-o and --json both say where FIX.json goes: give one of them.")
+    from gradscope.fixing.settings import Settings, chosen_recipes
+    from gradscope.patching.matchers import MATCHERS
+    from gradscope.tables import Options
+
+    run_path = json_path_of(target, output, json_path, module=module)
+    if run_path is not None and output is None and json_path is None:
+        run_path = run_path.with_name(f"{run_path.stem}-fix.json")
+    page_path = html_path_of(run_path, html_path, no_html=no_html)
+    request = Request(
+        target=target,
+        args=tuple(context.meta.get(SCRIPT_ARGS, ())),
+        module=module,
+        settings=Settings(
+            Options(steps=steps, warmup=warmup, device=device, seed=seed, lines=not no_lines, memory=not no_memory),
+            chosen_recipes(only, skip, list(MATCHERS)),
+            dry_run,
+            curve_steps,
+        ),
+        json_path=None if dry_run else run_path,
+        diff_path=None if dry_run or run_path is None else run_path.with_suffix(".diff"),
+        html_path=None if dry_run else page_path,
+        source=not no_source,
+        write=write,
+        force=force,
+        color=color.wanted,
+        quiet=quiet,
+    )
+    to_stdout = run_path is None
+    if to_stdout and dry_run:
+        raise UsageError("--dry-run writes no FIX.json: leave out --json.")
+    raise typer.Exit(run(request, to_stdout=to_stdout, whole_process=bool(context.obj)))
+
+
+def run(request: Request, *, to_stdout: bool, whole_process: bool) -> int:
+    """Do what was asked for and return the exit code.
+
+    Raises:
+        GradscopeError: the request cannot be met; before anything of the user's has run if that can be known.
+    """
+    _check_outputs(request)
+    with report_stream(exclusive=to_stdout, whole_process=whole_process) as stream:
+        try:
+            report = _fix(request)
+        except GradscopeError:
+            raise
+        except BaseException as error:
+            return show_user_error(error)
+        _deliver(report, request, stream, to_stdout=to_stdout)
+    return VerificationError.exit_code if report.data.failed else 0
+
+
+def _check_outputs(request: Request) -> None:
+    from gradscope.fixing.fixfile import FIX_HEAD
+    from gradscope.fixing.report import DIFF_HEAD
+    from gradscope.report.outfile import check_output
+    from gradscope.report.page import HTML_HEAD
+
+    for path, head in (
+        (request.json_path, FIX_HEAD),
+        (request.diff_path, DIFF_HEAD),
+        (request.html_path, HTML_HEAD),
+    ):
+        if path is not None:
+            check_output(path, head, force=request.force)
+
+
+def _fix(request: Request) -> FixReport:
+    from gradscope.cli.progress import make_progress
+    from gradscope.fixing.run import fix_workload
+    from gradscope.fixing.script import fix_script
+    from gradscope.fixing.writing import check_writable
+    from gradscope.workload import Script, load_target
+
+    options = request.settings.options
+    args = request.args
+    loaded = load_target(request.target, args, module=request.module, device=options.device, seed=options.seed)
+    progress = make_progress(quiet=request.quiet, live=not isinstance(loaded, Script))
+
+    def check(files: Sequence[Edited]) -> None:
+        if request.write:
+            check_writable(files, force=request.force)
+
+    try:
+        if isinstance(loaded, Script):
+            report = fix_script(loaded, request.settings, progress, check, quiet=request.quiet)
+        else:
+            report = fix_workload(loaded, request.settings, progress, check)
+    finally:
+        progress.done()
+    report.data = replace(report.data, args=args)
+    return report
+
+
+def _deliver(report: FixReport, request: Request, stream: TextIO, *, to_stdout: bool) -> None:
+    backups, unwritten = _write(report, request) if request.write else ([], None)
+    made: list[Path] = []
+    try:
+        if request.json_path is not None:
+            made.append(report.save(request.json_path, force=request.force))
+        if request.diff_path is not None and report.data.diff:
+            made.append(report.save_diff(request.diff_path, force=request.force))
+    except OutputError as error:
+        unwritten = unwritten or error
+    _drop_old(report, request)
+    with reader_may_leave(stream):
+        if to_stdout:
+            stream.write(report.to_json())
+        else:
+            from gradscope.report.terminal import make_console
+
+            report.print(make_console(stream, request.color), request.diff_path if report.data.diff else None)
+    if request.html_path is not None and unwritten is None:
+        page = report.to_html(request.html_path, source=request.source, force=request.force)
+        made += [page] if page is not None else []
+    if unwritten is not None:
+        raise unwritten
+    if not request.quiet:
+        import sys
+
+        for name, backup in backups:
+            say(f"changed {name}; as it was: {backup}")
+        for path in made:
+            say(f"wrote {link(path, sys.stderr)}")
+
+
+def _drop_old(report: FixReport, request: Request) -> None:
+    """A diff or page of an earlier fix says what does not hold any more."""
+    from gradscope.fixing.report import DIFF_HEAD
+    from gradscope.report.page import HTML_HEAD
+
+    for path, head, made in (
+        (request.diff_path, DIFF_HEAD, bool(report.data.diff)),
+        (request.html_path, HTML_HEAD, report.after is not None),
+    ):
+        if path is not None and not made and path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                ours = head.match(file.read(4096))
+            if ours:
+                path.unlink()
+
+
+def _write(report: FixReport, request: Request) -> tuple[list[tuple[str, str]], OutputError | None]:
+    """Change the user's files; nothing where a proof failed. What was measured is shown all the same."""
+    if report.data.failed:
+        say("nothing was written into your source: a recipe failed its proof")
+        return [], None
+    if report.data.worse:
+        say("nothing was written into your source: the whole step is slower and needs as much memory")
+        return [], None
+    if not report.files:
+        say("nothing was written into your source: there is nothing to change")
+        return [], None
+    try:
+        return report.write(), None
+    except OutputError as error:
+        return [], error

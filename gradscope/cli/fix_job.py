@@ -1,0 +1,30 @@
+"""One run of a training script for ``gradscope fix``, as a program: ``python -m gradscope.cli.fix_job JOB``."""
+
+from __future__ import annotations
+
+import sys
+
+from gradscope.cli.failure import INTERRUPTED, say_error, show_user_error
+from gradscope.cli.progress import make_progress
+from gradscope.errors import GradscopeError
+
+
+def main(path: str) -> int:
+    """Do the job at ``path`` and return the exit code."""
+    from gradscope.fixing.jobs import Job, run_job
+
+    job = Job.load(path)
+    try:
+        run_job(job, make_progress(quiet=job.quiet, live=False))
+    except GradscopeError as error:
+        say_error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:  # the process that waits says so
+        return INTERRUPTED
+    except BaseException as error:
+        return show_user_error(error) or 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""Sites of repeated blocks as one row: ``transformer.h.*.attn`` for those of the same line, recipe and verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradscope.fixing.result import FixSite
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRow:
+    """Sites with the same verdict; savings are sums, a module's counted once, and errors the largest."""
+
+    address: str
+    sites: tuple[FixSite, ...]
+    predicted_saving_ns: int | None
+    predicted_saving_bytes: int | None
+    measured_saving_ns: int | None
+    measured_saving_bytes: int | None
+    worst: FixSite  # the one whose error is largest beside the original's
+
+    @property
+    def first(self) -> FixSite:
+        """Of which recipe, source, status and reason are everyone's."""
+        return self.sites[0]
+
+
+def fold_sites(sites: Sequence[FixSite]) -> list[SiteRow]:
+    """The rows, in the order of their first sites."""
+    groups: dict[tuple[object, ...], list[FixSite]] = {}
+    for site in sites:
+        pattern, _ = _split(site.path)
+        key = (pattern, site.source, site.recipe, site.status, _verdict(site.reason))
+        groups.setdefault(key, []).append(site)
+    counted: set[str] = set()  # modules whose measured saving stands in a row already
+    return [_row(members, sites, counted) for members in groups.values()]
+
+
+def _row(members: list[FixSite], sites: Sequence[FixSite], counted: set[str]) -> SiteRow:
+    new = [site for site in members if site.measured_saving_ns is not None and site.path not in counted]
+    counted.update(site.path for site in new)
+    return SiteRow(
+        address=_address(members, sites),
+        sites=tuple(members),
+        predicted_saving_ns=_sum(site.predicted_saving_ns for site in members),
+        predicted_saving_bytes=_sum(site.predicted_saving_bytes for site in members),
+        measured_saving_ns=_sum(site.measured_saving_ns for site in new),
+        measured_saving_bytes=_sum(site.measured_saving_bytes for site in new),
+        worst=max(members, key=lambda site: (site.max_grad_error or 0.0) - 2 * (site.original_grad_error or 0.0)),
+    )
+
+
+def _address(members: list[FixSite], sites: Sequence[FixSite]) -> str:
+    """The path, with a star for a number that is all there are, or the numbers."""
+    pattern, _ = _split(members[0].path)
+    numbers = [_split(site.path)[1] for site in members]
+    alike = [_split(site.path) for site in sites if site.source == members[0].source]
+    every = [found for other, found in alike if other == pattern]
+    parts = iter(range(len(numbers[0])))
+    words = []
+    for word in pattern.split("."):
+        if word != "*":
+            words.append(word)
+            continue
+        at = next(parts)
+        own = sorted({found[at] for found in numbers})
+        whole = own == sorted({found[at] for found in every})
+        words.append(str(own[0]) if len(own) == 1 else "*" if whole else ",".join(map(str, own)))
+    return ".".join(words)
+
+
+def _split(path: str) -> tuple[str, tuple[int, ...]]:
+    """``h.3.attn`` as ``h.*.attn`` and 3."""
+    words = path.split(".")
+    return ".".join("*" if word.isdecimal() else word for word in words), tuple(int(w) for w in words if w.isdecimal())
+
+
+def _verdict(reason: str) -> str:
+    """A reason without its figures, which differ from block to block."""
+    return "is off by" if " is off by " in reason else reason
+
+
+def _sum(values: object) -> int | None:
+    known = [value for value in values if value is not None]  # type: ignore[attr-defined]
+    return sum(known) if known else None

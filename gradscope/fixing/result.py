@@ -1,0 +1,100 @@
+"""What ``gradscope fix`` found, one field a key of FIX.json. docs/fix.md says what each means.
+
+Times are integer nanoseconds, sizes bytes. ``None`` is not measured and is left out of the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gradscope.tables import WorkloadInfo
+
+FIX_SCHEMA_VERSION = 1
+
+# What is not beyond this share is neither faster nor slower, as of a single site.
+NOISE = 0.02
+
+Status = Literal["kept", "undone", "refused", "found"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSide:
+    """One training step, without or with what was kept."""
+
+    wall_ns: int  # median
+    spread: Mapping[str, int]  # "wall_ns": between the quartiles, or in a profile the standard deviation
+    measured: Literal["in turns", "profile"]  # with the other side in one process, or in a run of its own
+    backward_ns: int | None = None  # of the profile
+    peak_bytes: int | None = None  # in turns: above what lived when the step began; in a profile: all of it
+
+    def faster_than(self, other: StepSide) -> bool:
+        """Whether it is faster beyond noise."""
+        noise = max(NOISE * max(self.wall_ns, other.wall_ns), self.spread["wall_ns"], other.spread["wall_ns"])
+        return other.wall_ns - self.wall_ns > noise
+
+
+@dataclass(frozen=True, slots=True)
+class FixSite:
+    """One place of the model. Savings are of one call of its module; negative is a loss."""
+
+    path: str  # of the module; "" is the root
+    source: str  # "model.py:65"
+    recipe: str
+    status: Status  # "found": not tried
+    reason: str = ""
+    predicted_saving_ns: int | None = None
+    predicted_saving_bytes: int | None = None
+    measured_saving_ns: int | None = None  # of the module, with all that was kept in it
+    measured_saving_bytes: int | None = None
+    max_grad_error: float | None = None  # against float64, as a share of the gradient
+    original_grad_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurves:
+    """The losses of a training script's first steps, dropout off, without and with what was kept."""
+
+    before: Sequence[float]
+    after: Sequence[float]
+    largest_difference: float  # of a step's losses, as a share of the loss
+    same: bool
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class FixData:
+    """The whole of FIX.json."""
+
+    gradscope: str  # version that wrote it
+    environment: Mapping[str, Any]
+    workload: WorkloadInfo
+    baseline: str  # what "before" is
+    args: Sequence[str] = field(default=(), kw_only=True)  # what the target was given behind --
+    sites: Sequence[FixSite]
+    diff: str  # of the user's source, for patch -p1
+    failed: bool  # whether a recipe computed something else than what it replaced
+    before: StepSide | None = None
+    after: StepSide | None = None  # None: nothing was kept
+    loss_difference: float | None = None  # of one batch, dropout off; a share of the loss
+    curves: LossCurves | None = None
+    dry_run: bool = False
+    written: Sequence[str] = ()  # files of the user's that were changed
+    notes: Sequence[str] = ()
+    schema_version: int = FIX_SCHEMA_VERSION
+
+    @property
+    def kept(self) -> list[FixSite]:
+        """The sites that stay replaced."""
+        return [site for site in self.sites if site.status == "kept"]
+
+    @property
+    def worse(self) -> bool:
+        """Whether the whole step is slower beyond noise and needs no less memory; two profiles do not tell."""
+        if self.before is None or self.after is None or self.after.measured == "profile":
+            return False
+        if not self.before.faster_than(self.after):
+            return False
+        peaks = (self.before.peak_bytes, self.after.peak_bytes)
+        return peaks[0] is None or peaks[1] is None or peaks[1] > (1 - NOISE) * peaks[0]

@@ -1,0 +1,162 @@
+"""The order of things: profile -> plan -> prove and measure -> put in -> profile again -> take out. Read this first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gradscope
+from gradscope import pipeline
+from gradscope.capture.environment import describe_environment
+from gradscope.fixing.report import FixReport
+from gradscope.fixing.result import FixData, FixSite, StepSide
+from gradscope.fixing.settings import Settings
+from gradscope.fixing.sites import planned_sites, side_of, verified_sites
+from gradscope.fixing.words import left_out
+from gradscope.fixing.writing import Edited
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import plan
+from gradscope.patching.verify import verify
+from gradscope.report import Report
+from gradscope.tables import Progress, RunData, WorkloadInfo
+from gradscope.workload import Workload, resolve_device
+
+BASELINE = "the model as given"
+
+Check = Callable[[Sequence[Edited]], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found and proved, and the files that would change."""
+
+    sites: tuple[FixSite, ...]
+    files: tuple[Edited, ...]
+    diff: str
+    failed: bool = False
+    before: StepSide | None = None
+    after: StepSide | None = None
+    loss_difference: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def fix_workload(
+    workload: Workload, settings: Settings, progress: Progress | None = None, check: Check | None = None
+) -> FixReport:
+    """Find, prove and measure what recipes can replace in a model; the model is as it was afterwards.
+
+    Args:
+        check: given the files that may change, as soon as they are known; it may raise.
+
+    Raises:
+        GradscopeError: the model, batch and loss do not make a training step, or nothing could be measured.
+        BaseException: what the user's code raises.
+    """
+    progress = progress or Progress()
+    if settings.dry_run:
+        return _planned(workload, settings, progress)
+    before = profiled(workload, settings, progress)
+    progress.phase("finding what can be replaced")
+    found = plan(workload, recipes=settings.recipes, device=settings.options.device)
+    if check is not None:
+        check(files_of(Patches(found)))
+    progress.phase("predicting what it saves")
+    savings = found.savings
+    progress.phase("proving and measuring")
+    verified = verify(workload, found, settings.options.device)
+    patches, gain = Patches(found, verified), verified.step
+    result = Found(
+        sites=verified_sites(verified, savings),
+        files=files_of(patches),
+        diff=patches.diff,
+        failed=verified.failed,
+        before=None if gain is None else side_of(gain.before),
+        after=None if gain is None else side_of(gain.after),
+        loss_difference=None if gain is None else verified.loss_difference,
+        notes=left_out(len(patches.kept) - len(patches.in_source)),
+    )
+    after = None
+    if patches.kept:
+        patches.apply()
+        try:
+            after = profiled(workload, settings, progress)
+        finally:
+            patches.revert()
+    progress.done()
+    return report_of(result, before, after)
+
+
+def profiled(workload: Workload, settings: Settings, progress: Progress) -> Report:
+    """One profile; an error of the user's code is raised."""
+    outcome = pipeline.profile_workload(workload, settings.options, progress)
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.report is not None
+    return outcome.report
+
+
+def _planned(workload: Workload, settings: Settings, progress: Progress) -> FixReport:
+    progress.phase("finding what can be replaced")
+    found = plan(workload, recipes=settings.recipes, device=settings.options.device)
+    progress.phase("predicting what it saves")
+    sites = planned_sites(found.sites, found.savings)
+    patches = Patches(found)
+    progress.done()
+    parameters = list(workload.model.parameters())
+    dtypes = {parameter.dtype for parameter in parameters}
+    about = WorkloadInfo(
+        target=workload.target,
+        mode="model",
+        steps=0,
+        warmup=0,
+        loss=None,
+        model=type(workload.model).__name__,
+        parameters=sum(parameter.numel() for parameter in parameters),
+    )
+    where = resolve_device(settings.options.device, workload.model)
+    data = FixData(
+        gradscope=gradscope.__version__,
+        environment=describe_environment(where, dtypes.pop() if len(dtypes) == 1 else None),
+        workload=about,
+        baseline=BASELINE,
+        sites=sites,
+        diff=patches.diff,
+        failed=False,
+        dry_run=True,
+        notes=left_out(len(patches.kept) - len(patches.in_source)),
+    )
+    return FixReport(data, None, None, files_of(patches))
+
+
+def files_of(patches: Patches) -> tuple[Edited, ...]:
+    """The files that change, whole."""
+    return tuple(Edited(name, before, after) for name, (before, after) in patches.texts.items())
+
+
+def report_of(found: Found, before: Report, after: Report | None) -> FixReport:
+    """What was found beside the two profiles."""
+    data = FixData(
+        gradscope=gradscope.__version__,
+        environment=before.data.environment,
+        workload=before.data.workload,
+        baseline=BASELINE,
+        sites=found.sites,
+        diff=found.diff,
+        failed=found.failed,
+        before=_with_profile(found.before, before.data),
+        after=None if after is None else _with_profile(found.after, after.data),
+        loss_difference=found.loss_difference,
+        notes=found.notes,
+    )
+    return FixReport(data, before, after, found.files)
+
+
+def _with_profile(side: StepSide | None, run: RunData) -> StepSide:
+    """The side measured in turns with the profile's backward; without it the profile's own figures."""
+    if side is None:
+        step = run.step
+        wall = step.wall_ns if step.unprofiled_wall_ns is None else step.unprofiled_wall_ns
+        spread = {"wall_ns": step.spread["wall"].std_ns}
+        peak = None if run.memory is None else run.memory.peak_bytes
+        return StepSide(wall, spread, "profile", step.backward_ns, peak)
+    return StepSide(side.wall_ns, side.spread, side.measured, run.step.backward_ns, side.peak_bytes)

@@ -1,0 +1,164 @@
+"""A training script, fixed: it is run from its start in a process of its own for each thing that is measured.
+
+Time and memory come from two profiles, of the script as it is and of the script whose models are patched at their first
+forward. The losses of its first steps are compared without dropout, whose random numbers the recipes draw otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gradscope
+from gradscope.capture.environment import describe_environment
+from gradscope.fixing.curves import SAME, compare_curves, difference
+from gradscope.fixing.jobs import RESULT, RUN, Job
+from gradscope.fixing.report import FixReport
+from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
+from gradscope.fixing.run import BASELINE, Found, report_of
+from gradscope.fixing.settings import Settings
+from gradscope.fixing.writing import Edited
+from gradscope.report import Report, load
+from gradscope.report.reading import read_dataclass
+from gradscope.tables import Progress, WorkloadInfo
+from gradscope.workload import Script
+
+_STDERR = 2
+
+
+def fix_script(
+    script: Script,
+    settings: Settings,
+    progress: Progress | None = None,
+    check: Callable[[Sequence[Edited]], None] | None = None,
+    *,
+    quiet: bool = False,
+) -> FixReport:
+    """Find, prove and measure what recipes can replace in the models of a training script.
+
+    Raises:
+        GradscopeError: of ``check``.
+        SystemExit: a run of the script failed and has said why; with its exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradscope-fix-") as folder:
+        return _Runs(script, settings, progress or Progress(), Path(folder), quiet).fix(check)
+
+
+class _Runs:
+    def __init__(self, script: Script, settings: Settings, progress: Progress, folder: Path, quiet: bool) -> None:
+        self.script, self.settings, self.progress, self.folder, self.quiet = script, settings, progress, folder, quiet
+        self.count = 0
+        self.kept: list[list[str]] = []
+
+    def fix(self, check: Callable[[Sequence[Edited]], None] | None) -> FixReport:
+        if self.settings.dry_run:
+            self.progress.phase("finding what can be replaced")
+            return self._planned(self._found(self._run("plan")))
+        self.progress.phase("profiling the script as it is")
+        before = self._profile()
+        self.progress.phase("finding, proving and measuring what can be replaced")
+        result = self._run("prove")
+        found = self._found(result)
+        if check is not None:
+            check(found.files)
+        self.kept = json.loads((result / RESULT).read_text(encoding="utf-8"))["kept"]
+        if not self.kept:
+            return report_of(found, before, None)
+        self.progress.phase("profiling the patched script")
+        after = self._profile()
+        curves, failed = self._curves()
+        found = replace(found, failed=found.failed or failed)
+        report = report_of(found, before, after)
+        report.data = replace(report.data, curves=curves)
+        return report
+
+    def _profile(self) -> Report:
+        return load(self._run("profile") / RUN)
+
+    def _curves(self) -> tuple[LossCurves, bool]:
+        """The losses with and without, and whether they are not the same for no reason of the script's own."""
+        kept = self.kept
+        self.progress.phase(f"comparing the losses of {self.settings.curve_steps} steps")
+        after = self._losses()
+        self.kept = []
+        before = self._losses()
+        again = self._losses() if difference(before, after) > SAME else None
+        self.kept = kept
+        curves = compare_curves(before, after, again)
+        return curves, not curves.same and bool(before)
+
+    def _losses(self) -> list[float]:
+        found = self._run("curve") / RESULT
+        return [float(loss) for loss in json.loads(found.read_text(encoding="utf-8"))["losses"]]
+
+    def _run(self, task: str) -> Path:
+        """Run the script in a process of its own; what it prints is shown once, on stderr."""
+        folder = self.folder / str(self.count)
+        folder.mkdir()
+        options = self.settings.options
+        job = Job(
+            task=task,
+            target=self.script.target,
+            args=list(self.script.args),
+            module=self.script.module is not None,
+            options=dataclasses.asdict(options),
+            recipes=None if self.settings.recipes is None else list(self.settings.recipes),
+            folder=str(folder),
+            kept=self.kept,
+            steps=self.settings.curve_steps,
+            seed=options.seed if options.seed is not None else 0 if task == "curve" else None,
+            quiet=self.quiet,
+        )
+        command = [sys.executable, "-m", "gradscope.cli.fix_job", str(job.save())]
+        output = subprocess.DEVNULL if self.count else _STDERR
+        self.count += 1
+        code = subprocess.run(command, stdout=output, check=False).returncode  # noqa: S603
+        if code:
+            raise SystemExit(code if code > 0 else 128 - code)
+        return folder
+
+    def _found(self, folder: Path) -> Found:
+        record: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return Found(
+            sites=tuple(read_dataclass(FixSite, site, "site") for site in record["sites"]),
+            files=tuple(Edited(*texts) for texts in record["files"]),
+            diff=record["diff"],
+            failed=record["failed"],
+            before=_side(record.get("before")),
+            after=_side(record.get("after")),
+            notes=(*record["notes"], *_NOTES),
+        )
+
+    def _planned(self, found: Found) -> FixReport:
+        about = WorkloadInfo(self.script.target, "script", 0, 0, None)
+        data = FixData(
+            gradscope=gradscope.__version__,
+            environment=describe_environment(torch.device("cpu"), None),
+            workload=about,
+            baseline=BASELINE,
+            sites=found.sites,
+            diff=found.diff,
+            failed=False,
+            dry_run=True,
+            notes=tuple(note for note in found.notes if note not in _NOTES),
+        )
+        return FixReport(data, None, None, found.files)
+
+
+def _side(record: Any) -> StepSide | None:
+    return None if record is None else read_dataclass(StepSide, record, "step")
+
+
+_NOTES = (
+    "the script ran from its start for each measurement, in processes of their own; only what its models do was looked "
+    "at, not what the script does with their outputs",
+)

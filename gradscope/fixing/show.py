@@ -1,0 +1,191 @@
+"""A fix on a terminal, in a file, or as a string, in the shapes of the profile's report."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from gradscope import units
+from gradscope.fixing.fold import SiteRow, fold_sites
+from gradscope.fixing.result import FixData, StepSide
+from gradscope.fixing.words import header_rows, next_steps, notes_of, reason_of, verdict
+from gradscope.report import glyphs as glyph_sets
+from gradscope.report.glyphs import Glyphs
+from gradscope.report.grid import Column, Grid, Line, Piece
+from gradscope.report.style import heading, titled, wrapped
+from gradscope.report.terminal import DEFAULT_WIDTH, print_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STATUS = {"kept": "strong", "undone": "hot", "refused": "dim", "found": "strong"}
+
+
+def print_fix(data: FixData, console: Console | None = None, diff: str | None = None) -> None:
+    """Print on ``console``, or on one made for stdout."""
+    print_lines(lambda width, marks: fix_lines(data, width, marks, diff), console)
+
+
+def to_text(data: FixData, width: int = DEFAULT_WIDTH, encoding: str = "utf-8", diff: str | None = None) -> str:
+    """The report as plain text of at most ``width`` columns, without colour."""
+    out = io.StringIO()
+    for line in fix_lines(data, width, glyph_sets.for_encoding(encoding), diff):
+        out.write("".join(text for text, _ in line).rstrip() + "\n")
+    return out.getvalue()
+
+
+def fix_lines(data: FixData, width: int, marks: Glyphs, diff: str | None) -> list[Line]:
+    """The whole report as lines of styled pieces."""
+    lines: list[Line] = [[(marks.text(f"gradscope {data.gradscope}"), "title")]]
+    rows = header_rows(data)
+    pad = max(len(name) for name, _ in rows) + 2
+    for name, text in rows:
+        lines += wrapped(text, width, marks, first=name.ljust(pad))
+    for section in (_sites, _step, _curves, _verdict, _notes):
+        body = section(data, width, marks)
+        if body:
+            lines += [[], *body]
+    return lines + _next(data, width, marks, diff)
+
+
+def _sites(data: FixData, width: int, marks: Glyphs) -> list[Line]:
+    rows = fold_sites(data.sites)
+    if not rows:
+        return []
+    tried = not data.dry_run
+    grid = Grid(
+        [
+            Column("layer", "left", least=20, most=44, cut="front"),
+            Column("source", "left", drop=2, least=12, most=32, cut="front"),
+            Column("recipe", "left"),
+            Column("", "left"),
+            Column("~time", drop=3),
+            *([Column("time")] if tried else []),
+            Column("~memory", drop=5),
+            *([Column("memory")] if tried else []),
+            *([Column("error", drop=1), Column("before", drop=4)] if tried else []),
+        ]
+    )
+    for row in rows:
+        _site_row(grid, row, marks, tried=tried)
+        if row.first.reason:
+            for line in wrapped(reason_of(row.first), width - 2, marks, style="dim"):
+                grid.span([("  ", ""), *line])
+    about = "what they save in one pass, forward and backward; ~ is predicted"
+    if tried:
+        about += "; error: of the worst gradient, and before"
+    return [*titled("Places", about, width, marks), *grid.lines(width, marks)]
+
+
+def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool) -> None:
+    first, worst = row.first, row.worst
+    name = row.address or "(the model)"
+    count = f" ×{len(row.sites)}" if len(row.sites) > 1 else ""
+
+    def number(text: str, style: str = "") -> list[Piece]:
+        return [(marks.text(text), style)]
+
+    measured_ns = [number(units.ns(row.measured_saving_ns), "strong")] if tried else []
+    measured_bytes = [number(units.size(row.measured_saving_bytes), "strong")] if tried else []
+    errors = [number(_error(worst.max_grad_error)), number(_error(worst.original_grad_error), "dim")] if tried else []
+    grid.row(
+        [(marks.text(f"{name}{count}"), "")],
+        [(marks.text(first.source), "dim")],
+        [(first.recipe, "")],
+        [(first.status, _STATUS[first.status])],
+        number(_estimate(units.ns, row.predicted_saving_ns), "dim"),
+        *measured_ns,
+        number(_estimate(units.size, row.predicted_saving_bytes), "dim"),
+        *measured_bytes,
+        *errors,
+    )
+
+
+def _estimate(text: object, value: int | None) -> str:
+    shown: str = text(value)  # type: ignore[operator]
+    return shown if value is None else f"~{shown}"
+
+
+def _error(value: float | None) -> str:
+    return units.NOT_MEASURED if value is None else f"{value:.1e}"
+
+
+def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
+    before, after = data.before, data.after
+    if before is None:
+        return []
+    sides = [("before", before), *([("after", after)] if after is not None else [])]
+    grid = Grid(
+        [Column("", "left"), Column("time"), Column("spread"), Column("backward", drop=2), Column("peak memory")]
+    )
+    for name, side in sides:
+        grid.row([(name, "")], *([(marks.text(text), "")] for text in _side(side)))
+    if after is not None:
+        texts = (
+            units.ratio(before.wall_ns / max(after.wall_ns, 1)),
+            "",
+            _ratio(before.backward_ns, after.backward_ns),
+            _ratio(before.peak_bytes, after.peak_bytes),
+        )
+        grid.row([("before / after", "dim")], *([(marks.text(text), "strong")] for text in texts))
+    lines = [heading("The whole step", "", width, marks), *grid.lines(width, marks)]
+    if data.loss_difference is not None:
+        text = f"the loss differs by {data.loss_difference:.1e} of its value"
+        lines += wrapped(text if data.loss_difference else "the loss is the same, bit for bit", width, marks)
+    return lines
+
+
+def _side(side: StepSide) -> tuple[str, str, str, str]:
+    spread = f"±{units.percent(side.spread['wall_ns'] / max(side.wall_ns, 1))}"
+    return units.ns(side.wall_ns), spread, units.ns(side.backward_ns), units.size(side.peak_bytes)
+
+
+def _ratio(before: int | None, after: int | None) -> str:
+    return units.NOT_MEASURED if before is None or not after or after < 0 else units.ratio(before / after)
+
+
+def _curves(data: FixData, width: int, marks: Glyphs) -> list[Line]:
+    curves = data.curves
+    if curves is None:
+        return []
+    lines = [
+        heading(
+            "The loss", f"of {len(curves.before)} backward passes from the same seed, without dropout", width, marks
+        )
+    ]
+    if curves.before and curves.after:
+        last = f"the last is {curves.before[-1]:.6g} before, {curves.after[-1]:.6g} after"
+        lines += wrapped(f"{last}; the largest difference is {curves.largest_difference:.1e}", width, marks)
+    return [*lines, *wrapped(curves.verdict, width, marks, style="" if curves.same else "warn")]
+
+
+def _verdict(data: FixData, width: int, marks: Glyphs) -> list[Line]:
+    lines = wrapped(verdict(data), width, marks, style="warn" if data.failed else "strong")
+    if data.written:
+        lines += wrapped(f"Written: {', '.join(data.written)}.", width, marks, style="strong")
+    return lines
+
+
+def _notes(data: FixData, width: int, marks: Glyphs) -> list[Line]:
+    notes = list(notes_of(data))
+    if not notes:
+        return []
+    lines = [heading("Notes", "how this was measured, and what was not", width, marks)]
+    for note in notes:
+        lines += wrapped(note, width, marks, first="- ")
+    return lines
+
+
+def _next(data: FixData, width: int, marks: Glyphs, diff: str | None) -> list[Line]:
+    steps = next_steps(data, diff)
+    if not steps:
+        return []
+    lines: list[Line] = [[], [("Next", "title")]]
+    widest = max(len(step.command) for step in steps)
+    for step in steps:
+        command = marks.text(step.command)
+        if widest + len(step.purpose) + 4 <= width:
+            lines.append([("  ", ""), (command.ljust(widest), "command"), (marks.text(f"  {step.purpose}"), "dim")])
+        else:
+            lines += [[("  ", ""), (command, "command")], [("    ", ""), (marks.text(step.purpose), "dim")]]
+    return lines

@@ -1,0 +1,56 @@
+"""The sites of a plan and their verdicts, as rows of FIX.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gradscope.capture.naming import shown_path
+from gradscope.fixing.result import FixSite, StepSide
+from gradscope.patching.gains import Side
+from gradscope.patching.patches import row_of
+from gradscope.patching.predict import Saving
+from gradscope.patching.sites import Site
+from gradscope.patching.verify import Verified
+
+
+def planned_sites(sites: Iterable[Site], savings: Mapping[Site, Saving]) -> tuple[FixSite, ...]:
+    """One row a site of a plan that was not tried."""
+    return tuple(_row(site, savings.get(site)) for site in sites)
+
+
+def verified_sites(verified: Verified, savings: Mapping[Site, Saving]) -> tuple[FixSite, ...]:
+    """One row a site, with its verdict."""
+    rows = []
+    for result in verified.results:
+        values = row_of(result) | {"source": _source(result.site)}
+        saving = savings.get(result.site)
+        if saving is not None:
+            values |= {"predicted_saving_ns": saving.ns, "predicted_saving_bytes": saving.bytes}
+        rows.append(FixSite(**values))
+    return tuple(rows)
+
+
+def _row(site: Site, saving: Saving | None) -> FixSite:
+    return FixSite(
+        path=site.path,
+        source=_source(site),
+        recipe=site.recipe,
+        status="found" if site.supported else "refused",
+        reason="; ".join(site.reasons),
+        predicted_saving_ns=None if saving is None else saving.ns,
+        predicted_saving_bytes=None if saving is None else saving.bytes,
+    )
+
+
+def _source(site: Site) -> str:
+    return f"{shown_path(site.file)}:{site.line}"
+
+
+def side_of(side: Side) -> StepSide:
+    """A step that was measured in turns with another."""
+    return StepSide(side.wall_ns, {"wall_ns": side.spread_ns}, "in turns", peak_bytes=side.peak_bytes)
+
+
+def key_of(site: Site) -> tuple[str, str, str]:
+    """What tells a site from the others in every run of the same program."""
+    return site.path, site.source, site.recipe

@@ -1,0 +1,157 @@
+"""The sentences of a fix's report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+
+from gradscope import units
+from gradscope.fixing.fold import fold_sites
+from gradscope.fixing.result import NOISE, FixData, FixSite, StepSide
+from gradscope.report.header import device_text
+from gradscope.report.nextsteps import NextStep
+
+
+def header_rows(data: FixData) -> list[tuple[str, str]]:
+    """(name, text) of each row above the tables."""
+    work = data.workload
+    model = work.model or "?"
+    if work.parameters:
+        model += f", {units.count(work.parameters)} parameters"
+    if work.batch:
+        model += f" · batch {work.batch}"
+    target = f"{work.target} (script)" if work.mode == "script" else work.target
+    rows = [("target", target or "a model in Python"), ("model", model), ("device", device_text(data.environment))]
+    if not work.model:
+        del rows[1]
+    if data.dry_run:
+        rows.append(("plan", "a dry run: nothing is proved, measured or written; savings are estimates"))
+    return rows
+
+
+def verdict(data: FixData) -> str:
+    """The whole in one sentence."""
+    count, kept = len(data.sites), len(data.kept)
+    if not count:
+        return "No recipe matches anything in this model."
+    places = _places(count)
+    if data.dry_run:
+        found = sum(site.status == "found" for site in data.sites)
+        return f"{found} of {places} can be replaced."
+    wrong = _wrong(data)
+    if not kept:
+        lead = f"None of {places} was replaced" if count > 1 else "The one place was not replaced"
+        return f"{lead}: {wrong}." if wrong else f"{lead}; the model runs as before."
+    lead = f"{kept} of {places} replaced"
+    end = f"; {wrong}" if wrong else ""
+    before, after = data.before, data.after
+    if before is None or after is None:
+        return f"{lead}{end}."
+    return f"{lead}: {_change(before, after)}{end}."
+
+
+def _change(before: StepSide, after: StepSide) -> str:
+    slower = before.faster_than(after)
+    ratio = units.ratio(before.wall_ns / max(after.wall_ns, 1)).removeprefix("×")
+    if after.faster_than(before):
+        time = f"a step is {ratio} times as fast"
+    elif slower:
+        time = f"a step is slower, {ratio} times as fast,"
+    else:
+        time = "a step takes as long as before, within noise,"
+    if before.peak_bytes is None or after.peak_bytes is None or after.peak_bytes <= 0:
+        return time.rstrip(",")
+    less = before.peak_bytes / after.peak_bytes
+    if less > 1 + NOISE:
+        return f"{time} and needs {units.ratio(less).removeprefix('×')} times less memory"
+    more = " and needs more memory" if less < 1 - NOISE else " and needs as much memory"
+    return time + more
+
+
+def _wrong(data: FixData) -> str:
+    wrong = [site for site in data.sites if site.status == "undone" and site.measured_saving_ns is None]
+    if not data.failed or not wrong:
+        return ""
+    return f"{len(wrong)} failed the proof and {'was' if len(wrong) == 1 else 'were'} undone"
+
+
+def _places(count: int) -> str:
+    return f"{count} place{'' if count == 1 else 's'}"
+
+
+def reason_of(site: FixSite) -> str:
+    """Why it is not replaced."""
+    return f"{site.status}: {site.reason}" if site.reason else site.status
+
+
+def notes_of(data: FixData) -> Iterator[str]:
+    """What is an estimate, and what was not measured."""
+    if any(row.predicted_saving_ns is not None or row.predicted_saving_bytes for row in fold_sites(data.sites)):
+        yield "predicted savings are estimates: the matched operations and the recipe, each run alone at these shapes"
+    shared = [site.path for site in data.sites if site.measured_saving_ns is not None]
+    if len(shared) != len(set(shared)):
+        yield "a module with several places is measured as a whole: its saving stands beside the first of them"
+    if not data.dry_run:
+        yield from _measuring(data)
+    yield from data.notes
+
+
+def _measuring(data: FixData) -> Iterator[str]:
+    before, after = data.before, data.after
+    if after is not None:
+        yield (
+            "time and memory before and after: one process, the two in turns, the same batch; memory is the peak above "
+            "what lived when the step began; backward is of the two profiles, which the page compares"
+            if after.measured == "in turns"
+            else "time and memory before and after: two profiles, each in a process of its own"
+        )
+    elif before is not None:
+        yield "time and memory are of the profile"
+    if data.loss_difference is not None:
+        yield "the losses are of one batch without dropout, before any step of an optimizer"
+
+
+def left_out(count: int) -> tuple[str, ...]:
+    """Of kept places that the diff does not hold: how many, and why."""
+    if not count:
+        return ()
+    places = "1 place is" if count == 1 else f"{count} places are"
+    return (
+        f"{places} not in the diff: other modules run the same lines and are left as they are, so that the text must "
+        "stay; gradscope.patch replaces them on their modules alone",
+    )
+
+
+def next_steps(data: FixData, diff: str | None) -> list[NextStep]:
+    """Commands to copy."""
+    if data.dry_run:
+        found = any(site.status == "found" for site in data.sites)
+        return [NextStep(_command("fix", data), "prove and measure them")] if found else _other()
+    if data.written:
+        return [NextStep(_command("profile", data), "see what is left")]
+    if not data.diff:
+        return _other()
+    steps = [NextStep(_patch_command(data, diff), "make the changes")] if diff is not None else []
+    if not data.failed and not data.worse:
+        steps.append(NextStep(_command("fix", data, "--write"), "make them, and keep a backup"))
+    return steps
+
+
+def _command(name: str, data: FixData, *options: str) -> str:
+    """``gradscope NAME`` for the same target."""
+    work = data.workload
+    module = ["-m"] if work.mode == "script" and not work.target.endswith(".py") else []
+    after = ["--", *data.args] if data.args else []
+    return shlex.join(["gradscope", name, *module, work.target, *options, *after])
+
+
+def _patch_command(data: FixData, diff: str) -> str:
+    """``patch`` in the folder that the diff's names are seen from: the working folder, or the file's own."""
+    folders = {os.path.dirname(site.source) for site in data.kept if os.path.isabs(site.source)}
+    folder = f"-d {shlex.quote(folders.pop())} " if len(folders) == 1 else ""
+    return f"patch -p1 {folder}< {shlex.quote(diff)}"
+
+
+def _other() -> list[NextStep]:
+    return [NextStep("gradscope recipes", "what there is to use by hand")]

@@ -1,0 +1,108 @@
+"""A small model file to fix, and gains that no clock decides."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gradscope.patching import predict, verify
+from gradscope.patching.gains import Gain, Side
+
+MODEL = '''"""A model."""
+
+import math
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.drop = nn.Dropout(0.1)
+        self.register_buffer("seen", torch.tril(torch.ones(64, 64)).bool())
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = (f(x).view(batch, length, self.heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))  # all of them
+        att = att.masked_fill(~self.seen[:length, :length], float("-inf"))
+        att = self.drop(att.softmax(-1))
+        y = att @ v
+        return y.transpose(1, 2).reshape(batch, length, width)
+
+
+class Net(nn.Module):
+    def __init__(self, layers=2):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def workload():
+    torch.manual_seed(0)
+    return Net(), torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))
+
+
+def plain():
+    return nn.Linear(2, 1), torch.ones(3, 2)
+
+
+def broken():
+    raise ValueError("out of data")
+'''
+
+SCRIPT = (
+    MODEL.partition("def workload")[0]
+    + """torch.manual_seed(3)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(40):
+    x = torch.randn(2, 12, 32)
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step}: {loss.item():.4f}")
+"""
+)
+
+FAST = ("--steps", "1", "--warmup", "0", "--no-lines", "--no-memory", "-q")
+
+BETTER = Gain(Side(2_000_000, 10_000, 12 << 20), Side(1_000_000, 10_000, 4 << 20))
+SLOWER = Gain(Side(1_000_000, 10_000, 12 << 20), Side(2_000_000, 10_000, 12 << 20))
+
+
+@pytest.fixture(name="gains")
+def gains_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gain], None]:
+    """No clock: every measurement in turns gives what the test sets, first of all :data:`BETTER`."""
+    held = [BETTER]
+    monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: held[0])
+    monkeypatch.setattr(predict, "compare_work", lambda *args, **kwargs: held[0])
+
+    def use(gain: Gain) -> None:
+        held[0] = gain
+
+    return use
+
+
+@pytest.fixture(name="folder")
+def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder of its own with model.py and train.py in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL)
+    Path("train.py").write_text(SCRIPT)
+    yield tmp_path
+    for name in ("model", "written"):
+        sys.modules.pop(name, None)
+    linecache.clearcache()

@@ -1,0 +1,198 @@
+"""GELU, bias + GELU and SwiGLU by hand: found in the corpus at their sites, replaced exactly, and put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradscope.patching.patches import Patches
+from tests.patching import spelled, swapped
+from tests.patching.corpus import (
+    activations,
+    lookalikes_layers,
+    transformers_encoders,
+    transformers_gpt,
+    transformers_rotary,
+    transformers_seq2seq,
+)
+from tests.patching.corpus.entry import Entry
+
+RECIPES = ("bias_gelu", "gelu", "swiglu")
+ENTRIES: list[Entry] = [
+    *activations.ENTRIES,
+    *transformers_gpt.ENTRIES,
+    *transformers_encoders.ENTRIES,
+    *transformers_rotary.ENTRIES,
+    *transformers_seq2seq.ENTRIES,
+]
+FOUND = [entry for entry in ENTRIES if any(recipe in RECIPES for _, recipe in entry.sites)]
+OTHERS = [entry for entry in ENTRIES if entry not in FOUND]
+LOOKALIKES = [
+    entry for entry in lookalikes_layers.ENTRIES if not {"rms", "norm", "residual", "rope"} & set(entry.name.split("_"))
+]
+
+# float32: a handful of roundings an element, and 0.79788456 for the root of 2 / pi, through two layers.
+_TOLERANCE = 5e-6
+
+
+@pytest.mark.parametrize("entry", FOUND, ids=lambda entry: entry.name)
+def test_found_at_its_sites_and_exact(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    wanted = sorted(site for site in entry.sites if site[1] in RECIPES)
+    assert sorted((site.path, site.recipe) for site in found.supported) == wanted
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize("entry", activations.ENTRIES, ids=lambda entry: entry.name)
+def test_found_in_evaluation_too(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model.eval(), batch, RECIPES)
+    assert sorted((site.path, site.recipe) for site in found.supported) == sorted(entry.sites)
+
+
+@pytest.mark.parametrize("entry", OTHERS, ids=lambda entry: entry.name)
+def test_not_found_elsewhere(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    assert not swapped.planned(entry, model, batch, RECIPES).supported
+
+
+@pytest.mark.parametrize("entry", LOOKALIKES, ids=lambda entry: entry.name)
+def test_lookalikes_are_refused_or_exact(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert {(site.path, site.recipe) for site in found.supported} <= set(entry.sites)
+    if found.supported:
+        swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+INNER = "K * (x + 0.044715 * x**3)"
+SPELLED = [
+    ("gelu", "0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * x * x * x)))"),
+    ("gelu", "x * (0.5 + 0.5 * torch.tanh(K * x * (1 + 0.044715 * x.square())))"),
+    ("gelu", f"x * torch.sigmoid(2 * {INNER})"),
+    ("gelu", f"x - x * torch.sigmoid(-2 * {INNER})"),
+    ("gelu", f"x / (1 + torch.exp(-2 * {INNER}))"),
+    ("gelu", f"0.5 * x * (1 - torch.tanh(-{INNER}))"),
+    ("gelu", "x.mul(0.5).mul(1 + torch.tanh(torch.mul(K, torch.add(x, x ** 3, alpha=0.044715))))"),
+    ("gelu", "0.5 * x * (1 + torch.tanh(torch.tensor(2 / math.pi).sqrt() * (x + 0.044715 * torch.pow(x, 3))))"),
+    ("gelu", "x * 0.5 * torch.erfc(-x / math.sqrt(2))"),
+    ("gelu", "x * torch.special.ndtr(x)"),
+    ("gelu", "torch.mul(x, 0.5 * (1.0 + torch.erf(torch.div(x, 1.4142135623730951))))"),
+    ("gelu", "h = x * x * x\nh.mul_(0.044715).add_(x).mul_(K)\ny = 0.5 * x * (1 + h.tanh())"),
+    ("gelu", "h = x / math.sqrt(2)\nh = torch.erf(h)\nh = h + 1\nh *= 0.5\ny = x * h"),
+    ("bias_gelu", "x = u + self.b\ny = F.gelu(x)"),
+    ("bias_gelu", "y = F.gelu(self.b + u, approximate='tanh')"),
+    ("swiglu", "x * torch.sigmoid(x) * u"),
+    ("swiglu", "(u * x) * x.sigmoid()"),
+    ("swiglu", "u * x / (1 + torch.exp(-x))"),
+    ("swiglu", "0.5 * x * (1 + torch.tanh(x / 2)) * u"),
+    ("swiglu", "F.silu(x) * F.dropout(u, 0.1, self.training)"),
+]
+NOT_SPELLED = [
+    "0.5 * x * (1 + torch.tanh(K * (x + 0.0447 * x**3)))",
+    "x * torch.sigmoid(1.702 * x)",
+    "0.5 * x * (1 + torch.erf(x / 1.41))",
+    "0.5 * x * (1 - torch.erf(x / math.sqrt(2)))",
+    "0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * x.abs() ** 3)))",
+    f"0.5 * x.detach() * (1 + torch.tanh({INNER}))",
+    f"x * (1 + torch.tanh({INNER}))",
+    f"torch.sigmoid(2 * {INNER})",
+    "0.5 * x * (1 + torch.tanh(K * (x + 0.044715 * self.drop(x) ** 3)))",
+    "with torch.no_grad():\n    h = torch.erf(x / math.sqrt(2))\ny = 0.5 * x * (1 + h)",
+    "h = 1 + torch.erf(x / math.sqrt(2))\ny = 0.5 * x * h + h",
+    "x = torch.relu(x)\nh = 1 + torch.erf(x / math.sqrt(2))\nx.mul_(2)\ny = 0.5 * x * h",
+    "F.silu(x) * u[..., :1]",
+    "F.silu(x) + u",
+    "x.detach() * torch.sigmoid(x) * u",
+    "x * torch.sigmoid(self.beta * x) * u",  # 1.0 in this step
+    "F.gelu(x + u)",
+    "F.gelu(x)",
+]
+
+
+@pytest.mark.parametrize(("recipe", "body"), SPELLED)
+def test_spelled_otherwise(tmp_path: Path, recipe: str, body: str) -> None:
+    entry = spelled.entry(tmp_path, body, "activation")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", recipe)]
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("body", NOT_SPELLED)
+def test_another_formula(tmp_path: Path, body: str, train: bool) -> None:
+    entry = spelled.entry(tmp_path, body, "activation")
+    model, batch = swapped.built(entry, dropout=True)
+    assert not swapped.planned(entry, model.train(train), batch, RECIPES).supported
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "gelu_tanh_cdf_multiline",
+            ["from gradscope.recipes import gelu as gradscope_gelu", 'return gradscope_gelu(x, approximate="tanh")'],
+        ),
+        (
+            "swiglu_chunk",
+            ["from gradscope.recipes import swiglu as gradscope_swiglu", "hidden = gradscope_swiglu(x12)"],
+        ),
+        (
+            "swiglu_silu_module",
+            [
+                "from gradscope.recipes import swiglu as gradscope_swiglu",
+                "down_proj = self.down_proj(gradscope_swiglu(self.gate_proj(x), self.up_proj(x)))",
+            ],
+        ),
+        (
+            "bias_gelu_added_inline",
+            [
+                "from gradscope.recipes import bias_gelu as gradscope_bias_gelu",
+                "return self.proj(gradscope_bias_gelu(self.fc(x), self.bias))",
+            ],
+        ),
+    ],
+)
+def test_text(name: str, lines: list[str]) -> None:
+    assert swapped.changed_lines(swapped.named(activations.ENTRIES, name), RECIPES) == lines
+
+
+def test_an_attribute_that_holds_the_function_is_put_back() -> None:
+    entry = swapped.named(activations.ENTRIES, "gelu_erf_function")
+    model, batch = swapped.built(entry)
+    patches = Patches(swapped.planned(entry, model, batch, RECIPES))
+    patches.apply()
+    patches.apply()
+    assert model.intermediate_act_fn is not activations.gelu
+    patches.revert()
+    assert model.intermediate_act_fn is activations.gelu
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_its_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    entry = spelled.entry(tmp_path, f"0.5 * x * (1 + torch.tanh({INNER}))", "activation")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model.to(dtype), batch.to(dtype), RECIPES)
+    assert swapped.supported(found) == [("", "gelu")]
+    # The formula rounds about ten times an element, the recipe once.
+    swapped.assert_exact(entry, model, batch.to(dtype), found, 8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("like_quick_gelu", "a constant is not GELU's: this is another function"),
+        ("like_gelu_off_constant", "a constant is not GELU's: this is another function"),
+        ("like_gelu_distribution_kept", "the result of mul is also read by detach"),
+        ("like_silu_returned", "the result of silu is also read by mean"),
+        ("like_gelu_twice_differentiated", "the step takes a second derivative, which recipes do not have"),
+    ],
+)
+def test_reasons(name: str, reason: str) -> None:
+    entry = swapped.named(LOOKALIKES, name)
+    (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert site.reasons == [reason]

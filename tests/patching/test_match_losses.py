@@ -1,0 +1,206 @@
+"""Heads with their losses, and losses alone: found in the corpus at their sites, replaced exactly, and put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradscope.patching.functions import in_file
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import Plan, plan
+from gradscope.recipes.lazy_tensor import LazyTensor, is_computed
+from gradscope.workload import Workload, call_model, scalar_loss
+from tests.patching.corpus import lookalikes_losses, losses, losses_spelled
+from tests.patching.corpus.entry import Entry
+
+RECIPES = ("linear_cross_entropy", "cross_entropy")
+ENTRIES: list[Entry] = [*losses.ENTRIES, *losses_spelled.ENTRIES, *lookalikes_losses.ENTRIES]
+FOUND = [entry for entry in ENTRIES if not entry.refused]
+REFUSED = [entry for entry in ENTRIES if entry.refused]
+
+
+def built(entry: Entry) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model, batch = entry.build()
+    return model.train(entry.train), batch
+
+
+def planned(entry: Entry, model: nn.Module, batch: Any) -> Plan:
+    return plan(Workload(model, batch, loss=entry.loss), recipes=RECIPES)
+
+
+def tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            yield from tensors(part)
+    elif isinstance(result, dict):
+        yield from tensors(list(result.values()))
+
+
+def step(entry: Entry, model: nn.Module, batch: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and loss; gradients."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    output = call_model(model, batch)
+    loss, _ = scalar_loss(output, batch, entry.loss)
+    lazy = [each for each in tensors(output) if isinstance(each, LazyTensor)]
+    assert not any(is_computed(each) for each in lazy) or entry.refused
+    loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return [each.detach().clone() for each in (*tensors(output), loss)], gradients
+
+
+def assert_same_step(entry: Entry, model: nn.Module, batch: Any, found: Plan) -> None:
+    before = step(entry, model, batch)
+    patches = Patches(found)
+    patches.apply()
+    after = step(entry, model, batch)
+    patches.revert()
+    again = step(entry, model, batch)
+    half = "autocast" in entry.name
+    for old, new, restored in zip(before, after, again, strict=True):
+        assert len(old) == len(new)
+        # Of the largest value: a gradient may be zero but for rounding. Sums of some hundred terms in another order;
+        # in half precision the products' rounding too, which the recipe does not do.
+        largest = max((float(each.abs().max()) for each in old), default=0.0)
+        for one, other, third in zip(old, new, restored, strict=True):
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            torch.testing.assert_close(one, other, rtol=0.0, atol=largest * (4e-3 if half else 1e-6))
+            assert torch.equal(one, third)
+
+
+@pytest.mark.parametrize("entry", FOUND, ids=lambda entry: entry.name)
+def test_found_at_its_sites_and_exact(entry: Entry) -> None:
+    model, batch = built(entry)
+    state = copy.deepcopy(model.state_dict())
+    found = planned(entry, model, batch)
+    wanted = sorted(site for site in entry.sites if site[1] in RECIPES)
+    assert sorted((site.path, site.recipe) for site in found.supported) == wanted
+    assert_same_step(entry, model, batch, found)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry.name)
+def test_lookalikes_are_refused_or_exact(entry: Entry) -> None:
+    model, batch = built(entry)
+    found = planned(entry, model, batch)
+    assert {(site.path, site.recipe) for site in found.supported} <= set(entry.sites)
+    if found.supported:
+        assert_same_step(entry, model, batch, found)
+
+
+IN_EVALUATION = (
+    "lce_loss_outside",
+    "lce_nll_modules",
+    "lce_end_of_sequential",
+    "lce_matmul_parameter",
+    "ce_nll_module",
+)
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in FOUND if entry.name in IN_EVALUATION], ids=lambda entry: entry.name
+)
+def test_found_in_evaluation_too(entry: Entry) -> None:
+    model, batch = built(entry)
+    in_training = [(site.path, site.recipe, site.line) for site in planned(entry, model, batch).supported]
+    found = planned(entry, model.eval(), batch)
+    assert [(site.path, site.recipe, site.line) for site in found.supported] == in_training
+
+
+def changed_lines(entry: Entry) -> list[str]:
+    model, batch = built(entry)
+    found = planned(entry, model, batch)
+    (site,) = found.supported
+    assert site.edit is not None
+    old = site.edit.source.file.text.decode().splitlines()
+    new = in_file(site.edit.source.file, [site.edit]).splitlines()
+    return [line for line in new if line not in old]
+
+
+def by_name(name: str) -> Entry:
+    return next(entry for entry in ENTRIES if entry.name == name)
+
+
+TEXTS = {
+    "lce_nano_logits_and_loss": [
+        "from gradscope.recipes import lazy_linear",
+        "            logits = lazy_linear(self.lm_head, x)",
+    ],
+    "lce_end_of_sequential": [
+        "from gradscope.recipes import lazy_linear",
+        "        log_probs = lazy_linear(self.classifier,",
+    ],
+    "lce_weight_transposed": [
+        "from gradscope.recipes import lazy_linear",
+        "        logits = lazy_linear(self.wte.weight, x)",
+    ],
+    "lce_addmm": [
+        "from gradscope.recipes import lazy_linear",
+        "        logits = lazy_linear(self.weight.T, h.view(-1, h.size(-1)), self.bias)",
+    ],
+    "lce_einsum_permute": [
+        "from gradscope.recipes import lazy_linear",
+        "        logits = lazy_linear(self.unembed, self.embed(x))",
+    ],
+    "ce_with_accuracy": [
+        "from gradscope.recipes import cross_entropy",
+        "        loss = cross_entropy(logits, label)",
+    ],
+    "ce_log_softmax_nll": [
+        "from gradscope.recipes import cross_entropy",
+        "        logits_ = self.conv(image)",
+        '        return cross_entropy(logits_, mask, ignore_index=255, reduction="sum") / 100',
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name: str) -> None:
+    assert changed_lines(by_name(name)) == TEXTS[name]
+
+
+REASONS = {
+    "like_auxiliary_loss": "the logits are also read by softmax",
+    "like_two_losses_on_logits": "two losses read the logits, for each of which they would be computed",
+    "like_soft_labels": "the targets are probabilities",
+    "like_classes_not_last": "the loss has its classes in another dimension than the head",
+    "like_input_changed_later": "mul changes in place what the head reads",
+    "like_force_penalty": "the step takes a second derivative, which recipes do not have",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_reason(name: str) -> None:
+    entry = by_name(name)
+    refused = [site for site in planned(entry, *built(entry)).sites if site.recipe == "linear_cross_entropy"]
+    assert [site.reasons for site in refused] == [[REASONS[name]]]
+
+
+def test_a_loss_outside_of_the_model_is_not_rewritten() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 7, 1)
+    image, mask = losses.segmentation_batch()
+
+    def loss(output: Tensor, batch: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, mask, ignore_index=255)
+
+    (site,) = plan(Workload(model, image, loss=loss), recipes=RECIPES).sites
+    assert site.reasons == ["the code belongs to no module of the model"]
+
+
+def test_what_was_replaced_is_not_found_again() -> None:
+    entry = by_name("lce_shifted_labels")
+    model, batch = built(entry)
+    patches = Patches(planned(entry, model, batch))
+    patches.apply()
+    assert planned(entry, model, batch).sites == []

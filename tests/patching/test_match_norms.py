@@ -1,0 +1,266 @@
+"""Norms by hand, and dropout + residual + norm: found in the corpus at their sites, replaced exactly, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import Plan
+from tests.patching import spelled, swapped
+from tests.patching.corpus import (
+    lookalikes_layers,
+    norms,
+    residuals,
+    transformers_encoders,
+    transformers_gpt,
+    transformers_rotary,
+    transformers_seq2seq,
+)
+from tests.patching.corpus.entry import Entry
+
+RECIPES = ("add_norm", "rms_norm", "layer_norm")
+ENTRIES: list[Entry] = [
+    *norms.ENTRIES,
+    *residuals.ENTRIES,
+    *transformers_gpt.ENTRIES,
+    *transformers_encoders.ENTRIES,
+    *transformers_rotary.ENTRIES,
+    *transformers_seq2seq.ENTRIES,
+]
+FOUND = [entry for entry in ENTRIES if any(recipe in RECIPES for _, recipe in entry.sites)]
+OTHERS = [entry for entry in ENTRIES if entry not in FOUND]
+LOOKALIKES = [
+    entry
+    for entry in lookalikes_layers.ENTRIES
+    if {"rms", "norm", "residual", "drop", "dropout", "dropped", "sum"} & set(entry.name.split("_"))
+]
+
+# float32: means of 40 to 56 features in another order, divided by their spread, through up to five norms.
+_TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("entry", FOUND, ids=lambda entry: entry.name)
+def test_found_at_its_sites_and_exact(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    wanted = sorted(site for site in entry.sites if site[1] in RECIPES)
+    assert sorted((site.path, site.recipe) for site in found.supported) == wanted
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize("entry", [*norms.ENTRIES, *residuals.ENTRIES], ids=lambda entry: entry.name)
+def test_found_in_evaluation_too(entry: Entry) -> None:
+    model, batch = swapped.built(entry, dropout=True)
+    found = swapped.planned(entry, model.eval(), batch, RECIPES)
+    assert sorted((site.path, site.recipe) for site in found.supported) == sorted(entry.sites)
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize("entry", OTHERS, ids=lambda entry: entry.name)
+def test_not_found_elsewhere(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    assert not swapped.planned(entry, model, batch, RECIPES).supported
+
+
+@pytest.mark.parametrize("entry", LOOKALIKES, ids=lambda entry: entry.name)
+def test_lookalikes_are_refused_or_exact(entry: Entry) -> None:
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert {(site.path, site.recipe) for site in found.supported} <= set(entry.sites)
+    if found.supported:
+        swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+SPELLED = [
+    ("rms_norm", "x / torch.sqrt((x ** 2).mean(dim=-1, keepdim=True) + self.eps)"),
+    ("rms_norm", "self.w * (x * (x.square().mean(-1, True) + self.eps).pow(-0.5))"),
+    ("rms_norm", "x * torch.rsqrt(x.pow(2).mean(-1)[..., None] + self.eps)"),
+    ("rms_norm", "x * torch.rsqrt(x.pow(2).mean(-1).unsqueeze(-1) + self.eps)"),
+    ("rms_norm", "x * (x.pow(2).sum(-1, keepdim=True) / C + self.eps).rsqrt() * self.w"),
+    ("rms_norm", "x / x.norm(dim=-1, keepdim=True) * math.sqrt(C) * self.w"),
+    ("rms_norm", "self.w * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"),
+    ("rms_norm", "(1 + self.w) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"),
+    ("rms_norm", "x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True) ** 2 / C + self.eps)"),
+    ("rms_norm", "v = x.pow(2).mean(-1, keepdim=True)\nv = v.add_(self.eps).rsqrt()\ny = self.w * (x * v)"),
+    ("rms_norm", "self.rms(x)"),
+    ("rms_norm", "F.rms_norm(x, (C,), self.w, 1e-6)"),
+    ("layer_norm", "(x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + self.eps)"),
+    (
+        "layer_norm",
+        "d = x - x.mean(-1, True)\ny = torch.addcmul(self.b, self.w, d * (x.var(-1, False, True) + 1e-6).rsqrt())",
+    ),
+    (
+        "layer_norm",
+        "d = x - x.mean(2, keepdim=True)\ny = d * (d.square().mean(-1, keepdim=True) + self.eps) ** -0.5 * self.w",
+    ),
+    (
+        "layer_norm",
+        "m = x.mean(-1, True)\ny = (x - m) / ((x * x).mean(-1, keepdim=True) - m**2 + self.eps).sqrt() + self.b",
+    ),
+    ("layer_norm", "s, m = torch.std_mean(x, -1, correction=0, keepdim=True)\ny = self.b + (x - m) / s * self.w"),
+    ("add_norm", "self.norm(u + self.drop(x))"),
+    ("add_norm", "x = torch.add(F.dropout(x, 0.1, self.training), u)\ny = F.layer_norm(x, (C,), self.w, self.b)"),
+    ("add_norm", "h = u + self.drop(x)\ny = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps) * self.w"),
+    ("add_norm", "h = u + self.drop(x)\ny = self.up(self.norm(h)) + h"),
+    ("add_norm", "h = self.drop(x) + u\nz = h.sum(1)\ny = self.rms(h) + z[:, None] + h"),
+    (
+        "add_norm",
+        "for _ in range(2):\n    x = u + self.drop(x)\n    u = self.norm(x)\n    x = torch.tanh(x)\ny = u + x",
+    ),
+]
+NOT_SPELLED = [
+    "x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + self.eps)",
+    "x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)",
+    "(x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + self.eps)",
+    "(x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, unbiased=False) + self.eps)",
+    "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).detach() + self.eps)",
+    "with torch.no_grad():\n    v = x.pow(2).mean(-1, keepdim=True)\ny = x * torch.rsqrt(v + self.eps)",
+    "x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + self.eps)",
+    "(x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
+    "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) - self.eps)",
+    "x * torch.rsqrt(x.pow(2).mean(keepdim=True, dim=(-1, -2)) + self.eps)",
+    "F.normalize(x, dim=-1) * C ** 0.5 * self.w",
+    "x * torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
+    "x * torch.rsqrt(u.pow(2).mean(-1, keepdim=True) + self.eps)",
+    "F.layer_norm(x, (C,), self.w, self.b)",
+    # the sum, or what its norm reads, is not certain to be the same
+    "h = u + self.drop(x)\nif self.flag:\n    h = 2 * h\ny = self.norm(h) + h",
+    "h = u + self.drop(x)\nif self.flag:\n    h.mul_(2)\ny = self.norm(h) + h",
+    "h = u + self.drop(x)\nh.mul_(2)\ny = self.norm(h) + h",
+    "h = u + self.drop(x)\ny = self.norm(h) + h if self.training else h",
+    "h = u + self.drop(x)\nif self.training:\n    h = self.norm(h) + h\ny = h",
+    "h = u + self.drop(x)\nwith torch.no_grad():\n    m = self.norm(h)\ny = m + h",
+    "h = g = u + self.drop(x)\ny = self.norm(g) + h",
+    "u += self.drop(x)\ny = self.norm(u) + u",
+    "h = u - self.drop(x)\ny = self.norm(h)",
+    "h = torch.add(u, self.drop(x), alpha=2)\ny = self.norm(h)",
+    "y = self.norm(self.drop(u + x))",
+    "y = self.norm(u + F.dropout(x, 0.1, self.training, inplace=True))",
+    "y = self.norm(u[:, :1] + self.drop(x))",
+]
+
+
+@pytest.mark.parametrize(("recipe", "body"), SPELLED)
+def test_spelled_otherwise(tmp_path: Path, recipe: str, body: str) -> None:
+    entry = spelled.entry(tmp_path, body, "norm")
+    model, batch = swapped.built(entry)
+    model.drop.p = 0.0
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", recipe)]
+    if "0.1" not in body:  # of what dropout drops
+        swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+    entry.build()
+    found = swapped.planned(entry, model.eval(), batch, RECIPES)
+    assert swapped.supported(found) == [("", recipe)]
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize("body", NOT_SPELLED)
+def test_another_formula(tmp_path: Path, body: str) -> None:
+    entry = spelled.entry(tmp_path, body, "norm")
+    model, batch = swapped.built(entry, dropout=True)
+    assert not swapped.planned(entry, model, batch, RECIPES).supported
+
+
+def test_what_is_made_once_is_not_made_twice(tmp_path: Path) -> None:
+    """The norm's form is read off the input's name; without one it would be computed again."""
+    body = "y = self.rms_of(self.up(x).float())"
+    entry = spelled.entry(tmp_path, body, "norm")
+    path = tmp_path / "spelled_norm.py"
+    path.write_text(
+        path.read_text()
+        + "\n    def rms_of(self, x):\n        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+    )
+    entry = spelled.loaded(path)
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "rms_norm")]
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("entries", "name", "lines"),
+    [
+        (
+            norms.ENTRIES,
+            "rms_float_type_as",
+            [
+                "from gradscope.recipes import rms_norm as gradscope_rms_norm",
+                "return gradscope_rms_norm(x, x.shape[-1:], weight=self.weight, eps=self.eps)",
+            ],
+        ),
+        (
+            residuals.ENTRIES,
+            "add_norm_functional",
+            [
+                "from gradscope.recipes import add_layer_norm",
+                "hidden = x",
+                "normed_x, x = add_layer_norm(",
+                "hidden,",
+                "residual,",
+                "weight=self.norm_weight,",
+                "bias=self.norm_bias,",
+                "eps=1e-5,",
+                "dropout_p=self.dropout,",
+                "training=self.training,",
+                ")",
+                "x = normed_x",
+            ],
+        ),
+    ],
+)
+def test_text(entries: list[Entry], name: str, lines: list[str]) -> None:
+    assert swapped.changed_lines(swapped.named(entries, name), RECIPES) == lines
+
+
+def test_half_precision_keeps_its_rounding() -> None:
+    """What is cast back before the weight is rounded there: the weight stays in the user's code."""
+    entry = swapped.named(norms.ENTRIES, "rms_variance_pow")
+    model, batch = swapped.built(entry)
+    model, batch = model.bfloat16(), batch.bfloat16()
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("norm", "rms_norm")]
+    x = torch.randn(2, 5, norms.HIDDEN).bfloat16()
+    before = model.norm(x)
+    with patched_by(found):
+        assert torch.equal(model.norm(x), before)
+
+
+@contextmanager
+def patched_by(found: Plan) -> Iterator[None]:
+    patches = Patches(found)
+    patches.apply()
+    yield
+    patches.revert()
+
+
+@pytest.mark.parametrize("name", ["layer_norm_var_biased", "rms_float_type_as"])
+def test_autocast_that_changes_the_dtype_is_refused(name: str) -> None:
+    entry = swapped.named(norms.ENTRIES, name)
+    model, batch = swapped.built(entry)
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert not found.supported
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "like_layer_norm_unbiased",
+            "it is divided by another number than the count of features: unbiased, or scaled",
+        ),
+        ("like_rms_statistics_stored", "the result of rsqrt is kept after the run: it is returned or stored"),
+        ("like_dropped_used_twice", "the result of dropout is also read by add"),
+        ("like_residual_broadcast", "the residual has another shape than what is added"),
+    ],
+)
+def test_reasons(name: str, reason: str) -> None:
+    entry = swapped.named(LOOKALIKES, name)
+    (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert site.reasons == [reason]

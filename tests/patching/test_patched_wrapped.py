@@ -1,0 +1,111 @@
+"""A patched model under other types, transforms, wrappers and compilers."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from tests.patching.exactness import TOLERANCE, check_exact, difference, patched, results
+from tests.patching.gpt_block import Model, x
+
+
+def _under(name: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients as a wrapper names them."""
+    return {each if each in {"loss", "output"} else f"{name}.{each}": value for each, value in found.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Other types
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_double_after_patching():
+    # float64 throughout: the recipe holds no float32
+    check_exact(Model(), x(), nn.Module.double, x(dtype=torch.float64), tolerance=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+def test_half_after_patching(dtype, tolerance):  # 8 and 11 bits: a few roundings of the largest number
+    check_exact(Model(), x(), lambda model: model.to(dtype), x(dtype=dtype), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_autocast(recorded):
+    model, original = Model(), Model()
+    with torch.autocast("cpu", torch.bfloat16, enabled=recorded):
+        patches = patched(model, x())
+    assert patches.table.supported.all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x()).dtype == original(x()).dtype == torch.bfloat16
+        assert difference(results(original, x()), results(model, x())) <= 3e-2  # bfloat16 holds 8 bits
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Transforms and wrappers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_functional_call_takes_other_parameters():
+    model, original = Model(), Model()
+    patched(model, x())
+    others = {name: each.detach() * 0.5 for name, each in model.named_parameters()}
+    assert torch.allclose(functional_call(model, others, x()), functional_call(original, others, x()), atol=1e-6)
+
+
+def test_gradient_by_torch_func():
+    model, original = Model(), Model()
+    patched(model, x())
+    given = {name: each.detach() for name, each in model.named_parameters()}
+    found = [grad(lambda p, m=m: functional_call(m, p, x()).square().mean())(given) for m in (original, model)]
+    top = max(float(each.abs().max()) for each in found[0].values())
+    for name, each in found[0].items():
+        assert float((each - found[1][name]).abs().max()) <= TOLERANCE * top, name
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def forward(self, x):
+            return checkpoint(self.model, x.requires_grad_(), use_reentrant=reentrant)
+
+    check_exact(Checkpointed(), x())
+
+
+@pytest.fixture
+def one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed puts one of its own there
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_distributed_data_parallel(one_process):
+    model, original = Model(), Model()
+    patched(model, x())
+    wrapped = results(DistributedDataParallel(model), x())
+    assert difference(_under("module", results(original, x())), wrapped) <= TOLERANCE
+
+
+def test_a_wrapped_model_is_patched_inside(one_process):
+    model = DistributedDataParallel(Model())
+    assert patched(model, x()).table.path.tolist() == ["module.attn"]
+
+
+def test_compiled_as_a_whole():
+    model, original = Model(), Model()
+    patched(model, x())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = results(compiled, x())
+    assert difference(_under("_orig_mod", results(original, x())), found) <= TOLERANCE

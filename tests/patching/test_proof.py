@@ -1,0 +1,188 @@
+"""The proof: right replacements pass, wrong ones do not, and the truth is the user's own code in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradscope.patching.compare import Errors, compare
+from gradscope.patching.gains import Gain, Side
+from gradscope.patching.plan import Plan, plan
+from gradscope.patching.precision import InDouble, WithoutDropout
+from gradscope.patching.proof import prove
+from gradscope.patching.sites import Site
+from gradscope.patching.swap import Swap, swaps
+from gradscope.patching.unit import GRADIENT, Unit, captured
+from tests.patching import small
+
+BATCH = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5)).requires_grad_()
+
+
+def planned(model: nn.Module) -> tuple[Plan, Swap, Unit]:
+    found = plan(model, BATCH, recipes=["attention"])
+    assert [site.reasons for site in found.sites] == [[]]
+    (swap,) = swaps(found.supported, found.files)
+    units = captured({"": model}, lambda: model(BATCH))
+    return found, swap, units[""]
+
+
+def with_text(site: Site, old: str, new: str) -> Site:
+    """The site with a fault in what is written."""
+    assert site.edit is not None
+    parts = tuple(dataclasses.replace(part, text=part.text.replace(old, new)) for part in site.edit.replacements)
+    assert parts != site.edit.replacements, f"{old!r} stands nowhere in {[part.text for part in parts]}"
+    return dataclasses.replace(site, edit=dataclasses.replace(site.edit, replacements=parts))
+
+
+def test_a_right_replacement_passes() -> None:
+    found, swap, unit = planned(small.Causal())
+    (errors,) = prove(swap, unit, found.files).values()
+    assert isinstance(errors, Errors) and errors.within
+    assert {"output", f"{GRADIENT}input.0.0", f"{GRADIENT}qkv.weight"} <= {each.name for each in errors.distances}
+    assert 0 < errors.largest() <= 2 * errors.largest(original=True) + torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('hides="zero"', 'hides="nonzero"'),  # the other triangle
+        ("**attention_mask", "**(lambda *a, **k: {})"),  # no mask
+        ("scale=1.0 / math.sqrt(k.size(-1))", "scale=1.0 / math.sqrt(k.size(-2))"),
+        ("scale=1.0", "scale=1.0001"),
+        (" q,\n", " k,\n"),
+        (" v,\n", " k,\n"),
+        (" k,\n", " k.detach(),\n"),  # the output is right, a gradient is missing
+        (" v,\n", " v.bfloat16().float(),\n"),
+        (" v,\n", " undefined,\n"),
+    ],
+)
+def test_a_wrong_one_does_not(old: str, new: str) -> None:
+    model = small.Causal()
+    found, swap, unit = planned(model)
+    wrong = with_text(swap.sites[0], old, new)
+    (verdict,) = prove(Swap(model, [wrong], found.files), unit, found.files).values()
+    assert isinstance(verdict, str)
+    assert "is off by" in verdict or "fails" in verdict or "one side" in verdict, verdict
+    assert "forward" not in vars(model)
+
+
+def test_a_result_that_nobody_sees_cannot_be_proved() -> None:
+    model = small.Unused()
+    found = plan(model, BATCH, recipes=["attention"])
+    (swap,) = swaps(found.supported, found.files)
+    (unit,) = captured({"": model}, lambda: model(BATCH)).values()
+    (verdict,) = prove(swap, unit, found.files).values()
+    assert verdict == "a fault planted in the recipe's result was not seen: the proof says nothing"
+
+
+def test_one_wrong_site_of_two_is_told_from_the_other() -> None:
+    model = small.Twice()
+    found = plan(model, BATCH, recipes=["attention"])
+    (swap,) = swaps(found.supported, found.files)
+    first, second = swap.sites
+    wrong = with_text(second, "scale=", "scale=2.0 * ")
+    (unit,) = captured({"": model}, lambda: model(BATCH)).values()
+    verdicts = prove(Swap(model, [first, wrong], found.files), unit, found.files)
+    assert isinstance(verdicts[first], Errors) and isinstance(verdicts[wrong], str)
+
+
+class NamesFloat32(nn.Module):
+    """Casts to float32 in three ways, makes constants, and holds a function of its own in a closure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("offset", torch.linspace(0.0, 1.0, 8))
+        inner = nn.Linear(8, 8)
+        self.inner = inner
+        self.function = lambda x: inner(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).to(torch.float32) + torch.ones(8, dtype=torch.float32) / 3
+        y = self.function(y.float()).type_as(x) + self.offset
+        return torch.softmax(y, -1, dtype=torch.float32) * (1 / 3)
+
+
+def test_float64_reaches_every_corner() -> None:
+    torch.manual_seed(0)
+    model, x = NamesFloat32(), torch.randn(3, 8)
+    with InDouble([*model.parameters(), *model.buffers(), x]) as mode:
+        out = model(x)
+        weight = mode.double_of(model.linear.weight)
+    first = functional.linear(x.double(), model.linear.weight.double(), model.linear.bias.double())
+    first = first + torch.ones(8, dtype=torch.float64) / 3
+    second = functional.linear(first, model.inner.weight.double(), model.inner.bias.double()) + model.offset.double()
+    torch.testing.assert_close(out, torch.softmax(second, -1) * (1 / 3), rtol=1e-15, atol=1e-15)
+    assert weight.dtype is torch.float64 and weight.requires_grad and model.linear.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x: functional.dropout(x, 0.5, True),
+        lambda x: torch.dropout(x, 0.5, True),
+        lambda x: functional.dropout1d(x, 0.5, True),
+        lambda x: functional.alpha_dropout(x, 0.5, True),
+        nn.Dropout(0.5),
+    ],
+)
+def test_without_dropout(drop: Any) -> None:
+    x = torch.randn(2, 4, 8)
+    with WithoutDropout():
+        assert torch.equal(drop(x), x)
+
+
+def test_sdpa_without_dropout() -> None:
+    q = torch.randn(1, 2, 5, 8)
+    want = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    with WithoutDropout():
+        assert torch.equal(functional.scaled_dot_product_attention(q, q, q, None, 0.9, True), want)
+        assert torch.equal(functional.scaled_dot_product_attention(q, q, q, dropout_p=0.9, is_causal=True), want)
+
+
+def outcome(**values: Tensor) -> dict[str, Tensor]:
+    return {name.replace("grad_", GRADIENT): value for name, value in values.items()}
+
+
+def test_the_limit_is_twice_the_originals_error() -> None:
+    truth = torch.ones(100, dtype=torch.float64)
+    original = torch.full((100,), 1.0 + 1e-5)
+    eps = torch.finfo(torch.float32).eps
+    for factor, holds in ((1.9, True), (2.1, False)):
+        new = torch.full((100,), 1.0 + factor * 1e-5)
+        errors = compare(outcome(grad_x=new), outcome(grad_x=original), outcome(grad_x=truth))
+        assert errors.within is holds
+        assert errors.worst is not None and errors.worst.limit == pytest.approx(2e-5 + eps, rel=1e-2)
+
+
+def test_a_gradient_that_is_zero_may_be_rounding() -> None:
+    big, zero = torch.randn(100, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)
+    original = outcome(grad_w=big.float(), grad_b=torch.zeros(100))
+    for size, holds in ((1e-9, True), (1e-6, False)):
+        new = outcome(grad_w=big.float(), grad_b=torch.full((100,), size))
+        assert compare(new, original, outcome(grad_w=big, grad_b=zero)).within is holds
+
+
+def test_what_is_missing_or_of_another_kind() -> None:
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match="b exists on one side only"):
+        compare({"a": x}, {"a": x, "b": x}, {"a": x})
+    with pytest.raises(ValueError, match=r"a is \(3,\) bfloat16, it was \(3,\) float32"):
+        compare({"a": x.bfloat16()}, {"a": x}, {"a": x})
+    assert not compare({"a": torch.tensor([math.nan, 1, 1])}, {"a": x}, {"a": x}).within
+
+
+def test_slower_and_hungrier_beyond_noise() -> None:
+    before = Side(wall_ns=1_000_000, spread_ns=10_000, peak_bytes=100 << 20)
+    assert not Gain(before, Side(1_019_000, 10_000, 101 << 20)).slower
+    assert Gain(before, Side(1_050_000, 10_000, 100 << 20)).slower
+    assert not Gain(before, Side(1_050_000, 60_000, 100 << 20)).slower
+    assert not Gain(before, Side(900_000, 10_000, 102 << 20)).hungrier
+    assert Gain(before, Side(900_000, 10_000, 103 << 20)).hungrier
+    assert Gain(before, Side(900_000, 10_000, 90 << 20)).saved_ns == 100_000

@@ -1,0 +1,190 @@
+"""Patching with proof: what is kept, what is undone, and that the model is as it was in every other respect."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.patching import verify
+from gradscope.patching.gains import Gain, Side
+from tests.patching import small
+
+BATCH = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))
+
+
+class Two(nn.Module):
+    """Two layers, one of them counting its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = small.Causal(), small.Causal()
+        self.register_buffer("calls", torch.zeros(()))
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(len(x))
+        out: Tensor = self.second(x + self.first(x))
+        return out
+
+
+def everything(model: nn.Module) -> Any:
+    """What must not change: attributes of every module, contents of tensors, gradients, random state."""
+    modules = {path: dict(vars(module)) for path, module in model.named_modules()}
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
+    grads = {name: copy.copy(value.grad) for name, value in model.named_parameters()}
+    return modules, tensors, grads, torch.get_rng_state()
+
+
+def assert_same(before: Any, after: Any) -> None:
+    for old, new in zip(before[0].items(), after[0].items(), strict=True):
+        assert old[0] == new[0] and list(old[1]) == list(new[1])
+        assert all(old[1][name] is new[1][name] for name in old[1]), old[0]
+    for name, value in before[1].items():
+        assert torch.equal(value, after[1][name]), name
+    assert before[2] == after[2]
+    assert torch.equal(before[3], after[3])
+
+
+@pytest.fixture
+def equal_gains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Gain]]:
+    """No clock: every replacement has the gain that the test sets."""
+    side = Side(1_000_000, 10_000, 10 << 20)
+    held = {"gain": Gain(side, side)}
+    monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: held["gain"])
+    yield held
+
+
+def test_kept_and_reverted(equal_gains: dict[str, Gain]) -> None:
+    model = Two()
+    before = everything(model)
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None and [result.status for result in patches.verified.results] == ["kept", "kept"]
+    assert {path for path, module in model.named_modules() if "forward" in vars(module)} == {"first", "second"}
+    assert list(patches.table["path"]) == ["first", "second"]
+    assert (patches.table["max_grad_error"] > 0).all() and not patches.verified.failed
+    patches.revert()
+    assert_same(before, everything(model))
+
+
+def test_with_block_reverts_after_an_error(equal_gains: dict[str, Gain]) -> None:
+    model = Two()
+    before = everything(model)
+    with pytest.raises(ZeroDivisionError), gradscope.patched(model, BATCH):
+        assert "forward" in vars(model.first)
+        raise ZeroDivisionError
+    assert_same(before, everything(model))
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        (Side(1_200_000, 10_000, 10 << 20), "it is slower on this batch"),
+        (Side(900_000, 10_000, 20 << 20), "it needs more memory on this batch"),
+    ],
+)
+def test_what_costs_more_is_undone(equal_gains: dict[str, Gain], after: Side, reason: str) -> None:
+    equal_gains["gain"] = Gain(Side(1_000_000, 10_000, 10 << 20), after)
+    model = Two()
+    before = everything(model)
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None
+    assert [(result.status, result.reason) for result in patches.verified.results] == [("undone", reason)] * 2
+    assert not patches.verified.failed, "slow is not wrong"
+    assert patches.verified.step is None and patches.diff == ""
+    assert_same(before, everything(model))
+
+
+def test_what_is_wrong_is_undone(equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope import recipes
+
+    right = recipes.attention
+    monkeypatch.setattr(recipes, "attention", lambda *args, **kwargs: right(*args, **kwargs) + 1e-3)
+    model = Two()
+    before = everything(model)
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None and patches.verified.failed
+    assert all("is off by" in result.reason for result in patches.verified.results)
+    monkeypatch.undo()
+    assert_same(before, everything(model))
+
+
+class Raises(Two):
+    """Raises in its n-th call."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        super().__init__()
+        self.at, self.error, self.calls_made = at, error, [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count()
+        return super().forward(x)
+
+    def count(self) -> None:
+        counter[0] += 1
+        if counter[0] == self.at:
+            raise self.error("at last")
+
+
+counter = [0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_an_error_in_the_middle_leaves_all_as_it_was(
+    equal_gains: dict[str, Gain], at: int, error: type[BaseException]
+) -> None:
+    """1 is the recording, 2 the run that captures what modules are given, 3 and 4 the losses with and without."""
+    counter[0] = 0
+    model = Raises(at, error)
+    before = everything(model)
+    with pytest.raises(error, match="at last"):
+        gradscope.patch(model, BATCH)
+    assert_same(before, everything(model))
+
+
+def test_interrupted_inside_a_proof(equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope.patching import proof
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "compare", interrupted)
+    model = Two()
+    before = everything(model)
+    with pytest.raises(KeyboardInterrupt):
+        gradscope.patch(model, BATCH)
+    assert_same(before, everything(model))
+
+
+def test_filter_and_recipes_by_name(equal_gains: dict[str, Gain]) -> None:
+    model = Two()
+    found = gradscope.plan(model, BATCH, filter=lambda path, module: path == "second")
+    assert [site.path for site in found.sites] == ["second"]
+    with pytest.raises(gradscope.UsageError, match="no recipe to patch in is called 'atention'; there are "):
+        gradscope.plan(model, BATCH, recipes=["atention"])
+
+
+def test_planning_changes_nothing() -> None:
+    model = Two()
+    before = everything(model)
+    found = gradscope.plan(model, BATCH)
+    assert_same(before, everything(model))
+    assert list(found.table["supported"]) == [True, True]
+    assert found.table["source"][0].endswith("small.py:28")
+
+
+def test_twice_is_once(equal_gains: dict[str, Gain]) -> None:
+    model = Two()
+    first = gradscope.patch(model, BATCH)
+    held = dict(vars(model.first))
+    second = gradscope.patch(model, BATCH)
+    assert not second.kept and dict(vars(model.first)) == held
+    first.revert()
+    assert "forward" not in vars(model.first)

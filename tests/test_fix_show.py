@@ -1,0 +1,213 @@
+"""A fix's report and FIX.json: folded rows, sentences, widths, and what a damaged file is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.errors import RunFileError
+from gradscope.fixing.fixfile import from_json, load_fix, to_json
+from gradscope.fixing.fold import fold_sites
+from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
+from gradscope.fixing.show import to_text
+from gradscope.fixing.words import next_steps, verdict
+from gradscope.tables import WorkloadInfo
+
+KEPT = FixSite("", "m.py:7", "attention", "kept", "", 900_000, 2_000_000, 1_000_000, 3_000_000, 2e-7, 3e-7)
+
+
+def block(number: int, **changes: Any) -> FixSite:
+    return replace(KEPT, path=f"h.{number}.attn", **changes)
+
+
+def side(wall_ns: int, peak_bytes: int | None = 40_000_000, spread_ns: int = 10_000) -> StepSide:
+    return StepSide(wall_ns, {"wall_ns": spread_ns}, "in turns", wall_ns // 2, peak_bytes)
+
+
+def fixed(**changes: Any) -> FixData:
+    data = FixData(
+        gradscope="0.1.0",
+        environment={"device": "cpu", "threads": 2, "torch": "2.13.0"},
+        workload=WorkloadInfo("m.py", "model", 5, 3, "output", "Net", 1_000_000, batch="4x256 int64"),
+        baseline="the model as given",
+        sites=(
+            *(block(number) for number in range(3)),
+            FixSite("head", "m.py:9", "rope", "refused", "q is read by add"),
+        ),
+        diff="--- a/m.py\n+++ b/m.py\n",
+        failed=False,
+        before=side(10_000_000),
+        after=side(8_000_000, 10_000_000),
+        loss_difference=1.25e-7,
+    )
+    return replace(data, **changes)
+
+
+WIDE = """\
+gradscope 0.1.0
+target  m.py
+model   Net, 1.00 M parameters · batch 4x256 int64
+device  cpu · 2 threads · torch 2.13.0
+
+Places  what they save in one pass, forward and backward; ~ is predicted; error: of the worst gradient, and before
+layer        source  recipe                ~time     time  ~memory   memory    error   before
+h.*.attn ×3  m.py:7  attention  kept     ~2.70 ms  3.00 ms  ~6.00 MB  9.00 MB  2.0e-07  3.0e-07
+head         m.py:9  rope       refused         -        -         -        -        -        -
+  refused: q is read by add
+
+The whole step
+                   time  spread  backward  peak memory
+before          10.0 ms  ±0.1 %   5.00 ms      40.0 MB
+after           8.00 ms  ±0.1 %   4.00 ms      10.0 MB
+before / after    ×1.25             ×1.25        ×4.00
+the loss differs by 1.2e-07 of its value
+
+3 of 4 places replaced: a step is 1.25 times as fast and needs 4.00 times less memory.
+"""
+
+
+def test_the_whole_report() -> None:
+    found = to_text(fixed(), 140, diff="out.diff")
+    head = [" ".join(line.split()) for line in found.partition("\nNotes")[0].splitlines()]
+    assert head == [" ".join(line.split()) for line in WIDE.splitlines()]
+    assert found.endswith(
+        "Next\n"
+        "  patch -p1 < out.diff        make the changes\n"
+        "  gradscope fix m.py --write  make them, and keep a backup\n"
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    data = fixed(curves=LossCurves((2.0, 1.0), (2.0, 1.0), 0.0, True, "The curves are the same."))
+    lines = to_text(data, width, diff="out.diff").splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("h.*.attn ×3") for line in lines)
+
+
+def test_ascii() -> None:
+    to_text(fixed(), encoding="ascii").encode("ascii")
+
+
+def test_repeated_blocks_are_one_row() -> None:
+    (row,) = fold_sites([block(number) for number in range(12)])
+    assert (row.address, len(row.sites), row.measured_saving_ns) == ("h.*.attn", 12, 12_000_000)
+    assert row.predicted_saving_bytes == 24_000_000
+
+
+def test_blocks_with_another_verdict_are_another_row() -> None:
+    sites = [block(0), block(1, status="undone", reason="it is slower on this batch"), block(2)]
+    assert [row.address for row in fold_sites(sites)] == ["h.0,2.attn", "h.1.attn"]
+
+
+def test_figures_in_a_reason_part_no_blocks() -> None:
+    sites = [block(n, status="undone", reason=f"output is off by {n}.0e-01 of its size") for n in range(2)]
+    assert [row.address for row in fold_sites(sites)] == ["h.*.attn"]
+
+
+def test_a_module_is_counted_once() -> None:
+    both = [block(0), block(0, source="m.py:9", recipe="gelu")]
+    assert [row.measured_saving_ns for row in fold_sites(both)] == [1_000_000, None]
+    assert "its saving stands beside the first" in to_text(fixed(sites=tuple(both)), 200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sites": ()}, "No recipe matches anything in this model."),
+        (
+            {"after": side(9_990_000)},
+            "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
+        ),
+        (
+            {"after": side(20_000_000, 50_000_000)},
+            "3 of 4 places replaced: a step is slower, 0.50 times as fast, and needs more memory.",
+        ),
+        ({"after": side(5_000_000, None)}, "3 of 4 places replaced: a step is 2.00 times as fast."),
+        ({"dry_run": True, "sites": (replace(KEPT, status="found"),)}, "1 of 1 place can be replaced."),
+        ({"sites": (replace(KEPT, status="refused"),)}, "The one place was not replaced; the model runs as before."),
+        (
+            {"failed": True, "sites": (replace(KEPT, status="undone", measured_saving_ns=None),)},
+            "The one place was not replaced: 1 failed the proof and was undone.",
+        ),
+    ],
+)
+def test_verdicts(changes: dict[str, Any], sentence: str) -> None:
+    assert verdict(fixed(**changes)) == sentence
+
+
+def test_next_steps() -> None:
+    def commands(**changes: Any) -> list[str]:
+        return [step.command for step in next_steps(fixed(**changes), "a b.diff")]
+
+    assert commands() == ["patch -p1 < 'a b.diff'", "gradscope fix m.py --write"]
+    assert commands(failed=True) == ["patch -p1 < 'a b.diff'"]
+    assert commands(after=side(20_000_000)) == ["patch -p1 < 'a b.diff'"]
+    assert commands(written=("m.py",)) == ["gradscope profile m.py"]
+    assert commands(diff="") == ["gradscope recipes"]
+    script = WorkloadInfo("pkg.train", "script", 5, 3, None)
+    assert commands(workload=script, args=("--lr", "a b"))[1] == "gradscope fix -m pkg.train --write -- --lr 'a b'"
+    elsewhere = (replace(KEPT, source="/home/me/m.py:7"),)
+    assert commands(sites=elsewhere)[0] == "patch -p1 -d /home/me < 'a b.diff'"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# FIX.json
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    data = fixed(curves=LossCurves((2.0, 1.0), (2.0, 1.0), 0.0, True, "the same"), notes=("one",), written=("m.py",))
+    text = to_json(data)
+    assert from_json(text) == data
+    assert list(json.loads(text))[:4] == ["kind", "schema_version", "gradscope", "environment"]
+    (tmp_path / "fix.json").write_text(text)
+    assert load_fix(tmp_path / "fix.json") == data
+    bare = replace(data, before=None, after=None, curves=None, loss_difference=None)
+    assert from_json(to_json(bare)) == bare
+
+
+def damaged(**changes: Any) -> str:
+    return json.dumps(json.loads(to_json(fixed())) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "x is not JSON: Expecting property name enclosed in double quotes (line 1, column 2)."),
+        ("[]", "x is not a FIX.json: it has no kind and sites.\nWrite one with: gradscope fix TARGET"),
+        (damaged(kind="diff"), "x is not a FIX.json: it has no kind and sites.\nWrite one with: gradscope fix TARGET"),
+        (
+            damaged(schema_version=0),
+            "x is not a FIX.json: its schema_version is 0.\nWrite one with: gradscope fix TARGET",
+        ),
+        (
+            damaged(schema_version=2),
+            "x has schema_version 2; this gradscope reads up to 1.\n"
+            "It was written by gradscope 0.1.0: update gradscope, or fix again.",
+        ),
+        (
+            damaged(failed="no"),
+            "x is damaged: failed is a string, not true or false.\nRun gradscope fix again to write a new one.",
+        ),
+        (damaged(diff=None), "x is damaged: diff is missing.\nRun gradscope fix again to write a new one."),
+        (
+            damaged(sites=[{"path": "a", "source": "b", "recipe": "c", "status": "good"}]),
+            "x is damaged: sites[0].status is 'good', not one of kept, undone, refused, found.\n"
+            "Run gradscope fix again to write a new one.",
+        ),
+    ],
+)
+def test_what_is_no_fix(text: str, message: str) -> None:
+    with pytest.raises(RunFileError) as error:
+        from_json(text, "x")
+    assert str(error.value) == message
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match=r"gone\.json: no such file.\nWrite one with: gradscope fix TARGET"):
+        load_fix(tmp_path / "gone.json")
