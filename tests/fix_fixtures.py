@@ -88,6 +88,9 @@ def gains_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gain], None]:
     """No clock: every measurement in turns gives what the test sets, first of all :data:`BETTER`."""
     held = [BETTER]
     monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: held[0])
+    monkeypatch.setattr(
+        verify, "sides_of", lambda ways, *args, **kwargs: [held[0].before] + [held[0].after] * (len(ways) - 1)
+    )
     monkeypatch.setattr(predict, "compare_work", lambda *args, **kwargs: held[0])
 
     def use(gain: Gain) -> None:

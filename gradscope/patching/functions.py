@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType
@@ -23,11 +24,14 @@ def rebuilt(
     Raises:
         Refusal: the edited text does not compile.
     """
-    edits = list(edits)
     text = edited(source.file.text, [part for edit in edits for part in edit.replacements])
-    name = f"<gradscope {source.file.name}>"
-    definition = _found(_parsed(text, name), source)
-    code = _compiled(definition, source, {*names, *function.__code__.co_freevars}, name, function.__code__)
+    free = frozenset({*names, *function.__code__.co_freevars})
+    key = (source.definition, text, free)
+    code = source.file.compiled.get(key)
+    if code is None:
+        name = _listed(text, source.file.name)
+        definition = _found(_parsed(text, name), source)
+        code = source.file.compiled[key] = _compiled(definition, source, free, name, function.__code__)
     held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = tuple(held[free] if free in held else CellType(names[free]) for free in code.co_freevars)
     made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
@@ -35,9 +39,18 @@ def rebuilt(
     made.__annotations__ = dict(function.__annotations__)
     made.__doc__, made.__qualname__, made.__module__ = function.__doc__, function.__qualname__, function.__module__
     made.__dict__.update(function.__dict__)
-    lines = text.decode().splitlines(keepends=True)
-    linecache.cache[name] = (len(text), None, lines, name)
     return made
+
+
+def _listed(text: bytes, file: str) -> str:
+    """The file name under which tracebacks find the edited text."""
+    lines = text.decode().splitlines(keepends=True)
+    for number in itertools.count(1):
+        name = f"<gradscope {file}>" if number == 1 else f"<gradscope {file} {number}>"
+        if name not in linecache.cache or linecache.getlines(name) == lines:
+            break
+    linecache.cache[name] = (len(text), None, lines, name)
+    return name
 
 
 def _parsed(text: bytes, name: str) -> ast.Module:
@@ -56,7 +69,9 @@ def _found(tree: ast.Module, source: FunctionSource) -> Definition:
     return found[wanted.index(source.definition)]
 
 
-def _compiled(definition: Definition, source: FunctionSource, free: set[str], name: str, old: CodeType) -> CodeType:
+def _compiled(
+    definition: Definition, source: FunctionSource, free: frozenset[str], name: str, old: CodeType
+) -> CodeType:
     """The code of ``definition``, inside a function that has the ``free`` names and, for a method, its class."""
     definition.decorator_list = []
     body: list[ast.stmt] = [definition]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,18 +73,38 @@ def compare_work(
         device: where the work is done.
         rounds: of time; memory is measured once each.
     """
-    times: dict[bool, list[int]] = {False: [], True: []}
-    peaks: dict[bool, int] = {}
     work = {False: before, True: after}
-    for new in (False, True):
-        switch(new)
-        peaks[new] = peak_bytes(work[new], device)  # runs it twice: what is done once only is done by then
+    old, new = sides_of(
+        [(work[put], functools.partial(switch, put)) for put in (False, True)], device, rounds, settled=False
+    )
+    return Gain(old, new)
+
+
+def sides_of(
+    ways: Sequence[tuple[Callable[[], object], Callable[[], None]]],
+    device: torch.device,
+    rounds: int,
+    *,
+    settled: bool,
+) -> list[Side]:
+    """Time and memory of each way, a pair of work and what is called before it.
+
+    Args:
+        ways: the same work in different ways.
+        device: where the work is done.
+        rounds: of time, all ways in turns.
+        settled: see :func:`~gradscope.trace.peak.peak_bytes`.
+    """
+    peaks = []
+    for work, switch in ways:
+        switch()
+        peaks.append(peak_bytes(work, device, settled=settled))
+    times: list[list[int]] = [[] for _ in ways]
     for _ in range(rounds):
-        for new in (False, True):
-            switch(new)
-            times[new].append(_timed(work[new], device))
-    sides = {new: Side(int(statistics.median(found)), _spread(found), peaks[new]) for new, found in times.items()}
-    return Gain(sides[False], sides[True])
+        for found, (work, switch) in zip(times, ways, strict=True):
+            switch()
+            found.append(_timed(work, device))
+    return [Side(int(statistics.median(found)), _spread(found), peak) for found, peak in zip(times, peaks, strict=True)]
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> int:

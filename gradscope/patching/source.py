@@ -25,6 +25,8 @@ class SourceFile:
     name: str  # as in code.co_filename
     text: bytes
     tree: ast.Module
+    functions: dict[CodeType, FunctionSource] = field(default_factory=dict)  # those that were asked for
+    compiled: dict[tuple[ast.AST, bytes, frozenset[str]], CodeType] = field(default_factory=dict)  # from edited text
 
     @classmethod
     def read(cls, name: str) -> SourceFile:
@@ -106,6 +108,12 @@ class FunctionSource:
         file = files.get(code.co_filename)
         if file is None:
             file = files[code.co_filename] = SourceFile.read(code.co_filename)
+        if code not in file.functions:
+            file.functions[code] = cls._found(code, file)
+        return file.functions[code]
+
+    @classmethod
+    def _found(cls, code: CodeType, file: SourceFile) -> FunctionSource:
         twins = [
             twin
             for twin in file.codes

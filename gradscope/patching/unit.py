@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ class Unit:
         call: runs it; gives its output.
         args, kwargs: what ``call`` is given, with every tensor as it was.
         seed: of the random numbers that the module and the upstream gradient draw.
-        work: forward and backward as in training, where that is more than ``call``.
     """
 
     name: str
@@ -37,13 +37,18 @@ class Unit:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     seed: int = 0
-    work: Callable[[], object] | None = None
 
-    def outcome(self, *, double: bool = False) -> Outcome:
+    @cached_property
+    def references(self) -> tuple[Outcome, Outcome]:
+        """What its own code gives, as it is and in float64."""
+        return self.outcome(), self.outcome(double=True)
+
+    def outcome(self, *, double: bool = False, gradients: bool = True) -> Outcome:
         """Outputs, and gradients of parameters and inputs for a random upstream gradient; without dropout.
 
         Args:
             double: in float64 throughout, see :class:`InDouble`.
+            gradients: without them the outputs only.
 
         Raises:
             Exception: what the module raises.
@@ -64,23 +69,20 @@ class Unit:
             outputs = dict(_named_tensors("output", output))
         found = {name: tensor.detach() for name, tensor in outputs.items() if tensor.is_floating_point()}
         wanted = {name: tensor for name, tensor in outputs.items() if tensor.requires_grad}
-        if wanted and leaves:
+        if wanted and leaves and gradients:
             upstream = [_upstream(tensor, index, self.seed) for index, tensor in enumerate(wanted.values())]
-            gradients = torch.autograd.grad(
+            back = torch.autograd.grad(
                 list(wanted.values()), list(leaves.values()), upstream, allow_unused=True, materialize_grads=False
             )
             found |= {
                 f"{GRADIENT}{name}": gradient
-                for name, gradient in zip(leaves, gradients, strict=True)
+                for name, gradient in zip(leaves, back, strict=True)
                 if gradient is not None
             }
         return found
 
     def step(self) -> None:
         """Forward and backward as in training, dropout included; gradients are dropped."""
-        if self.work is not None:
-            self.work()
-            return
         args, kwargs = _fresh((self.args, self.kwargs), copies=False)
         leaves = [tensor for _, tensor in _named_tensors("", (args, kwargs)) if tensor.requires_grad]
         leaves += [tensor for tensor in self.module.parameters() if tensor.requires_grad]

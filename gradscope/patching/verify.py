@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from torch import nn
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.patching.compare import Errors
-from gradscope.patching.gains import Gain, compare_work
+from gradscope.patching.gains import Gain, compare_work, sides_of
 from gradscope.patching.plan import Plan
 from gradscope.patching.proof import prove
 from gradscope.patching.sites import Site
@@ -46,8 +46,14 @@ class Verified:
         return any(result.status == "undone" and result.gain is None for result in self.results)
 
 
-def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int = 5) -> Verified:
+def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int = 3) -> Verified:
     """Prove and measure every supported site of ``plan``; the model is left as it was.
+
+    Args:
+        workload: model, batch and loss.
+        plan: of that model.
+        device: as of :func:`gradscope.patching.plan.plan`.
+        rounds: of time, each way once in each.
 
     Raises:
         Exception: what the model raises without any change.
@@ -55,73 +61,135 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int 
     results = [Result(site, "refused", "; ".join(site.reasons)) for site in plan.sites if not site.supported]
     place = resolve_device(device, workload.model)
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
-        batch = next(Batches(workload.batch, place, needed=1))
+        step = _Step(workload, next(Batches(workload.batch, place, needed=1)), place, rounds)
         held = swaps(plan.supported, plan.files)
-        units = _units(workload, batch, held)
+        wide = [swap for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)]
+        units = step.units([swap for swap in held if swap not in wide])
         measured: dict[object, Gain] = {}
-        kept: list[Swap] = []
+        small: list[Swap] = []
         for swap in held:
-            found = _judged(swap, units, plan, measured, place, rounds)
-            results += found
-            good = [result.site for result in found if result.status == "kept"]
-            if good:
-                kept.append(Swap(swap.module, good, plan.files))
-        step, difference = (None, 0.0) if not kept else _whole_step(workload, batch, kept, place, rounds)
+            if swap not in wide:
+                unit = units.get(swap.module)
+                found = _judged(swap, unit, plan, measured, place, rounds)
+                results += found
+                small += _with(swap, found, plan)
+        proved = {swap: prove(swap, step.unit, plan.files) for swap in wide}
+        good = [Swap(swap.module, sites, plan.files) for swap in wide if (sites := _right(proved[swap]))]
+        whole, of_wide = step.measured(small, good)
+        reason = "" if of_wide is None else _why_undone(of_wide)
+        for swap in wide:
+            results += _results(proved[swap], of_wide, reason)
+        kept = [*small, *([] if reason else good)]
+        if reason:
+            whole = step.measured(small, [])[0]
+        difference = step.loss_difference(kept) if kept else 0.0
     order = {site: index for index, site in enumerate(plan.sites)}
-    return Verified(sorted(results, key=lambda result: order[result.site]), step, difference)
+    return Verified(sorted(results, key=lambda result: order[result.site]), whole if kept else None, difference)
 
 
 # What these save shows only where the loss is: the logits that are not made, the gradient that two share.
 _OF_THE_STEP = frozenset({"linear_cross_entropy", "embedding"})
 
 
-def _units(workload: Workload, batch: object, held: list[Swap]) -> dict[nn.Module, Unit]:
-    """What each module with a site is given in the user's step; for some recipes the whole step."""
-    wide = {swap.module for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)}
-    modules = {swap.sites[0].path: swap.module for swap in held if swap.module not in wide}
+class _Step:
+    """The user's training step: forward, loss and backward, with nothing or something put in."""
 
-    def loss_of(given: object) -> torch.Tensor:
-        return scalar_loss(call_model(workload.model, given), given, workload.loss)[0]
+    def __init__(self, workload: Workload, batch: object, device: torch.device, rounds: int) -> None:
+        self.workload, self.batch, self.device, self.rounds = workload, batch, device, rounds
+        self.unit = Unit("the step", workload.model, self._loss_of, (batch,), {})
+        self._stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
 
-    found = captured(modules, lambda: loss_of(batch))
-    units = {modules[path]: unit for path, unit in found.items()}
-    stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
-    for module in wide:
-        units[module] = Unit("the step", workload.model, loss_of, (batch,), {}, work=lambda: stepper.step(batch))
-    return units
+    def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:
+        """What each module with a site is given."""
+        modules = {swap.sites[0].path: swap.module for swap in held}
+        found = captured(modules, lambda: self._loss_of(self.batch))
+        return {modules[path]: unit for path, unit in found.items()}
+
+    def measured(self, small: list[Swap], wide: list[Swap]) -> tuple[Gain | None, Gain | None]:
+        """The whole step without and with all; and what ``wide`` adds to ``small``. None where there is nothing."""
+        states: list[list[Swap]] = [[], *([small] if small else []), *([[*small, *wide]] if wide else [])]
+        if len(states) == 1:
+            return None, None
+        every = [*small, *wide]
+
+        def switch(on: list[Swap]) -> Callable[[], None]:
+            def do() -> None:
+                for swap in every:
+                    swap.put() if swap in on else swap.take_off()
+
+            return do
+
+        try:
+            ways = [(self._run, switch(on)) for on in states]
+            sides = sides_of(ways, self.device, self.rounds, settled=True)
+        finally:
+            switch([])()
+        return Gain(sides[0], sides[-1]), Gain(sides[-2], sides[-1]) if wide else None
+
+    def loss_difference(self, kept: list[Swap]) -> float:
+        """Of the loss without and with ``kept``, in evaluation mode: a share of the loss."""
+        with _evaluating(self.workload.model):
+            before = self._loss_of(self.batch).item()
+            try:
+                for swap in kept:
+                    swap.put()
+                after = self._loss_of(self.batch).item()
+            finally:
+                for swap in kept:
+                    swap.take_off()
+        return abs(after - before) / (abs(before) or 1.0)
+
+    def _loss_of(self, batch: object) -> torch.Tensor:
+        output = call_model(self.workload.model, batch)
+        return scalar_loss(output, batch, self.workload.loss)[0]
+
+    def _run(self) -> None:
+        self._stepper.step(self.batch)
+        for parameter in self.workload.model.parameters():
+            parameter.grad = None
 
 
 def _judged(
-    swap: Swap,
-    units: dict[nn.Module, Unit],
-    plan: Plan,
-    measured: dict[object, Gain],
-    device: torch.device,
-    rounds: int,
+    swap: Swap, unit: Unit | None, plan: Plan, measured: dict[object, Gain], device: torch.device, rounds: int
 ) -> list[Result]:
-    unit = units.get(swap.module)
+    """The verdicts of one module's sites."""
     if unit is None:
         return [Result(site, "undone", "the module was not called in the second run") for site in swap.sites]
     proofs = prove(swap, unit, plan.files)
-    good = [site for site, proof in proofs.items() if isinstance(proof, Errors)]
-    results = [Result(site, "undone", proof) for site, proof in proofs.items() if not isinstance(proof, Errors)]
+    good = _right(proofs)
     if not good:
-        return results
+        return _results(proofs, None, "")
     # The same code on the same shapes takes the same time: it is measured once.
     key = (unit.signature, tuple(sorted((site.recipe, site.source) for site in good)))
     gain = measured.get(key)
     if gain is None:
         gain = measured[key] = _measured(Swap(swap.module, good, plan.files), unit, device, rounds)
-    status, reason = "kept", ""
+    return _results(proofs, gain, _why_undone(gain))
+
+
+def _right(proofs: dict[Site, Errors | str]) -> list[Site]:
+    return [site for site, proof in proofs.items() if isinstance(proof, Errors)]
+
+
+def _results(proofs: dict[Site, Errors | str], gain: Gain | None, reason: str) -> list[Result]:
+    return [
+        Result(site, "undone" if reason else "kept", reason, proof, gain)
+        if isinstance(proof, Errors)
+        else Result(site, "undone", proof)
+        for site, proof in proofs.items()
+    ]
+
+
+def _with(swap: Swap, results: list[Result], plan: Plan) -> list[Swap]:
+    """A swap of the sites that are kept, if any."""
+    good = [result.site for result in results if result.status == "kept"]
+    return [Swap(swap.module, good, plan.files)] if good else []
+
+
+def _why_undone(gain: Gain) -> str:
     if gain.slower:
-        status, reason = "undone", "it is slower on this batch"
-    elif gain.hungrier:
-        status, reason = "undone", "it needs more memory on this batch"
-    for site in good:
-        proof = proofs[site]
-        assert isinstance(proof, Errors)
-        results.append(Result(site, status, reason, proof, gain))
-    return results
+        return "it is slower on this batch"
+    return "it needs more memory on this batch" if gain.hungrier else ""
 
 
 def _measured(swap: Swap, unit: Unit, device: torch.device, rounds: int) -> Gain:
@@ -134,31 +202,8 @@ def _measured(swap: Swap, unit: Unit, device: torch.device, rounds: int) -> Gain
         swap.take_off()
 
 
-def _whole_step(
-    workload: Workload, batch: object, kept: list[Swap], device: torch.device, rounds: int
-) -> tuple[Gain, float]:
-    """Forward, loss and backward of the model without and with all that is kept."""
-    stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
-
-    def switch(new: bool) -> None:
-        for swap in kept:
-            swap.put() if new else swap.take_off()
-
-    try:
-        losses = []
-        for new in (False, True):
-            switch(new)
-            with _eval_dropout(workload.model):
-                losses.append(scalar_loss(call_model(workload.model, batch), batch, workload.loss)[0].item())
-        gain = compare_work(lambda: stepper.step(batch), lambda: stepper.step(batch), switch, device, rounds)
-    finally:
-        switch(False)
-    scale = abs(losses[0]) or 1.0
-    return gain, abs(losses[1] - losses[0]) / scale
-
-
 @contextmanager
-def _eval_dropout(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation for the length of the block: two runs draw no random numbers that differ."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -11,14 +11,18 @@ from gradscope.compat import kineto_events, new_profiler, start_memory_profiler,
 _COUNTED = "gradscope: the run that is counted"
 
 
-def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """Peak of ``work`` above its start, in bytes of torch's allocator; it runs twice, the second counts."""
+def peak_bytes(work: Callable[[], object], device: torch.device, *, settled: bool = False) -> int:
+    """Peak of ``work`` above its start, in bytes of torch's allocator; it runs twice, the second counts.
+
+    Where it is ``settled``, it ran before and releases nothing that it did not allocate, once is enough.
+    """
     if device.type == "cuda":
-        return _on_cuda(work, device)
+        return _on_cuda(work, device, settled=settled)
     profiler = new_profiler(memory=True)
     kept = start_memory_profiler(profiler)
     try:
-        work()  # the profiler sees the release of that alone whose allocation it has seen
+        if not settled:
+            work()  # the profiler sees the release of that alone whose allocation it has seen
         with torch.profiler.record_function(_COUNTED):
             work()
     finally:
@@ -35,8 +39,9 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     return most
 
 
-def _on_cuda(work: Callable[[], object], device: torch.device) -> int:
-    work()
+def _on_cuda(work: Callable[[], object], device: torch.device, *, settled: bool) -> int:
+    if not settled:
+        work()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -58,6 +58,7 @@ def equal_gains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Gain]]:
     side = Side(1_000_000, 10_000, 10 << 20)
     held = {"gain": Gain(side, side)}
     monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: held["gain"])
+    monkeypatch.setattr(verify, "sides_of", lambda ways, *args, **kwargs: [side] * len(ways))
     yield held
 
 
@@ -188,3 +189,43 @@ def test_twice_is_once(equal_gains: dict[str, Gain]) -> None:
     assert not second.kept and dict(vars(model.first)) == held
     first.revert()
     assert "forward" not in vars(model.first)
+
+
+class Language(nn.Module):
+    """A head and its loss; the logits are returned too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.body, self.head = nn.Linear(32, 32), nn.Linear(32, 50)
+
+    def forward(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.body(x).tanh())
+        return logits, nn.functional.cross_entropy(logits.view(-1, 50), targets.view(-1))
+
+
+LANGUAGE = (BATCH, torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(6)))
+
+
+def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> None:
+    patches = gradscope.patch(Language(), LANGUAGE)
+    assert patches.verified is not None
+    (result,) = patches.verified.results
+    assert (result.site.recipe, result.status) == ("linear_cross_entropy", "kept")
+    assert result.errors is not None and 0 < result.errors.largest(original=True) < 1e-5
+    assert "gradient of body.weight" in {each.name for each in result.errors.distances}
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [(Side(1_200_000, 10_000, 10 << 20), "undone"), (Side(900_000, 10_000, 5 << 20), "kept")],
+)
+def test_lazy_logits_are_measured_by_the_step(monkeypatch: pytest.MonkeyPatch, after: Side, status: str) -> None:
+    before = Side(1_000_000, 10_000, 10 << 20)
+    monkeypatch.setattr(verify, "sides_of", lambda ways, *args, **kwargs: [before, after][: len(ways)])
+    model = Language()
+    patches = gradscope.patch(model, LANGUAGE)
+    assert patches.verified is not None
+    assert [result.status for result in patches.verified.results] == [status]
+    assert (patches.verified.step is None) is (status == "undone")
+    assert ("forward" in vars(model)) is (status == "kept")
