@@ -103,6 +103,7 @@ def gains_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gain], None]:
 def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder of its own with model.py and train.py in it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     Path("model.py").write_text(MODEL)
     Path("train.py").write_text(SCRIPT)
     yield tmp_path
