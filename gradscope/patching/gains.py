@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradscope.trace.peak import peak_bytes
+from gradscope.trace.peak import peaks_bytes
 
 # A replacement is slower where its median is above the original's by more than this share and by more than the
 # distance between the quartiles of both.
@@ -95,16 +95,18 @@ def sides_of(
         rounds: of time, all ways in turns.
         settled: see :func:`~gradscope.trace.peak.peak_bytes`.
     """
-    peaks = []
-    for work, switch in ways:
-        switch()
-        peaks.append(peak_bytes(work, device, settled=settled))
+    peaks = peaks_bytes([functools.partial(_switched, *way) for way in ways], device, settled=settled)
     times: list[list[int]] = [[] for _ in ways]
     for _ in range(rounds):
         for found, (work, switch) in zip(times, ways, strict=True):
             switch()
             found.append(_timed(work, device))
     return [Side(int(statistics.median(found)), _spread(found), peak) for found, peak in zip(times, peaks, strict=True)]
+
+
+def _switched(work: Callable[[], object], switch: Callable[[], None]) -> None:
+    switch()
+    work()
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> int:

@@ -37,6 +37,7 @@ class Patches:
         if verified is not None:
             self.kept = [result.site for result in verified.results if result.status == "kept"]
         self._swaps: list[Swap] = swaps(self.kept, found.files)
+        self.kept = [site for swap in self._swaps for site in swap.sites]
         self._on = False
 
     @property

@@ -12,6 +12,7 @@ from torch import nn
 from gradscope import recipes
 from gradscope.patching.edits import Edit
 from gradscope.patching.functions import rebuilt
+from gradscope.patching.refusal import Refusal
 from gradscope.patching.sites import Site, bound
 from gradscope.patching.source import FunctionSource, SourceFile
 
@@ -50,16 +51,19 @@ class Swap:
 
 
 def swaps(sites: Iterable[Site], files: dict[str, SourceFile]) -> list[Swap]:
-    """One swap for each module that has a site.
-
-    Raises:
-        Refusal: the rewritten source of one does not compile.
-    """
+    """One swap for each module with a site; where its rewritten source does not compile, the sites get the reason."""
     by_module: dict[nn.Module, list[Site]] = {}
     for site in sites:
         assert site.module is not None
         by_module.setdefault(site.module, []).append(site)
-    return [Swap(module, held, files) for module, held in by_module.items()]
+    made = []
+    for module, held in by_module.items():
+        try:
+            made.append(Swap(module, held, files))
+        except Refusal as refusal:
+            for site in held:
+                site.reasons.append(str(refusal))
+    return made
 
 
 def _by_method(sites: list[Site]) -> Iterator[tuple[str, list[Site]]]:

@@ -58,11 +58,11 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int 
     Raises:
         Exception: what the model raises without any change.
     """
-    results = [Result(site, "refused", "; ".join(site.reasons)) for site in plan.sites if not site.supported]
     place = resolve_device(device, workload.model)
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
         step = _Step(workload, next(Batches(workload.batch, place, needed=1)), place, rounds)
         held = swaps(plan.supported, plan.files)
+        results = [Result(site, "refused", "; ".join(site.reasons)) for site in plan.sites if not site.supported]
         wide = [swap for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)]
         units = step.units([swap for swap in held if swap not in wide])
         measured: dict[object, Gain] = {}

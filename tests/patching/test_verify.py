@@ -229,3 +229,27 @@ def test_lazy_logits_are_measured_by_the_step(monkeypatch: pytest.MonkeyPatch, a
     assert [result.status for result in patches.verified.results] == [status]
     assert (patches.verified.step is None) is (status == "undone")
     assert ("forward" in vars(model)) is (status == "kept")
+
+
+def test_source_that_does_not_compile_is_a_reason(
+    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradscope.patching import swap
+    from gradscope.patching.refusal import Refusal
+
+    real = swap.rebuilt
+
+    def refusing(function: Any, *args: Any) -> Any:
+        if refusing.calls == 0:  # type: ignore[attr-defined]
+            refusing.calls += 1  # type: ignore[attr-defined]
+            raise Refusal("the edited source does not compile")
+        return real(function, *args)
+
+    refusing.calls = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(swap, "rebuilt", refusing)
+    patches = gradscope.patch(Two(), BATCH)
+    assert patches.verified is not None
+    assert [(result.status, result.reason) for result in patches.verified.results] == [
+        ("refused", "the edited source does not compile"),
+        ("kept", ""),
+    ]
