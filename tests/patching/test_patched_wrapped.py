@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn.parallel import DistributedDataParallel
@@ -14,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.patching.exactness import TOLERANCE, check_exact, difference, patched, results
 from tests.patching.gpt_block import Model, x
+from tests.process_group import alone
 
 
 def _under(name: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,11 +81,9 @@ def test_checkpoint(reentrant):
 
 
 @pytest.fixture
-def one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed puts one of its own there
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def one_process():
+    with alone():
+        yield
 
 
 def test_distributed_data_parallel(one_process):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.recipes.embedding import Embedding, embedding
+from tests.process_group import alone
 
 from .test_embedding import FEATURES, IDS, TOKENS, a_weight, assert_no_hooks, same, tied
 
@@ -150,19 +150,15 @@ def test_a_hook_after_the_accumulating_node_runs_as_under_ddp() -> None:
     assert seen == [torch.strided]
 
 
-def test_under_distributed_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_distributed_data_parallel() -> None:
     """Buckets are filled from the accumulating node, tied weight and all."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed puts its own there, and leaves it
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
+    with alone():
         module = Tied(Embedding(TOKENS, FEATURES))
         parallel = DistributedDataParallel(copy.deepcopy(module))
         for _ in range(2):
             module(IDS).backward()
             parallel(IDS).backward()
         torch.testing.assert_close(parallel.module.look_up.weight.grad, module.look_up.weight.grad)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 class Tied(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import gradscope
 from gradscope.recipes import lazy_linear
 from gradscope.recipes.lazy_tensor import LazyTensor, is_computed
+from tests.process_group import alone
 
 from .accuracy import assert_as_accurate
 from .lazy_models import CLASSES, WIDTH, Model, assert_same_gradients, gradients, models, pair
@@ -194,15 +194,10 @@ def test_a_gradient_asked_for_before_the_loss_is_given() -> None:
 def test_distributed(settings: dict[str, bool]) -> None:
     """DDP finds what the outputs need in their graph; two of its settings hand them through a Function of its own."""
     ours, theirs = models()
-    hook = sys.excepthook  # torch.distributed puts one of its own there
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
-    try:
+    with alone():
         wrapped = nn.parallel.DistributedDataParallel(ours, **settings)
         logits, loss = wrapped(*pair())
         (loss + F.cross_entropy(logits.transpose(1, 2), pair()[1])).backward()
-    finally:
-        torch.distributed.destroy_process_group()
-        sys.excepthook = hook
     (2 * theirs(*pair())[1]).backward()
     assert_same_gradients(ours, theirs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope.tables import Options, Progress
+from tests.process_group import alone
 
 from . import burning
 from .burning import Burning, Meter, Source
@@ -98,12 +98,9 @@ def test_amp(meter: Meter, scaled: bool) -> None:
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
-def test_distributed_data_parallel(meter: Meter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_data_parallel(meter: Meter) -> None:
     """One process of DDP: its hooks and its all-reduce are no layer's self time."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed puts its own there, and leaves it
-    dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with alone():
         inner = nn.Sequential(nn.Linear(512, 512), Burning(1, 3), nn.Linear(512, 512), Burning(2, 2))
         model = nn.parallel.DistributedDataParallel(inner)
         meter.adopt(model)
@@ -114,8 +111,6 @@ def test_distributed_data_parallel(meter: Meter, tmp_path: Path, monkeypatch: py
 
         report = prove(meter, in_a_loop(model, lambda: model(batch).sum().backward()), expected)
         assert report.data.ledger.communication_ns > 0
-    finally:
-        dist.destroy_process_group()
 
 
 SCRIPT = '''
