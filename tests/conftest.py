@@ -71,6 +71,12 @@ def _formed(value: Any) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_width_from_outside() -> None:
+    """pytest-xdist tells its processes a width; without it they have none, as under plain pytest."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Torch's threads wait for each other, so a busy machine slows two of them far more than one."""
     threads = torch.get_num_threads()

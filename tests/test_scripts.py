@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gradscope.pipeline import Outcome, profile_script
 from gradscope.tables import Options, RunData
@@ -111,3 +113,24 @@ def test_a_parent_that_is_never_called_names_its_parts(tmp_path: Path) -> None:
     run = _checked(_run(tmp_path, _SCRIPTS["modules called without their parent"])[0])
     assert [row.path for row in run.layers] == ["", "encoder", "decoder"]
     assert run.workload.model == "ModuleDict"
+
+
+def test_an_optimizer_of_somebody_elses_is_not_the_scripts() -> None:
+    """It was built before the script ran: a step still ends at each backward pass."""
+    from gradscope.capture.training import StepFinder
+
+    boundaries: list[int] = []
+
+    class Counting:
+        backward = type("Watch", (), {"ended": None})()
+
+        def boundary(self) -> bool:
+            boundaries.append(1)
+            return False
+
+    kept = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    session: Any = Counting()
+    with StepFinder(session).watching():
+        session.backward.ended()
+        session.backward.ended()
+    assert len(boundaries) == 2 and kept.param_groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -45,11 +46,13 @@ class StepFinder:
         self._kept: list[Optimizer] = []  # so that an id stays that of one optimizer
         self._backwards = 0
         self._optimizer_exists = False
+        self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
         self.saw_backward = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch every optimizer and every backward pass while the block runs."""
+        self._others.update(_optimizers())
         handle = register_optimizer_step_post_hook(self._stepped)
         self._session.backward.ended = self._went_backward
         try:
@@ -83,9 +86,14 @@ class StepFinder:
     def _has_optimizer(self) -> bool:
         # Walking all objects costs some 50 ms: only at the first pass and then rarely.
         if self._backwards & (self._backwards - 1) == 0:
-            self._optimizer_exists = any(issubclass(type(item), Optimizer) for item in gc.get_objects())
+            self._optimizer_exists = any(optimizer not in self._others for optimizer in _optimizers())
         return self._optimizer_exists
 
     def _boundary(self) -> None:
         if self._session.boundary() and not self._run_to_end:
             raise StopRun
+
+
+def _optimizers() -> list[Optimizer]:
+    """Every optimizer of the process."""
+    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
