@@ -16,8 +16,8 @@ _SETUP = """
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
-x = torch.ones(8, 16)
+model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 1))
+x = torch.ones(256, 128)
 done = 0
 """
 
@@ -60,7 +60,7 @@ with torch.profiler.record_function("epoch"):
         optimizer.step()
 """,
     "modules called without their parent": """
-model = nn.ModuleDict({"encoder": nn.Linear(16, 32), "decoder": nn.Linear(32, 1)})
+model = nn.ModuleDict({"encoder": nn.Linear(128, 256), "decoder": nn.Linear(256, 1)})
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for done in range(60):
     optimizer.zero_grad()
