@@ -151,8 +151,8 @@ def test_next_steps() -> None:
     assert commands(diff="") == ["gradscope recipes"]
     script = WorkloadInfo("pkg.train", "script", 5, 3, None)
     assert commands(workload=script, args=("--lr", "a b"))[1] == "gradscope fix -m pkg.train --write -- --lr 'a b'"
-    elsewhere = (replace(KEPT, source="/home/me/m.py:7"),)
-    assert commands(sites=elsewhere)[0] == "patch -p1 -d /home/me < 'a b.diff'"
+    elsewhere = (replace(KEPT, source="/elsewhere/m.py:7"),)
+    assert commands(sites=elsewhere)[0] == "patch -p1 -d /elsewhere < 'a b.diff'"
 
 
 # --------------------------------------------------------------------------------------------------------------------
