@@ -7,6 +7,7 @@ whether it answers as measured on torch 2.11 and 2.13; :func:`require` turns a w
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -62,12 +63,28 @@ def new_profiler(*, shapes: bool = False, memory: bool = False) -> Any:
             thread that starts it and the engine's own: one over every thread records no memory (torch 2.11 and 2.13).
     """
     if memory:
-        return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        return _MemoryProfiler()
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     return profile(activities=activities, record_shapes=shapes, experimental_config=config)
+
+
+class _MemoryProfiler:
+    """``torch.profiler.profile`` of the CPU's memory, by the class that it stands on.
+
+    Its own start imports torch._inductor, to ask for CUDA graphs: a second in a process that has not compiled anything.
+    """
+
+    def __init__(self) -> None:
+        self.profiler = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
+
+    def start(self) -> None:
+        self.profiler.__enter__()
+
+    def stop(self) -> None:
+        self.profiler.__exit__(None, None, None)
 
 
 def start_profiler(profiler: Any) -> None:
@@ -92,12 +109,24 @@ def start_memory_profiler(profiler: Any) -> object:
     Returns:
         What must stay alive until the profiler has stopped: its release would count for the next line.
     """
-    unknown = [torch.UntypedStorage(1) for _ in range(_LOGGED_EVERY)]
+    with _without_collections():  # so many objects at once would start one, of everything that the process holds
+        unknown = [torch.UntypedStorage(1) for _ in range(_LOGGED_EVERY)]
     with _held_stderr(_is_log) as held, _no_cycle_warning():
         profiler.start()
         while unknown and (held is None or not _logged(held)):
             unknown.pop()
     return unknown
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 _LOGGED_EVERY = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -26,20 +27,20 @@ _NAMES = {"__getitem__": "getitem", "__add__": "add", "__radd__": "add", "specia
 class LazyLogits(LazyTensor):
     """Logits, or views, casts and the logarithmic softmax of them; a tensor like any other to all who read it."""
 
-    # torch.compile must not look into _handled: what it would trace is decided anew in each call.
-    handle: ClassVar[Callable[..., Any] | None] = None
+    handle: ClassVar[Callable[..., Any]]
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        assert cls.handle is not None
         return cls.handle(func, args, kwargs or {})
 
 
 def lazy_logits(input: Tensor, weight: Tensor, bias: Tensor | None) -> LazyLogits:
     """``linear(input, weight, bias)``, computed when it is read."""
-    if LazyLogits.handle is None:  # now, for it imports the compiler
+    # torch.compile must not look into _handled: what it would trace is decided anew in each call. To tell it so imports
+    # it, a second for nothing in a process that compiles nothing.
+    if LazyLogits.handle is _handled and "torch._dynamo" in sys.modules:
         LazyLogits.handle = staticmethod(torch.compiler.disable(_handled))
     return of_layer(LazyLogits, input, weight, bias)
 
@@ -65,6 +66,9 @@ def _handled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         if made is not None:
             return made
     return _computed(func, name, args, kwargs)
+
+
+LazyLogits.handle = staticmethod(_handled)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -13,9 +13,9 @@ from gradscope.kernels.attention.dropout import draw_seed
 from gradscope.kernels.attention.options import Options, default_scale
 from gradscope.kernels.check import FLOATING, dtype_text, refuse, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
-from gradscope.kernels.heads import packed
+from gradscope.kernels.heads import held, packed
 from gradscope.kernels.heads.layout import merge_heads, qkv_views
-from gradscope.kernels.once import first_derivative_only
+from gradscope.kernels.once import first_derivative_only, token
 from gradscope.recipes.heads import check_packed, split_qkv
 from gradscope.recipes.recipe import Recipe
 
@@ -35,11 +35,13 @@ ABOUT = Recipe(
     limits=(
         "On a GPU it is the attention recipe on views: torch's kernels allocate their gradients, so one copy remains.",
         "Self-attention only: queries, keys and values have the same number of tokens.",
-        "So it is on the CPU below 256 tokens and, without mask and dropout, beyond 1,024 and in float16 and bfloat16.",
+        "So it is on the CPU below 256 tokens, many short sequences apart, and, without mask and dropout, beyond 1,024 "
+        "and in float16 and bfloat16.",
         "A second derivative raises RuntimeError.",
     ),
     backends=(
         ("cpu", "CPU; measured there"),
+        ("held", "CPU, float32 and float64, without mask and dropout, where there are few scores; measured"),
         ("triton", "NVIDIA GPUs from compute capability 8.0 on, when asked for; not yet run on a GPU"),
         ("attention", "everything else; what the attention recipe takes"),
     ),
@@ -51,8 +53,12 @@ ABOUT = Recipe(
 
 _NAME = "packed_attention"
 FEWEST_TOKENS = 256  # below, torch's kernel is done before Python has walked over the blocks
+MOST_HELD = 300_000  # scores; measured x1.1 to x1.3 up to here beside torch's kernel, x0.94 at 1,000,000
+FEWEST_HEADS = 32  # of all samples: with fewer, a batched product has not enough to do for its call
+FEWEST_ROWS = 256  # tokens of all samples: below, an autograd Function in Python takes longer than is saved
 MOST_TOKENS = 1_024  # measured x1.06 there, x0.9 at 4,096: scores computed twice cost more than the copies
 _REASONS = {
+    "held": "many short sequences: all scores are few enough to be held, and each step is one call for all heads",
     "cpu": "blocks of scores stay in the cache, and gradients go straight into one buffer",
     "triton": "gradients go straight into one buffer",
     "attention": "the attention recipe on views of the projection",
@@ -74,6 +80,7 @@ def _explain(
     kv_heads = check_packed(_NAME, qkv, heads, kv_heads)
     _check(qkv, heads, attn_mask, dropout_p, scale)
     against = {
+        "held": _against_held(qkv, heads, kv_heads, attn_mask, dropout_p),
         "cpu": None if qkv.device.type == "cpu" else f"the tensors are on {qkv.device}",
         "triton": triton_launch.why_not(*qkv_views(qkv, heads, kv_heads), attn_mask, Options(1.0, kv_heads)),
     }
@@ -82,6 +89,7 @@ def _explain(
         few = f"it pays from {FEWEST_TOKENS} tokens on" if qkv.shape[1] < FEWEST_TOKENS else None
         if plain and qkv.shape[1] > MOST_TOKENS:
             few = f"without mask and dropout it pays up to {MOST_TOKENS} tokens"
+        against["held"] = against["held"] or _against_holding(qkv, heads)
         short = "torch multiplies this dtype faster" if plain and qkv.dtype in (torch.float16, torch.bfloat16) else None
         against["cpu"] = against["cpu"] or few or short
         against["triton"] = against["triton"] or "torch's own kernels are faster than one less copy"
@@ -115,7 +123,7 @@ def packed_attention(
         is_causal: a query sees itself and what is before it, in addition to ``attn_mask``.
         scale: of the scores; None for ``1 / sqrt(size)``.
         kv_heads: of keys and values (grouped heads); None for ``heads``.
-        backend: "auto", "cpu", "triton" or "attention"; ``packed_attention.explain`` tells what "auto" takes.
+        backend: "auto", "held", "cpu", "triton" or "attention"; ``packed_attention.explain`` tells what "auto" takes.
 
     Returns:
         [batch, tokens, heads · size].
@@ -127,11 +135,15 @@ def packed_attention(
     scalable = scale is None or (isinstance(scale, (int, float)) and math.isfinite(scale))
     plain = backend == "auto" and attn_mask is None and dropout_p == 0 and scalable
     if plain and _is_small(qkv, heads, kv_heads):
+        if _against_dtype(qkv) is None and _against_holding(qkv, heads) is None:
+            return _held(qkv, heads, is_causal, scale)
         return _on_views(qkv, heads, heads, None, 0.0, is_causal, scale)
     choice = _explain(qkv, heads, attn_mask, dropout_p, is_causal, scale, kv_heads=kv_heads, backend=backend)
     kv_heads = heads if kv_heads is None else kv_heads
     if torch.is_autocast_enabled(qkv.device.type) and qkv.dtype == torch.float32:
         qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
+    if choice.backend == "held":
+        return _held(qkv, heads, is_causal, scale)
     if choice.backend == "attention":
         return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale)
     seed = draw_seed(qkv.device) if dropout_p > 0 else None
@@ -157,6 +169,41 @@ def _is_small(qkv: Tensor, heads: int, kv_heads: int | None) -> bool:
         and qkv.shape[2] % (3 * heads) == 0
         and qkv.dtype in FLOATING
     )
+
+
+def _against_held(qkv: Tensor, heads: int, kv_heads: int, attn_mask: Tensor | None, dropout_p: float) -> str | None:
+    """Why the scores cannot be held."""
+    if qkv.device.type != "cpu":
+        return f"the tensors are on {qkv.device}"
+    if attn_mask is not None or dropout_p:
+        return "it takes neither a mask nor dropout"
+    if kv_heads != heads:
+        return "it takes as many heads of keys as of queries"
+    if not qkv.numel():
+        return "a dimension is 0"
+    return _against_dtype(qkv)
+
+
+def _against_dtype(qkv: Tensor) -> str | None:
+    if qkv.dtype not in (torch.float32, torch.float64):
+        return f"it does not compute in {dtype_text(qkv.dtype)}"
+    return "under autocast the attention recipe runs" if torch.is_autocast_enabled(qkv.device.type) else None
+
+
+def _against_holding(qkv: Tensor, heads: int) -> str | None:
+    """Why the scores should not be held where they can be; a problem of another rank is refused before."""
+    batch, tokens = qkv.shape[0], qkv.shape[1]
+    if batch * heads < FEWEST_HEADS or batch * tokens < FEWEST_ROWS:
+        return f"it pays from {FEWEST_HEADS} heads and {FEWEST_ROWS} tokens of all samples on"
+    if batch * heads * tokens * tokens > MOST_HELD:
+        return f"it pays up to {MOST_HELD:,} scores"
+    return None
+
+
+def _held(qkv: Tensor, heads: int, is_causal: bool, scale: float | None) -> Tensor:
+    factor = default_scale(qkv.shape[2] // (3 * heads)) if scale is None else float(scale)
+    found, _ = _HeldAttention.apply(qkv, heads, is_causal, factor)  # type: ignore[no-untyped-call]
+    return found  # type: ignore[no-any-return]
 
 
 def _on_views(
@@ -207,6 +254,25 @@ class _PackedAttention(torch.autograd.Function):
         options = (heads, kv_heads, is_causal, dropout_p, scale, backend, wants_bias)
         dqkv, dbias = packed.backward(upstream, qkv, bias, seed, out, logsumexp, *options)
         return dqkv if wants_qkv else None, dbias if wants_bias else None, None, None
+
+
+class _HeldAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        out, *kept = held.forward(qkv, heads, is_causal, scale)
+        link = token(qkv)
+        ctx.save_for_backward(*kept, link)
+        ctx.settings = (heads, scale)
+        return out, link
+
+    @staticmethod
+    @first_derivative_only(_NAME, "attention(..., backend='math') has a second derivative")
+    def backward(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        if upstream is None:
+            return None, None, None, None
+        *kept, _link = ctx.saved_tensors
+        return held.backward(upstream, *kept, *ctx.settings), None, None, None
 
 
 class PackedSelfAttention(nn.Module):

@@ -18,7 +18,7 @@ from gradscope.patching.second import second_of
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.spelling import Spelling
 from gradscope.patching.statements import Statements
-from gradscope.patching.syntax import bound_names, names_in, spelled_condition, statements_in
+from gradscope.patching.syntax import bound_names, names_in, spelled_condition, statements_in, walked
 from gradscope.patching.texts import Texts
 
 
@@ -110,7 +110,7 @@ class _Region:
         names = Names(self.source, self.stays, self.statement, self.statements.gone, self.statements.parts)
         changed = self.statements.changed
         for read in names.readers():
-            if any(part is read for each in changed for part in ast.walk(each)):
+            if any(part is read for each in changed for part in walked(each)):
                 continue
             if not self.statements.assume_unread(read):
                 returned = isinstance(self.source.statement(read), ast.Return)
@@ -210,7 +210,7 @@ class _Region:
         return Replacement(start, end, "\n".join(lines) + "\n")
 
     def _check_one_line_texts(self, statement: ast.stmt) -> None:
-        for part in ast.walk(statement):
+        for part in walked(statement):
             if isinstance(part, (ast.Constant, ast.JoinedStr)) and part.lineno != part.end_lineno:
                 raise Refusal(f"line {part.lineno}: a text of several lines cannot be indented")
 

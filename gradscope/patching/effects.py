@@ -12,7 +12,7 @@ from gradscope.patching.match import Match
 from gradscope.patching.reading import LOOKING, called_name
 from gradscope.patching.record import Node
 from gradscope.patching.refusal import Refusal
-from gradscope.patching.syntax import bound_names, is_name, within
+from gradscope.patching.syntax import bound_names, is_name, walked, within
 from gradscope.patching.texts import Texts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check_calls(match: Match, texts: Texts, statements: Statements, spelled: lis
     """
     made = set(map(texts.expression, match.nodes)) | set(texts.recorded)
     for statement in [*statements.parts, statements.stays]:
-        for part in ast.walk(statement):
+        for part in walked(statement):
             if not isinstance(part, ast.Call) or part in made or any(within(each, part) for each in spelled):
                 continue
             if called_name(part) in {"map", "zip"} and _maps(part, match):

@@ -29,6 +29,9 @@ class Side:
     peak_bytes: int  # above the start
 
 
+NOTHING = Side(0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Gain:
     """Both ways."""
@@ -52,10 +55,13 @@ class Gain:
         noise = max(NOISE * self.before.wall_ns, self.before.spread_ns, self.after.spread_ns)
         return -self.saved_ns > noise
 
-    @property
-    def hungrier(self) -> bool:
-        """Whether the peak is higher, beyond a megabyte and noise."""
-        return -self.saved_bytes > max(SLACK_BYTES, NOISE * self.before.peak_bytes)
+    def hungrier(self, whole_bytes: int = 0) -> bool:
+        """Whether the peak is higher, beyond a megabyte and noise: of the work, or of the whole step it is a part of.
+
+        Args:
+            whole_bytes: peak of the whole step.
+        """
+        return -self.saved_bytes > max(SLACK_BYTES, NOISE * max(self.before.peak_bytes, whole_bytes))
 
 
 def compare_work(
@@ -86,6 +92,7 @@ def sides_of(
     rounds: int,
     *,
     settled: bool,
+    first_peak: int | None = None,
 ) -> list[Side]:
     """Time and memory of each way, a pair of work and what is called before it.
 
@@ -94,8 +101,11 @@ def sides_of(
         device: where the work is done.
         rounds: of time, all ways in turns.
         settled: see :func:`~gradscope.trace.peak.peak_bytes`.
+        first_peak: of the first way, where it is known.
     """
-    peaks = peaks_bytes([functools.partial(_switched, *way) for way in ways], device, settled=settled)
+    known = [] if first_peak is None else [first_peak]
+    works = [functools.partial(_switched, *way) for way in ways[len(known) :]]
+    peaks = [*known, *peaks_bytes(works, device, settled=settled)]
     times: list[list[int]] = [[] for _ in ways]
     for _ in range(rounds):
         for found, (work, switch) in zip(times, ways, strict=True):

@@ -6,7 +6,7 @@ import ast
 
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import bound_names, is_name, targets, within
+from gradscope.patching.syntax import bound_names, is_name, targets, walked, within
 
 
 class Names:
@@ -77,12 +77,12 @@ class Names:
         return False
 
     def _check_nested(self, name: str) -> None:
-        for part in ast.walk(self.source.definition):
+        for part in walked(self.source.definition):
             if isinstance(part, (ast.Global, ast.Nonlocal)) and name in part.names:
                 raise Refusal(f"{name} is not a local name")
             nested = isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
             nested = nested and part is not self.source.definition
-            if nested and any(is_name(inner, name) for inner in ast.walk(part)):
+            if nested and any(is_name(inner, name) for inner in walked(part)):
                 raise Refusal(f"{name} is also a name inside a nested function")
             if isinstance(part, ast.Name) and part.id in {"locals", "eval", "exec", "vars"}:
                 raise Refusal(f"{part.id}() may read any name")

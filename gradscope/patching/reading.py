@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from gradscope.patching.source import FunctionSource
+from gradscope.patching.syntax import walked
 
 # Reading these again gives the same, as long as the names in them are not bound anew.
 LOOKING = frozenset(
@@ -94,7 +95,7 @@ def name_chain(expression: ast.expr) -> Iterator[str]:
 
 def reads_only(expression: ast.expr) -> bool:
     """Whether evaluating it changes nothing."""
-    for part in ast.walk(expression):
+    for part in walked(expression):
         if isinstance(part, ast.Call):
             name = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
             if name not in LOOKING:

@@ -9,7 +9,7 @@ from gradscope.patching.match import Match
 from gradscope.patching.record import Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.statements import Statements
-from gradscope.patching.syntax import names_in
+from gradscope.patching.syntax import names_in, walked
 from gradscope.patching.texts import Texts
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
@@ -64,7 +64,7 @@ def second_of(match: Match, recording: Recording, texts: Texts, statements: Stat
 def _check_between(match: Match, recording: Recording, statements: list[ast.stmt], name: str) -> None:
     """Nothing touches the tensor, or what the later call reads besides, before that call."""
     for statement in statements:
-        stored = [part for part in ast.walk(statement) if isinstance(part, ast.Name) and part.id == name]
+        stored = [part for part in walked(statement) if isinstance(part, ast.Name) and part.id == name]
         if any(not isinstance(part.ctx, ast.Load) for part in stored):
             raise Refusal(f"line {statement.lineno} binds {name} anew")
         if not isinstance(statement, _SIMPLE) and name in names_in(statement):

@@ -50,6 +50,11 @@ class Site:
         return self.edit is not None and not self.reasons
 
     @property
+    def idle(self) -> str:
+        """Why replacing it would gain nothing on this batch; empty where it may."""
+        return self.matches[0].idle if self.matches and all(match.idle for match in self.matches) else ""
+
+    @property
     def source(self) -> str:
         """``model.py:65``."""
         return f"{self.file}:{self.line}"

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gradscope.patching.record import Span
 from gradscope.patching.refusal import Refusal
+from gradscope.patching.syntax import walked
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -161,7 +162,7 @@ class FunctionSource:
 
     def names(self, name: str) -> list[ast.Name]:
         """Every occurrence of a local name."""
-        return [node for node in ast.walk(self.definition) if isinstance(node, ast.Name) and node.id == name]
+        return [node for node in walked(self.definition) if isinstance(node, ast.Name) and node.id == name]
 
     def inside(self, node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
         """Whether a node of ``kinds`` stands between it and the function."""

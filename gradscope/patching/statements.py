@@ -22,6 +22,7 @@ from gradscope.patching.syntax import (
     only_checks,
     statements_in,
     targets,
+    walked,
     within,
 )
 from gradscope.patching.texts import Texts
@@ -271,13 +272,12 @@ class Statements:
                 raise Refusal(f"line {test.lineno}: the condition cannot be asked earlier")
 
     def _check_own(self, statement: ast.stmt) -> None:
-        for part in ast.walk(statement):
+        for part in walked(statement):
             if isinstance(part, HIDES) and not is_the_same_for_each(part):
                 raise Refusal(f"line {part.lineno} holds a lambda, a comprehension or an assignment inside")
-            made = self._made_in(part)
-            if isinstance(part, ast.BoolOp) and made:
+            if isinstance(part, ast.BoolOp) and self._made_in(part):
                 raise Refusal(f"line {part.lineno} holds a condition")
-            if isinstance(part, ast.IfExp) and made:
+            if isinstance(part, ast.IfExp) and (made := self._made_in(part)):
                 inside = [any(within(side, each) for each in made) for side in (part.body, part.orelse)]
                 if all(inside) or any(within(part.test, each) for each in made):
                     raise Refusal(f"line {part.lineno}: both sides of a condition ran")
@@ -288,7 +288,7 @@ class Statements:
         return [found for found in map(self.texts.expression, self.match.nodes) if within(part, found)]
 
     def _check_stays(self) -> None:
-        for part in ast.walk(self.stays):
+        for part in walked(self.stays):
             if isinstance(part, HIDES) or (isinstance(part, (ast.IfExp, ast.BoolOp)) and self._made_in(part)):
                 raise Refusal(f"line {part.lineno} holds a condition, a lambda or a comprehension")
         if self.source.inside(self.stays, HIDES):

@@ -12,6 +12,15 @@ BRANCHES = (ast.IfExp, ast.BoolOp)
 _OPPOSITE = {ast.Is: "is not", ast.IsNot: "is", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in"}
 
 
+def walked(node: ast.AST) -> tuple[ast.AST, ...]:
+    """``node`` and all inside it, as ``ast.walk`` gives them; kept, for trees that were read are not changed."""
+    found: tuple[ast.AST, ...] | None = getattr(node, "_walked", None)
+    if found is None:
+        found = tuple(ast.walk(node))
+        node._walked = found  # type: ignore[attr-defined]
+    return found
+
+
 def is_name(node: ast.AST, name: str) -> bool:
     """Whether it is that name."""
     return isinstance(node, ast.Name) and node.id == name
@@ -19,17 +28,17 @@ def is_name(node: ast.AST, name: str) -> bool:
 
 def within(outer: ast.AST, inner: ast.AST) -> bool:
     """Whether ``inner`` is ``outer`` or a part of it."""
-    return any(part is inner for part in ast.walk(outer))
+    return any(part is inner for part in walked(outer))
 
 
 def names_in(node: ast.AST) -> set[str]:
     """The names that occur in it."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return {part.id for part in walked(node) if isinstance(part, ast.Name)}
 
 
 def statements_in(statements: list[ast.stmt]) -> list[ast.stmt]:
     """The statements and all inside them."""
-    return [part for statement in statements for part in ast.walk(statement) if isinstance(part, ast.stmt)]
+    return [part for statement in statements for part in walked(statement) if isinstance(part, ast.stmt)]
 
 
 def targets(statement: ast.AST) -> set[str]:
@@ -76,7 +85,7 @@ def is_straight(statement: ast.stmt) -> bool:
         return isinstance(statement.value, ast.Constant)
     if not isinstance(statement, (ast.Return, ast.Assert, ast.Pass)) and not targets(statement):
         return False
-    hidden = [part for part in ast.walk(statement) if isinstance(part, (*HIDES, *BRANCHES))]
+    hidden = [part for part in walked(statement) if isinstance(part, (*HIDES, *BRANCHES))]
     return all(is_the_same_for_each(part) for part in hidden)
 
 
@@ -87,7 +96,7 @@ def is_the_same_for_each(part: ast.AST) -> bool:
             return False
     elif not isinstance(part, ast.Lambda):
         return False
-    return not any(isinstance(each, (*HIDES, *BRANCHES)) for each in ast.walk(part) if each is not part)
+    return not any(isinstance(each, (*HIDES, *BRANCHES)) for each in walked(part) if each is not part)
 
 
 def only_checks(statement: ast.stmt) -> bool:
@@ -99,7 +108,7 @@ def only_checks(statement: ast.stmt) -> bool:
 
 def calls_something(statement: ast.stmt) -> bool:
     """Whether running it would have been recorded, as far as the text tells."""
-    return any(isinstance(part, (ast.Call, ast.BinOp, ast.AugAssign)) for part in ast.walk(statement))
+    return any(isinstance(part, (ast.Call, ast.BinOp, ast.AugAssign)) for part in walked(statement))
 
 
 def spelled_condition(text: str, test: ast.expr, outcome: bool) -> str:

@@ -14,6 +14,7 @@ from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read
 from gradscope.patching.record import Frame, Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
+from gradscope.patching.syntax import walked
 
 
 class Texts:
@@ -123,7 +124,7 @@ class Texts:
         else:
             return None
         inner = (ast.Lambda, ast.ListComp, ast.GeneratorExp)
-        names = any(isinstance(part, ast.Name) and part.id not in self._first() for part in ast.walk(found))
+        names = any(isinstance(part, ast.Name) and part.id not in self._first() for part in walked(found))
         if isinstance(found, ast.UnaryOp) or (names and self.source.inside(found, inner)) or not reads_only(found):
             return None
         return found
@@ -161,7 +162,7 @@ class Texts:
         place = at.place_in(self.frame)
         if not self.holds(expression):
             return False
-        for part in ast.walk(expression):
+        for part in walked(expression):
             if not isinstance(part, ast.Name):
                 continue
             value = place.names.get(part.id) if place is not None else None
@@ -273,10 +274,10 @@ class Texts:
 
         Offsets in the file; the statement that holds the last call binds its names after it.
         """
-        names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)}
-        attributes = {part.attr for part in ast.walk(expression) if isinstance(part, ast.Attribute)}
+        names = {part.id for part in walked(expression) if isinstance(part, ast.Name)}
+        attributes = {part.attr for part in walked(expression) if isinstance(part, ast.Attribute)}
         own = self.source.statement(self.expression(self.last))
-        for other in ast.walk(self.source.definition):
+        for other in walked(self.source.definition):
             if not isinstance(getattr(other, "ctx", None), (ast.Store, ast.Del)):
                 continue
             same = isinstance(other, ast.Name) and other.id in names

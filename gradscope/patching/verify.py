@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -12,12 +13,13 @@ from torch import nn
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.patching.compare import Errors
-from gradscope.patching.gains import Gain, compare_work, sides_of
+from gradscope.patching.gains import NOTHING, Gain, Side, compare_work, sides_of
 from gradscope.patching.plan import Plan
 from gradscope.patching.proof import prove
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
 from gradscope.patching.unit import Unit, captured
+from gradscope.trace.peak import peaks_bytes
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
 
 
@@ -61,8 +63,9 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int 
     place = resolve_device(device, workload.model)
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
         step = _Step(workload, next(Batches(workload.batch, place, needed=1)), place, rounds)
-        held = swaps(plan.supported, plan.files)
+        held = swaps([site for site in plan.supported if not site.idle], plan.files)
         results = [Result(site, "refused", "; ".join(site.reasons)) for site in plan.sites if not site.supported]
+        results += [Result(site, "refused", site.idle) for site in plan.supported if site.idle]
         wide = [swap for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)]
         units = step.units([swap for swap in held if swap not in wide])
         measured: dict[object, Gain] = {}
@@ -70,18 +73,18 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int 
         for swap in held:
             if swap not in wide:
                 unit = units.get(swap.module)
-                found = _judged(swap, unit, plan, measured, place, rounds)
+                found = _judged(swap, unit, plan, measured, step)
                 results += found
                 small += _with(swap, found, plan)
         proved = {swap: prove(swap, step.unit, plan.files) for swap in wide}
-        good = [Swap(swap.module, sites, plan.files) for swap in wide if (sites := _right(proved[swap]))]
-        whole, of_wide = step.measured(small, good)
-        reason = "" if of_wide is None else _why_undone(of_wide)
+        good = [_of(swap, sites, plan) for swap in wide if (sites := _right(proved[swap]))]
+        before, of_small, of_all = step.measured(small, good)
+        of_wide = Gain(of_small, of_all) if good else None
+        reason = "" if of_wide is None else _why_undone(of_wide, lambda: before.peak_bytes)
         for swap in wide:
             results += _results(proved[swap], of_wide, reason)
         kept = [*small, *([] if reason else good)]
-        if reason:
-            whole = step.measured(small, [])[0]
+        whole = Gain(before, of_small if reason else of_all)
         difference = step.loss_difference(kept) if kept else 0.0
     order = {site: index for index, site in enumerate(plan.sites)}
     return Verified(sorted(results, key=lambda result: order[result.site]), whole if kept else None, difference)
@@ -99,17 +102,22 @@ class _Step:
         self.unit = Unit("the step", workload.model, self._loss_of, (batch,), {})
         self._stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
 
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Of the step as it is."""
+        return peaks_bytes([self._run], self.device, settled=True)[0]
+
     def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:
         """What each module with a site is given."""
         modules = {swap.sites[0].path: swap.module for swap in held}
         found = captured(modules, lambda: self._loss_of(self.batch))
         return {modules[path]: unit for path, unit in found.items()}
 
-    def measured(self, small: list[Swap], wide: list[Swap]) -> tuple[Gain | None, Gain | None]:
-        """The whole step without and with all; and what ``wide`` adds to ``small``. None where there is nothing."""
+    def measured(self, small: list[Swap], wide: list[Swap]) -> tuple[Side, Side, Side]:
+        """The whole step without any, with ``small``, and with all; each different one is measured once."""
         states: list[list[Swap]] = [[], *([small] if small else []), *([[*small, *wide]] if wide else [])]
         if len(states) == 1:
-            return None, None
+            return NOTHING, NOTHING, NOTHING
         every = [*small, *wide]
 
         def switch(on: list[Swap]) -> Callable[[], None]:
@@ -121,10 +129,10 @@ class _Step:
 
         try:
             ways = [(self._run, switch(on)) for on in states]
-            sides = sides_of(ways, self.device, self.rounds, settled=True)
+            sides = sides_of(ways, self.device, self.rounds, settled=True, first_peak=vars(self).get("peak_bytes"))
         finally:
             switch([])()
-        return Gain(sides[0], sides[-1]), Gain(sides[-2], sides[-1]) if wide else None
+        return sides[0], sides[1] if small else sides[0], sides[-1]
 
     def loss_difference(self, kept: list[Swap]) -> float:
         """Of the loss without and with ``kept``, in evaluation mode: a share of the loss."""
@@ -149,9 +157,7 @@ class _Step:
             parameter.grad = None
 
 
-def _judged(
-    swap: Swap, unit: Unit | None, plan: Plan, measured: dict[object, Gain], device: torch.device, rounds: int
-) -> list[Result]:
+def _judged(swap: Swap, unit: Unit | None, plan: Plan, measured: dict[object, Gain], step: _Step) -> list[Result]:
     """The verdicts of one module's sites."""
     if unit is None:
         return [Result(site, "undone", "the module was not called in the second run") for site in swap.sites]
@@ -163,8 +169,8 @@ def _judged(
     key = (unit.signature, tuple(sorted((site.recipe, site.source) for site in good)))
     gain = measured.get(key)
     if gain is None:
-        gain = measured[key] = _measured(Swap(swap.module, good, plan.files), unit, device, rounds)
-    return _results(proofs, gain, _why_undone(gain))
+        gain = measured[key] = _measured(_of(swap, good, plan), unit, step.device, step.rounds)
+    return _results(proofs, gain, _why_undone(gain, lambda: step.peak_bytes))
 
 
 def _right(proofs: dict[Site, Errors | str]) -> list[Site]:
@@ -183,13 +189,18 @@ def _results(proofs: dict[Site, Errors | str], gain: Gain | None, reason: str) -
 def _with(swap: Swap, results: list[Result], plan: Plan) -> list[Swap]:
     """A swap of the sites that are kept, if any."""
     good = [result.site for result in results if result.status == "kept"]
-    return [Swap(swap.module, good, plan.files)] if good else []
+    return [_of(swap, good, plan)] if good else []
 
 
-def _why_undone(gain: Gain) -> str:
+def _of(swap: Swap, sites: list[Site], plan: Plan) -> Swap:
+    """A swap of some of its sites."""
+    return swap if set(sites) == set(swap.sites) else Swap(swap.module, sites, plan.files)
+
+
+def _why_undone(gain: Gain, whole_bytes: Callable[[], int]) -> str:
     if gain.slower:
         return "it is slower on this batch"
-    return "it needs more memory on this batch" if gain.hungrier else ""
+    return "it needs more memory on this batch" if gain.hungrier() and gain.hungrier(whole_bytes()) else ""
 
 
 def _measured(swap: Swap, unit: Unit, device: torch.device, rounds: int) -> Gain:

@@ -183,6 +183,7 @@ def test_slower_and_hungrier_beyond_noise() -> None:
     assert not Gain(before, Side(1_019_000, 10_000, 101 << 20)).slower
     assert Gain(before, Side(1_050_000, 10_000, 100 << 20)).slower
     assert not Gain(before, Side(1_050_000, 60_000, 100 << 20)).slower
-    assert not Gain(before, Side(900_000, 10_000, 102 << 20)).hungrier
-    assert Gain(before, Side(900_000, 10_000, 103 << 20)).hungrier
+    assert not Gain(before, Side(900_000, 10_000, 102 << 20)).hungrier()
+    assert Gain(before, Side(900_000, 10_000, 103 << 20)).hungrier()
+    assert not Gain(before, Side(900_000, 10_000, 103 << 20)).hungrier(1 << 30)  # 3 MB of a step of 1 GB
     assert Gain(before, Side(900_000, 10_000, 90 << 20)).saved_ns == 100_000

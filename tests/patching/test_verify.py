@@ -207,6 +207,19 @@ class Language(nn.Module):
 LANGUAGE = (BATCH, torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(6)))
 
 
+def test_few_logits_are_left_as_they_are(equal_gains: dict[str, Gain]) -> None:
+    """Planned, for it would be right; neither proved nor measured, for it gains nothing."""
+    model = Language()
+    assert [site.supported for site in gradscope.plan(model, LANGUAGE).sites] == [True]
+    patches = gradscope.patch(model, LANGUAGE)
+    assert patches.verified is not None
+    (result,) = patches.verified.results
+    assert (result.status, result.gain, patches.verified.failed) == ("refused", None, False)
+    assert result.reason == "fewer than 2,000,000 logits are sooner made at once on the CPU"
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.usefixtures("few_logits_count")
 def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> None:
     patches = gradscope.patch(Language(), LANGUAGE)
     assert patches.verified is not None
@@ -216,6 +229,7 @@ def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> Non
     assert "gradient of body.weight" in {each.name for each in result.errors.distances}
 
 
+@pytest.mark.usefixtures("few_logits_count")
 @pytest.mark.parametrize(
     ("after", "status"),
     [(Side(1_200_000, 10_000, 10 << 20), "undone"), (Side(900_000, 10_000, 5 << 20), "kept")],

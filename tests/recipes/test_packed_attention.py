@@ -58,9 +58,12 @@ def compare(qkv: Tensor, heads: int, *args: Any, upstream: Tensor | None = None,
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("backend", ["cpu", "attention"])
-def test_gradcheck(is_causal: bool, kv_heads: int, backend: str) -> None:
-    qkv = torch.randn(2, 5, (4 + 2 * kv_heads) * 3, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("backend", ["cpu", "held", "attention"])
+@pytest.mark.parametrize("tokens", [5, 17])
+def test_gradcheck(is_causal: bool, kv_heads: int, backend: str, tokens: int) -> None:
+    if backend == "held" and kv_heads != 4:
+        pytest.skip("held takes as many heads of keys as of queries")
+    qkv = torch.randn(2, tokens, (4 + 2 * kv_heads) * 3, dtype=torch.float64, requires_grad=True)
     with dirty_memory():
         assert torch.autograd.gradcheck(
             lambda x: packed_attention(x, 4, is_causal=is_causal, kv_heads=kv_heads, backend=backend), qkv
@@ -80,10 +83,18 @@ def test_lengths(tokens: int, is_causal: bool) -> None:
     compare(torch.randn(1, tokens, 3 * 2 * 16), 2, is_causal=is_causal, backend="cpu")
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 13, 15, 16, 17, 31, 64])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_lengths_whose_scores_are_held(tokens: int, is_causal: bool) -> None:
+    """Edge case 15: below, at and above what fills a register."""
+    compare(torch.randn(3, tokens, 3 * 4 * 8), 4, is_causal=is_causal, backend="held")
+
+
 @pytest.mark.parametrize("size", [1, 8, 20, 33, 64, 100, 256])
 def test_head_sizes(size: int) -> None:
     """Edge case 15."""
     compare(torch.randn(2, 70, 9 * size), 3, is_causal=True, backend="cpu")
+    compare(torch.randn(2, 13, 9 * size), 3, is_causal=True, backend="held")
 
 
 @settings(deadline=None, derandomize=True, max_examples=30, database=None)
@@ -119,6 +130,8 @@ def test_any_shape_layout_and_dtype(
         "padded": torch.randn(batch, tokens, width + 5)[..., 3:-2],
     }[layout].to(dtype)
     compare(qkv, heads, is_causal=is_causal, scale=scale, kv_heads=kv_heads, backend="cpu")
+    if repeats == 1 and dtype == torch.float32:
+        compare(qkv, heads, is_causal=is_causal, scale=scale, backend="held")
 
 
 def test_many_blocks_of_heads_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +145,9 @@ def test_many_blocks_of_heads_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_any_strides() -> None:
     """Edge cases 1 and 11: not uniform, transposed, expanded."""
     qkv = torch.randn(2, 70, 48)
-    compare(qkv, 2, is_causal=True, backend="cpu", upstream=torch.randn(70, 2, 16).transpose(0, 1))
-    compare(qkv, 2, is_causal=True, backend="cpu", upstream=torch.ones(()).expand(2, 70, 16))
+    for backend in ("cpu", "held"):
+        compare(qkv, 2, is_causal=True, backend=backend, upstream=torch.randn(70, 2, 16).transpose(0, 1))
+        compare(qkv, 2, is_causal=True, backend=backend, upstream=torch.ones(()).expand(2, 70, 16))
 
 
 def test_every_value_counts_once_in_one_buffer() -> None:
@@ -242,6 +256,28 @@ def test_explain_says_what_runs_and_why() -> None:
     assert packed_attention.explain(qkv, 2, backend="attention").reason == "asked for"
 
 
+def test_many_short_sequences_are_held() -> None:
+    """What the shortcut for small problems takes is what explain says."""
+    qkv = torch.randn(64, 13, 192, requires_grad=True)
+    cases = [
+        (qkv, "held", None),
+        (qkv[:4], "attention", "it pays from 32 heads and 256 tokens of all samples on"),
+        (torch.randn(64, 64, 192, requires_grad=True), "attention", "it pays up to 300,000 scores"),
+        (qkv.bfloat16(), "attention", "it does not compute in bfloat16"),
+        (torch.randn(64, 0, 192, requires_grad=True), "attention", "a dimension is 0"),
+    ]
+    for x, backend, why in cases:
+        choice = packed_attention.explain(x, 4, is_causal=True)
+        assert (choice.backend, choice.refused.get("held")) == (backend, why)
+        node = packed_attention(x, 4, is_causal=True).grad_fn
+        assert (type(node).__name__ == "_HeldAttentionBackward") == (backend == "held")
+    assert packed_attention.explain(qkv, 4, dropout_p=0.1).refused["held"] == "it takes neither a mask nor dropout"
+    assert packed_attention.explain(qkv, 4, kv_heads=4).backend == "held"
+    with torch.autocast("cpu"):
+        assert packed_attention.explain(qkv, 4).refused["held"] == "under autocast the attention recipe runs"
+    compare(qkv.detach(), 4, is_causal=True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -257,7 +293,7 @@ def test_explain_says_what_runs_and_why() -> None:
             {"attn_mask": torch.ones(5, 6)},
             r"attn_mask is of shape \(5, 6\); expected a shape that broadcasts",
         ),
-        ({"backend": "math"}, "backend is 'math'; expected 'auto' or 'cpu' or 'triton' or 'attention'"),
+        ({"backend": "math"}, "backend is 'math'; expected 'auto' or 'held' or 'cpu' or 'triton' or 'attention'"),
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:

@@ -16,21 +16,23 @@ from .test_packed_attention import run, views, with_sdpa
 COMPILES = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own doing
 
 
-def test_nothing_of_what_was_given_changes() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "held"])
+def test_nothing_of_what_was_given_changes(backend: str) -> None:
     """Edge cases 2 and 4."""
     qkv, upstream = torch.randn(2, 70, 48, requires_grad=True), torch.randn(2, 70, 16)
     before = (qkv.detach().clone(), upstream.clone())
-    out = packed_attention(qkv, 2, is_causal=True, backend="cpu")
+    out = packed_attention(qkv, 2, is_causal=True, backend=backend)
     kept, version = out.detach().clone(), out._version
     torch.autograd.grad(out, qkv, upstream)
     assert torch.equal(qkv, before[0]) and torch.equal(upstream, before[1]) and torch.equal(out, kept)
     assert (qkv._version, upstream._version, out._version) == (0, 0, version)
 
 
-def test_backward_again() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "held"])
+def test_backward_again(backend: str) -> None:
     """Edge case 3: right with a retained graph, refused without."""
     qkv = torch.randn(2, 70, 48, requires_grad=True)
-    out = packed_attention(qkv, 2, is_causal=True, backend="cpu").sum()
+    out = packed_attention(qkv, 2, is_causal=True, backend=backend).sum()
     first = torch.autograd.grad(out, qkv, retain_graph=True)[0]
     second = torch.autograd.grad(out, qkv)[0]
     assert torch.equal(first, second)
@@ -38,22 +40,23 @@ def test_backward_again() -> None:
         torch.autograd.grad(out, qkv)
 
 
-def test_second_derivative_is_refused_and_deterministic_mode_is_fine() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "held"])
+def test_second_derivative_is_refused_and_deterministic_mode_is_fine(backend: str) -> None:
     """Edge case 19."""
     qkv = torch.randn(2, 70, 48, requires_grad=True)
     torch.use_deterministic_algorithms(True)
     try:
-        found = [torch.autograd.grad(packed_attention(qkv, 2, backend="cpu").sum(), qkv)[0] for _ in range(2)]
+        found = [torch.autograd.grad(packed_attention(qkv, 2, backend=backend).sum(), qkv)[0] for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(*found)
     upstream = torch.ones(2, 70, 16, requires_grad=True)
-    out = packed_attention(qkv, 2, backend="cpu")
+    out = packed_attention(qkv, 2, backend=backend)
     (first,) = torch.autograd.grad(out, qkv, upstream, create_graph=True)
     message = "packed_attention: this gradient cannot be differentiated again, .* backend='math'"
     with pytest.raises(RuntimeError, match=message):
         first.sum().backward()
-    (first,) = torch.autograd.grad(packed_attention(qkv, 2, backend="cpu").sum(), qkv, create_graph=True)
+    (first,) = torch.autograd.grad(packed_attention(qkv, 2, backend=backend).sum(), qkv, create_graph=True)
     with pytest.raises(RuntimeError, match=message):
         torch.autograd.grad(first.sum(), qkv)
 
@@ -69,11 +72,12 @@ def test_empty(shape: tuple[int, int, int], backend: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0])
-def test_a_scale_that_is_not_positive(scale: float) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "held"])
+def test_a_scale_that_is_not_positive(scale: float, backend: str) -> None:
     """SDPA on the CPU gives NaN for these where it is causal: it scales -inf."""
     qkv = torch.randn(1, 6, 24, dtype=torch.float64, requires_grad=True)
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
-    ours = packed_attention(qkv, 2, is_causal=True, scale=scale, backend="cpu")
+    ours = packed_attention(qkv, 2, is_causal=True, scale=scale, backend=backend)
     q, k, v = views(qkv, 2, 2)
     weights = (scale * (q @ k.mT)).masked_fill(~causal, -torch.inf).softmax(-1)
     torch.testing.assert_close(ours, (weights @ v).transpose(1, 2).reshape(1, 6, 8))
