@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_a_script_is_fixed(folder: Path, gains: Gains, here: list[str], run: Run
     assert "from gradscope.recipes import attention" in Path("train.py").read_text()
     assert Path("train.py.bak").read_text() == SCRIPT
     assert "The loss  of " in ran.out and "The curves are the same" in ran.out
+
+
+def test_what_finding_computes_is_no_loss_of_the_script(
+    folder: Path, gains: Gains, here: list[str], run: Runner
+) -> None:
+    """Some patterns are told by comparing gradients, which are taken in the middle of the patched run."""
+    shutil.copy(Path(__file__).parents[1] / "examples" / "names.py", "names.py")
+    ran = run("fix", "names.py", *CURVE, "--", "--n-embd", "16", "--n-layer", "1", "--batch-size", "8")
+    assert ran.code == 0, ran.err
+    found = load_fix("gradscope-names-fix.json")
+    assert [site.recipe for site in found.kept] == ["packed_attention"]
+    curves = found.curves
+    assert curves is not None and curves.same and len(curves.before) == len(curves.after)
+    assert curves.largest_difference < 1e-5
 
 
 def test_dry_run_in_a_process_of_its_own(folder: Path, run: Runner) -> None:

@@ -125,7 +125,7 @@ def test_a_module_is_counted_once() -> None:
         ),
         (
             {"after": side(20_000_000, 50_000_000)},
-            "3 of 4 places replaced: a step is slower, 0.50 times as fast, and needs more memory.",
+            "3 of 4 places replaced: a step is slower, 0.50 times as fast, and needs 1.25 times as much memory.",
         ),
         ({"after": side(5_000_000, None)}, "3 of 4 places replaced: a step is 2.00 times as fast."),
         ({"dry_run": True, "sites": (replace(KEPT, status="found"),)}, "1 of 1 place can be replaced."),

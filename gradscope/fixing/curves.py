@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.training import StepFinder, StopRun
 from gradscope.fixing.result import LossCurves
 from gradscope.workload import Script
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Two runs that round differently part slowly: below this share of the loss they are the same.
 SAME = 0.01
@@ -41,6 +44,18 @@ class StepLimit:
                 script.run()
             except StopRun:
                 return
+
+    def unnoted(self, look: Callable[P, R]) -> Callable[P, R]:
+        """``look``, which may call backward in the middle of the script: what it is called on is no loss of a step."""
+
+        def looked(*args: P.args, **kwargs: P.kwargs) -> R:
+            count = len(self.losses)
+            try:
+                return look(*args, **kwargs)
+            finally:
+                del self.losses[count:]
+
+        return looked
 
     @contextmanager
     def _noted(self, roots: Any) -> Iterator[None]:

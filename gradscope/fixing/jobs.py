@@ -101,7 +101,8 @@ def _curve(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
     limit = StepLimit(job.steps)
     with WithoutDropout(), ExitStack() as stack:
         if job.kept:
-            stack.enter_context(Roots(_Putter(job, stack, dropout=False).put).watching())
+            put = limit.unnoted(_Putter(job, stack, dropout=False).put)
+            stack.enter_context(Roots(put).watching())
         limit.run(script)
     return {"losses": [repr(loss) for loss in limit.losses]}
 

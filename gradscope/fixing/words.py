@@ -65,8 +65,9 @@ def _change(before: StepSide, after: StepSide) -> str:
     less = before.peak_bytes / after.peak_bytes
     if less > 1 + NOISE:
         return f"{time} and needs {units.ratio(less).removeprefix('×')} times less memory"
-    more = " and needs more memory" if less < 1 - NOISE else " and needs as much memory"
-    return time + more
+    if less < 1 / (1 + NOISE):
+        return f"{time} and needs {units.ratio(1 / less).removeprefix('×')} times as much memory"
+    return f"{time} and needs as much memory"
 
 
 def _wrong(data: FixData) -> str:

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradscope.patching.matchers import linear_cross_entropy
+from gradscope.patching.matchers import embedding, linear_cross_entropy
 
 
 @pytest.fixture
-def few_logits_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model's logits are worth replacing too."""
+def nothing_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model's vocabulary is worth replacing too."""
     monkeypatch.setattr(linear_cross_entropy, "FEWEST_ON_CPU", 0)
+    monkeypatch.setattr(embedding, "FEWEST_ON_CPU", 0)
+    monkeypatch.setattr(embedding, "FEWEST_ROWS_A_TOKEN", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -81,6 +81,8 @@ def test_every_model_trains(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_a_seed_gives_the_same_step(entry: Entry) -> None:
     """Two builds under one seed agree bit for bit, so that a patched model can be compared with an unpatched one."""
+    if entry.name == "like_scripted":
+        _step(entry)  # TorchScript optimises its code after the first run in a process, and then adds in another order
     first, second = _step(entry), _step(entry)
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))

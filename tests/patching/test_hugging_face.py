@@ -56,7 +56,7 @@ GPT2 = {"gelu": 2, "linear_cross_entropy": 1, "embedding": 1}
 LLAMA = {"rms_norm": 5, "rope": 2, "swiglu": 2, "linear_cross_entropy": 1}
 
 
-@pytest.mark.usefixtures("few_logits_count")
+@pytest.mark.usefixtures("nothing_is_idle")
 @pytest.mark.parametrize(
     ("make", "attention", "sites"),
     [(gpt2, "sdpa", GPT2), (gpt2, "eager", GPT2), (llama, "sdpa", LLAMA), (llama, "eager", LLAMA)],

@@ -219,7 +219,7 @@ def test_few_logits_are_left_as_they_are(equal_gains: dict[str, Gain]) -> None:
     assert "forward" not in vars(model)
 
 
-@pytest.mark.usefixtures("few_logits_count")
+@pytest.mark.usefixtures("nothing_is_idle")
 def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> None:
     patches = gradscope.patch(Language(), LANGUAGE)
     assert patches.verified is not None
@@ -229,7 +229,7 @@ def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> Non
     assert "gradient of body.weight" in {each.name for each in result.errors.distances}
 
 
-@pytest.mark.usefixtures("few_logits_count")
+@pytest.mark.usefixtures("nothing_is_idle")
 @pytest.mark.parametrize(
     ("after", "status"),
     [(Side(1_200_000, 10_000, 10 << 20), "undone"), (Side(900_000, 10_000, 5 << 20), "kept")],

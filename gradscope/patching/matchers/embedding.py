@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -14,6 +15,9 @@ RECIPE = "embedding"
 
 _PRODUCTS = frozenset({"linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot"})
 _SAME_NUMBERS = frozenset({"t", "T", "mT", "transpose", "permute", "view", "reshape", "unsqueeze", "expand", "getitem"})
+
+# Measured on two cores, float32: x0.6 to x0.95 below either, x1.2 from 2 rows a token on, x1.6 from 4 on.
+FEWEST_ROWS_A_TOKEN, FEWEST_ON_CPU = 2, 500_000
 
 # Added row by row, a narrower type's gradient would be rounded every time.
 _EXACT = (torch.float32, torch.float64)
@@ -58,4 +62,16 @@ def _match(node: Node) -> Match:
         for position, name, default in _LEFT_TO_TORCH
         if argument(node, position, name, default) != default
     ]
-    return Match(RECIPE, "embedding", tuple(arguments), frozenset({node}), node.output, reasons=reasons)
+    return Match(
+        RECIPE, "embedding", tuple(arguments), frozenset({node}), node.output, reasons=reasons, idle=_idle(node)
+    )
+
+
+def _idle(node: Node) -> str:
+    ids, weight = node.inputs[0], argument(node, 1, "weight")
+    if weight.device.type != "cpu":
+        return ""
+    rows, tokens = weight.shape[0], math.prod(ids.shape)
+    if rows >= FEWEST_ROWS_A_TOKEN * tokens and math.prod(weight.shape) >= FEWEST_ON_CPU:
+        return ""
+    return f"a gradient of {rows:,} rows for {tokens:,} tokens is sooner made and added whole on the CPU"
