@@ -1,9 +1,9 @@
-"""The order of things: workload -> capture -> trace -> attribute -> report. Read this first."""
+"""The order of things: workload -> capture -> trace -> attribute -> diagnose -> report. Read this first."""
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,13 @@ from gradscope.capture.naming import ModuleNames, name_modules, shown_path
 from gradscope.capture.session import SETTLING_STEPS, Capture, Session, SurveyStep
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.engine import diagnose
 from gradscope.errors import NothingMeasuredError
+from gradscope.patching.facts import Facts as RecordedFacts
+from gradscope.patching.record import Recorder, Recording
 from gradscope.report.report import Report
-from gradscope.tables import LineInfo, Options, Progress, RunData, SpanTable, WorkloadInfo
+from gradscope.tables import Facts, LineInfo, Options, ParameterFact, Progress, RunData, SpanTable, WorkloadInfo
 from gradscope.trace.events import read_trace
 from gradscope.trace.memory import read_memory_trace
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
@@ -95,7 +99,8 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
     device = resolve_device(options.device, workload.model)
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
-    session = Session(options, progress, surroundings)
+    recorder = Recorder()
+    session = Session(options, progress, surroundings, recorder.watching)
     kind: Any = "given"
     error: BaseException | None = None
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
@@ -108,13 +113,14 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
         except (Exception, KeyboardInterrupt) as raised:
             error = raised
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
-    return _outcome(session.capture, about, {"": workload.model}, device, error, progress)
+    return _outcome(session.capture, about, {"": workload.model}, device, error, progress, recorder)
 
 
 def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:
     """Script mode: the script runs as ``__main__``, unedited, until enough steps were measured."""
     compat.require()
-    session = Session(options, progress)
+    recorder = Recorder()
+    session = Session(options, progress, recording=recorder.watching)
     finder = StepFinder(session, run_to_end=options.run_to_end)
     error: BaseException | None = None
     seed_everything(options.seed)
@@ -132,7 +138,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
             "Profile a script that trains, or a file that defines workload() -> (model, batch)."
         )
-    return _outcome(session.capture, about, known, None, error, progress)
+    return _outcome(session.capture, about, known, None, error, progress, recorder)
 
 
 class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(model) as prof
@@ -165,7 +171,9 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
         self._model = model
         self._options = Options(steps=steps, warmup=warmup, lines=lines, memory=memory)
         models = () if model is None else (model,)
-        self._session = Session(self._options, surroundings=Surroundings(models=lambda: models))
+        self._recorder = Recorder()
+        surroundings = Surroundings(models=lambda: models)
+        self._session = Session(self._options, None, surroundings, self._recorder.watching)
         self._report: Report | None = None
 
     def __enter__(self) -> profiling:
@@ -192,7 +200,7 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
                 target="", mode="loop", steps=self._options.steps, warmup=self._options.warmup, loss=None
             )
             known = {"": self._model} if self._model is not None else {}
-            outcome = _outcome(self._session.capture, about, known, None, None)
+            outcome = _outcome(self._session.capture, about, known, None, None, None, self._recorder)
             assert outcome.report is not None
             self._report = outcome.report
         return self._report
@@ -210,13 +218,14 @@ def _outcome(
     device: torch.device | None,
     error: BaseException | None,
     progress: Progress | None = None,
+    recorder: Recorder | None = None,
 ) -> Outcome:
     timed = capture.timed
     if timed is None or timed.completed == 0:
         if error is not None:
             return Outcome(None, error)
         raise NothingMeasuredError(_too_short(about, capture))
-    return Outcome(analyse(capture, about, known, device, progress), error)
+    return Outcome(analyse(capture, about, known, device, progress, recorder), error)
 
 
 def _too_short(about: WorkloadInfo, capture: Capture) -> str:
@@ -243,6 +252,7 @@ def analyse(
     known: Mapping[str, nn.Module],
     device: torch.device | None = None,
     progress: Progress | None = None,
+    recorder: Recorder | None = None,
 ) -> Report:
     """Read a finished capture. Its profilers' events are consumed.
 
@@ -251,6 +261,7 @@ def analyse(
         known: the modules that have a name, see :func:`gradscope.capture.naming.name_modules`.
         device: where the model ran; None: where its parameters are.
         progress: told when the trace is read and how many events it has.
+        recorder: of the recorded step, for the rules; it forgets it.
     """
     timed = capture.timed
     assert timed is not None
@@ -295,8 +306,63 @@ def analyse(
     )
     partial = measured < capture.options.steps or capture.survey is None
     partial = partial or (memory is None and capture.options.memory)
+    run = _run_data(capture, about, names, device, result, memory, partial=partial)
+    progress.phase("looking for reasons")
+    run = _diagnosed(run, capture, names, recorder or Recorder())
     progress.done()
-    return Report(_run_data(capture, about, names, device, result, memory, partial=partial))
+    return Report(run)
+
+
+def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
+    """With the rules' findings."""
+    try:
+        facts = _facts(run, capture, names, recorder.recording)
+    finally:
+        recorder.forget()
+    findings, notes = diagnose(Case(run, facts), capture.options.ignore)
+    return replace(run, findings=tuple(findings), notes=(*run.notes, *notes))
+
+
+def _facts(run: RunData, capture: Capture, names: ModuleNames, recording: Recording | None) -> Facts:
+    held = [(path, each) for path, each in _named_parameters(names)]
+    parameters = tuple(
+        ParameterFact(
+            path=path,
+            layer=path.rpartition(".")[0],
+            shape=tuple(each.shape),
+            dtype=str(each.dtype).removeprefix("torch."),
+            device=each.device.type,
+            requires_grad=each.requires_grad,
+            has_grad=id(each) in capture.with_gradient,
+            optimized=id(each) in capture.optimized if capture.optimized else None,
+        )
+        for path, each in held
+    )
+    facts = Facts(parameters=parameters, optimizers=tuple(capture.optimizers), settings=capture.settings)
+    if recording is None:
+        return facts
+    paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
+    tensors = {id(each): path for path, each in held}
+    for module in names.modules:
+        tensors |= {
+            id(buffer): ".".join(filter(None, (paths[id(module)], name)))
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+    read = RecordedFacts(recording, lambda module: paths.get(id(module)), tensors, shown_path)
+    tops = {paths[id(top)]: top for top in names.tops}
+    return replace(facts, calls=read.calls(), places=read.places(tops, run.step.wall_ns), recorded=True)
+
+
+def _named_parameters(names: ModuleNames) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each once, under its first name."""
+    seen: set[int] = set()
+    for module in names.modules:
+        path = names.infos[names.index[id(module)]].path
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield ".".join(filter(None, (path, name))), parameter
 
 
 def _run_data(

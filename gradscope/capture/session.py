@@ -24,6 +24,7 @@ from gradscope.capture import memory as memory_pass
 from gradscope.capture.engine import BackwardWatch, synchronize
 from gradscope.capture.memory import MemoryPass, MemoryTracer, Surroundings
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.settings import current_settings, optimizer_fact
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FlopMode, GraphTracer, LineMode, LineTracer
 from gradscope.compat import (
@@ -34,7 +35,7 @@ from gradscope.compat import (
     start_profiler,
     stop_profiler,
 )
-from gradscope.tables import GraphNode, LineInfo, Options, Progress, SpanTable
+from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, Progress, SpanTable
 
 Around = Callable[[Any], AbstractContextManager[None]]
 
@@ -76,6 +77,10 @@ class Capture:
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
     batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
+    settings: dict[str, Any] = field(default_factory=dict)  # while the recorded step ran
+    optimizers: list[OptimizerFact] = field(default_factory=list)
+    with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
+    optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,14 @@ class Session:
     """
 
     def __init__(
-        self, options: Options, progress: Progress | None = None, surroundings: Surroundings | None = None
+        self,
+        options: Options,
+        progress: Progress | None = None,
+        surroundings: Surroundings | None = None,
+        recording: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         self.capture = Capture(options)
+        self._recording = recording
         self.finished = False
         self.surroundings = surroundings or Surroundings()
         self.backward = BackwardWatch()
@@ -113,10 +123,9 @@ class Session:
     def __enter__(self) -> Session:
         self._installed.enter_context(self.backward.installed())
         self._installed.callback(self._line_mode.release)
-        if self.capture.options.memory:
-            # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
-            handle = register_optimizer_step_post_hook(self.surroundings.note_optimizer)
-            self._installed.callback(handle.remove)
+        # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
+        handle = register_optimizer_step_post_hook(self.surroundings.note_optimizer)
+        self._installed.callback(handle.remove)
         self._next_phase()
         return self
 
@@ -183,6 +192,8 @@ class Session:
             self._start_timing()
         elif phase.name == "survey":
             self._start_survey()
+        elif phase.name == "recording":
+            self._start_recording()
         elif phase.name == "memory":
             self._start_memory()
         self._step_started_ns = time.perf_counter_ns()
@@ -242,6 +253,27 @@ class Session:
             self._exits.enter_context(FlopMode())
         if with_lines:
             self._exits.enter_context(tracer.recording())
+
+    def _start_recording(self) -> None:
+        """A step without a profiler: what torch is called with, and how torch is set."""
+        timed = self.capture.timed
+        known = timed.recorder.modules if timed is not None else []
+        self._exits.callback(self._keep_facts, known)
+        if self._recording is not None and not _uses_compile(known, self._compiled_before):
+            self._exits.enter_context(self._recording())
+
+    def _keep_facts(self, known: list[nn.Module]) -> None:
+        capture = self.capture
+        capture.settings = current_settings()
+        capture.optimizers = [optimizer_fact(each) for each in self.surroundings.optimizers]
+        parameters = [each for module in (*known, *self.surroundings.models()) for each in module.parameters()]
+        capture.with_gradient = frozenset(id(each) for each in parameters if each.grad is not None)
+        capture.optimized = frozenset(
+            id(each)
+            for optimizer in self.surroundings.optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        )
 
     def _start_memory(self) -> None:
         timed = self.capture.timed
@@ -338,8 +370,9 @@ def _plan(options: Options) -> list[_Phase]:
         _Phase("unprofiled steps", 2),
         _Phase("survey", 1),
     ]
+    phases.append(_Phase("recording", 1))
     if options.memory:
-        phases += [_Phase("pause", 1), memory]
+        phases.append(memory)
     return [phase for phase in phases if phase.steps > 0]
 
 

@@ -7,9 +7,11 @@ held by weak references only, so that what is still alive after the run is what 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -21,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradscope.patching.operations import LOOKS, canonical
 
-_SKIPPED = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent.parent}{os.sep}")
 
 _SETTINGS = (bool, int, float, str, type(None))
 
@@ -153,6 +155,38 @@ def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
     return Recording(tape.nodes, tape.values), result
 
 
+class Recorder:
+    """Writes down what happens while :meth:`watching`.
+
+    Attributes:
+        recording: what was written; None before.
+    """
+
+    def __init__(self) -> None:
+        self.recording: Recording | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Until the block is left, whoever calls torch in this thread."""
+        tape = _Tape()
+        with tape.hooked(), tape:
+            yield
+        tape.forget()
+        for value in tape.values:
+            value.settle()
+        self.recording = Recording(tape.nodes, tape.values)
+
+    def forget(self) -> None:
+        """Let go of the modules and functions that were seen."""
+        if self.recording is not None:
+            for node in self.recording.nodes:
+                node.args, node.kwargs, node.inputs, node.outputs, node.places, node.caller = (), {}, (), (), (), None
+            for value in self.recording.values:
+                value.producer = None
+                value.users.clear()
+            self.recording = None
+
+
 class _Tape(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
@@ -170,12 +204,20 @@ class _Tape(TorchFunctionMode):
     def run(self, run: Callable[[], Any]) -> Any:
         """Frames below this call are the user's."""
         self._bottom = sys._getframe()
+        try:
+            with self.hooked():
+                return run()
+        finally:
+            self._bottom = None
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Frames are let go of when their module's forward ends."""
         hook = nn.modules.module.register_module_forward_hook(self._left, always_call=True)
         try:
-            return run()
+            yield
         finally:
             hook.remove()
-            self._bottom = None
 
     def forget(self) -> None:
         """Drop the frames and what their names hold."""

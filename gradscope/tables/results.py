@@ -181,8 +181,12 @@ class Finding:
     message: str
     evidence: str
     recipe: str | None = None
-    predicted_saving_ns: int | None = None
-    predicted_saving_bytes: int | None = None
+    predicted_saving_ns: int | None = None  # of one step; an estimate
+    predicted_saving_bytes: int | None = None  # at the peak
+    advice: str = ""  # what to do, one sentence
+    code: str = ""  # the line of Python that does it
+    predicted_low_ns: int | None = None  # the range of the estimate
+    predicted_high_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

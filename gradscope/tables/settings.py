@@ -17,6 +17,7 @@ class Options:
     memory: bool = True
     timing: bool = True  # False: memory alone
     run_to_end: bool = False
+    ignore: frozenset[str] = frozenset()  # rules that are left out
 
 
 class Progress:

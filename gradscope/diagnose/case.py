@@ -1,0 +1,138 @@
+"""What rules look at, and what they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from gradscope.tables import CallFact, Facts, Finding, LayerRow, LineRow, OpRow, PlaceFact, RunData
+
+Severity = Literal["info", "warning", "critical"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """This machine's ceilings, as ``gradscope doctor --calibrate`` measures them.
+
+    Attributes:
+        device: "cpu" or the name of a GPU.
+        flops: dtype ("float32") -> floating-point operations a second of a large matrix product.
+        bytes: a second, read and written, of a large copy.
+        call_ns: of the smallest operation.
+    """
+
+    device: str
+    flops: Mapping[str, float]
+    bytes: float
+    call_ns: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, everything that is known of it."""
+
+    run: RunData
+    facts: Facts
+    limits: Limits | None = None
+
+    @cached_property
+    def layers(self) -> dict[str, LayerRow]:
+        """By path."""
+        return {row.path: row for row in self.run.layers}
+
+    @cached_property
+    def lines(self) -> dict[str, LineRow]:
+        """By source, "model.py:12"."""
+        return {f"{row.file}:{row.line}": row for row in self.run.lines}
+
+    @cached_property
+    def ops(self) -> dict[tuple[str | None, str], list[OpRow]]:
+        """By layer and phase."""
+        found: defaultdict[tuple[str | None, str], list[OpRow]] = defaultdict(list)
+        for row in self.run.ops:
+            found[row.layer, row.phase].append(row)
+        return dict(found)
+
+    @cached_property
+    def calls_of_line(self) -> dict[str, list[CallFact]]:
+        """By source, "model.py:12"."""
+        found: defaultdict[str, list[CallFact]] = defaultdict(list)
+        for call in self.facts.calls:
+            if call.source is not None:
+                found[call.source].append(call)
+        return dict(found)
+
+    @property
+    def step_ns(self) -> int:
+        """Of the whole step."""
+        return self.run.step.wall_ns
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the model ran on a GPU."""
+        return str(self.run.environment.get("device", "cpu")).startswith("cuda")
+
+    def call(self, index: int) -> CallFact:
+        """By its index."""
+        return self.facts.calls[index]
+
+    def lines_ns(self, sources: Iterable[str]) -> int:
+        """Forward and backward of these lines, in one step."""
+        rows = (self.lines.get(source) for source in set(sources))
+        return sum(row.forward_ns + row.backward_ns for row in rows if row is not None)
+
+    def layer_ns(self, path: str) -> int:
+        """Forward and backward of a layer and all below it."""
+        row = self.layers.get(path)
+        return 0 if row is None else row.forward_total_ns + row.backward_total_ns
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason for a slow or large step.
+
+    Attributes:
+        name: in kebab case, as ``--ignore`` takes it.
+        title: one line for ``gradscope rules``.
+        find: yields the findings of a case; savings are of one step.
+        about: the docstring of the rule's file.
+    """
+
+    name: str
+    title: str
+    find: Callable[[Case], Iterator[Finding]]
+    about: str = ""
+
+
+def share(ns: int, case: Case) -> float:
+    """Of the step."""
+    return ns / max(case.step_ns, 1)
+
+
+def severity_of(saving_ns: int | None, case: Case) -> Severity:
+    """By the share of the step that would be saved: critical from 10 % on, a warning from 3 % on."""
+    part = share(saving_ns or 0, case)
+    return "critical" if part >= 0.10 else "warning" if part >= 0.03 else "info"
+
+
+def by_source(places: Iterable[PlaceFact]) -> dict[tuple[str, str], list[PlaceFact]]:
+    """Places of one recipe on one line: repeated blocks are one finding."""
+    found: defaultdict[tuple[str, str], list[PlaceFact]] = defaultdict(list)
+    for place in places:
+        found[place.recipe, place.source].append(place)
+    return dict(found)
+
+
+def text_at(case: Case, source: str | None) -> str:
+    """The line's text, as the lines' table has it."""
+    row = case.lines.get(source) if source is not None else None
+    return "" if row is None else row.text
+
+
+def first(names: Sequence[str], count: int = 3) -> str:
+    """Some of many names: "a, b, c and 5 more"."""
+    shown = ", ".join(names[:count])
+    return shown if len(names) <= count else f"{shown} and {len(names) - count} more"

@@ -1,0 +1,111 @@
+"""What rules know of a step beside the measured numbers: its torch calls, what recipes match, parameters, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """A tensor that a call was given or made."""
+
+    shape: tuple[int, ...]
+    dtype: str  # "float32"
+    device: str  # "cpu", "cuda"
+    requires_grad: bool
+    strides: tuple[int, ...] | None  # None: sparse or nested
+    producer: int | None = None  # index of the call that made it; None: there before
+    users: tuple[int, ...] = ()  # indices of the calls that were given it
+    storage: int = 0  # equal for tensors that share memory
+    parameter: str | None = None  # path of the parameter or buffer that it is
+
+    @property
+    def elements(self) -> int:
+        """Of its shape."""
+        found = 1
+        for size in self.shape:
+            found *= size
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CallFact:
+    """One call of torch's, as the user's code (or a module of torch's) made it."""
+
+    index: int
+    op: str  # canonical name: "matmul", "linear", "softmax", "getitem", "backward"
+    layer: str | None  # path of the innermost module of the user's, or of torch's own, that made it; None: no module
+    source: str | None  # "model.py:12", as LineRow has it
+    function: str | None  # name of the function that stands there
+    inputs: tuple[TensorFact, ...]
+    outputs: tuple[TensorFact, ...]
+    args: tuple[Any, ...]  # numbers, texts and None as given; a tensor is its TensorFact; anything else is Ellipsis
+    kwargs: Mapping[str, Any]
+    grad: bool  # whether gradients were recorded then
+    autocast: bool
+    module: str | None = None  # class of torch's own module that made the call, as "Linear"
+
+    def argument(self, position: int, name: str, otherwise: Any = None) -> Any:
+        """The argument by name, or by position."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[position] if len(self.args) > position else otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFact:
+    """Where a recipe could be put in, or why not: a row of ``gradscope.plan``."""
+
+    recipe: str
+    function: str  # of gradscope.recipes that would be called
+    layer: str  # path of the module whose method holds it
+    source: str  # "model.py:65"
+    supported: bool
+    reasons: tuple[str, ...]
+    idle: str  # why it would be right and gain nothing on this batch
+    calls: tuple[int, ...]  # indices of the calls that would go, of all rounds
+    rounds: float  # how often it runs in one call of its module
+    new_text: str = ""  # the lines that would stand there
+    predicted_saving_ns: int | None = None  # of a step: micro-runs at these shapes
+    predicted_saving_bytes: int | None = None
+    predicted_old_ns: int | None = None  # of the calls that would go, in the same micro-run
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterFact:
+    """A parameter of a model."""
+
+    path: str
+    layer: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    requires_grad: bool
+    has_grad: bool  # after the recorded step
+    optimized: bool | None  # whether a known optimizer holds it; None: no optimizer is known
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFact:
+    """An optimizer that stepped."""
+
+    class_name: str
+    fused: bool | None
+    foreach: bool | None
+    tensors: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of one recorded step; empty where it was not recorded."""
+
+    calls: Sequence[CallFact] = ()
+    places: Sequence[PlaceFact] = ()
+    parameters: Sequence[ParameterFact] = ()
+    optimizers: Sequence[OptimizerFact] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.settings
+    classes: Mapping[str, str] = field(default_factory=dict)  # path -> class of torch's own it is or derives from
+    recorded: bool = False
