@@ -1,0 +1,61 @@
+"""Cases for rules: a small model, really profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gradscope import pipeline
+from gradscope.diagnose.case import Case
+from gradscope.pipeline import profile_workload
+from gradscope.tables import Finding, Options
+from gradscope.workload import Workload
+
+STEPS, WARMUP = 2, 1
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A model with one planted problem, and the same without it.
+
+    Args:
+        name: of the pair.
+        rule: that must fire on the one and must not on the other.
+        bad, good: make the keyword arguments of :func:`findings_of`.
+    """
+
+    name: str
+    rule: str
+    bad: Callable[[], dict[str, Any]]
+    good: Callable[[], dict[str, Any]]
+
+
+def case_of(model: nn.Module, batch: Any, loss: Any = None, optimizer: Any = None, **options: Any) -> Case:
+    """What the rules are given for a profiled run of these."""
+    seen: list[Case] = []
+    real = pipeline.diagnose
+
+    def keep(case: Case, ignore: Any = ()) -> Any:
+        seen.append(case)
+        return real(case, ignore)
+
+    pipeline.diagnose = keep  # type: ignore[assignment]
+    try:
+        settings = Options(**{"steps": STEPS, "warmup": WARMUP, **options})
+        outcome = profile_workload(Workload(model, batch, loss=loss, optimizer=optimizer), settings)
+    finally:
+        pipeline.diagnose = real
+    if outcome.error is not None:
+        raise outcome.error
+    return seen[0]
+
+
+def findings_of(model: nn.Module, batch: Any, loss: Any = None, optimizer: Any = None, **options: Any) -> list[Finding]:
+    """All findings of a profiled run, also the small ones; a rule that fails is an error."""
+    case = case_of(model, batch, loss, optimizer, **options)
+    found, notes = pipeline.diagnose(case)
+    assert not notes, notes
+    return found
