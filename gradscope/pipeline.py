@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,13 +27,12 @@ from gradscope.capture.naming import ModuleNames, name_modules, shown_path
 from gradscope.capture.session import SETTLING_STEPS, Capture, Session, SurveyStep
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun
-from gradscope.diagnose.case import Case
-from gradscope.diagnose.engine import diagnose
+from gradscope.diagnose.engine import require_known
+from gradscope.diagnosis import diagnosed
 from gradscope.errors import NothingMeasuredError
-from gradscope.patching.facts import Facts as RecordedFacts
-from gradscope.patching.record import Recorder, Recording
+from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
-from gradscope.tables import Facts, LineInfo, Options, ParameterFact, Progress, RunData, SpanTable, WorkloadInfo
+from gradscope.tables import LineInfo, Options, Progress, RunData, SpanTable, WorkloadInfo
 from gradscope.trace.events import read_trace
 from gradscope.trace.memory import read_memory_trace
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
@@ -59,6 +58,7 @@ def profile(
     seed: int | None = None,
     lines: bool = True,
     memory: bool = True,
+    ignore: Collection[str] = (),
 ) -> Report:
     """Measure training steps of ``model`` and say where the backward pass goes.
 
@@ -74,18 +74,23 @@ def profile(
         device: "cpu", "cuda", or "auto": where the model is, or CUDA where there is one.
         seed: for ``torch.manual_seed`` before the first step.
         lines: also measure by source line.
-        memory: also measure memory, in three more steps.
+        memory: also measure memory, in two more steps.
+        ignore: names of rules whose findings are left out, see ``gradscope rules``.
 
     Returns:
         A :class:`Report`. The model, its gradients, its buffers, the optimizer and the random state are as before.
 
     Raises:
         WorkloadError: the model, batch and loss do not make a training step.
+        UsageError: ``ignore`` names a rule that there is not.
         NothingMeasuredError: no step could be measured.
         Exception: whatever the model raises, with its own traceback.
     """
     workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss, optimizer=optimizer)
-    options = Options(steps=steps, warmup=warmup, device=device, seed=seed, lines=lines, memory=memory)
+    require_known(ignore)
+    options = Options(
+        steps=steps, warmup=warmup, device=device, seed=seed, lines=lines, memory=memory, ignore=tuple(ignore)
+    )
     outcome = profile_workload(workload, options)
     if outcome.error is not None:
         raise outcome.error
@@ -100,7 +105,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
     recorder = Recorder()
-    session = Session(options, progress, surroundings, recorder.watching)
+    session = Session(options, progress, surroundings, recorder)
     kind: Any = "given"
     error: BaseException | None = None
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
@@ -120,7 +125,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     """Script mode: the script runs as ``__main__``, unedited, until enough steps were measured."""
     compat.require()
     recorder = Recorder()
-    session = Session(options, progress, recording=recorder.watching)
+    session = Session(options, progress, recorder=recorder)
     finder = StepFinder(session, run_to_end=options.run_to_end)
     error: BaseException | None = None
     seed_everything(options.seed)
@@ -155,7 +160,7 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
 
     Args:
         model: names the layers; without it the modules that run are named by their classes.
-        steps, warmup, lines, memory: as in :func:`profile`.
+        steps, warmup, lines, memory, ignore: as in :func:`profile`.
     """
 
     def __init__(
@@ -166,14 +171,16 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
         warmup: int = 3,
         lines: bool = True,
         memory: bool = True,
+        ignore: Collection[str] = (),
     ) -> None:
+        require_known(ignore)
         compat.require()
         self._model = model
-        self._options = Options(steps=steps, warmup=warmup, lines=lines, memory=memory)
+        self._options = Options(steps=steps, warmup=warmup, lines=lines, memory=memory, ignore=tuple(ignore))
         models = () if model is None else (model,)
         self._recorder = Recorder()
         surroundings = Surroundings(models=lambda: models)
-        self._session = Session(self._options, None, surroundings, self._recorder.watching)
+        self._session = Session(self._options, None, surroundings, self._recorder)
         self._report: Report | None = None
 
     def __enter__(self) -> profiling:
@@ -308,61 +315,9 @@ def analyse(
     partial = partial or (memory is None and capture.options.memory)
     run = _run_data(capture, about, names, device, result, memory, partial=partial)
     progress.phase("looking for reasons")
-    run = _diagnosed(run, capture, names, recorder or Recorder())
+    run = diagnosed(run, capture, names, recorder or Recorder())
     progress.done()
     return Report(run)
-
-
-def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
-    """With the rules' findings."""
-    try:
-        facts = _facts(run, capture, names, recorder.recording)
-    finally:
-        recorder.forget()
-    findings, notes = diagnose(Case(run, facts), capture.options.ignore)
-    return replace(run, findings=tuple(findings), notes=(*run.notes, *notes))
-
-
-def _facts(run: RunData, capture: Capture, names: ModuleNames, recording: Recording | None) -> Facts:
-    held = [(path, each) for path, each in _named_parameters(names)]
-    parameters = tuple(
-        ParameterFact(
-            path=path,
-            layer=path.rpartition(".")[0],
-            shape=tuple(each.shape),
-            dtype=str(each.dtype).removeprefix("torch."),
-            device=each.device.type,
-            requires_grad=each.requires_grad,
-            has_grad=id(each) in capture.with_gradient,
-            optimized=id(each) in capture.optimized if capture.optimized else None,
-        )
-        for path, each in held
-    )
-    facts = Facts(parameters=parameters, optimizers=tuple(capture.optimizers), settings=capture.settings)
-    if recording is None:
-        return facts
-    paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
-    tensors = {id(each): path for path, each in held}
-    for module in names.modules:
-        tensors |= {
-            id(buffer): ".".join(filter(None, (paths[id(module)], name)))
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        }
-    read = RecordedFacts(recording, lambda module: paths.get(id(module)), tensors, shown_path)
-    tops = {paths[id(top)]: top for top in names.tops}
-    return replace(facts, calls=read.calls(), places=read.places(tops, run.step.wall_ns), recorded=True)
-
-
-def _named_parameters(names: ModuleNames) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each once, under its first name."""
-    seen: set[int] = set()
-    for module in names.modules:
-        path = names.infos[names.index[id(module)]].path
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield ".".join(filter(None, (path, name))), parameter
 
 
 def _run_data(

@@ -77,6 +77,17 @@ def no_width_from_outside() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_limits_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What ``gradscope doctor --calibrate`` measured on this machine decides nothing here."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("XDG_CACHE_HOME")
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Torch's threads wait for each other, so a busy machine slows two of them far more than one."""
     threads = torch.get_num_threads()

@@ -166,7 +166,7 @@ def test_markdown_shows_the_folded_tree_lines_and_ledger() -> None:
     assert layers[-1][0] == "outside the layers"
     assert table_of(text, "Source lines")[0][0] == "`examples/gpt.py:53`"
     assert table_of(text, "What the backward is made of")[-1][0] == "**all of backward**"
-    assert "- **critical**: attention is computed by hand" in text
+    assert "1. **critical**: attention is computed by hand" in text
 
 
 @pytest.mark.parametrize("seed", range(60))

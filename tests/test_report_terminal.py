@@ -129,9 +129,10 @@ def test_what_the_report_says() -> None:
         "att = F.softmax(att, dim=-1)",
         "no source line",
         "1. critical: attention is computed by hand",
+        "transformer.h.*.attn ×12 · examples/gpt.py:58",
         " · recipe attention",
-        "saves about 61.0 ms",
-        "frees about 402 MB",
+        "saves about 61 ms",
+        "frees about 400 MB",
         "- FLOP of custom Functions: unknown",
         "gradscope show run.json --min-percent 0",
     ):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from gradscope.capture.memory import MemoryPass, MemoryTracer, Surroundings
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.settings import current_settings, optimizer_fact
 from gradscope.capture.storages import sizes_text, tensors_in
-from gradscope.capture.survey import FlopMode, GraphTracer, LineMode, LineTracer
+from gradscope.capture.survey import FlopMode, GraphTracer, LineMode, LineTracer, Tracer
 from gradscope.compat import (
     TraceMarker,
     marking_recompute,
@@ -41,6 +41,13 @@ Around = Callable[[Any], AbstractContextManager[None]]
 
 # The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.
 SETTLING_STEPS = 1
+
+
+class StepRecorder(Tracer, Protocol):
+    """Writes down the torch calls of a step."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Until the block is left."""
 
 
 @dataclass
@@ -101,10 +108,10 @@ class Session:
         options: Options,
         progress: Progress | None = None,
         surroundings: Surroundings | None = None,
-        recording: Callable[[], AbstractContextManager[object]] | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
         self.capture = Capture(options)
-        self._recording = recording
+        self._recorder = recorder
         self.finished = False
         self.surroundings = surroundings or Surroundings()
         self.backward = BackwardWatch()
@@ -259,8 +266,10 @@ class Session:
         timed = self.capture.timed
         known = timed.recorder.modules if timed is not None else []
         self._exits.callback(self._keep_facts, known)
-        if self._recording is not None and not _uses_compile(known, self._compiled_before):
-            self._exits.enter_context(self._recording())
+        if self._recorder is not None and not _uses_compile(known, self._compiled_before):
+            self._exits.enter_context(self._recorder.watching())
+            self._line_mode.turn_on(self._recorder)
+            self._exits.callback(self._line_mode.turn_off)
 
     def _keep_facts(self, known: list[nn.Module]) -> None:
         capture = self.capture

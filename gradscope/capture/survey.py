@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -60,6 +60,10 @@ class LineTracer:
 
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
         """Call ``function`` inside a span of the line that ``frame``, or the first user frame above it, is at."""
+        # .shape, .device, .requires_grad: nothing is computed. And record_function opens a row that outlives the call:
+        # inside a line's own row it would be cut off with it.
+        if getattr(function, "__name__", "") == "__get__" or getattr(function, "__module__", "") == _RECORD:
+            return function(*args, **kwargs)
         span = self.spans.open(self._label(frame))
         try:
             return function(*args, **kwargs)
@@ -116,20 +120,27 @@ def _place_of(filename: str) -> _Place:
     return _Place.LIBRARY if filename.startswith((_TORCH, "<frozen ")) else _Place.USER
 
 
+class Tracer(Protocol):
+    """Sees the torch functions that user code calls."""
+
+    def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)``, called from ``frame``."""
+
+
 class LineMode(TorchFunctionMode):
-    """Hands the torch functions that user code calls to a :class:`LineTracer`, where one is at work.
+    """Hands the torch functions that user code calls to a :class:`Tracer`, where one is at work.
 
     A step that ends inside ``backward()`` ends inside a torch function, for which torch has taken the mode off its
     stack and will put it back; only from outside of that call can it be removed for good. So it may stay on from one
     tracer to the next: call :meth:`release` once the loop is left.
     """
 
-    def __init__(self, tracer: LineTracer | None = None) -> None:
+    def __init__(self, tracer: Tracer | None = None) -> None:
         super().__init__()
         self._tracer = tracer
         self._entered = False
 
-    def turn_on(self, tracer: LineTracer) -> None:
+    def turn_on(self, tracer: Tracer) -> None:
         """Let ``tracer`` see every call from now on."""
         self._tracer = tracer
         if not self._entered:
@@ -148,10 +159,7 @@ class LineMode(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # .shape, .device, .requires_grad: nothing is computed. And record_function opens a row that outlives the call:
-        # inside a line's own row it would be cut off with it.
-        passes = getattr(func, "__name__", "") == "__get__" or getattr(func, "__module__", "") == _RECORD
-        if self._tracer is None or passes:
+        if self._tracer is None:
             return func(*args, **(kwargs or {}))
         return self._tracer.call(func, sys._getframe(1), args, kwargs or {})
 

@@ -17,6 +17,7 @@ from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
 from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
+from gradscope.cli.rules import rules
 from gradscope.cli.show import show
 from gradscope.errors import GradscopeError
 
@@ -43,6 +44,7 @@ app.command("show")(show)
 app.command("diff")(diff)
 app.command("check")(check)
 app.command("recipes")(recipes)
+app.command("rules")(rules)
 app.command("doctor")(doctor)
 
 

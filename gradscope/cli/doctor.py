@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradscope.cli.ceilings import Ceilings, calibrate_all, ceilings, print_ceilings
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave
 from gradscope.errors import GradscopeError
@@ -50,6 +51,7 @@ class Diagnosis:
     devices: list[str]
     interfaces: list[Finding]
     measurements: list[Finding]
+    limits: Ceilings | None = None  # None: torch cannot be imported
 
     @property
     def ok(self) -> bool:
@@ -59,12 +61,19 @@ class Diagnosis:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Measure how fast this machine can be at most, in under 20 s, and keep it."),
+    ] = False,
     color: ColorOption = Color.auto,
 ) -> None:
     """Tell what can be measured on this machine, and why not.
 
-    Ends with 0 if profiling on the CPU works, else with 2.
+    With --calibrate also measure what its fastest products, copies and calls take: reports then say what limits each
+    layer. Ends with 0 if profiling on the CPU works, else with 2.
     """
+    if calibrate:
+        calibrate_all()
     diagnosis = diagnose()
     with reader_may_leave(sys.stdout):
         if as_json:
@@ -86,7 +95,9 @@ def diagnose() -> Diagnosis:
         return Diagnosis(_versions(None), [_cpu()], [missing], [])
     interfaces = _interfaces()
     works = all(item.ok for item in interfaces)
-    return Diagnosis(_versions(torch), _devices(torch), interfaces, _measurements(torch, works=works))
+    return Diagnosis(
+        _versions(torch), _devices(torch), interfaces, _measurements(torch, works=works), limits=ceilings(torch)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -241,6 +252,8 @@ def _print(diagnosis: Diagnosis, console: Console) -> None:
         console.print(f"{name.ljust(width)}  {text}", soft_wrap=True)
     _print_findings(console, "torch's interfaces", diagnosis.interfaces)
     _print_findings(console, "what can be measured here", diagnosis.measurements)
+    if diagnosis.limits is not None:
+        print_ceilings(console, diagnosis.limits)
 
 
 def _print_findings(console: Console, title: str, findings: list[Finding]) -> None:

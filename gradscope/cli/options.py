@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -55,6 +57,15 @@ MinPercentOption = Annotated[
     ),
 ]
 ColorOption = Annotated[Color, typer.Option("--color", help="Colour the report.", rich_help_panel=_REPORT)]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        metavar="RULE,...",
+        help="Leave out what these rules find: see gradscope rules. May be repeated.",
+        rich_help_panel=_REPORT,
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that gradscope did not write.")]
 
 
@@ -67,3 +78,34 @@ def view_options(depth: int | None, sort: Sort | None, top: int | None, min_perc
         "min_percent": min_percent,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def ignored_rules(given: Sequence[str] | None, folder: Path | None = None) -> tuple[str, ...]:
+    """The rules that ``--ignore`` names, and those of [tool.gradscope] in the nearest pyproject.toml.
+
+    Args:
+        given: as on the command line, each a name or several with commas.
+        folder: where the search for the file begins; the working folder by default.
+
+    Raises:
+        UsageError: a rule is named that there is not, or the file cannot be used.
+    """
+    from gradscope.config import find_config
+
+    names = [stripped for text in given or () for name in text.split(",") if (stripped := name.strip())]
+    config = find_config(folder or Path.cwd())
+    _require_known(names, "--ignore")
+    _require_known(config.ignore, config.name("ignore"))
+    return tuple(dict.fromkeys((*names, *config.ignore)))
+
+
+def _require_known(names: Sequence[str], where: str) -> None:
+    if not names:
+        return
+    from gradscope.diagnose.engine import require_known
+    from gradscope.errors import UsageError
+
+    try:
+        require_known(names)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None

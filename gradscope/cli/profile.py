@@ -15,9 +15,11 @@ from gradscope.cli.options import (
     ColorOption,
     DepthOption,
     ForceOption,
+    IgnoreOption,
     MinPercentOption,
     SortOption,
     TopOption,
+    ignored_rules,
     view_options,
 )
 from gradscope.cli.page import write_page
@@ -93,6 +95,7 @@ def profile(
     sort: SortOption = None,
     top: TopOption = None,
     min_percent: MinPercentOption = None,
+    ignore: IgnoreOption = None,
     color: ColorOption = Color.auto,
 ) -> None:
     """Measure where the backward pass of TARGET goes, layer by layer and line by line.
@@ -120,6 +123,7 @@ def profile(
             lines=not no_lines,
             memory=not no_memory,
             run_to_end=run_to_end,
+            ignore=ignored_rules(ignore),
         ),
         json_path=run_path,
         html_path=page_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +17,11 @@ from gradscope.cli.options import (
     ColorOption,
     DepthOption,
     ForceOption,
+    IgnoreOption,
     MinPercentOption,
     SortOption,
     TopOption,
+    ignored_rules,
     view_options,
 )
 from gradscope.cli.page import beside, write_page
@@ -60,6 +63,8 @@ class Table(str, Enum):
 
 # Formats that show a choice of layers; the others hold all of them.
 _CHOOSING = (Format.terminal, Format.markdown)
+# Formats that people read; the others are for programs.
+_READ = (*_CHOOSING, Format.html)
 
 # Nothing tells a text that we wrote from somebody else's: matches no beginning but that of an empty file.
 _NOT_KNOWABLE = re.compile(r"(?!)")
@@ -84,6 +89,7 @@ def show(
     sort: SortOption = None,
     top: TopOption = None,
     min_percent: MinPercentOption = None,
+    ignore: IgnoreOption = None,
     color: ColorOption = Color.auto,
 ) -> None:
     """Print RUN.json as gradscope profile did, or export it.
@@ -93,11 +99,15 @@ def show(
     """
     view = view_options(depth, sort, top, min_percent)
     _check(format, table, view)
+    if ignore and format not in _READ:
+        raise UsageError(f"--ignore is for what is read by people: {format.value} always holds every finding.")
+    left_out = ignored_rules(ignore) if format in _READ else ()
     if format is not Format.html and (open_it or no_source):
         raise UsageError(f"{'--open' if open_it else '--no-source'} is for --format html, not for {format.value}.")
     from gradscope.report import load
 
     report = load(run)
+    report.data = replace(report.data, findings=tuple(one for one in report.data.findings if one.rule not in left_out))
     if format is Format.html:
         write_page(report, output or beside(run), source=not no_source, force=force, open_it=open_it)
         return

@@ -12,7 +12,7 @@ from typing import Any
 from gradscope.errors import UsageError
 
 FILE = "pyproject.toml"
-_TABLES = ("check",)
+_TABLES = ("check", "ignore")
 _WRITE = "Write [tool.gradscope.check] and its keys below it."
 _KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved")
 

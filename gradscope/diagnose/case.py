@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from gradscope.tables import CallFact, Facts, Finding, LayerRow, LineRow, OpRow, PlaceFact, RunData
+from gradscope.tables import CallFact, Facts, Finding, LayerRow, Limits, LineRow, OpRow, PlaceFact, RunData
 
 Severity = Literal["info", "warning", "critical"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """This machine's ceilings, as ``gradscope doctor --calibrate`` measures them.
-
-    Attributes:
-        device: "cpu" or the name of a GPU.
-        flops: dtype ("float32") -> floating-point operations a second of a large matrix product.
-        bytes: a second, read and written, of a large copy.
-        call_ns: of the smallest operation.
-    """
-
-    device: str
-    flops: Mapping[str, float]
-    bytes: float
-    call_ns: float
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def diagnose(case: Case, ignore: Collection[str] = ()) -> tuple[list[Finding], l
         if rule.name in ignore:
             continue
         try:
-            found += rule.find(case)
+            found += list(rule.find(case))
         except Exception as error:  # a defect of one rule must not cost the user the report
             notes.append(f"the rule {rule.name} failed and found nothing: {type(error).__name__}: {error}")
     return sorted(found, key=_weight, reverse=True), notes

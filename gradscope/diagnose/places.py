@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from gradscope.diagnose.case import Case, by_source, severity_of
-from gradscope.tables import Finding, PlaceFact
+from gradscope.diagnose.case import Case, Severity, by_source, severity_of
+from gradscope.tables import CallFact, Finding, PlaceFact, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
+SDPA = "scaled_dot_product_attention"
+
 # Alone, both ways find a warmer cache than in the step.
 _WITHIN = 1.5
+
+# Of the lines' time: a recipe that loses more in the micro-run would be taken out again.
+_LOST = 0.1
+
+# Of the peak.
+_MUCH = 0.1
+
+# What this saves, the loss on another line spends.
+_WITH_THE_LOSS = "linear_cross_entropy"
+
+# A longer line is not advice any more.
+_LONGEST = 160
+
+# The CPU's blocks of keys pay from here on, see gradscope.recipes.attention.
+_FEWEST_SCORES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of what a step would save: time in ns, its range, and memory at the peak."""
+
+    ns: int
+    low: int
+    high: int
+    bytes: int = 0
+
+
+Fallback = Callable[[Case, Sequence[PlaceFact]], Estimate | None]
+
+
+def half_of_lines(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """What recipes for plain operations saved of these on a CPU: 0.4 to 0.75."""
+    spent = case.lines_ns(lines_of(case, places))
+    return Estimate(spent // 2, spent // 4, spent * 3 // 4) if spent else None
+
+
+def nothing(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """For what only a micro-run can tell."""
+    return None
 
 
 def found_places(
@@ -21,6 +63,8 @@ def found_places(
     message: Callable[[PlaceFact], str],
     *,
     wanted: Callable[[Case, PlaceFact], bool] = lambda case, place: True,
+    otherwise: Fallback = half_of_lines,
+    advice: Callable[[PlaceFact], str] | None = None,
 ) -> Iterator[Finding]:
     """A finding for each line of these recipes that is supported and gains something.
 
@@ -29,47 +73,176 @@ def found_places(
         recipes: names, as ``gradscope.plan`` has them.
         message: what is wrong there.
         wanted: which places this rule is about.
+        otherwise: an estimate from the measured operations, for places that no micro-run was made of.
+        advice: what to do; without it, to put the recipe in.
     """
     for (recipe, source), places in by_source(case.facts.places).items():
         good = [each for each in places if each.supported and not each.idle and wanted(case, each)]
         if recipe not in recipes or not good:
             continue
-        yield finding_of(case, rule, good, source, message(good[0]))
+        found = finding_of(case, rule, good, source, message(good[0]), otherwise=otherwise, advice=advice)
+        if found is not None:
+            yield found
 
 
-def finding_of(case: Case, rule: str, places: list[PlaceFact], source: str, message: str) -> Finding:
-    """Of places on one line, with what the micro-run or the lines' own time says."""
+def finding_of(
+    case: Case,
+    rule: str,
+    places: Sequence[PlaceFact],
+    source: str,
+    message: str,
+    *,
+    otherwise: Fallback = half_of_lines,
+    advice: Callable[[PlaceFact], str] | None = None,
+) -> Finding | None:
+    """Of places on one line; None where a micro-run says that neither time nor memory is saved."""
     one = places[0]
-    layers = tuple(dict.fromkeys(place.layer for place in places))
-    rounds = sum(place.rounds for place in places)
-    savings = [place.predicted_saving_ns for place in places if place.predicted_saving_ns is not None]
-    saving = round(sum(savings) * len(places) / len(savings)) if savings else None
-    sizes = [place.predicted_saving_bytes for place in places if place.predicted_saving_bytes is not None]
-    memory = sum(sizes) or None
-    lines = sorted({call.source for call in map(case.call, one.calls) if call.source is not None})
+    lines = lines_of(case, [one])
     spent = case.lines_ns(lines)
-    evidence = f"{counted(len(one.calls))} torch calls on {_lines(lines)}"
+    estimate = _by_micro_run(places)
+    if estimate is not None and (estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)):
+        return None
+    if estimate is not None and spent and one.recipe != _WITH_THE_LOSS:
+        estimate = replace(estimate, ns=min(estimate.ns, spent), low=min(estimate.low, spent))
+    estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
+    saved, memory = max(estimate.ns, 0) or None, max(estimate.bytes, 0) or None
+    evidence = f"{_calls(one)} on {_lines(lines)}"
     if spent:
         evidence += f", {time_text(spent)} of a step, forward and backward"
-    if rounds > 1:
-        evidence += f", run {counted(round(rounds))} times"
-    if memory and memory > 0:
-        evidence += f"; they hold {size_text(memory)} that the recipe does not"
+    if len(places) > 1:
+        evidence += f", in {len(places)} layers"
+    if memory:
+        evidence += f"; {size_text(memory)} are held that the recipe does not hold"
     return Finding(
         rule=rule,
-        severity=severity_of(saving, case),
-        layers=layers,
+        severity=_severity(case, estimate),
+        layers=tuple(dict.fromkeys(place.layer for place in places)),
         line=source,
         message=message,
         evidence=evidence,
         recipe=one.recipe,
-        predicted_saving_ns=saving if saving is not None and saving > 0 else None,
-        predicted_saving_bytes=memory if memory is not None and memory > 0 else None,
-        advice=f"Put the recipe {one.recipe} there: gradscope fix does it and proves the gain.",
+        predicted_saving_ns=saved,
+        predicted_saving_bytes=memory,
+        advice=(advice or put_in)(one),
         code=f"gradscope.patch(model, batch, recipes=[{one.recipe!r}])",
-        predicted_low_ns=round(saving / _WITHIN) if saving is not None and saving > 0 else None,
-        predicted_high_ns=round(saving * _WITHIN) if saving is not None and saving > 0 else None,
+        predicted_low_ns=estimate.low if saved else None,
+        predicted_high_ns=estimate.high if saved else None,
     )
+
+
+def put_in(place: PlaceFact) -> str:
+    """To put the recipe in: the line that does it, where that is short."""
+    text = "; ".join(place.new_text.splitlines())
+    if text and len(text) <= _LONGEST:
+        return f"Write `{text}` with {place.function} of gradscope.recipes; gradscope fix does it and proves the gain."
+    return f"Put the recipe {place.recipe} there: gradscope fix does it and proves the gain."
+
+
+def lines_of(case: Case, places: Sequence[PlaceFact]) -> list[str]:
+    """The source lines of the calls that would go."""
+    calls = (case.call(index) for place in places for index in place.calls)
+    return sorted({call.source for call in calls if call.source is not None})
+
+
+def ops_ns(case: Case, layers: Collection[str | None], wanted: Callable[[str], bool]) -> int:
+    """Self time of operations of these layers, forward and backward, by their names."""
+    return sum(
+        row.self_ns
+        for layer in set(layers)
+        for phase in ("forward", "backward")
+        for row in case.ops.get((layer, phase), ())
+        if wanted(row.name)
+    )
+
+
+def attention_call(case: Case, place: PlaceFact) -> CallFact | None:
+    """The call of torch's own attention among those of a place."""
+    return next((call for call in map(case.call, place.calls) if call.op == SDPA), None)
+
+
+def is_given_mask(call: CallFact) -> bool:
+    """Whether torch's attention is given a mask."""
+    return isinstance(call.argument(3, "attn_mask"), TensorFact)
+
+
+def is_causal_mask(case: Case, place: PlaceFact) -> bool:
+    """Whether torch's attention is given a mask that was causal: the recipe leaves it out, or looks at it itself."""
+    call = attention_call(case, place)
+    if call is None or not is_given_mask(call):
+        return False
+    return place.recipe == "attention" or "**attention_mask(" in place.new_text or "is_causal=True" in place.new_text
+
+
+def why_math(case: Case, call: CallFact) -> str:
+    """Why torch's attention ran as plain operations; empty where it did not, or where that is the best there is."""
+    ran = any("_scaled_dot_product_attention_math" in row.name for row in case.ops.get((call.layer, "forward"), ()))
+    if not ran or len(call.inputs) < 3:
+        return ""
+    query, key, value = call.inputs[:3]
+    mask, dropout = call.argument(3, "attn_mask"), call.argument(4, "dropout_p", 0.0)
+    drops = isinstance(dropout, (int, float)) and dropout > 0
+    if len(query.shape) != 4:
+        return f"query has {len(query.shape)} dimensions, and the other kernels take 4"
+    if query.device == "cuda":
+        return _why_math_on_cuda(call, query, value)
+    if drops and query.elements // query.shape[-1] * key.shape[-2] < _FEWEST_SCORES:
+        return ""  # so few are done at once sooner
+    if drops:
+        return "torch's other kernel on the CPU has no dropout"
+    if isinstance(mask, TensorFact) and mask.requires_grad:
+        return "torch's other kernel on the CPU gives the mask no gradient"
+    return _why_math_anywhere(call, query, value)
+
+
+def _why_math_on_cuda(call: CallFact, query: TensorFact, value: TensorFact) -> str:
+    if query.dtype == "float64":
+        return "the other kernels do not compute in float64"
+    if query.dtype == "float32" and call.argument(7, "enable_gqa", False):
+        return "in float32 the other kernels have no grouped heads"
+    if query.dtype == "float32" and query.shape[-1] % 4:
+        return f"in float32 the other kernels take heads of multiples of 4, not of {query.shape[-1]}"
+    return _why_math_anywhere(call, query, value)
+
+
+def _why_math_anywhere(call: CallFact, query: TensorFact, value: TensorFact) -> str:
+    if query.device != "cuda" and query.shape[-1] != value.shape[-1]:
+        return f"the sizes of query ({query.shape[-1]}) and value ({value.shape[-1]}) differ"
+    if any(each.strides is not None and each.strides[-1] != 1 for each in call.inputs[:3]):
+        return "the last dimension of query, key or value is not contiguous"
+    return ""
+
+
+def scores_kept(case: Case, lines: Collection[str | None], scores: Sequence[tuple[int, ...]]) -> int:
+    """Bytes of tensors the form of these scores that the lines keep for backward."""
+    ends = tuple({f"{shape[-2]}x{shape[-1]}" for shape in scores})
+    saved = case.run.memory.saved if case.run.memory is not None else ()
+    return sum(row.bytes for row in saved if row.line in lines and row.shape.endswith(ends))
+
+
+def _by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
+    """None where none was made: of work that would have taken too long."""
+    saving = _summed([place.predicted_saving_ns for place in places])
+    if saving is None:
+        return None
+    memory = _summed([place.predicted_saving_bytes for place in places])
+    return Estimate(saving, round(saving / _WITHIN), round(saving * _WITHIN), memory or 0)
+
+
+def _severity(case: Case, estimate: Estimate) -> Severity:
+    """By the time; memory is worth a warning where it is a good part of the peak."""
+    severity = severity_of(estimate.ns, case)
+    peak = case.run.memory.peak_bytes if case.run.memory is not None else 0
+    return "warning" if severity == "info" and peak and estimate.bytes >= _MUCH * peak else severity
+
+
+def _summed(known: Sequence[int | None]) -> int | None:
+    """The sum, where what is not known is as the others are."""
+    given = [each for each in known if each is not None]
+    return round(sum(given) * len(known) / len(given)) if given else None
+
+
+def _calls(place: PlaceFact) -> str:
+    return "1 torch call" if len(place.calls) == 1 else f"{counted(len(place.calls))} torch calls"
 
 
 def _lines(sources: list[str]) -> str:

@@ -156,30 +156,53 @@ def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
 
 
 class Recorder:
-    """Writes down what happens while :meth:`watching`.
+    """Writes down the torch calls that somebody else's mode hands to :meth:`call`, while :meth:`watching`.
 
     Attributes:
-        recording: what was written; None before.
+        recording: what was written; None before, and where there were more than MOST_CALLS.
+        overflowed: whether there were.
     """
+
+    MOST_CALLS = 100_000  # each takes a kilobyte or two
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
+        self.overflowed = False
+        self._tape: _Tape | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Until the block is left, whoever calls torch in this thread."""
-        tape = _Tape()
-        with tape.hooked(), tape:
-            yield
-        tape.forget()
+        """Until the block is left."""
+        tape = self._tape = _Tape()
+        try:
+            with tape.hooked(), tape.inside_modules():
+                yield
+        finally:
+            self._tape = None
+            tape.forget()
+            self.recording = Recording(tape.nodes, tape.values)
+            if self.overflowed:
+                self.forget()
         for value in tape.values:
             value.settle()
-        self.recording = Recording(tape.nodes, tape.values)
+
+    def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)``, called from ``frame``."""
+        if self._tape is None:
+            return function(*args, **kwargs)
+        if len(self._tape.nodes) >= self.MOST_CALLS:
+            self.overflowed = True
+            return function(*args, **kwargs)
+        return self._tape.call(function, frame, args, kwargs)
 
     def forget(self) -> None:
         """Let go of the modules and functions that were seen."""
         if self.recording is not None:
             for node in self.recording.nodes:
+                for place in node.places:
+                    place.frame.owner, place.frame.globals = None, {}
+                    place.frame.settings.clear()
+                    place.names.clear()
                 node.args, node.kwargs, node.inputs, node.outputs, node.places, node.caller = (), {}, (), (), (), None
             for value in self.recording.values:
                 value.producer = None
@@ -200,6 +223,8 @@ class _Tape(TorchFunctionMode):
         self._count = 0
         self._positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
         self._bottom: FrameType | None = None
+        self._only_modules = False
+        self._depth = 0  # of module calls, where only these are looked into
 
     def run(self, run: Callable[[], Any]) -> Any:
         """Frames below this call are the user's."""
@@ -226,15 +251,45 @@ class _Tape(TorchFunctionMode):
         self._frames.clear()
         self._latest.clear()
 
+    @contextmanager
+    def inside_modules(self) -> Iterator[None]:
+        """Frames that call a model are not looked into: they go on, and with them what a look at their names keeps."""
+        self._only_modules = True
+        hook = nn.modules.module.register_module_forward_pre_hook(self._entered)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self._bottom, self._depth = None, 0
+
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        if self._depth == 0:
+            self._bottom = sys._getframe(1)
+        self._depth += 1
+
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
         """A module's forward ended: its frame and those below it need not be held any more."""
-        running = {id(frame) for frame in _stack(sys._getframe())}
+        self._let_go(sys._getframe())
+        if self._only_modules:
+            self._depth = max(self._depth - 1, 0)
+            if self._depth == 0:
+                self._bottom = None
+
+    def _let_go(self, innermost: FrameType) -> None:
+        """Of the frames that do not run any more, and so of what their names hold."""
+        if not self._frames:
+            return
+        running = {id(frame) for frame in _stack(innermost)}
         for key in [key for key in self._frames if key not in running]:
             frame, known = self._frames.pop(key)
             _clear(frame, known)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        return self.call(func, sys._getframe(1), args, kwargs or {})
+
+    def call(self, func: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """``func(*args, **kwargs)``, called from ``frame``, as a node."""
+        self._let_go(frame)
         op = canonical(func)
         if op in LOOKS:
             return func(*args, **kwargs)
@@ -256,8 +311,8 @@ class _Tape(TorchFunctionMode):
                 value.users.append(node)
         made = [args[0]] if op == "setitem" else _tensors(result)  # an assignment returns nothing
         node.outputs = tuple(self._new(tensor, node) for tensor in made)
-        node.places = self._places()
-        node.caller = self._caller()
+        node.places = self._places(frame)
+        node.caller = self._caller(frame)
         return result
 
     def _replaced(self, argument: Any, inputs: list[Value], held: list[Tensor]) -> Any:
@@ -315,9 +370,11 @@ class _Tape(TorchFunctionMode):
             known[1].append(weakref.ref(tensor))
         return known[0]
 
-    def _places(self) -> tuple[Place, ...]:
+    def _places(self, innermost: FrameType) -> tuple[Place, ...]:
+        if self._only_modules and self._bottom is None:
+            return self._outside(innermost)
         found = []
-        for frame in _stack(sys._getframe(2)):
+        for frame in _stack(innermost):
             if frame is self._bottom:
                 break
             if frame.f_code.co_filename.startswith(_SKIPPED):
@@ -326,9 +383,18 @@ class _Tape(TorchFunctionMode):
             found.append(Place(self._frame(frame), self._span(frame), names))
         return tuple(found)
 
-    def _caller(self) -> nn.Module | None:
+    def _outside(self, innermost: FrameType) -> tuple[Place, ...]:
+        """The first frame of the user's: its place, and nothing of what it holds."""
+        for frame in _stack(innermost):
+            if not frame.f_code.co_filename.startswith(_SKIPPED):
+                made = Frame(self._count, frame.f_code, {}, None, False)
+                self._count += 1
+                return (Place(made, self._span(frame), {}),)
+        return ()
+
+    def _caller(self, innermost: FrameType) -> nn.Module | None:
         found = None
-        for frame in _stack(sys._getframe(2)):
+        for frame in _stack(innermost):
             if frame is self._bottom or not frame.f_code.co_filename.startswith(_SKIPPED):
                 break
             if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradscope import units
+from gradscope.report.findings import FindingRow
 from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
 from gradscope.report.tree import SAVED_MEMORY, TreeRow
 from gradscope.report.view import View
@@ -194,15 +195,41 @@ def _more(largest: Largest[Holder] | Largest[KeptTensors] | Largest[Copy], colum
 
 
 def _findings(view: View) -> str:
-    items = []
-    for finding in view.findings:
-        where = f" (`{_code(finding.line)}`)" if finding.line else ""
-        saving = f"; saves about {units.ns(finding.predicted_saving_ns)}" if finding.predicted_saving_ns else ""
-        recipe = f"; recipe `{_code(finding.recipe)}`" if finding.recipe else ""
-        items.append(
-            f"- **{finding.severity}**: {escape(finding.message)}{where}. {escape(finding.evidence)}{recipe}{saving}"
-        )
-    return "#### Findings\n\n" + "\n".join(items) if items else ""
+    found = view.findings
+    items = [_finding(i, row) for i, row in enumerate(found.rows, 1)]
+    if found.more:
+        items.append(f"{found.more[0].upper()}{found.more[1:]}: `{_code(found.command)}`")
+    return "#### Findings\n\nSavings are estimates.\n\n" + "\n\n".join(items) if items else ""
+
+
+def _finding(number: int, row: FindingRow) -> str:
+    """An item of a numbered list; what belongs to it is indented as far as its text."""
+    where = " · ".join(f"`{_code(part)}`" for part in (row.layers, row.line) if part)
+    source = f": `{_code(row.text)}`" if row.text else ""
+    parts = [
+        f"**{row.severity}**: {escape(row.message)}",
+        f"{where}{source}",
+        escape(row.evidence),
+        escape(row.advice),
+        f"*{escape(row.saving)}*" if row.saving else "",
+        f"rule `{_code(row.rule)}`" + (f" · recipe `{_code(row.recipe)}`" if row.recipe else ""),
+    ]
+    lead = f"{number}. "
+    indent = " " * len(lead)
+    # A break at the end of each line but the last: each stands on its own.
+    text = f"  \n{indent}".join(part for part in parts if part)
+    return f"{lead}{text}{_block(row.code, indent)}"
+
+
+def _block(code: str, indent: str) -> str:
+    """A block of code, fenced so that no backticks in it end it."""
+    if not code:
+        return ""
+    fence = "```"
+    while fence in code:
+        fence += "`"
+    lines = [f"{fence}python", *code.splitlines(), fence]
+    return "\n\n" + "\n".join(f"{indent}{line}" for line in lines)
 
 
 def _list(title: str, items: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope.report.tree import SAVED_MEMORY, Tree
-from gradscope.tables import RunData
+from gradscope.tables import RunData, WorkloadInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class NextStep:
 def next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextStep, ...]:
     """Commands for the RUN.json at ``path``; those that need one are left out where there is none."""
     steps: list[NextStep] = []
-    if any(finding.recipe for finding in run.findings) and run.workload.mode != "loop":
-        steps.append(NextStep(f"gradscope fix {shlex.quote(run.workload.target)}", "swap in the recipes, and prove it"))
+    if any(finding.recipe for finding in run.findings):
+        steps.append(NextStep(_fix(run.workload), "swap in the recipes, and prove it"))
     if path is None:
         return tuple(steps)
     name = shlex.quote(str(path))
@@ -34,3 +34,13 @@ def next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextS
     flame = shlex.quote(f"{str(path).removesuffix('.json')}.speedscope.json")
     steps.append(NextStep(f"gradscope show {name} --format speedscope > {flame}", "flame graph (speedscope)"))
     return tuple(steps)
+
+
+def _fix(work: WorkloadInfo) -> str:
+    """On the command line, or in Python where what was measured has no name that the command line could take."""
+    if not work.target or work.mode == "loop":
+        return "gradscope.patch(model, batch)"
+    # A script without a file's ending was run as a module, as with python -m.
+    names_module = all(part.isidentifier() for part in work.target.split("."))
+    module = work.mode == "script" and names_module and not work.target.endswith(".py")
+    return f"gradscope fix {'-m ' if module else ''}{shlex.quote(work.target)}"

@@ -95,7 +95,29 @@ def _ledger(view: View) -> list[str]:
 
 
 def _end(view: View) -> list[str]:
-    parts = [line(f"{text(one.severity)}: {text(one.message, SENTENCE)}") for one in view.findings[:_FINDINGS]]
-    if len(view.findings) > _FINDINGS:
-        parts.append(line(f"… {len(view.findings) - _FINDINGS} more findings: print(report) has all", MUTED))
-    return parts + [line(text(note, SENTENCE), MUTED) for note in view.notes]
+    return [*_findings(view), *(line(text(note, SENTENCE), MUTED) for note in view.notes)]
+
+
+def _findings(view: View) -> list[str]:
+    found = view.findings
+    if not found.rows and not found.more:
+        return []
+    parts = [heading("Findings", "why it is slow and what to do; savings are estimates")]
+    for row in found.rows[:_FINDINGS]:
+        message = text(f"{row.severity}: {row.message}", SENTENCE)
+        head = f"<b>{message}</b>" if row.severity == "info" else f'<b style="color:{WARN}">{message}</b>'
+        where = text(" · ".join(part for part in (row.place, row.text) if part), SENTENCE)
+        below = [
+            f'<span style="{MUTED}">{where}</span>' if where else "",
+            text(row.evidence, SENTENCE),
+            text(row.advice, SENTENCE),
+            f"<code>{text(row.code, SENTENCE)}</code>" if row.code else "",
+            f"<b>{text(row.saving, SENTENCE)}</b>" if row.saving else "",
+        ]
+        parts += [line(head), *(line(part, "padding-left:14px") for part in below if part)]
+    left = len(found.rows) - _FINDINGS
+    if left > 0 or found.more:
+        words = [f"… {left} more {'finding' if left == 1 else 'findings'}: print(report) has them"] if left > 0 else []
+        words += [f"{found.more}: report.print(min_percent=0)"] if found.more else []
+        parts.append(line(text("; ".join(words), SENTENCE), MUTED))
+    return parts

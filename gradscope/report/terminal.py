@@ -13,8 +13,9 @@ from typing import IO, TYPE_CHECKING
 
 from gradscope import units
 from gradscope.report import glyphs as glyph_sets
+from gradscope.report.findings import FindingRow
 from gradscope.report.glyphs import Glyphs
-from gradscope.report.grid import Column, Grid, Line, width_of
+from gradscope.report.grid import Column, Grid, Line, cut_line, width_of
 from gradscope.report.layertable import layer_lines
 from gradscope.report.memorytable import memory_sections
 from gradscope.report.style import STYLES, heading, heat, share_bar, wrapped
@@ -234,18 +235,40 @@ def _ledger(view: View, width: int, marks: Glyphs) -> list[Line]:
 
 
 def _findings(view: View, width: int, marks: Glyphs) -> list[Line]:
-    if not view.findings:
+    found = view.findings
+    if not found.rows and not found.more:
         return []
-    lines = [heading("Findings", "why it is slow, and what to do", width, marks)]
-    for i, finding in enumerate(view.findings, 1):
-        first = f"{i}. {finding.severity}: "
-        style = "warn" if finding.severity != "info" else ""
-        lines += wrapped(finding.message, width, marks, first=first, style=style)
-        saving = [f"saves about {units.ns(finding.predicted_saving_ns)}"] if finding.predicted_saving_ns else []
-        if finding.predicted_saving_bytes:
-            saving.append(f"frees about {units.size(finding.predicted_saving_bytes)}")
-        about = [finding.line, finding.evidence, f"recipe {finding.recipe}" if finding.recipe else None, *saving]
-        lines += wrapped(" · ".join(part for part in about if part), width, marks, first="   ", style="dim")
+    lines = [heading("Findings", "why it is slow and what to do; savings are estimates", width, marks)]
+    for i, row in enumerate(found.rows, 1):
+        first = f"{i}. {row.severity}: "
+        style = {"critical": "hot", "warning": "warn"}.get(row.severity, "")
+        lines += wrapped(row.message, width, marks, first=first, style=style)
+        lines += _about_finding(row, width, marks)
+    if found.more:
+        rest = f"{found.more[0].upper()}{found.more[1:]}: "
+        command: Line = [(marks.text(found.command), "command")]
+        fits = width_of([(rest, "")]) + width_of(command) <= width
+        lines += [[(rest, "dim"), *command]] if fits else [[(rest.rstrip(), "dim")], [("    ", ""), *command]]
+    return lines
+
+
+def _about_finding(row: FindingRow, width: int, marks: Glyphs) -> list[Line]:
+    """Where, the line's text, why, what to do, how, and what for."""
+    lines: list[Line] = []
+
+    def add(label: str, text: str, style: str = "") -> None:
+        if text:
+            lines.extend(wrapped(text, width, marks, first=f"   {label:<7}", style=style))
+
+    add("where", row.place)
+    if row.text:
+        lines.append(cut_line([(" " * 10, ""), (marks.text(row.text), "dim")], width, marks))
+    add("why", row.evidence)
+    add("do", row.advice)
+    # Code is for copying: never cut.
+    lines += [[(" " * 10, ""), (marks.text(line), "command")] for line in row.code.splitlines()]
+    add("gain", row.saving, "strong")
+    add("rule", f"{row.rule} · recipe {row.recipe}" if row.recipe else row.rule, "dim")
     return lines
 
 

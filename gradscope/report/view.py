@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradscope import units
+from gradscope.report.findings import FindingsView, build_findings
 from gradscope.report.fold import Amounts, Node, add_up, build_tree
 from gradscope.report.header import header_rows, partial_text
 from gradscope.report.memory import MemoryView, build_memory
 from gradscope.report.nextsteps import NextStep, next_steps
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
-from gradscope.tables import ConservationError, Finding, Ledger, OpRow, RunData
+from gradscope.tables import ConservationError, Ledger, OpRow, RunData
 
 __all__ = ["LedgerLine", "LineGroup", "NextStep", "OpGroup", "Sort", "TreeRow", "View", "ViewOptions", "build_view"]
 
@@ -129,7 +130,7 @@ class View:
     ledger: tuple[LedgerLine, ...]
     backward_ns: int
     memory: MemoryView | None  # None: not measured
-    findings: tuple[Finding, ...]
+    findings: FindingsView
     notes: tuple[str, ...]
     next_steps: tuple[NextStep, ...]
 
@@ -164,7 +165,7 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
         memory=None
         if memory is None
         else build_memory(memory, options, lambda layer: _address(layer, addresses, run), model),
-        findings=tuple(run.findings),
+        findings=build_findings(run, addresses, options, path),
         notes=notes,
         next_steps=next_steps(run, tree, path),
     )

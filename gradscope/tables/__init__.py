@@ -22,6 +22,7 @@ from gradscope.tables.columns import (
 from gradscope.tables.facts import (
     CallFact,
     Facts,
+    Limits,
     OptimizerFact,
     ParameterFact,
     PlaceFact,
@@ -82,6 +83,7 @@ __all__ = [
     "LayerRow",
     "LayerSpan",
     "Ledger",
+    "Limits",
     "LineInfo",
     "LineRow",
     "MemoryCategory",

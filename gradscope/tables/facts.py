@@ -109,3 +109,20 @@ class Facts:
     settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.settings
     classes: Mapping[str, str] = field(default_factory=dict)  # path -> class of torch's own it is or derives from
     recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """This machine's ceilings, as ``gradscope doctor --calibrate`` measures them.
+
+    Attributes:
+        device: its name, as ``device_name`` in the environment of a run.
+        flops: dtype ("float32", and "tf32" on CUDA) -> floating-point operations a second of a large matrix product.
+        bytes: a second, read and written, of a large copy.
+        call_ns: of the smallest operation.
+    """
+
+    device: str
+    flops: Mapping[str, float]
+    bytes: float
+    call_ns: float

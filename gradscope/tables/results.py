@@ -100,8 +100,10 @@ class LayerRow:
     flops: int | None = None  # forward + backward
     forward_flops: int | None = None
     backward_flops: int | None = None
-    bytes: int | None = None
-    bound_by: str | None = None
+    bytes: int | None = None  # that forward and backward must move at least; an estimate from the recorded calls
+    bound_by: str | None = None  # "compute", "bandwidth", "overhead" or "waiting"
+    forward_limit_ns: int | None = None  # forward_self_ns at this machine's ceilings
+    backward_limit_ns: int | None = None  # backward_self_ns at this machine's ceilings
     saved_bytes: int | None = None  # storages that this layer was the first to keep for backward
     saved_total_bytes: int | None = None  # the same, with the layers below it
     peak_bytes: int | None = None  # largest rise above what was allocated when it (or one of its nodes) was entered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -17,7 +18,7 @@ class Options:
     memory: bool = True
     timing: bool = True  # False: memory alone
     run_to_end: bool = False
-    ignore: frozenset[str] = frozenset()  # rules that are left out
+    ignore: Sequence[str] = ()  # rules that are left out
 
 
 class Progress:

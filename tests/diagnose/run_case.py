@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gradscope import pipeline
+from gradscope import diagnosis
 from gradscope.diagnose.case import Case
 from gradscope.pipeline import profile_workload
 from gradscope.tables import Finding, Options
@@ -25,29 +25,31 @@ class Twin:
         name: of the pair.
         rule: that must fire on the one and must not on the other.
         bad, good: make the keyword arguments of :func:`findings_of`.
+        also: other rules that are right on the good twin too: it is small, and has but this one problem less.
     """
 
     name: str
     rule: str
     bad: Callable[[], dict[str, Any]]
     good: Callable[[], dict[str, Any]]
+    also: frozenset[str] = frozenset()
 
 
 def case_of(model: nn.Module, batch: Any, loss: Any = None, optimizer: Any = None, **options: Any) -> Case:
     """What the rules are given for a profiled run of these."""
     seen: list[Case] = []
-    real = pipeline.diagnose
+    real = diagnosis.diagnose
 
     def keep(case: Case, ignore: Any = ()) -> Any:
         seen.append(case)
         return real(case, ignore)
 
-    pipeline.diagnose = keep  # type: ignore[assignment]
+    diagnosis.diagnose = keep  # type: ignore[assignment]
     try:
         settings = Options(**{"steps": STEPS, "warmup": WARMUP, **options})
         outcome = profile_workload(Workload(model, batch, loss=loss, optimizer=optimizer), settings)
     finally:
-        pipeline.diagnose = real
+        diagnosis.diagnose = real
     if outcome.error is not None:
         raise outcome.error
     return seen[0]
@@ -56,6 +58,6 @@ def case_of(model: nn.Module, batch: Any, loss: Any = None, optimizer: Any = Non
 def findings_of(model: nn.Module, batch: Any, loss: Any = None, optimizer: Any = None, **options: Any) -> list[Finding]:
     """All findings of a profiled run, also the small ones; a rule that fails is an error."""
     case = case_of(model, batch, loss, optimizer, **options)
-    found, notes = pipeline.diagnose(case)
+    found, notes = diagnosis.diagnose(case)
     assert not notes, notes
     return found

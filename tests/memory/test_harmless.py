@@ -322,7 +322,7 @@ def profilers(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_without_memory_no_step_and_no_profiler_is_spent_on_it(profilers: list[dict[str, Any]]) -> None:
     model, optimizer = model_and_optimizer()
     data = profile(model, optimizer, memory=False).data
-    assert model.orders.calls == STEPS - 3  # one to keep the profilers apart, one to settle, one that counts
+    assert model.orders.calls == STEPS - 2  # one to settle, one that counts
     assert [settings.get("profile_memory", False) for settings in profilers] == [False, False]
     assert data.memory is None and not data.partial
     columns = [name for name in vars(LayerRow) if "allocat" in name or name in MEMORY_COLUMNS]
@@ -332,7 +332,7 @@ def test_without_memory_no_step_and_no_profiler_is_spent_on_it(profilers: list[d
     assert data.lines and all(getattr(row, name) is None for row in data.lines for name in names)
 
 
-def test_memory_takes_three_more_steps_and_a_profiler_of_its_own(profilers: list[dict[str, Any]]) -> None:
+def test_memory_takes_two_more_steps_and_a_profiler_of_its_own(profilers: list[dict[str, Any]]) -> None:
     """The timed steps and the survey do not record memory; the memory pass records no shapes, which keep tensors."""
     model, optimizer = model_and_optimizer()
     data = profile(model, optimizer).data

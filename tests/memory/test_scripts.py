@@ -90,9 +90,9 @@ def test_the_peak_of_a_script_agrees_with_torchs_profiler(tmp_path: Path) -> Non
     assert memory_of(data).peak_bytes - foreign == total_allocated(plain, 1)
 
 
-def test_without_memory_a_script_is_stopped_three_steps_earlier(tmp_path: Path) -> None:
+def test_without_memory_a_script_is_stopped_two_steps_earlier(tmp_path: Path) -> None:
     data, steps = run(tmp_path)
     without, fewer = run(tmp_path, memory=False)
     assert data.memory is not None and without.memory is None
-    assert steps - fewer == 3
+    assert steps - fewer == 2
     assert all(row.saved_bytes is None and row.allocations is None for row in without.layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -40,6 +41,16 @@ def test_axe_finds_nothing(open_page: Open, axe: str, scheme: str, size: tuple[i
         found += [f"{tab}: {one}" for one in _violations(page)]
     page.keyboard.press("?")
     assert found + _violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_findings(open_page: Open, axe: str, scheme: str) -> None:
+    run = runs.device()
+    findings = [dataclasses.replace(one, advice="Do it.", code="x = 1") for one in run.findings]
+    page = open_page(dataclasses.replace(run, findings=tuple(findings)), "", scheme=scheme).page
+    assert page.locator(".findings li").count() == len(findings)
+    page.evaluate(axe)
+    assert _violations(page) == []
 
 
 def _violations(page: Any) -> list[str]:

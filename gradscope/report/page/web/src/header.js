@@ -175,6 +175,9 @@ function cardChange(change, format) {
   );
 }
 
+// Findings in the short list; the details have all of them.
+const SHORT_LIST = 3;
+
 /**
  * The findings, and where there are none what the backward pass is made of.
  * @param {HTMLElement} place
@@ -182,21 +185,28 @@ function cardChange(change, format) {
  * @param {{ finding: (paths: string[]) => void, tab: (tab: string) => void }} actions
  */
 export function drawFirstLook(place, run, actions) {
-  const { findings } = run.info;
-  if (findings.length > 0) {
+  /** @type {any[]} */
+  const findings = run.info.findings;
+  const large = findings.filter((finding) => !finding.small);
+  if (large.length > 0) {
     const list = element("ol", { class: "first" });
-    for (const finding of findings.slice(0, 3)) {
+    for (const finding of large.slice(0, SHORT_LIST)) {
       const go = () => actions.finding(finding.layers);
       const message = element("b", {}, visible(shorten(finding.message, 300)));
+      const about = visible(shorten(finding.saving || finding.evidence, 300));
+      const title = visible(shorten(`${finding.message} · ${about}`, 700));
+      const worth = finding.worth && element("span", { class: "worth" }, finding.worth);
       list.append(
-        element(
-          "li",
-          {},
-          element("button", { type: "button", onclick: go }, message, ` ${visible(shorten(finding.evidence, 300))}`),
-        ),
+        element("li", {}, element("button", { type: "button", title, onclick: go }, worth, message, ` ${about}`)),
       );
     }
-    refill(place, element("h2", { class: "unseen" }, "Findings"), list);
+    const more = findings.length - Math.min(large.length, SHORT_LIST);
+    const all = element(
+      "button",
+      { type: "button", class: "link", onclick: () => actions.finding([]) },
+      `and ${more} more`,
+    );
+    refill(place, element("h2", { class: "unseen" }, "Findings"), list, more > 0 && all);
     return;
   }
   const whole = run.whole[BACKWARD];

@@ -1,0 +1,86 @@
+"""``[tool.gradscope]`` of a pyproject.toml: what a project sets for all its runs.
+
+::
+
+    [tool.gradscope]
+    ignore = ["attention-by-hand"]  # rules whose findings are left out
+
+The limits of ``gradscope check`` are below it, in ``[tool.gradscope.check]``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradscope.errors import UsageError
+
+FILE = "pyproject.toml"
+_KEYS = ("ignore", "check")
+_WRITE = 'Write ignore = ["a-rule", "another-rule"]; gradscope rules lists them.'
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The keys that were given."""
+
+    file: Path | None = None  # where they stand
+    ignore: tuple[str, ...] = ()
+
+    def name(self, key: str) -> str:
+        """What messages call a key."""
+        return f"{self.file}: tool.gradscope.{key}"
+
+
+def find_config(folder: Path) -> Config:
+    """What the nearest pyproject.toml at or above ``folder`` that has a table for gradscope says.
+
+    Raises:
+        UsageError: one on the way cannot be read or is not TOML, or has a key that there is not, or a value of another
+            type.
+    """
+    folder = folder.resolve()
+    for place in (folder, *folder.parents):
+        file = place / FILE
+        if file.is_file():
+            table = _table(file)
+            if table is not None:
+                return _config(file, table)
+    return Config()
+
+
+def _table(file: Path) -> Mapping[str, Any] | None:
+    try:
+        record = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not TOML: {error}.") from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+    tool = record.get("tool")
+    found = tool.get("gradscope") if isinstance(tool, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise UsageError(f"{file}: tool.gradscope is not a table.\nWrite [tool.gradscope] and its keys below it.")
+    return found
+
+
+def _config(file: Path, table: Mapping[str, Any]) -> Config:
+    for key in table:
+        if key not in _KEYS:
+            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.6)
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(_KEYS)}."
+            raise UsageError(f"{file}: tool.gradscope has no key {key}.\n{hint}")
+    return Config(file, _names(file, table.get("ignore", [])))
+
+
+def _names(file: Path, value: Any) -> tuple[str, ...]:
+    where = f"{file}: tool.gradscope.ignore"
+    if not isinstance(value, list):
+        raise UsageError(f"{where} is not a list but {value!r}.\n{_WRITE}")
+    for item in value:
+        if not isinstance(item, str):
+            raise UsageError(f"{where} holds {item!r}, which is not text.\n{_WRITE}")
+    return tuple(value)

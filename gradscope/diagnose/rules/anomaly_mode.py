@@ -1,0 +1,94 @@
+"""Switches for debugging were left on: anomaly mode, kernels one at a time, memory without a cache.
+
+Example::
+
+    torch.autograd.set_detect_anomaly(True)
+
+Pattern: the switch at the end of the recorded step; and the search for NaN in the backward pass, which nothing else
+makes, so that ``with torch.autograd.detect_anomaly():`` inside a step is seen too (not with ``check_nan=False``).
+Evidence: the measured time of these searches, and the number of nodes, each of which keeps the text of a Python stack.
+Estimate: the searches, and 100 µs a stack: 160 µs were measured under 15 frames, 400 µs under 25 (low: 20 µs, high:
+400 µs), never more than the forward pass took.
+
+Source: PyTorch performance tuning guide, "Disable debugging APIs"; torch.autograd.set_detect_anomaly; CUDA semantics,
+"Asynchronous execution" (CUDA_LAUNCH_BLOCKING) and "Memory management" (PYTORCH_NO_CUDA_MEMORY_CACHING).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.tables import Finding, OpRow
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+
+_BACKWARD = {"backward", "accumulate", "gradient_sum", "engine", "recompute"}
+_SIGN = "aten::_is_any_true"  # no function of torch's own but the engine's search calls it
+_SEARCH = {_SIGN, "aten::isnan"}
+
+# A Python stack as text, in ns: low, likely, high.
+_STACK_NS = (20_000, 100_000, 400_000)
+
+# How much of the forward pass the stacks can have been at most.
+_MOST = 0.9
+
+# name of the setting -> what is wrong, what to do, how.
+_SWITCHES = {
+    "launch_blocking": (
+        "CUDA_LAUNCH_BLOCKING is set: the CPU waits for each kernel before it starts the next",
+        "Unset it unless you are looking for the kernel that fails.",
+        "unset CUDA_LAUNCH_BLOCKING",
+    ),
+    "no_caching": (
+        "PYTORCH_NO_CUDA_MEMORY_CACHING is set: each tensor is taken from the driver, which waits for the GPU",
+        "Unset it unless you are looking for a wrong access with compute-sanitizer.",
+        "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
+    ),
+}
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each switch."""
+    searches = [row for row in case.run.ops if row.phase in _BACKWARD and row.name in _SEARCH]
+    searched = any(row.name == _SIGN for row in searches)
+    if searched or case.facts.settings.get("anomaly"):
+        yield _anomaly(case, searches if searched else [])
+    if case.on_cuda:
+        for name, (message, advice, code) in _SWITCHES.items():
+            if case.facts.settings.get(name):
+                yield Finding(RULE.name, "warning", (), None, message, "the variable is set", advice=advice, code=code)
+
+
+def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
+    nodes = sum(row.calls for row in case.run.ops if row.phase == "backward" and _is_node(row.name))
+    search_ns = sum(row.self_ns for row in searches)
+    most = case.run.step.forward_ns * _MOST
+    low, likely, high = (search_ns + round(min(nodes * each, most)) for each in _STACK_NS)
+    message = "anomaly mode is on: each node of the graph keeps the text of a Python stack"
+    evidence = f"{counted(round(nodes))} nodes a step"
+    if searches:
+        calls = sum(row.calls for row in searches if row.name == _SIGN)
+        message += ", and each gradient is searched for NaN"
+        evidence += f"; {counted(round(calls))} searches for NaN took {time_text(search_ns)}"
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(likely, case),
+        layers=(),
+        line=None,
+        message=message,
+        evidence=evidence,
+        predicted_saving_ns=likely or None,
+        advice="Turn anomaly mode off, and on again only to find where a NaN comes from.",
+        code="torch.autograd.set_detect_anomaly(False)",
+        predicted_low_ns=low if likely else None,
+        predicted_high_ns=high if likely else None,
+    )
+
+
+def _is_node(name: str) -> bool:
+    """Whether a row is of an autograd node, as AddmmBackward0, and not of an op that it ran."""
+    return "::" not in name and name.rstrip("0123456789").endswith("Backward")
+
+
+RULE = Rule("anomaly-mode", "debugging switches that were left on", find)

@@ -1,0 +1,141 @@
+"""Autocast casts the same float32 weights again and again in one step.
+
+Example::
+
+    for step in range(T):
+        with torch.autocast("cuda", dtype=torch.bfloat16):  # the cache is emptied each time it is left
+            h = self.cell(x[:, step], h)
+
+Pattern: a layer whose float32 parameters are used several times under autocast in the recorded step, and which ran more
+casts than it has such parameters: the cache is off, or emptied between the uses. Evidence: casts that were run, casts
+that would do, bytes. Casts of activations and of the code's own are taken off. Estimate: the measured time of the
+casts, forward and backward, by the part of them that repeats.
+
+Source: PyTorch, Automatic Mixed Precision package, torch.autocast (cache_enabled); torch.clear_autocast_cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.tables import CallFact, Finding, OpRow, TensorFact
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+_LOW = {"float16", "bfloat16"}
+_OWN_CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
+
+# A float32 number is read and one of half its size is written.
+_BYTES_A_CAST = 6
+
+
+@dataclass
+class _Layer:
+    uses: Counter[str] = field(default_factory=Counter)  # of float32 parameters, by path
+    elements: dict[str, int] = field(default_factory=dict)
+    others: int = 0  # casts that are not of parameters, at most
+    line: str | None = None
+
+    @property
+    def repeats(self) -> int:
+        """Casts beyond each parameter's first, if none is remembered."""
+        return sum(self.uses.values()) - len(self.uses)
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    path: str
+    line: str | None
+    casts: int
+    needed: int
+    bytes: int
+    ns: int
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for all layers."""
+    found = [each for path, layer in _layers(case).items() if (each := _repeated(case, path, layer)) is not None]
+    if not found:
+        return
+    saving = sum(each.ns for each in found)
+    lines = {each.line for each in found}
+    yield Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=tuple(each.path for each in found),
+        line=lines.pop() if len(lines) == 1 else None,
+        message="autocast casts the same float32 weights again at each use: its cache is off, or emptied in between",
+        evidence=(
+            f"{counted(sum(each.casts for each in found))} casts of weights a step where "
+            f"{counted(sum(each.needed for each in found))} would do: "
+            f"{size_text(sum(each.bytes for each in found))} read and written for nothing, {time_text(saving)} of a "
+            "step, forward and backward"
+        ),
+        predicted_saving_ns=saving or None,
+        advice="Enter torch.autocast once around the whole forward pass, and leave cache_enabled at True.",
+        code=f'with torch.autocast("{"cuda" if case.on_cuda else "cpu"}", dtype=torch.bfloat16): loss = step(batch)',
+        # The gradients of casts that are left are larger sums: what backward saves is less sure.
+        predicted_low_ns=saving // 2 if saving else None,
+        predicted_high_ns=saving or None,
+    )
+
+
+def _layers(case: Case) -> dict[str, _Layer]:
+    found: defaultdict[str, _Layer] = defaultdict(_Layer)
+    for call in case.facts.calls:
+        if call.layer is None:
+            continue
+        if call.op in _OWN_CASTS:
+            found[call.layer].others += 1
+        elif call.autocast:
+            _note(found[call.layer], call)
+    return {path: layer for path, layer in found.items() if layer.repeats > 0}
+
+
+def _note(layer: _Layer, call: CallFact) -> None:
+    lowered = any(each.dtype in _LOW for each in call.outputs)
+    for each in call.inputs:
+        if lowered and each.dtype == "float32" and _is_weight(each):
+            assert each.parameter is not None
+            layer.uses[each.parameter] += 1
+            layer.elements[each.parameter] = each.elements
+            layer.line = layer.line or call.source
+        else:
+            layer.others += any(each.dtype != made.dtype for made in call.outputs)
+
+
+def _is_weight(tensor: TensorFact) -> bool:
+    return tensor.parameter is not None and tensor.requires_grad
+
+
+def _repeated(case: Case, path: str, layer: _Layer) -> _Repeated | None:
+    forward = _named(case.ops.get((path, "forward"), []))
+    made = round(forward["aten::_to_copy"].calls) if "aten::_to_copy" in forward else 0
+    needed = len(layer.uses)
+    again = made - layer.others - needed
+    # With the cache none repeats. Anything between is a cast that is not understood.
+    if again <= 0 or again > layer.repeats:
+        return None
+    part = again / layer.repeats
+    wasted = sum((uses - 1) * layer.elements[name] for name, uses in layer.uses.items()) * part
+    spent = sum(row.self_ns for name, row in forward.items() if name in {"aten::_to_copy", "aten::to"}) * again / made
+    copies = forward.get("aten::copy_")
+    if copies is not None:
+        spent += copies.self_ns * again / max(copies.calls, made)
+    backward = _named(case.ops.get((path, "backward"), []))
+    node = backward.get("ToCopyBackward0")
+    if node is not None:
+        casts = [row.self_ns for name, row in backward.items() if name in {"ToCopyBackward0", "aten::to"}]
+        spent += sum(casts) * min(again / max(node.calls, 1), 1)
+    return _Repeated(path, layer.line, again + needed, needed, round(wasted * _BYTES_A_CAST), round(spent))
+
+
+def _named(rows: list[OpRow]) -> dict[str, OpRow]:
+    return {row.name: row for row in rows}
+
+
+RULE = Rule("autocast-casts", "weights that autocast casts again and again", find)

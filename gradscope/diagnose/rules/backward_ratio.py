@@ -1,0 +1,209 @@
+"""The backward pass of one layer takes far longer, against its forward pass, than that of its kind does.
+
+Example::
+
+    bias = self.table[self.position.view(-1)]  # backward: index_put_ with accumulate, one row after the other
+    y = MyFunction.apply(x)  # backward: a loop in Python
+
+Pattern: a layer's own backward time against what is usual for the kind, times its own forward time. Measured on a CPU
+with one thread: linear layers 2.0, convolutions 2.0 to 2.5, attention 2.1, recurrent layers 1.5 to 1.8, norms 0.2 to
+2.3, activations up to 1.6, embeddings 1.5 to 2.9 while the table is not much larger than the batch, grid_sample 3.9. It
+fires from twice the norm on, where what is above it is 5 % of the step and half a millisecond, in each measured step,
+and one operation makes most of it. An operation that is not known to be slow must be so in four steps, steadily. Views
+cost nothing in forward, so concatenating their gradients is no reason; gradients that are made as large as a table or a
+sequence have rules of their own (embedding-dense-gradient, tied-embedding, slices-zero-filled).
+
+Evidence: both times, their ratio, and the operation of the backward phase with the largest excess. Estimate: what is
+above the norm; at least half of it.
+
+Source: PyTorch issues 15245 (backward of indexing against gather and F.embedding) and 20655 (repeated rows).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.tables import Finding, LayerRow, OpRow
+from gradscope.units import ns as time_text
+from gradscope.units import ratio as ratio_text
+
+_LEAST_SHARE, _LEAST_NS = 0.05, 500_000
+_MARGIN = 2.0
+_STEPS = 4
+_NORM = 2.5
+_NORMS = (("Embedding", 3.0), ("Attention", 2.5), ("Conv", 2.5), ("Norm", 2.5), ("Linear", 2.2))
+_OWN_NORMS = {"grid_sampler_2d_backward": 4.5, "grid_sampler_3d_backward": 4.5}
+
+# Below this a forward is views and Python: a ratio to it says nothing, unless the operation is known to be slow.
+_FORWARD_NS = 50_000
+
+# Part of the operation's name -> what it is, what to do, the line of Python.
+_KNOWN = (
+    (
+        "index_put",
+        (
+            "adds the rows back one by one",
+            "Look rows up with index_select or, on a GPU, F.embedding, and look up each row once where rows repeat",
+            "rows = table.index_select(0, index)",
+        ),
+    ),
+    (
+        "embedding",
+        (
+            "adds repeated rows one by one",
+            "Where the table is small, multiply one-hot rows with it: one product",
+            "rows = F.one_hot(tokens, len(table)).to(table.dtype) @ table",
+        ),
+    ),
+    (
+        "cumprod_backward",
+        (
+            "divides and sums over every prefix",
+            "Where the factors are positive, take the sum of logarithms",
+            "torch.exp(torch.cumsum(torch.log(x), dim))",
+        ),
+    ),
+)
+_ELSEWHERE = ("select_backward", "slice_backward", "SelectBackward", "SliceBackward")
+# What views and broadcasting cost in backward only: free in forward, and as it should be.
+_OF_VIEWS = ("cat", "sum", "copy_", "clone", "contiguous", "zeros", "zero_", "fill_", "new_zeros", "stack", "col2im")
+
+
+@dataclass(frozen=True)
+class _Slow:
+    row: LayerRow
+    backward_ns: int
+    norm: float
+    cause: OpRow
+
+    @property
+    def excess_ns(self) -> int:
+        return round(self.backward_ns - self.norm * self.row.forward_self_ns)
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each kind of layer and cause."""
+    found: defaultdict[tuple[str, str], list[_Slow]] = defaultdict(list)
+    for row in case.layers.values():
+        slow = _judged(case, row)
+        if slow is not None:
+            found[row.class_name, slow.cause.name].append(slow)
+    for layers in found.values():
+        excess = sum(each.excess_ns for each in layers)
+        if excess >= max(_LEAST_NS, _LEAST_SHARE * case.step_ns):
+            yield _finding(case, layers, excess)
+
+
+def _judged(case: Case, row: LayerRow) -> _Slow | None:
+    """The layer, where it is slow in each of the measured steps."""
+    backward = min(row.backward_self_steps_ns, default=row.backward_self_ns)
+    if not backward:
+        return None
+    forward = {op.name: op.self_ns for op in case.ops.get((row.path, "forward"), ())}
+    rows = case.ops.get((row.path, "backward"), [])
+    norm = _norm(case, row)
+    if not rows:
+        return None
+    cause = max(rows, key=lambda op: op.self_ns - norm * forward.get(op.name, 0))
+    if any(part in cause.name for part in _ELSEWHERE) or _is_large_table(case, row, cause):
+        return None
+    norm = max(norm, _OWN_NORMS.get(_plain(cause.name), 0.0))
+    computed = sum(ns for name, ns in forward.items() if name != "(python)")
+    known = _known(cause.name) is not None
+    if not known and (computed < _FORWARD_NS or _plain(cause.name) in _OF_VIEWS):
+        return None
+    by_hand = _is_written_by_hand(rows)
+    if not known and not by_hand and not _steady(row):
+        return None
+    slow = _Slow(row, backward, norm, cause)
+    if backward < _MARGIN * norm * row.forward_self_ns or slow.excess_ns <= 0:
+        return None
+    mostly = cause.self_ns - norm * forward.get(cause.name, 0) >= 0.4 * slow.excess_ns
+    return slow if mostly or by_hand else None
+
+
+def _is_large_table(case: Case, row: LayerRow, cause: OpRow) -> bool:
+    """Whether it is the table's size that costs and not its rows."""
+    if "mbedding" not in cause.name:
+        return False
+    calls = [call for call in case.facts.calls if call.layer == row.path and call.op == "embedding"]
+    tables = [(call.inputs[0].elements, call.inputs[1].shape[0]) for call in calls if len(call.inputs) > 1]
+    return any(rows >= tokens for tokens, rows in tables)
+
+
+def _steady(row: LayerRow) -> bool:
+    """Whether it is the operation and not a busy machine, on which threads wait for each other."""
+    steps = row.backward_self_steps_ns
+    return len(steps) >= _STEPS and max(steps) <= 2 * min(steps)
+
+
+def _norm(case: Case, row: LayerRow) -> float:
+    name = case.facts.classes.get(row.path, row.class_name)
+    return next((norm for part, norm in _NORMS if part in name), _NORM)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("aten::")
+
+
+def _known(name: str) -> tuple[str, str, str] | None:
+    return next((about for part, about in _KNOWN if part in name.lower()), None)
+
+
+def _is_written_by_hand(rows: list[OpRow]) -> str | None:
+    """The name of a node of the user's own autograd.Function: torch's end in a number."""
+    names = (op.name for op in rows if "::" not in op.name)
+    return next((name for name in names if re.fullmatch(r"\w+Backward", name)), None)
+
+
+def _finding(case: Case, layers: list[_Slow], excess: int) -> Finding:
+    paths = tuple(each.row.path for each in layers)
+    forward = sum(each.row.forward_self_ns for each in layers)
+    backward = sum(each.backward_ns for each in layers)
+    cause = layers[0].cause
+    known = _known(cause.name)
+    by_hand = _is_written_by_hand(case.ops.get((paths[0], "backward"), []))
+    if known is not None:
+        what, advice, code = known
+        message = f"the backward pass is slow for what its forward pass does: {_plain(cause.name)} {what}"
+    elif by_hand is not None:
+        message = f"the backward pass of {by_hand.removesuffix('Backward')} is slow for what its forward pass does"
+        advice = "Write its backward with the products and reductions of torch, without a loop in Python"
+        code = f"class {by_hand.removesuffix('Backward')}(torch.autograd.Function): ...  # look at backward"
+    else:
+        message = f"the backward pass is slow for what its forward pass does, by {_plain(cause.name)}"
+        advice = f"Write this forward in another way, so that its backward needs no {_plain(cause.name)}"
+        code = f"# find what calls {_plain(cause.name)} in the backward pass of {first(paths, 1) or 'the model'}"
+    calls = sum(each.cause.calls for each in layers)
+    spent = sum(each.cause.self_ns for each in layers)
+    times = ratio_text(backward / forward) if forward else "much more"
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(excess, case),
+        layers=paths,
+        line=_line(case, paths),
+        message=message,
+        evidence=f"forward {time_text(forward)}, backward {time_text(backward)}: {times}, where "
+        f"{ratio_text(layers[0].norm)} is usual; {cause.name} takes {time_text(spent)} in {round(calls)} calls",
+        predicted_saving_ns=excess,
+        predicted_low_ns=excess // 2,
+        predicted_high_ns=excess,
+        advice=f"{advice}.",
+        code=code,
+    )
+
+
+def _line(case: Case, paths: tuple[str, ...]) -> str | None:
+    """The line of these layers on which most backward time was spent."""
+    rows = [row for row in case.run.lines if row.layer in paths and row.backward_ns]
+    best = max(rows, key=lambda row: row.backward_ns, default=None)
+    if best is None:
+        return case.layers[paths[0]].source  # a function of the user's own is no line of torch's
+    return f"{best.file}:{best.line}"
+
+
+RULE = Rule("backward-ratio", "a backward pass far slower than its forward pass explains", find)

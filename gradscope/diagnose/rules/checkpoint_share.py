@@ -1,0 +1,155 @@
+"""Activation checkpointing runs matrix products again, whose results are few bytes for their time.
+
+Example::
+
+    x = checkpoint(block, x, use_reentrant=False)  # everything again, also the dearest products
+
+Pattern: forward that backward runs again (recompute). Evidence: its measured time, how much of it are products, and,
+from the recorded calls, about what the covered layers would otherwise keep. Estimate: the products' time, which goes
+when their results are kept (selective checkpointing); the cheap operations between them are still run again.
+
+Source: T. Chen et al., Training deep nets with sublinear memory cost (arXiv:1604.06174); V. Korthikanti et al.,
+Reducing activation recomputation in large transformer models (arXiv:2205.05198), selective recomputation;
+https://pytorch.org/docs/stable/checkpoint.html (create_selective_checkpoint_contexts).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, first, severity_of, share
+from gradscope.diagnose.rules.slices_zero_filled import layers_of
+from gradscope.tables import CallFact, Finding, OpRow, TensorFact
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+from gradscope.units import size as size_text
+
+LEAST_SHARE = 0.03  # of the step
+LEAST_OF_CHEAP = 0.10  # without dear products: less is what checkpointing is taken for
+
+_PRODUCT_ROWS = re.compile(
+    r"aten::(mm|addmm|bmm|baddbmm|mv|convolution|_convolution|mkldnn_convolution|cudnn_convolution|thnn_conv2d|"
+    r"_scaled_dot_product_\w+)$"
+)
+_PRODUCTS = frozenset(
+    {"linear", "matmul", "bmm", "addmm", "mm", "baddbmm", "conv1d", "conv2d", "conv3d", "einsum"}
+    | {"scaled_dot_product_attention"}
+)
+
+# What an operation keeps for backward, of its inputs and of its result.
+_KEEPS_INPUTS = _PRODUCTS | {"mul", "div"}
+_KEEPS_FIRST = frozenset(
+    {"gelu", "silu", "layer_norm", "rms_norm", "group_norm", "batch_norm", "pow", "log", "sin", "cos"}
+)
+_KEEPS_RESULT = frozenset({"relu", "tanh", "sigmoid", "softmax", "log_softmax", "exp", "sqrt", "rsqrt"})
+_KEEPS_RESULT_TOO = frozenset({"scaled_dot_product_attention"})
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for all that is run again."""
+    again = case.run.ledger.recompute_ns
+    if share(again, case) < LEAST_SHARE:
+        return
+    rows = [row for row in case.run.ops if row.phase == "recompute"]
+    products = [row for row in rows if _PRODUCT_ROWS.match(row.name)]
+    layers = sorted({row.layer for row in rows if row.layer is not None and row.name.startswith("aten::")})
+    # A bias is copied to where the product is added to it.
+    biases = [row for row in rows if row.name == "aten::copy_" and _is_product(case, row)]
+    saving = sum(row.self_ns for row in (*products, *biases))
+    worth = 2 * saving >= again
+    if not worth and share(again, case) < LEAST_OF_CHEAP:
+        return
+    held, results = _bytes_of(case, set(layers))
+    evidence = f"forward is run again for {time_text(again)}, {percent(share(again, case))} of the step"
+    if saving:
+        evidence += f"; products are {time_text(saving)} of that"
+    if held:
+        evidence += f"; kept instead, the layers' tensors would be about {size_text(held)}"
+        if results and saving:
+            evidence += f", of which the products' results are {size_text(results)}"
+    run_again = [row for row in case.run.layers if row.recompute_ns and row.path]
+    slow = [row.path for row in sorted(run_again, key=lambda row: row.recompute_ns, reverse=True)]
+    yield Finding(
+        rule=RULE.name,
+        severity=severity_of(saving if worth else None, case),
+        layers=tuple(slow),
+        line=_line(case, set(layers)),
+        message="checkpointing runs forward again" + (", most of it matrix products" if worth else ""),
+        evidence=evidence,
+        predicted_saving_ns=saving if worth else None,
+        advice=(
+            "Keep the products' results and run only the cheap operations again."
+            if worth
+            else f"Where memory allows, checkpoint fewer layers: {first(slow)} take the most time."
+        ),
+        code=_code(products) if worth else "checkpoint(block, x, use_reentrant=False) if index % 2 else block(x)",
+        predicted_low_ns=round(saving / 1.5) if worth else None,
+        predicted_high_ns=again if worth else None,
+    )
+
+
+def _is_product(case: Case, row: OpRow) -> bool:
+    """Whether the row's layer is a product and nothing else."""
+    layer = case.layers.get(row.layer) if row.layer is not None else None
+    return layer is not None and layer.class_name in {"Linear", "Conv1d", "Conv2d", "Conv3d"}
+
+
+def _line(case: Case, layers: set[str]) -> str | None:
+    """The line of most time among those of the covered layers."""
+    lines = [row for row in case.run.lines if row.layer in layers]
+    slowest = max(lines, key=lambda row: row.backward_ns, default=None)
+    return None if slowest is None else f"{slowest.file}:{slowest.line}"
+
+
+def _code(products: list[OpRow]) -> str:
+    short = [row.name.removeprefix("aten::") for row in products]
+    # Every kernel of convolution's is called through the one operation.
+    names = sorted({"convolution" if "conv" in name else name for name in short})
+    ops = ", ".join(f"torch.ops.aten.{name}.default" for name in names)
+    contexts = f"functools.partial(create_selective_checkpoint_contexts, [{ops}])"
+    return f"checkpoint(block, x, use_reentrant=False, context_fn={contexts})"
+
+
+def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
+    """About what these layers would keep without checkpointing, beyond what they keep now; and products' results."""
+    memory = case.run.memory
+    covered = {path for path in layers if path in case.layers and not case.layers[path].saved_bytes}
+    kept: dict[int, int] = {}
+    results: dict[int, int] = {}
+    masks = 0
+    for call in case.facts.calls:
+        if not call.grad or covered.isdisjoint(layers_of(case, call)):
+            continue
+        masks += _mask_bytes(case, call)
+        for tensor in _kept(call):
+            kept[tensor.storage] = max(kept.get(tensor.storage, 0), _bytes(tensor))
+        if call.op in _PRODUCTS:
+            results |= {tensor.storage: _bytes(tensor) for tensor in call.outputs}
+    already = sum(row.bytes for row in memory.saved if row.node == "checkpoint") if memory is not None else 0
+    return max(sum(kept.values()) + masks - already, 0), sum(results.values())
+
+
+def _kept(call: CallFact) -> list[TensorFact]:
+    found: list[TensorFact] = []
+    if call.op in _KEEPS_INPUTS:
+        found += call.inputs
+    elif call.op in _KEEPS_FIRST:
+        found += call.inputs[:1]
+    if call.op in _KEEPS_RESULT | _KEEPS_RESULT_TOO:
+        found += call.outputs
+    return [tensor for tensor in found if tensor.parameter is None and tensor.dtype.startswith(("float", "bfloat"))]
+
+
+def _mask_bytes(case: Case, call: CallFact) -> int:
+    if call.op != "dropout" or not call.outputs or call.argument(2, "training", True) is False:
+        return 0
+    return call.outputs[0].elements if case.on_cuda else _bytes(call.outputs[0])
+
+
+def _bytes(tensor: TensorFact) -> int:
+    bits = re.search(r"\d+", tensor.dtype)
+    return tensor.elements * (1 if bits is None else max(int(bits[0]) // 8, 1))
+
+
+RULE = Rule("checkpoint-share", "checkpointing that runs dear products again", find)

@@ -1,0 +1,197 @@
+"""Copies of tensors that nothing needs.
+
+Example::
+
+    k = k.transpose(1, 2).contiguous()  # scaled_dot_product_attention reads the view as well
+    out = torch.cat([out, part], dim=1)  # in a loop: copies all parts so far in every round
+    x = x + position.repeat(batch, 1, 1)  # an addition broadcasts by itself
+
+Pattern, by the recorded calls, only where the result would be the same without the copy: contiguous or clone of heads
+that only attention reads; clone of what nobody writes to; a chain of cat whose links are read by the next link alone;
+repeat along dimensions of one for elementwise operations; cat of the results of heads that are modules of one class.
+Evidence: bytes written by these calls in one step, and the time of the layer's copies. Estimate: that time, by their
+part of the layer's copied bytes.
+
+Source: https://pytorch.org/docs/stable/tensor_view.html; PyTorch's performance tuning guide
+(https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.diagnose.rules.slices_zero_filled import changed_in_place, replaced_calls
+from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+LEAST_TIME, LEAST_BYTES = 0.005, 0.01  # of the step's time and of the bytes that it allocates
+
+_SDPA = "scaled_dot_product_attention"
+_ELEMENTWISE = frozenset({"add", "sub", "rsub", "mul", "div", "rdiv", "where", "maximum", "minimum", "addcmul", "lerp"})
+_PRODUCTS = frozenset({"matmul", "bmm", "linear", _SDPA})
+_COPYING = frozenset({"contiguous", "clone", "reshape", "repeat", "flatten"})
+_ROWS = frozenset({"aten::copy_", "aten::clone", "aten::contiguous", "aten::repeat", "aten::reshape"})
+
+# kind: message, advice, code
+_WORDS = {
+    "attention": (
+        "heads are copied before attention, which reads the view as well",
+        "Leave the copy out: scaled_dot_product_attention takes any layout whose last dimension is contiguous.",
+        "F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))",
+    ),
+    "clone": (
+        "a tensor is cloned, and neither it nor the clone is written to",
+        "Leave the clone out: both names can stand for one tensor.",
+        "y = x",
+    ),
+    "chain": (
+        "a result grows by a cat in each round, which copies all that was there",
+        "Append the parts to a list and cat them once after the loop.",
+        "parts.append(part); out = torch.cat(parts, dim)",
+    ),
+    "repeat": (
+        "a tensor is repeated for an operation that broadcasts by itself",
+        "Leave the repeat out, or use expand, which copies nothing.",
+        "x + y.expand_as(x)",
+    ),
+    "heads": (
+        "heads are computed one after the other and copied together",
+        "Compute all heads at once: one projection of all their widths, and a view with a dimension of heads.",
+        "q = self.q(x).unflatten(-1, (heads, -1)).transpose(1, 2)",
+    ),
+}
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each line with copies of one kind."""
+    left_out, changed = replaced_calls(case), changed_in_place(case)
+    found: defaultdict[tuple[str, str], list[CallFact]] = defaultdict(list)
+    for call in case.facts.calls:
+        if call.source is None or not _copies(call) or call.outputs[0].storage in changed:
+            continue
+        kind = _kind(case, call, changed)
+        # Whatever a recipe would do besides: attention needs no copy as it is.
+        if kind == "attention" or (kind is not None and call.index not in left_out):
+            found[kind, call.source].append(call)
+    for (kind, source), calls in found.items():
+        # A short chain costs no more than the list would.
+        if kind != "chain" or len(calls) / len({call.layer for call in calls}) >= 2:
+            yield from _findings(case, kind, source, calls)
+
+
+def _copies(call: CallFact) -> bool:
+    """Whether the call made memory of its own from that of its input."""
+    if call.op not in {"contiguous", "clone", "repeat", "cat"} or not call.inputs or not call.outputs:
+        return False
+    return all(tensor.storage != call.outputs[0].storage for tensor in call.inputs)
+
+
+def _kind(case: Case, call: CallFact, changed: set[int]) -> str | None:
+    given, users = call.inputs[0], [case.call(index) for index in call.outputs[0].users]
+    if not users:
+        return None
+    if call.op == "cat":
+        return _kind_of_cat(case, call, users)
+    if given.strides is None or given.storage in changed:
+        return None
+    if call.op == "repeat":
+        return "repeat" if all(user.op in _ELEMENTWISE for user in users) and _broadcasts(call) else None
+    if call.kwargs.get("memory_format") is not None:
+        return None
+    if all(_reads_views(case, user) for user in users) and given.strides[-1:] == (1,) and 0 not in given.strides:
+        return "attention"
+    plain = call.op == "clone" and given.producer is not None and given.requires_grad
+    return "clone" if plain and given.strides == call.outputs[0].strides else None
+
+
+def _reads_views(case: Case, user: CallFact) -> bool:
+    """Whether it is attention by a kernel that takes strides; on a CPU, dropout is done by plain products."""
+    return user.op == _SDPA and (case.on_cuda or not user.argument(4, "dropout_p", 0.0))
+
+
+def _kind_of_cat(case: Case, call: CallFact, users: list[CallFact]) -> str | None:
+    if all(user.op == "cat" and (user.source, user.layer) == (call.source, call.layer) for user in users):
+        return "chain" if len(users) == 1 else None
+    made = call.outputs[0]
+    if _dimension(call) not in (-1, len(made.shape) - 1) or len({tensor.shape for tensor in call.inputs}) != 1:
+        return None
+    makers = [None if tensor.producer is None else case.call(tensor.producer) for tensor in call.inputs]
+    paths = {maker.layer for maker in makers if maker is not None and maker.op in _PRODUCTS and maker.layer}
+    rows = [case.layers[path] for path in paths if path in case.layers]
+    same = len({(row.class_name, row.parent) for row in rows}) == 1
+    own = same and rows[0].class_name not in {"Linear", "Bilinear"}  # a linear layer is no head
+    return "heads" if own and len(rows) == len(makers) >= 2 else None
+
+
+def _dimension(call: CallFact) -> int:
+    found = call.argument(1, "dim", 0)
+    return found if type(found) is int else 0
+
+
+def _broadcasts(call: CallFact) -> bool:
+    """Whether repeat only makes more of dimensions of one, or new ones."""
+    given, made = call.inputs[0].shape, call.outputs[0].shape
+    return all(a in (1, b) for a, b in zip(reversed(given), reversed(made), strict=False)) and given != made
+
+
+def _findings(case: Case, kind: str, source: str, calls: list[CallFact]) -> Iterator[Finding]:
+    total = sum(_bytes(call.outputs[0]) for call in calls)
+    spent = min(sum(_time(case, call) for call in calls), float(_forward_ns(case, source)))
+    memory = case.run.memory
+    of_weight = memory is not None and total >= LEAST_BYTES * max(memory.step_allocated_bytes, 1)
+    if share(round(spent), case) < LEAST_TIME and not of_weight:
+        return
+    message, advice, code = _WORDS[kind]
+    evidence = f"{counted(len(calls))} cop{'y' if len(calls) == 1 else 'ies'}, {size_text(total)} a step"
+    if spent:
+        evidence += f", {time_text(spent)} of forward"
+    saving = round(spent)
+    yield Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None)),
+        line=source,
+        message=message,
+        evidence=evidence,
+        predicted_saving_ns=saving or None,
+        advice=advice,
+        code=code,
+        predicted_low_ns=round(saving / 2) or None,
+        predicted_high_ns=round(saving * 1.5) or None,
+    )
+
+
+def _time(case: Case, call: CallFact) -> float:
+    """By its part of what the layer copies in forward."""
+    cat = call.op == "cat"
+    names = {"aten::cat"} if cat else _ROWS
+    spent = sum(row.self_ns for row in case.ops.get((call.layer, "forward"), ()) if row.name in names)
+    return spent * _bytes(call.outputs[0]) / max(_copied(case, call.layer, cat=cat), 1)
+
+
+def _copied(case: Case, layer: str | None, *, cat: bool) -> int:
+    ops = {"cat"} if cat else _COPYING
+    return sum(
+        _bytes(call.outputs[0])
+        for call in case.facts.calls
+        if call.layer == layer and call.op in ops and call.outputs
+        if all(tensor.storage != call.outputs[0].storage for tensor in call.inputs)
+    )
+
+
+def _forward_ns(case: Case, source: str) -> int:
+    row = case.lines.get(source)
+    return 0 if row is None else row.forward_ns
+
+
+def _bytes(tensor: TensorFact) -> int:
+    bits = re.search(r"\d+", tensor.dtype)
+    return tensor.elements * (1 if bits is None else max(int(bits[0]) // 8, 1))
+
+
+RULE = Rule("copies", "copies that nothing needs", find)

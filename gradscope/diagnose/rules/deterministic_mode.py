@@ -1,0 +1,86 @@
+"""Deterministic algorithms are on, and operations of this step have a slower deterministic variant.
+
+Example::
+
+    torch.use_deterministic_algorithms(True)
+
+Pattern: on CUDA, the switch at the end of the recorded step, and the operations that its documentation lists, with the
+backward passes of convolution and embedding. On the CPU the rule is silent: index_put that adds took 0.2 to 0.8 of the
+other variant's time, and filling new memory next to nothing. Evidence: their measured time; and that new tensors are
+filled, where that is on. Estimate: none, the faster variants were not run.
+
+Source: torch.use_deterministic_algorithms; torch.utils.deterministic.fill_uninitialized_memory; PyTorch notes,
+Reproducibility.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gradscope.diagnose.case import Case, Rule, first, share
+from gradscope.tables import Finding, OpRow
+from gradscope.units import calls as calls_text
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+
+_SLOWER = {
+    "aten::convolution_backward",
+    "aten::cudnn_convolution_backward",
+    "aten::cumsum",
+    "aten::embedding_backward",
+    "aten::embedding_dense_backward",
+    "aten::gather_backward",
+    "aten::index_add",
+    "aten::index_add_",
+    "aten::index_copy",
+    "aten::index_copy_",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::put_",
+    "aten::repeat_interleave",
+    "aten::scatter",
+    "aten::scatter_",
+    "aten::scatter_add",
+    "aten::scatter_add_",
+    "aten::scatter_reduce",
+}
+
+# Of the step; below it is not worth a word.
+_LEAST = 0.01
+_WARNING = 0.10
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """At most one."""
+    if not case.on_cuda or not case.facts.settings.get("deterministic"):
+        return
+    slow = sorted((row for row in case.run.ops if row.name in _SLOWER), key=lambda row: -row.self_ns)
+    spent = sum(row.self_ns for row in slow)
+    if share(spent, case) < _LEAST:
+        return
+    fills = bool(case.facts.settings.get("fill_uninitialized"))
+    advice = "Turn it off where runs need not repeat bit for bit"
+    if fills:
+        advice += "; where they must, torch.utils.deterministic.fill_uninitialized_memory = False saves the filling"
+    yield Finding(
+        rule=RULE.name,
+        severity="warning" if share(spent, case) >= _WARNING else "info",
+        layers=tuple(dict.fromkeys(row.layer for row in slow if row.layer is not None)),
+        line=None,
+        message="deterministic algorithms are on, and the step runs operations whose deterministic variant is slower",
+        evidence=_evidence(case, slow, spent) + ("; each new uninitialized tensor is filled" if fills else ""),
+        advice=f"{advice}.",
+        code="torch.use_deterministic_algorithms(False)",
+    )
+
+
+def _evidence(case: Case, slow: Sequence[OpRow], spent: int) -> str:
+    calls: dict[str, float] = {}
+    for row in slow:
+        calls[row.name] = calls.get(row.name, 0) + row.calls
+    shown = first([f"{calls_text(number)} {name.removeprefix('aten::')}" for name, number in calls.items()])
+    return f"{shown}: {time_text(spent)} of a step ({percent(share(spent, case))})"
+
+
+RULE = Rule("deterministic-mode", "deterministic algorithms where slower variants run", find)

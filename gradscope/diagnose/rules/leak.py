@@ -1,0 +1,82 @@
+"""Tensors of a step that outlive it, more with every step.
+
+Example::
+
+    losses.append(loss)  # keeps the tensor and the graph behind it; losses.append(loss.item()) keeps a number
+
+Pattern: memory of the step that belongs to no parameter, gradient, buffer or optimizer, is alive when the step ends,
+and of which the step before left as much behind at the same place. Evidence: the bytes that stay, by the line that made
+them. Estimate: what one step leaves behind; it adds up over the steps. The graph's nodes, which a kept loss holds too,
+are not in torch's allocator and come on top.
+
+Source: https://pytorch.org/docs/stable/notes/faq.html, "My model reports cuda runtime error: out of memory": do not
+accumulate history across the training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
+from gradscope.tables import Finding, RetainedRow
+from gradscope.units import size as size_text
+
+_CRITICAL_SHARE, _WARNING_SHARE = 0.01, 0.0001  # of the peak, with each step
+_SCALAR = 64  # bytes
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for all that grows: what one name keeps was often made on many lines."""
+    memory = case.run.memory
+    rows = [row for row in memory.retained if row.grows and row.phase != "optimizer"] if memory is not None else []
+    if memory is None or not rows:
+        return
+    total = sum(row.bytes for row in rows)
+    source = _kept_at(case, rows)
+    lines = list(dict.fromkeys(row.line for row in rows if row.line is not None))
+    part = total / max(memory.peak_bytes, 1)
+    made = [tensor for call in case.calls_of_line.get(source or "", ()) for tensor in call.outputs]
+    detached = any(case.call(index).op == "detach" for tensor in made for index in tensor.users)
+    scalars = total <= _SCALAR * sum(row.count for row in rows)
+    if scalars and detached:
+        return  # numbers that are kept on the device on purpose
+    graph = not detached and any(tensor.requires_grad for tensor in made)
+    grave = part >= _WARNING_SHARE or graph
+    severity: Severity = "critical" if part >= _CRITICAL_SHARE else "warning" if grave else "info"
+    evidence = f"each step leaves {size_text(total)} behind, {size_text(1000 * total)} after 1000 steps"
+    if lines:
+        evidence += f"; made on {first([_shown(line) for line in lines])}"
+    if graph:
+        evidence += "; the graph behind them stays too"
+    text = text_at(case, source)
+    yield Finding(
+        rule=RULE.name,
+        severity=severity,
+        layers=tuple(dict.fromkeys(row.layer for row in rows if row.layer is not None)),
+        line=source,
+        message="tensors of a step stay alive after it, and every step adds more",
+        evidence=evidence + (f" ({text})" if text else ""),
+        predicted_saving_bytes=total,
+        advice=f"Keep numbers or detached copies instead of what {_where(source)} makes, or drop the old ones.",
+        code="losses.append(loss.item())" if scalars else "kept.append(x.detach().cpu())",
+    )
+
+
+def _kept_at(case: Case, rows: list[RetainedRow]) -> str | None:
+    """The line of what was made last: what holds a graph is its end."""
+    lines = [row.line for row in rows if row.line is not None]
+    last = {source: calls[-1].index for source, calls in case.calls_of_line.items()}
+    if not lines:
+        return None
+    return max(lines, key=lambda line: last.get(line, -1))
+
+
+def _shown(source: str) -> str:
+    return f"line {source.rpartition(':')[2]}"
+
+
+def _where(source: str | None) -> str:
+    return _shown(source) if source is not None else "the step"
+
+
+RULE = Rule("leak", "tensors that outlive their step, more with every step", find)

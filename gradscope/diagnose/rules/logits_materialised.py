@@ -1,0 +1,64 @@
+"""Logits of a large vocabulary are written, normalised, kept and differentiated whole: passes over the largest tensor.
+
+Example::
+
+    logits = self.head(x)  # tokens · vocabulary
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+Pattern: a product with the vocabulary's weight whose result only a loss reads; or a loss over logits that others need
+too. Evidence: time of the lines, and logits, their logarithmic softmax and its gradient at the peak. Estimate: both
+ways run alone at the recorded shapes; where that would take too long, the loss's own passes.
+
+Source: PyTorch issue 124480 (a chunked linear cross-entropy); P.-L. Hsu et al., Liger Kernel (arXiv:2410.10989);
+E. Wijmans et al., Cut your losses (arXiv:2411.09009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.places import Estimate, found_places, ops_ns
+from gradscope.tables import CallFact, Finding, PlaceFact
+
+# Fewer numbers are no matter: a classifier's loss over some classes.
+_FEWEST = 1_000_000
+
+# At the peak: the logarithmic softmax, and a gradient of the same size.
+_HELD = 2
+
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+_LOSSES = ("log_softmax", "LogSoftmax", "nll_loss", "NllLoss")
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each head, or loss, of large logits."""
+    recipes = {"linear_cross_entropy", "cross_entropy"}
+    yield from found_places(case, RULE.name, recipes, _message, wanted=_is_large, otherwise=_passes)
+
+
+def _is_large(case: Case, place: PlaceFact) -> bool:
+    return any(tensor.elements >= _FEWEST for call in _calls(case, place) for tensor in (*call.inputs, *call.outputs))
+
+
+def _message(place: PlaceFact) -> str:
+    if place.recipe == "linear_cross_entropy":
+        return "the logits of every token and word are made and kept, although only the loss reads them"
+    return "the loss keeps a second copy of the logits, and makes a third in backward"
+
+
+def _calls(case: Case, place: PlaceFact) -> list[CallFact]:
+    return [case.call(index) for index in place.calls]
+
+
+def _passes(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """The loss's own: the recipes make one over each block of logits instead, while it is in the cache."""
+    layers = {call.layer for call in case.facts.calls if call.op in {"cross_entropy", "nll_loss", "log_softmax"}}
+    found = ops_ns(case, layers, lambda name: any(each in name for each in _LOSSES))
+    logits = max(output.elements for place in places for call in _calls(case, place) for output in call.outputs)
+    memory = _HELD * logits * _BYTES.get(_calls(case, places[0])[0].outputs[0].dtype, 4)
+    return Estimate(found, round(found * 0.5), round(found * 1.6), memory) if found else None
+
+
+RULE = Rule("logits-materialised", "logits of a large vocabulary that only a loss reads", find)

@@ -1,0 +1,38 @@
+"""A normalisation of plain operations passes over its input five times and more, and keeps most of what it makes.
+
+Example::
+
+    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * self.weight
+
+Pattern: formulas that are an RMS or a layer normalisation, in any spelling; torch's rms_norm on a CPU, which is made of
+plain operations there; and a residual sum after dropout with its normalisation. Evidence: time of the lines, and what
+they hold. Estimate: both ways run alone at the recorded shapes.
+
+Source: B. Zhang and R. Sennrich, Root mean square layer normalization (arXiv:1910.07467); P.-L. Hsu et al., Liger
+Kernel (arXiv:2410.10989), RMSNorm and LayerNorm: one kernel each way, the statistics kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.places import found_places
+from gradscope.tables import Finding, PlaceFact
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each line with a normalisation of plain operations."""
+    yield from found_places(case, RULE.name, {"rms_norm", "layer_norm", "add_norm"}, _message)
+
+
+def _message(place: PlaceFact) -> str:
+    if place.recipe == "add_norm":
+        return "dropout, the residual sum and the normalisation each pass over the same tensor"
+    kind = "an RMS" if place.recipe == "rms_norm" else "a layer"
+    if len(place.calls) <= place.rounds:  # torch's own call
+        return f"torch computes {kind} normalisation on the CPU in plain operations, each of which keeps a tensor"
+    return f"{kind} normalisation is written out: every operation makes a tensor of its own"
+
+
+RULE = Rule("norm-by-hand", "a normalisation made of plain operations", find)

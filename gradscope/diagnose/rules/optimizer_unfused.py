@@ -1,0 +1,91 @@
+"""The optimizer runs many small operations, or loops over the parameters, where one fused kernel would do.
+
+Example::
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+Pattern: torch's own Adam, AdamW or Adagrad without ``fused=True``, on CUDA also SGD, whose parameters are all floating
+and dense. On the CPU SGD is left alone: without momentum fused often took longer, with it sometimes. Evidence: the
+measured time of the optimizer's step. Estimate: on a busy CPU of 2 cores (2 to 200 tensors of 64 to 8 M elements) fused
+Adam, AdamW and Adagrad took 0.05 to 0.5 of the time, once 0.9; so 0.3 is taken, with a range of 0.1 to 0.6. On CUDA,
+where tensors are grouped already, 0.7 with a range of 0.4 to 0.95 is assumed, not measured.
+
+Source: PyTorch performance tuning guide, "Fuse optimizer step"; torch.optim, "for-loop, foreach and fused".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.tables import Finding
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+
+_ADAPTIVE = ("Adagrad", "Adam", "AdamW")
+_FLOATING = {"float16", "bfloat16", "float32", "float64"}
+_CLEARING = {"aten::zero_", "aten::fill_", "aten::_foreach_zero_"}
+_CLEARING_RANGE = "Optimizer.zero_grad#"
+
+# Part of the time that is left: low saving, likely, high.
+_LEFT_CPU = (0.6, 0.3, 0.1)
+_LEFT_CUDA = (0.95, 0.7, 0.4)
+
+_LEAST = 0.03
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """At most one: the step's time is known of all optimizers together."""
+    known = (*_ADAPTIVE, "SGD") if case.on_cuda else _ADAPTIVE
+    optimizers = case.facts.optimizers
+    if not optimizers or any(each.fused or each.class_name not in known for each in optimizers):
+        return
+    spent = _step_ns(case)
+    if share(spent, case) < _LEAST or not _fusable(case):
+        return
+    low, likely, high = (round(spent * (1 - left)) for left in (_LEFT_CUDA if case.on_cuda else _LEFT_CPU))
+    names = " and ".join(dict.fromkeys(each.class_name for each in optimizers))
+    tensors = sum(each.tensors for each in optimizers)
+    elements = sum(each.elements for each in optimizers)
+    yield Finding(
+        rule=RULE.name,
+        severity=severity_of(likely, case),
+        layers=(),
+        line=None,
+        message=f"{names} is not fused: it reads and writes the parameters in many operations",
+        evidence=(
+            f"{time_text(spent)} of a step ({percent(share(spent, case))}) for {counted(tensors)} tensors of "
+            f"{counted(elements)} elements"
+        ),
+        predicted_saving_ns=likely,
+        advice="Pass fused=True to the optimizer.",
+        code=f"torch.optim.{optimizers[0].class_name}(model.parameters(), ..., fused=True)",
+        predicted_low_ns=low,
+        predicted_high_ns=high,
+    )
+
+
+def _step_ns(case: Case) -> int:
+    """Of the optimizers' steps, without zero_grad."""
+    return sum(
+        row.self_ns
+        for row in case.run.ops
+        if row.phase == "optimizer" and row.name not in _CLEARING and not row.name.startswith(_CLEARING_RANGE)
+    )
+
+
+def _fusable(case: Case) -> bool:
+    """Fused kernels take dense floating parameters only."""
+    if any(call.kwargs.get("sparse") is True or _sparse_embedding(call.op, call.args) for call in case.facts.calls):
+        return False
+    trained = [each for each in case.facts.parameters if each.requires_grad]
+    return all(each.dtype in _FLOATING for each in trained)
+
+
+def _sparse_embedding(op: str, args: tuple[object, ...]) -> bool:
+    # torch.nn.functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    return op == "embedding" and len(args) > 6 and args[6] is True
+
+
+RULE = Rule("optimizer-unfused", "an optimizer that could be fused", find)

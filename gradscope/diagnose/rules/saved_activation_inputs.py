@@ -1,0 +1,145 @@
+"""An activation or a norm whose input is kept, and whose result is kept as well by the product after it.
+
+Example::
+
+    return self.down(F.gelu(self.up(x)))  # GELU keeps self.up(x), self.down keeps its GELU: twice the widest tensor
+
+Pattern: GELU, SiLU, layer or RMS normalisation whose result one linear layer reads and nothing else. Evidence: what
+both keep for backward, as the memory steps measured it, from 5 % of all that is kept on. The result can be made again
+from the input at the cost of one cheap pass. Estimate: the bytes of the kept results. Checkpointing without reentry
+stops as soon as all that backward needs is there, so the product itself is not run again.
+
+Source: V. Korthikanti et al., Reducing activation recomputation in large transformer models (arXiv:2205.05198);
+https://pytorch.org/docs/stable/checkpoint.html (early stop).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.rules.slices_zero_filled import layers_of, replaced_calls
+from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+from gradscope.units import size as size_text
+
+LEAST_SHARE = 0.05
+
+# op: its name in words, what its node keeps, its operations
+_CHEAP = {
+    "gelu": ("GELU", "GeluBackward0", frozenset({"aten::gelu"})),
+    "silu": ("SiLU", "SiluBackward0", frozenset({"aten::silu"})),
+    "layer_norm": ("layer norm", "NativeLayerNormBackward0", frozenset({"aten::native_layer_norm"})),
+    "rms_norm": ("RMS norm", "FusedRmsNormBackward0", frozenset({"aten::_fused_rms_norm"})),
+}
+_PRODUCTS = frozenset({"AddmmBackward0", "MmBackward0", "LinearBackward0"})
+_FIRST = frozenset({"self", "mat1", "input"})
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each line with such a pair."""
+    memory = case.run.memory
+    if memory is None or not memory.saved_bytes:
+        return
+    left_out = replaced_calls(case)
+    pairs: defaultdict[tuple[str, str | None], list[tuple[CallFact, list[CallFact]]]] = defaultdict(list)
+    for call in case.facts.calls:
+        if call.op not in _CHEAP or call.layer is None or not call.grad or call.index in left_out or not call.outputs:
+            continue
+        users = [case.call(index) for index in call.outputs[0].users]
+        # With several readers all of them would have to be checkpointed together.
+        if len(users) == 1 and users[0].op == "linear" and users[0].inputs[0] == call.outputs[0]:
+            pairs[call.op, call.source].append((call, users))
+    for (op, source), found in pairs.items():
+        kept = _kept(case, memory, op, found)
+        if sum(result.bytes for _, result in kept) > LEAST_SHARE * memory.saved_bytes:
+            yield _finding(case, memory, source, found[0], kept)
+
+
+def _kept(
+    case: Case, memory: MemoryInfo, op: str, pairs: list[tuple[CallFact, list[CallFact]]]
+) -> list[tuple[SavedRow, SavedRow]]:
+    """What a node keeps as its input, and a linear layer as the result."""
+    found: list[tuple[SavedRow, SavedRow]] = []
+    taken: Counter[tuple[str | None, str]] = Counter()
+    order = {path: i for i, path in enumerate(case.layers)}
+    for call, users in pairs:
+        inputs = [
+            row
+            for row in _rows(case, memory, [call])
+            if row.node == _CHEAP[op][1] and row.what in _FIRST and _elements(row) == call.outputs[0].elements
+            if taken[row.layer, row.node] < row.count
+        ]
+        results = [
+            row
+            for row in _rows(case, memory, users)
+            if row.node in _PRODUCTS and row.what in _FIRST and _elements(row) == call.outputs[0].elements
+        ]
+        if inputs and results:
+            at = order.get(inputs[0].layer or "", -1)
+            # Of a sequence's layers, the one after.
+            results.sort(key=lambda row: order.get(row.layer or "", -1) <= at)
+            taken[inputs[0].layer, inputs[0].node] += 1
+            found.append((inputs[0], replace(results[0], count=1, bytes=results[0].bytes // results[0].count)))
+    return found
+
+
+def _rows(case: Case, memory: MemoryInfo, calls: list[CallFact]) -> list[SavedRow]:
+    """What the calls' nodes keep."""
+    places = {(path, call.source) for call in calls for path in layers_of(case, call)}
+    return [row for row in memory.saved if (row.layer, row.line) in places]
+
+
+def _elements(row: SavedRow) -> int:
+    found = 1
+    for size in row.shape.split("x"):
+        found *= int(size) if size.isdigit() else 1
+    return found
+
+
+def _finding(
+    case: Case,
+    memory: MemoryInfo,
+    source: str | None,
+    pair: tuple[CallFact, list[CallFact]],
+    kept: list[tuple[SavedRow, SavedRow]],
+) -> Finding:
+    call, users = pair
+    name, _, names = _CHEAP[call.op]
+    total = sum(result.bytes for _, result in kept)
+    layers = tuple(dict.fromkeys(row.layer for row, _ in kept if row.layer is not None))
+    rows = [row for layer in layers for row in case.ops.get((layer, "forward"), ()) if row.name in names]
+    again = sum(row.self_ns for row in rows)
+    part = percent(total / max(memory.saved_bytes, 1))
+    results = f"{counted(len(kept))} result{'' if len(kept) == 1 else 's'}"
+    evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward"
+    if again:
+        evidence += f"; making {'it' if len(kept) == 1 else 'them'} again takes about {time_text(again)} of a step"
+    inner = _name(kept[0][0].layer) if call.module is not None else f"F.{call.op}"
+    outer = _name(kept[0][1].layer) if users[0].module is not None else "F.linear"
+    return Finding(
+        rule=RULE.name,
+        severity="info",
+        layers=layers,
+        line=source,
+        message=f"both the input and the result of {name} are kept for backward",
+        evidence=evidence,
+        predicted_saving_bytes=total,
+        advice=f"If memory is short, checkpoint {name} with the linear layer after it: only {name} is run again.",
+        code=f"checkpoint(lambda h: {outer}({inner}(h)), h, use_reentrant=False)",
+    )
+
+
+def _name(path: str | None) -> str:
+    """How the class above would call the layer: "self.down", "mlp[2]"."""
+    parts = (path or "self").split(".")
+    if parts[-1].isdigit():
+        return f"{parts[-2]}[{parts[-1]}]" if len(parts) > 1 else f"self[{parts[-1]}]"
+    return f"self.{parts[-1]}"
+
+
+RULE = Rule("saved-activation-inputs", "input and result of a cheap operation both kept for backward", find)

@@ -1,0 +1,102 @@
+"""Dropout keeps its mask from forward to backward, though a seed is enough to make it again.
+
+Example::
+
+    x = x + F.dropout(self.project(y), 0.1, self.training)  # on a CPU four bytes an element, on a GPU one
+
+Pattern: what nodes of dropout save: on a CPU the factor of the product with the mask, on a GPU the mask of
+``native_dropout``. Evidence: bytes of these storages, as the memory steps measured them, and the time of drawing the
+mask. Estimate: all their bytes; the recipe keeps 8 bytes a call. A dropout that another recipe takes over is left to
+that recipe's finding.
+
+Source: N. Srivastava et al., Dropout (JMLR 15, 2014); V. Korthikanti et al., Reducing activation recomputation in large
+transformer models (arXiv:2205.05198), section 4: masks are one of the larger parts of what is kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gradscope.diagnose.case import Case, Rule, Severity
+from gradscope.diagnose.rules.slices_zero_filled import layers_of, replaced_calls
+from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+from gradscope.units import size as size_text
+
+# A smaller part of what is kept is not worth another function.
+LEAST_SHARE = 0.03
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each line with dropout whose masks are of weight."""
+    memory = case.run.memory
+    if memory is None or not memory.saved_bytes:
+        return
+    masks: defaultdict[str | None, list[SavedRow]] = defaultdict(list)
+    modules: defaultdict[str | None, bool] = defaultdict(bool)
+    for (_, source), calls in _dropouts(case).items():
+        masks[source] += _masks(case, memory, source, calls)
+        modules[source] |= any(call.module is not None for call in calls)
+    for source, rows in masks.items():
+        if sum(row.bytes for row in rows) >= LEAST_SHARE * memory.saved_bytes:
+            yield _finding(case, memory, source, rows, modules[source])
+
+
+def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[CallFact]]:
+    """Calls that drop something with a gradient, by layer and line."""
+    found: defaultdict[tuple[str | None, str | None], list[CallFact]] = defaultdict(list)
+    left_out = replaced_calls(case)
+    for call in case.facts.calls:
+        if call.op != "dropout" or call.layer is None or call.index in left_out or not call.grad:
+            continue
+        training = call.argument(2, "training", True) is not False
+        if training and call.argument(1, "p", 0.5) != 0 and call.outputs and call.outputs[0].requires_grad:
+            found[call.layer, call.source].append(call)
+    return dict(found)
+
+
+def _masks(case: Case, memory: MemoryInfo, source: str | None, calls: list[CallFact]) -> list[SavedRow]:
+    """A row for each of as many masks as there are calls; the line may save other factors of the same form."""
+    shapes = {"x".join(map(str, call.outputs[0].shape)) for call in calls}
+    below = layers_of(case, calls[0])[1:]
+    layers = {calls[0].layer, *(path for path in below if case.layers[path].class_name == "Dropout")}
+    rows = [row for row in memory.saved if row.line == source and row.layer in layers and _is_mask(row, shapes)]
+    return [replace(row, count=1, bytes=row.bytes // row.count) for row in rows for _ in range(row.count)][: len(calls)]
+
+
+def _is_mask(row: SavedRow, shapes: set[str]) -> bool:
+    if row.node == "NativeDropoutBackward0":
+        return row.dtype == "bool"
+    return row.node == "MulBackward0" and row.what == "other" and row.shape in shapes
+
+
+def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[SavedRow], module: bool) -> Finding:
+    layers = tuple(dict.fromkeys(row.layer for row in kept if row.layer is not None))
+    total = sum(row.bytes for row in kept)
+    drawing_op = "aten::native_dropout" if case.on_cuda else "aten::bernoulli_"
+    rows = [row for layer in layers for row in case.ops.get((layer, "forward"), ()) if row.name == drawing_op]
+    drawing = sum(row.self_ns for row in rows)
+    part = total / max(memory.saved_bytes, 1)
+    masks = f"{counted(len(kept))} mask{'' if len(kept) == 1 else 's'}"
+    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward"
+    if drawing:
+        evidence += f"; drawing them takes {time_text(drawing)} of a step"
+    severity: Severity = "warning" if total >= 0.1 * memory.peak_bytes else "info"
+    return Finding(
+        rule=RULE.name,
+        severity=severity,
+        layers=layers,
+        line=source,
+        message="the masks of dropout are kept for backward",
+        evidence=evidence,
+        predicted_saving_bytes=total,
+        advice="Use the recipe dropout, which keeps a seed and makes the mask again in backward.",
+        code="from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
+    )
+
+
+RULE = Rule("saved-dropout", "dropout masks kept for backward", find)

@@ -1,0 +1,184 @@
+"""One of several equal blocks is slower than the others.
+
+Example::
+
+    self.blocks = nn.ModuleList(Block(width) for _ in range(6))
+    self.blocks[3].register_forward_pre_hook(log_statistics)  # left there
+
+Pattern: three or more layers of the same class and number of parameters whose paths differ in one number. One is slow
+where it runs operations that none of the others does, or more calls of one, and these take 0.3 times what a block
+usually takes. Or it takes 1.3 times the median of the others and is farther from them than three times their range,
+and is so in each of at least four measured steps: an interruption is no reason.
+
+Evidence: its time, the median of the others, and the operation that makes most of the difference. Estimate: the time
+of what it does more; at least half of it.
+
+Source: the outlier rule is that of J. Tukey, Exploratory Data Analysis (1977), with a wide fence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.tables import Finding, LayerRow
+from gradscope.units import calls as calls_text
+from gradscope.units import ns as time_text
+from gradscope.units import ratio as ratio_text
+
+_FEWEST, _FACTOR, _FENCE = 3, 1.3, 3.0
+_STEPS = 4  # fewer may all have been interrupted at the same place
+_LEAST_SHARE, _LEAST_NS = 0.01, 100_000
+_PART = 0.3  # of a usual block that it must cost; of the difference that one operation must make
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+# layer below the block, phase, operation
+_Op = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class _Block:
+    row: LayerRow
+    total_ns: int
+    steps_ns: tuple[int, ...]  # backward of each measured step, the layers below included
+    ops: dict[_Op, tuple[int, float]]  # ns and calls
+
+
+@dataclass(frozen=True)
+class _Cause:
+    op: _Op
+    ns: int  # more than in the others
+    calls: float
+    kind: str  # "new", "more" or "dear"
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each slow block; not for the layers below it."""
+    groups: defaultdict[tuple[str, str, int], list[LayerRow]] = defaultdict(list)
+    for row in case.layers.values():
+        for number in _NUMBER.finditer(row.path):
+            folded = f"{row.path[: number.start()]}*{row.path[number.end() :]}"
+            groups[folded, row.class_name, _parameters_of(case, row)].append(row)
+    told: set[str] = set()
+    for _, rows in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
+        if len(rows) < _FEWEST or any(_lies_in(row.path, told) for row in rows):
+            continue
+        finding = _slow_one(case, [_block(case, row) for row in rows])
+        if finding is not None:
+            told.add(finding.layers[0])
+            yield finding
+
+
+def _parameters_of(case: Case, row: LayerRow) -> int:
+    return sum(each.parameters for each in _below(case, row.path))
+
+
+def _below(case: Case, path: str) -> list[LayerRow]:
+    """The layer and those below it."""
+    return [row for other, row in case.layers.items() if _lies_in(other, {path})]
+
+
+def _lies_in(path: str, others: set[str]) -> bool:
+    return any(path == other or path.startswith(f"{other}.") for other in others)
+
+
+def _block(case: Case, row: LayerRow) -> _Block:
+    ops: dict[_Op, tuple[int, float]] = {}
+    steps: list[tuple[int, ...]] = []
+    for each in _below(case, row.path):
+        below = each.path[len(row.path) :].lstrip(".")
+        steps.append(tuple(each.backward_self_steps_ns))
+        for phase in ("forward", "backward", "recompute"):
+            for op in case.ops.get((each.path, phase), ()):
+                ops[below, phase, op.name] = (op.self_ns, op.calls)
+    sums = tuple(sum(column) for column in zip(*filter(None, steps), strict=False))
+    return _Block(row, row.forward_total_ns + row.backward_total_ns, sums, ops)
+
+
+def _slow_one(case: Case, blocks: list[_Block]) -> Finding | None:
+    blocks = sorted(blocks, key=lambda block: block.total_ns)
+    least = max(_LEAST_NS, _LEAST_SHARE * case.step_ns, _PART * median(block.total_ns for block in blocks))
+    if len({block.row.calls for block in blocks}) > 1:
+        return None  # called more often, as experts are: the model says so
+    extra = sorted(((sum(each.ns for each in _extra(one, blocks)), one.row.path, one) for one in blocks), reverse=True)
+    if extra[0][0] >= least > extra[1][0]:
+        spent, _, slow = extra[0]
+        others = [block for block in blocks if block is not slow]
+        return _finding(case, slow, others, _extra(slow, others)[0], spent)
+    slow, others = blocks[-1], blocks[:-1]
+    times = [block.total_ns for block in others]
+    excess = round(slow.total_ns - median(times))
+    if excess < least or slow.total_ns - max(times) < _FENCE * (max(times) - min(times)):
+        return None
+    cause = _dearer(slow, others)
+    if cause is None or cause.ns < _PART * excess or not (_extra(slow, others) or _steady(case, slow, others, cause)):
+        return None
+    return _finding(case, slow, others, cause, min(cause.ns, excess))
+
+
+def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, saving: int) -> Finding:
+    path, usual = slow.row.path, median(block.total_ns for block in others)
+    below, phase, name = cause.op
+    what = "Python code, such as a hook" if name == "(python)" else name
+    more = {
+        "new": "which none of the others runs",
+        "more": "which the others run less often",
+        "dear": "which is faster",
+    }
+    where = f"{name} in {phase}" + (f" of {path}.{below}" if below else "")
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=(path,),
+        line=slow.row.source,
+        message=f"{path} is slower than the {len(others)} other blocks like it, by {what}, {more[cause.kind]}"
+        + (" in the others" if cause.kind == "dear" else ""),
+        evidence=f"{time_text(slow.total_ns)} of a step against a median of {time_text(usual)}, "
+        f"{ratio_text(slow.total_ns / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
+        f"{calls_text(cause.calls)} calls",
+        predicted_saving_ns=saving,
+        predicted_low_ns=saving // 2,
+        predicted_high_ns=max(saving, round(slow.total_ns - usual)),
+        advice=f"Look for what sets {path} apart: a setting, a dtype, a hook or other input.",
+        code=f"print(model.get_submodule({path!r}), model.get_submodule({others[0].row.path!r}))",
+    )
+
+
+def _extra(slow: _Block, others: list[_Block]) -> list[_Cause]:
+    """The operations that the others do not run, or run less often, the dearest first."""
+    found = []
+    for op, (ns, calls) in slow.ops.items():
+        known = [block.ops.get(op, (0, 0.0)) for block in others if block is not slow]
+        most = max(count for _, count in known)
+        if op[2] == "(python)" or calls <= most:
+            continue
+        before = median(each for each, _ in known)
+        found.append(_Cause(op, round(ns - before), calls, "more" if most else "new"))
+    return sorted(found, key=lambda each: each.ns, reverse=True)
+
+
+def _dearer(slow: _Block, others: list[_Block]) -> _Cause | None:
+    """The operation whose time differs most."""
+    found = [
+        _Cause(op, round(ns - median(block.ops.get(op, (0, 0.0))[0] for block in others)), calls, "dear")
+        for op, (ns, calls) in slow.ops.items()
+    ]
+    return max(found, key=lambda each: each.ns, default=None)
+
+
+def _steady(case: Case, slow: _Block, others: list[_Block], cause: _Cause) -> bool:
+    """Whether interruptions cannot be the reason."""
+    steps = len(slow.steps_ns)
+    if steps < _STEPS:
+        return False
+    if cause.op[1] != "forward":
+        return min(slow.steps_ns) > _FACTOR * max(max(each.steps_ns, default=0) for each in others)
+    wall = case.run.step.spread.get("forward")
+    return wall is not None and cause.ns > 2 * (wall.max_ns - wall.min_ns)
+
+
+RULE = Rule("slow-repeat", "one of several equal blocks that is slower than the others", find)

@@ -1,0 +1,61 @@
+"""An embedding tied to the head makes a gradient of the whole vocabulary for a few tokens, to add it to the head's.
+
+Example::
+
+    self.head.weight = self.embedding.weight
+
+Pattern: an embedding by a parameter that a product reads too, with many more rows than the batch has tokens. Evidence:
+the dense gradient's size. Estimate: the measured time of making it and of adding it up; the recipe adds the rows of the
+batch's tokens into the head's gradient.
+
+Source: PyTorch, torch.nn.Embedding (the gradient is dense unless ``sparse``); O. Press and L. Wolf, Using the output
+embedding to improve language models (arXiv:1608.05859).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.places import Estimate, found_places, ops_ns
+from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.units import count as counted
+from gradscope.units import size as size_text
+
+_BYTES = {"float64": 8, "float32": 4}
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each line with a tied embedding."""
+    places = {place.source: place for place in case.facts.places if place.recipe == "embedding"}
+    for finding in found_places(case, RULE.name, {"embedding"}, _message, otherwise=_dense):
+        call = _call(case, places[str(finding.line)])
+        ids, weight = call.inputs[:2]
+        rows, tokens = counted(weight.shape[0]), counted(ids.elements)
+        whole = weight.elements * _BYTES.get(weight.dtype, 4)
+        evidence = f"a gradient of {rows} rows, {size_text(whole)}, is zeroed, filled and added for {tokens} tokens"
+        yield replace(finding, evidence=evidence)
+
+
+def _message(place: PlaceFact) -> str:
+    return "the tied embedding makes a gradient of the whole vocabulary, which is then added to the head's"
+
+
+def _call(case: Case, place: PlaceFact) -> CallFact:
+    return next(call for call in map(case.call, place.calls) if call.op == "embedding")
+
+
+def _dense(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """The gradient's own operations, and its sum with the head's."""
+    layers = {_call(case, place).layer for place in places}
+    found = ops_ns(case, layers, lambda name: "embedding_dense_backward" in name or "EmbeddingBackward" in name)
+    for layer in layers:
+        row = case.layers.get(layer) if layer is not None else None
+        # Only a layer of its own: sums of another's are of its activations too.
+        if row is not None and row.class_name == "Embedding":
+            found += row.gradient_sum_ns
+    return Estimate(found, round(found * 0.6), round(found * 1.5)) if found else None
+
+
+RULE = Rule("tied-embedding", "a tied embedding's gradient of the whole vocabulary", find)

@@ -1,0 +1,161 @@
+"""A Python loop of many tiny operations: the time goes into calling them, not into what they compute.
+
+Example::
+
+    for t in range(x.shape[1]):  # 3 operations of a few numbers, for each time step
+        h = torch.tanh(self.w(x[:, t]) + self.u(h))
+
+Pattern: 64 or more calls a step in one function, where the same call, of one layer or of the layers of a list that do
+not follow from each other, is made at least 8 times as often as the function runs, 80 % of them so small that what a
+call costs by itself is more than what it computes: fewer than 16,384 numbers and 400,000 floating-point operations on a
+CPU, a million and 100 million on a GPU. The lines must make 10 % of the step and take less than 100 µs a call, forward
+and backward: else it is not the calls.
+
+Evidence: calls a step, how often the loop turns, the mean time of a call with its backward. Estimate: 0.7 and
+more of that time with all turns in one call; 0.3 to 0.9 where each turn needs the one before (on a CPU, loops by hand
+against torch's own: RNN 0.4, GRU 0.3, LSTM 0.7 to 0.9).
+
+Source: PyTorch, Performance Tuning Guide (fuse operations, torch.compile); H. He, Making Deep Learning Go Brrrr From
+First Principles (2022), on overhead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+
+_CALLS, _ROUNDS, _TINY, _SHARE = 64, 8, 0.8, 0.10
+_MEAN_NS = 100_000
+_ELEMENTS, _FLOPS = {"cpu": 16_384, "cuda": 1_000_000}, {"cpu": 400_000, "cuda": 100_000_000}
+_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "rmatmul"})
+_FREE = frozenset({"getitem", "view", "reshape", "transpose", "unsqueeze", "squeeze", "backward", "detach", "chunk"})
+
+_Place = tuple[str | None, str, str]  # source, operation, layer with a star for its last number
+_LAST_NUMBER = re.compile(r"(?<![^.])\d+(?=(?:\.[^.\d][^.]*)*$)")
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each function that loops over tiny operations."""
+    functions: defaultdict[tuple[str, str], list[CallFact]] = defaultdict(list)
+    for call in case.facts.calls:
+        if call.source is not None and call.function is not None and call.layer is not None and call.grad:
+            functions[call.source.rpartition(":")[0], call.function].append(call)
+    for calls in functions.values():
+        finding = _judged(case, calls)
+        if finding is not None:
+            yield finding
+
+
+def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
+    looped = _looped(case, calls)
+    working = [call for call in looped if call.op not in _FREE]
+    if len(working) < _CALLS or sum(map(_is_tiny, working)) < _TINY * len(working):
+        return None
+    sources = Counter(call.source for call in looped)
+    lines = [source for source in sources if source is not None]
+    spent = case.lines_ns(lines)
+    mean = spent / len(looped)
+    if share(spent, case) < _SHARE or mean > _MEAN_NS:
+        return None
+    rounds = min(map(len, _turns(working).values()))
+    owners = tuple(dict.fromkeys(call.layer for call in looped if call.layer is not None))
+    in_turn = _in_turn(case, working)
+    low, high = (0.3, 0.9) if in_turn else (0.7, 1 - 1 / rounds)
+    saving = round(spent * (low + high) / 2)
+    if in_turn:
+        advice = "Use nn.LSTM, nn.GRU or a scan where one fits, torch.compile the loop, or take a larger batch"
+        code = "model = torch.compile(model)"
+    else:
+        advice = "Put all turns into one call with a batched product, or torch.compile the loop"
+        code = "torch.einsum('bhqd,bhkd->bhqk', q, k)  # all heads at once, instead of one by one"
+    most = max(lines, key=lambda source: case.lines_ns([source]))
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=owners,
+        line=most,
+        message="a Python loop calls many tiny operations: the time goes into the calls, not into what they compute",
+        evidence=f"{counted(len(looped))} calls a step on {counted(len(lines))} line{'s' * (len(lines) > 1)}, "
+        f"{counted(rounds)} turns; {time_text(mean)} a call with its backward, {time_text(spent)} in all, "
+        f"{percent(share(spent, case))} of the step",
+        predicted_saving_ns=saving,
+        predicted_low_ns=round(spent * low),
+        predicted_high_ns=round(spent * high),
+        advice=f"{advice}.",
+        code=code,
+    )
+
+
+def _looped(case: Case, calls: list[CallFact]) -> list[CallFact]:
+    """The calls on lines that run far more often than their function: those of a loop."""
+    runs = _runs(case, calls)
+    turns = _turns(calls)
+    often = {key: made for key, made in turns.items() if len(made) >= _ROUNDS * runs}
+    # Layers of a list that follow from each other are a stack, and no loop that could be one call.
+    inside = {
+        key[0] for key, made in often.items() if len({call.layer for call in made}) == 1 or not _needs(case, made)
+    }
+    return [call for call in calls if call.source in inside]
+
+
+def _turns(calls: list[CallFact]) -> dict[_Place, list[CallFact]]:
+    """The same call on the same line, of one layer or of those of one list."""
+    found: defaultdict[_Place, list[CallFact]] = defaultdict(list)
+    for call in calls:
+        found[call.source, call.op, _LAST_NUMBER.sub("*", call.layer or "")].append(call)
+    return dict(found)
+
+
+def _runs(case: Case, calls: list[CallFact]) -> float:
+    """How often the function ran: the calls of the module whose method it is, which is the outermost of the layers."""
+    own = {call.layer for call in calls if call.module is None and call.layer is not None}
+    layers = own or {call.layer.rpartition(".")[0] for call in calls if call.layer is not None}
+    return max((case.layers[path].calls for path in layers if path in case.layers), default=1.0) or 1.0
+
+
+def _is_tiny(call: CallFact) -> bool:
+    tensors = (*call.inputs, *call.outputs)
+    device = "cuda" if any(tensor.device == "cuda" for tensor in tensors) else "cpu"
+    if call.op in _PRODUCTS:
+        return _flops(call) <= _FLOPS[device]
+    return max((tensor.elements for tensor in tensors), default=0) <= _ELEMENTS[device]
+
+
+def _flops(call: CallFact) -> int:
+    """Of a product, or an upper bound: each number of the result is a sum along what the operands share."""
+    made = sum(tensor.elements for tensor in call.outputs)
+    inner = min((_width(tensor) for tensor in call.inputs[:2]), default=1)
+    return 2 * made * inner
+
+
+def _width(tensor: TensorFact) -> int:
+    rows = tensor.shape[0] if tensor.shape else 1
+    return max(tensor.elements // rows if tensor.parameter and rows else tensor.shape[-1] if tensor.shape else 1, 1)
+
+
+def _in_turn(case: Case, calls: list[CallFact]) -> bool:
+    """Whether a turn needs a product of the one before, as a recurrence does; a running sum does not count."""
+    by_place = _turns(calls)
+    products = [turns for (_, op, _), turns in by_place.items() if op in _PRODUCTS]
+    return any(_needs(case, turns) for turns in products or by_place.values())
+
+
+def _needs(case: Case, turns: list[CallFact]) -> bool:
+    if len(turns) < 2:
+        return False
+    earlier, later = turns[0], turns[-1]
+    reached = {later.index}
+    for index in range(later.index, earlier.index, -1):
+        if index in reached:
+            reached |= {one.producer for one in case.call(index).inputs if one.producer is not None}
+    return earlier.index in reached
+
+
+RULE = Rule("tiny-layers", "a loop of many operations that are too small to be worth their call", find)

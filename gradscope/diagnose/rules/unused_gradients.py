@@ -1,0 +1,135 @@
+"""Parameters that get no gradient though they ask for one, or get one that no optimizer uses.
+
+Example::
+
+    self.old_head = nn.Linear(256, 10)  # never called any more
+    optimizer = torch.optim.SGD(model.head.parameters())  # the backbone still gets gradients
+
+Pattern: after the recorded step ``.grad`` is None, no layer of the parameter spent time writing a gradient, and other
+parameters do have one. Or: the parameter has a gradient, an optimizer is known, and none holds it. A parameter that
+took part in no step of this run may in another: experts and branches that the batch did not need.
+
+Evidence: how many parameters, of which layers, and the backward time of layers of which no parameter is trained.
+Estimate: at most all of that time, where nothing before it is trained either; at least the writing of the gradients;
+half where it is not known. The gradients that nobody uses stay in memory: that is saved for certain.
+
+Source: PyTorch, Autograd mechanics, "Locally disabling gradient computation" (requires_grad).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.tables import Finding, ParameterFact
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+_BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """At most one for parameters without a gradient, and one for gradients without an optimizer."""
+    wanting = [each for each in case.facts.parameters if each.requires_grad]
+    if not any(each.has_grad for each in wanting):
+        return  # set to None before one could look
+    unused = [each for each in wanting if not each.has_grad and not _was_written(case, each)]
+    if unused:
+        yield _unused(case, unused)
+    wasted = [each for each in wanting if each.has_grad and each.optimized is False]
+    if wasted and case.facts.optimizers:
+        yield _wasted(case, wasted)
+
+
+def _was_written(case: Case, parameter: ParameterFact) -> bool:
+    """Whether its layer wrote gradients in a measured step, and none of its parameters has one now: set to None."""
+    row = case.layers.get(parameter.layer)
+    if row is None or not row.accumulate_ns:
+        return False
+    return not any(each.has_grad for each in case.facts.parameters if each.layer == parameter.layer)
+
+
+def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
+    layers = _layers(parameters)
+    idle = [path for path in layers if path in case.layers and not case.layers[path].calls]
+    never = f", {counted(len(idle))} of them never called" if idle else ""
+    return Finding(
+        rule=RULE.name,
+        severity="info",
+        layers=layers,
+        line=None,
+        message=f"{_parameters(parameters)} no gradient in this step: nothing that the loss needs uses "
+        f"{'it' if len(parameters) == 1 else 'them'}",
+        evidence=f"{_sum(parameters)} in {_count_layers(layers)}{never}",
+        advice="Remove what is not used, or freeze it: an optimizer and DistributedDataParallel go over it each step.",
+        code=_code(parameters, layers),
+    )
+
+
+def _wasted(case: Case, parameters: list[ParameterFact]) -> Finding:
+    layers = _layers(parameters)
+    trained = {each.layer for each in case.facts.parameters if each.requires_grad and each.optimized}
+    rows = [case.layers[path] for path in layers if path in case.layers and path not in trained]
+    writing = sum(row.accumulate_ns for row in rows)
+    backward = sum(row.backward_self_ns for row in rows)
+    low, high = writing, writing + backward
+    saving = writing + backward // 2
+    evidence = f"{_sum(parameters)} in {_count_layers(layers)}, held by no optimizer"
+    if backward:
+        evidence += f"; the backward pass of these layers takes {time_text(high)} of a step"
+    size = sum(_elements(each) * _BYTES.get(each.dtype, 4) for each in parameters)
+    evidence += f"; their gradients are {size_text(size)}"
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=layers,
+        line=None,
+        message=f"{_parameters(parameters)} a gradient that no optimizer uses",
+        evidence=evidence,
+        predicted_saving_ns=saving or None,
+        predicted_low_ns=low if saving else None,
+        predicted_high_ns=high if saving else None,
+        predicted_saving_bytes=size,
+        advice="Freeze what is not trained before the first step, or give it to the optimizer.",
+        code=_code(parameters, layers),
+    )
+
+
+def _layers(parameters: list[ParameterFact]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.layer for each in parameters))
+
+
+def _parameters(parameters: list[ParameterFact]) -> str:
+    if len(parameters) == 1:
+        return f"{parameters[0].path} gets"
+    return f"{counted(len(parameters))} parameters get"
+
+
+def _sum(parameters: list[ParameterFact]) -> str:
+    return f"{first([each.path for each in parameters])}: {counted(sum(map(_elements, parameters)))} numbers"
+
+
+def _count_layers(layers: tuple[str, ...]) -> str:
+    return f"{counted(len(layers))} layer{'s' * (len(layers) > 1)}"
+
+
+def _elements(parameter: ParameterFact) -> int:
+    found = 1
+    for size in parameter.shape:
+        found *= size
+    return found
+
+
+def _code(parameters: list[ParameterFact], layers: tuple[str, ...]) -> str:
+    if len(parameters) == 1:
+        return f"model.get_parameter({parameters[0].path!r}).requires_grad_(False)"
+    top = layers[0]
+    while top and not all(path == top or path.startswith(f"{top}.") for path in layers):
+        top = top.rpartition(".")[0]
+    if top:
+        return f"model.get_submodule({top!r}).requires_grad_(False)"
+    return f"for name in {list(layers[:3])!r}: model.get_submodule(name).requires_grad_(False)"
+
+
+RULE = Rule("unused-gradients", "parameters that get no gradient, or one that no optimizer uses", find)

@@ -1,0 +1,94 @@
+"""A head over a vocabulary whose size is not a multiple of 64.
+
+Example::
+
+    self.lm_head = nn.Linear(384, 50257)  # 50304 is the next multiple of 64
+
+Pattern: a linear layer onto more than 1024 classes, more than its inputs, that is no multiple of 64: kernels for matrix
+products work on tiles. On a CPU it only matters in float32 where the size is no multiple of 16: then the rows of the
+logits start at odd addresses and the product that fills them takes 1.4 times as long (MKL).
+
+Evidence: the size, and the time of the head's product in forward. Estimate: 0.2 to 0.3 of this time on a CPU; none on a
+GPU, where it depends on the kernel that is chosen.
+
+Source: NVIDIA, Matrix Multiplication Background User's Guide (tile and alignment effects); A. Karpathy, nanoGPT,
+vocab_size padded from 50257 to 50304.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.units import ns as time_text
+
+_CLASSES, _MULTIPLE, _CPU_MULTIPLE = 1024, 64, 16
+_LOW, _HIGH = 0.2, 0.3
+_PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::matmul", "aten::linear", "aten::_addmm_activation")
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for each weight."""
+    heads: defaultdict[tuple[str, tuple[int, ...]], list[CallFact]] = defaultdict(list)
+    for call in case.facts.calls:
+        weight = _weight(call)
+        if weight is not None and weight.parameter is not None and _is_odd(call, weight):
+            heads[weight.parameter, weight.shape].append(call)
+    for (parameter, shape), calls in heads.items():
+        yield _finding(case, parameter, shape, calls)
+
+
+def _weight(call: CallFact) -> TensorFact | None:
+    """Of nn.Linear or F.linear."""
+    found = call.argument(1, "weight") if call.op == "linear" else None
+    return found if isinstance(found, TensorFact) and len(found.shape) == 2 else None
+
+
+def _is_odd(call: CallFact, weight: TensorFact) -> bool:
+    classes, width = weight.shape
+    if classes <= max(_CLASSES, width) or classes % _MULTIPLE == 0:
+        return False
+    if weight.device == "cuda":
+        return True
+    dtype = call.outputs[0].dtype if call.outputs else weight.dtype
+    return weight.device == "cpu" and dtype == "float32" and classes % _CPU_MULTIPLE != 0
+
+
+def _finding(case: Case, parameter: str, shape: tuple[int, ...], calls: list[CallFact]) -> Finding:
+    classes, width = shape
+    padded = -(-classes // _MULTIPLE) * _MULTIPLE
+    layers = tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None))
+    spent = _product_ns(case, calls)
+    on_cpu = calls[0].outputs[0].device == "cpu" if calls[0].outputs else not case.on_cuda
+    estimated = on_cpu and spent
+    saving = round(spent * (_LOW + _HIGH) / 2) if estimated else None
+    multiple = _CPU_MULTIPLE if on_cpu else _MULTIPLE
+    evidence = f"{classes:,} classes are {padded - classes} fewer than {padded:,}"
+    if spent:
+        evidence += f"; the product that fills the logits takes {time_text(spent)} of a step"
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=layers,
+        line=calls[0].source,
+        message=f"the head has {classes:,} outputs, which is no multiple of {multiple}: its product is slower for it",
+        evidence=evidence,
+        predicted_saving_ns=saving,
+        predicted_low_ns=round(spent * _LOW) if estimated else None,
+        predicted_high_ns=round(spent * _HIGH) if estimated else None,
+        advice=f"Pad {parameter} to {padded:,} rows and mask or never use the added classes.",
+        code=f"nn.Linear({width}, {padded})  # logits[..., {classes}:] are of no class: "
+        f"logits[..., {classes}:] = -torch.inf",
+    )
+
+
+def _product_ns(case: Case, calls: list[CallFact]) -> int:
+    """Forward products of the layers that are the head and nothing else."""
+    paths = {call.layer for call in calls if call.module == "Linear" and call.layer is not None}
+    rows = (op for path in paths for op in case.ops.get((path, "forward"), ()))
+    return sum(op.self_ns for op in rows if op.name in _PRODUCTS)
+
+
+RULE = Rule("vocabulary-multiple", "a head whose number of classes does not suit matrix products", find)

@@ -1,0 +1,85 @@
+"""From a measured run to its findings: what rules look at is brought together, and they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from gradscope.capture.naming import ModuleNames, shown_path
+from gradscope.capture.session import Capture
+from gradscope.diagnose.bounds import bounded
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.engine import diagnose
+from gradscope.limits import kept
+from gradscope.patching.facts import Facts as RecordedFacts
+from gradscope.patching.record import Recorder, Recording
+from gradscope.tables import Facts, ParameterFact, RunData
+
+
+def diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
+    """``run`` with what bounds each layer, and with the rules' findings; the recorder forgets its step.
+
+    Nothing that goes wrong here costs the user what was measured: it becomes a note.
+    """
+    facts = known_facts(capture, names)
+    notes = []
+    if recorder.overflowed:
+        notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
+    try:
+        if recorder.recording is not None:
+            facts = with_recording(facts, names, recorder.recording, run.step.wall_ns)
+    except Exception as error:  # a user's objects are behind it
+        notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
+    finally:
+        recorder.forget()
+    limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
+    try:
+        run = replace(run, layers=bounded(Case(run, facts, limits)))
+    except Exception as error:
+        notes.append(f"what bounds the layers is not known: {type(error).__name__}: {error}")
+    findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore)
+    return replace(run, findings=tuple(findings), notes=(*run.notes, *notes, *failed))
+
+
+def known_facts(capture: Capture, names: ModuleNames) -> Facts:
+    """What is known without a recorded step."""
+    parameters = tuple(
+        ParameterFact(
+            path=path,
+            layer=path.rpartition(".")[0],
+            shape=tuple(each.shape),
+            dtype=str(each.dtype).removeprefix("torch."),
+            device=each.device.type,
+            requires_grad=each.requires_grad,
+            has_grad=id(each) in capture.with_gradient,
+            optimized=id(each) in capture.optimized if capture.optimized else None,
+        )
+        for path, each in _named_parameters(names)
+    )
+    return Facts(parameters=parameters, optimizers=tuple(capture.optimizers), settings=capture.settings)
+
+
+def with_recording(facts: Facts, names: ModuleNames, recording: Recording, step_ns: int) -> Facts:
+    """The calls of the recorded step, and where recipes could be put in."""
+    paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
+    tensors = {id(each): path for path, each in _named_parameters(names)}
+    for module in names.modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                tensors[id(buffer)] = ".".join(filter(None, (paths[id(module)], name)))
+    read = RecordedFacts(recording, lambda module: paths.get(id(module)), tensors, shown_path)
+    tops = {paths[id(top)]: top for top in names.tops}
+    return replace(facts, calls=read.calls(), places=read.places(tops, step_ns), recorded=True)
+
+
+def _named_parameters(names: ModuleNames) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each once, under its first name."""
+    seen: set[int] = set()
+    for module in names.modules:
+        path = names.infos[names.index[id(module)]].path
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield ".".join(filter(None, (path, name))), parameter

@@ -1,0 +1,281 @@
+"""Rules about recipes: where one belongs they find it, once, and say by how much; elsewhere they are silent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.engine import diagnose
+from gradscope.diagnose.places import why_math
+from gradscope.tables import Facts, Finding, PlaceFact
+from tests.diagnose import twins_recipes as twins
+from tests.diagnose.run_case import case_of, findings_of
+from tests.diagnose.twins_recipes import TWINS
+
+RULES = {twin.rule for twin in TWINS}
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def with_savings(case: Case, ns: int | None = 1_000_000, size: int | None = 1_000_000) -> Case:
+    """As if every micro-run had given this."""
+    places = [replace(each, predicted_saving_ns=ns, predicted_saving_bytes=size) for each in case.facts.places]
+    return Case(case.run, replace(case.facts, places=places))
+
+
+def of_recipes(case: Case) -> list[Finding]:
+    """What these rules find."""
+    found, notes = diagnose(case)
+    assert not notes, notes
+    return [each for each in found if each.rule in RULES]
+
+
+def one_of(case: Case, rule: str) -> Finding:
+    """The only finding of a rule."""
+    (found,) = (each for each in of_recipes(case) if each.rule == rule)
+    return found
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: f"{twin.rule}: {twin.name}")
+def test_fires_on_the_bad_twin_and_not_on_the_good(twin: Any) -> None:
+    bad, good = with_savings(case_of(**twin.bad())), with_savings(case_of(**twin.good()))
+    found = one_of(bad, twin.rule)
+    assert found.layers
+    assert found.line is not None
+    assert found.line.startswith("tests/diagnose/twins_recipes.py:")
+    assert found.message[0].islower() or found.message.startswith("GELU")
+    assert not found.message.endswith(".")
+    assert found.advice.endswith(".")
+    assert found.code
+    assert found.predicted_low_ns is not None and found.predicted_high_ns is not None
+    assert found.predicted_low_ns <= (found.predicted_saving_ns or 0) <= found.predicted_high_ns
+    assert twin.rule not in {each.rule for each in of_recipes(good)}
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: f"{twin.rule}: {twin.name}")
+def test_no_place_has_two_findings(twin: Any) -> None:
+    found = of_recipes(with_savings(case_of(**twin.bad(), memory=False, lines=True)))
+    lines = [each.line for each in found]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.micro_runs
+def test_attention_by_hand_saves_time_and_memory() -> None:
+    (found,) = [each for each in findings_of(twins.ByHand(), torch.randn(2, 512, 64)) if each.rule in RULES]
+    assert found.rule == "attention-by-hand"
+    assert (found.predicted_saving_ns or 0) > 0
+    assert (found.predicted_saving_bytes or 0) > 4_000_000  # scores of 8 heads
+    assert "`y = attention(q, k, v, is_causal=True" in found.advice
+
+
+@pytest.mark.micro_runs
+def test_repeated_blocks_are_one_finding_and_one_micro_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope.patching import facts, predict
+    from gradscope.patching.predict import Saving
+
+    runs: list[object] = []
+    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)
+    monkeypatch.setattr(predict, "_saving", lambda match: runs.append(match) or Saving(5, 7))
+    case = case_of(nn.Sequential(*(twins.ByHand() for _ in range(5))), torch.randn(1, 128, 64))
+    assert len(runs) == 1
+    savings = {place.predicted_saving_ns for place in case.facts.places}
+    assert len(case.facts.places) == 5
+    assert len(savings) == 1
+    found = one_of(with_savings(case, 1_000), "attention-by-hand")
+    assert found.layers == ("0", "1", "2", "3", "4")
+    assert found.predicted_saving_ns == 5_000
+    assert "in 5 layers" in found.evidence
+
+
+def test_a_module_that_runs_twice_saves_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = twins.ByHand()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.attention(x))
+
+    from gradscope.patching import facts
+    from gradscope.patching.predict import Saving
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(facts, "PREDICTION_NS", 10**15)
+        patch.setattr(facts, "predict", lambda sites: {site: Saving(7, 11) for site in sites})
+        (place,) = case_of(Twice(), torch.randn(1, 64, 64)).facts.places
+    assert (place.predicted_saving_ns, place.predicted_saving_bytes, place.rounds) == (14, 22, 1.0)
+
+
+def test_a_loss_is_measured_once_more() -> None:
+    from gradscope.patching import facts
+    from gradscope.patching.predict import Saving
+
+    given = [-3, 4, 5]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(facts, "PREDICTION_NS", 10**15)
+        patch.setattr(facts, "predict", lambda sites: {site: Saving(given[0], given.pop(0)) for site in sites})
+        (place,) = case_of(twins.ByHand(), torch.randn(1, 16, 64)).facts.places
+    assert place.predicted_saving_ns == 4
+    assert given == [5]
+
+
+def test_a_piece_that_would_take_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope.patching import facts
+
+    monkeypatch.setattr(facts, "PREDICTION_NS", 1)
+    monkeypatch.setattr(facts, "predict", lambda sites: pytest.fail("it was run"))
+    case = case_of(twins.ByHand(), torch.randn(2, 256, 64))
+    found = one_of(case, "attention-by-hand")
+    spent = case.lines_ns({case.call(index).source or "" for index in case.facts.places[0].calls})
+    assert 0 < (found.predicted_low_ns or 0) <= (found.predicted_saving_ns or 0) <= (found.predicted_high_ns or 0)
+    assert found.predicted_saving_ns is not None and found.predicted_saving_ns <= spent
+    assert found.predicted_saving_bytes  # the scores that memory shows
+
+
+def test_large_logits_without_a_micro_run_are_estimated_by_the_loss() -> None:
+    case = with_savings(case_of(twins.Language(20_000), torch.randint(20_000, (2, 128))), None, None)
+    found = one_of(case, "logits-materialised")
+    assert found.predicted_saving_bytes == 2 * 4 * 256 * 20_000
+    assert (found.predicted_saving_ns or 0) > 0
+    assert "lazy_linear(self.head, " in found.advice
+
+
+def test_nothing_is_said_where_the_micro_run_gained_nothing() -> None:
+    case = case_of(twins.GeluByHand(), torch.randn(512, 16))
+    assert not of_recipes(with_savings(case, 0, 0))
+    assert not of_recipes(with_savings(case, -(10**9), 10**9))
+    assert one_of(with_savings(case, -1, 10**6), "activation-by-hand").predicted_saving_ns is None
+
+
+def test_the_mask_rule_has_the_packed_places_with_a_causal_mask() -> None:
+    class PackedMask(twins.Packed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, tokens, width = x.shape
+            q, k, v = (
+                each.view(batch, tokens, self.heads, -1).transpose(1, 2) for each in self.c_attn(x).split(width, dim=2)
+            )
+            mask = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return y.transpose(1, 2).reshape(batch, tokens, width)
+
+    found = of_recipes(with_savings(case_of(PackedMask(), torch.randn(2, 64, 256))))
+    assert [each.rule for each in found] == ["attention-explicit-mask"]
+    assert found[0].advice.startswith("Leave the mask out and say is_causal=True. ")
+
+
+@pytest.mark.parametrize(
+    ("dropout", "bias", "reason"),
+    [(0.1, False, "has no dropout"), (0.0, True, "gives the mask no gradient")],
+)
+def test_the_math_kernel_is_told_with_its_reason(dropout: float, bias: bool, reason: str) -> None:
+    model = twins.LearntBias(512) if bias else twins.Causal(dropout=dropout)
+    found = one_of(case_of(model, torch.randn(2, 512, 64)), "attention-math-kernel")
+    assert found.message.endswith(reason)
+    assert "_scaled_dot_product_attention_math" in found.evidence
+    assert found.recipe == "attention"
+    assert (found.predicted_saving_bytes or 0) >= 4 * 8 * 512 * 512
+
+
+def test_three_dimensions_are_a_reason_too() -> None:
+    class Flat(twins.Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x), is_causal=True)
+
+    found = [each for each in of_recipes(case_of(Flat(), torch.randn(2, 256, 64))) if "math" in each.rule]
+    assert [each.message.rpartition(": ")[2] for each in found] == [
+        "query has 3 dimensions, and the other kernels take 4"
+    ]
+
+
+def test_packed_attention_on_the_math_kernel_is_not_told_as_copies() -> None:
+    class Dropping(twins.Packed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, tokens, width = x.shape
+            q, k, v = self.c_attn(x).split(width, dim=2)
+            q = q.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            k = k.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            v = v.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+            return y.transpose(1, 2).contiguous().view(batch, tokens, width)
+
+    (found,) = of_recipes(with_savings(case_of(Dropping(), torch.randn(2, 256, 256))))
+    assert (found.rule, found.recipe) == ("attention-math-kernel", "packed_attention")
+
+
+def test_a_classifier_has_no_large_logits() -> None:
+    model = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 10))
+    x, y = torch.randn(4096, 16), torch.randint(10, (4096,))
+    assert not of_recipes(with_savings(case_of(model, (x,), loss=lambda output, batch: F.cross_entropy(output, y))))
+
+
+def test_a_tied_embedding_says_what_is_made_for_how_many_tokens() -> None:
+    case = case_of(twins.Language(30_000, tied=True), torch.randint(30_000, (2, 128)))
+    found = one_of(case, "tied-embedding")
+    row = case.layers["embedding"]
+    assert "30.0 k rows" in found.evidence and "256 tokens" in found.evidence
+    assert found.predicted_saving_ns is not None
+    assert row.gradient_sum_ns <= found.predicted_saving_ns <= row.gradient_sum_ns + row.backward_self_ns
+
+
+def test_the_advice_holds_the_statements_that_would_stand_there() -> None:
+    case = case_of(twins.Packed(), torch.randn(2, 64, 256))
+    (place,) = case.facts.places
+    assert place.new_text.splitlines() == [
+        "qkv_ = self.c_attn(x)",
+        "return packed_attention(qkv_, self.heads, is_causal=True)",
+    ]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_empty_facts_are_no_findings(recorded: bool) -> None:
+    case = case_of(twins.Causal(), torch.randn(1, 16, 64), memory=False)
+    assert not of_recipes(Case(case.run, Facts(recorded=recorded)))
+
+
+def test_a_place_without_times_or_memory_is_no_error() -> None:
+    case = case_of(twins.RmsByHand(), torch.randn(64, 16), memory=False)
+    run = replace(case.run, lines=(), ops=(), memory=None)
+    found = one_of(with_savings(Case(run, case.facts), 5, None), "norm-by-hand")
+    assert found.predicted_saving_ns == 5
+    assert math.isclose(found.predicted_low_ns or 0, 5 / 1.5, abs_tol=1)
+
+
+def test_places_that_are_refused_or_idle_are_silent() -> None:
+    case = case_of(twins.GeluByHand(), torch.randn(64, 16))
+
+    def changed(**fields: Any) -> Case:
+        places: list[PlaceFact] = [replace(each, **fields) for each in case.facts.places]
+        return with_savings(Case(case.run, replace(case.facts, places=places)))
+
+    assert of_recipes(changed())
+    assert not of_recipes(changed(supported=False))
+    assert not of_recipes(changed(idle="so few are sooner done at once"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "query", "options", "reason"),
+    [
+        ("float64", (2, 4, 512, 16), {}, "the other kernels do not compute in float64"),
+        ("float32", (2, 4, 512, 18), {}, "in float32 the other kernels take heads of multiples of 4, not of 18"),
+        ("float32", (2, 4, 512, 16), {"enable_gqa": True}, "in float32 the other kernels have no grouped heads"),
+        ("float32", (8, 512, 16), {}, "query has 3 dimensions, and the other kernels take 4"),
+        ("bfloat16", (2, 4, 512, 16), {"dropout_p": 0.1}, ""),  # nothing speaks against them: somebody asked for it
+    ],
+)
+def test_reasons_on_cuda(dtype: str, query: tuple[int, ...], options: dict[str, Any], reason: str) -> None:
+    case = case_of(twins.Causal(dropout=0.1), torch.randn(2, 512, 64))
+    (call,) = (each for each in case.facts.calls if each.op == "scaled_dot_product_attention")
+    given = tuple(replace(each, device="cuda", dtype=dtype, shape=query) for each in call.inputs)
+    changed = replace(call, inputs=given, kwargs={"is_causal": True, **options})
+    calls = [changed if each is call else each for each in case.facts.calls]
+    assert why_math(Case(case.run, replace(case.facts, calls=calls)), changed) == reason

@@ -1,0 +1,131 @@
+"""Slow layers, made by hand: times are steady and a GPU can be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.rules import (
+    backward_ratio,
+    slow_repeat,
+    vocabulary_multiple,
+)
+from gradscope.tables import Facts
+from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
+
+
+def _backward_case(cause: str, forward: int, backward: int, **more: Any) -> Case:
+    ops = [
+        op("body", "forward", "aten::index", forward),
+        op("body", "backward", cause, backward - MS // 10),
+        op("body", "backward", "IndexBackward0", MS // 10),
+    ]
+    return made_case([row("body", forward, backward, **more)], ops)
+
+
+def test_indexing_whose_backward_adds_row_by_row() -> None:
+    (found,) = backward_ratio.find(_backward_case("aten::_index_put_impl_", MS, 20 * MS))
+    check_words(found)
+    assert found.layers == ("body",)
+    assert "_index_put_impl_" in found.message
+    assert "×20.0" in found.evidence
+    assert found.predicted_saving_ns == round(17.5 * MS)
+
+
+def test_an_operation_that_is_fast_elsewhere_must_be_slow_in_steady_steps() -> None:
+    busy = _backward_case("aten::mm", MS, 20 * MS, backward_self_steps_ns=(20 * MS, 20 * MS))
+    assert list(backward_ratio.find(busy)) == []
+    steady = _backward_case("aten::mm", MS, 20 * MS, backward_self_steps_ns=(20 * MS,) * 4)
+    (found,) = backward_ratio.find(steady)
+    check_words(found)
+
+
+def test_equal_layers_are_one_finding() -> None:
+    rows = [row(f"h.{n}", MS, 10 * MS) for n in range(2)]
+    ops = [op(each.path, "forward", "aten::index", MS) for each in rows]
+    ops += [op(each.path, "backward", "aten::_index_put_impl_", 9 * MS) for each in rows]
+    (found,) = backward_ratio.find(made_case(rows, ops))
+    assert found.layers == ("h.0", "h.1")
+
+
+@pytest.mark.parametrize(
+    ("cause", "forward", "backward"),
+    [
+        ("aten::_index_put_impl_", MS, 4 * MS),  # below twice the norm
+        ("aten::_index_put_impl_", MS // 100, 400_000),  # too little to matter
+        ("aten::cat", MS, 20 * MS),  # of views
+        ("aten::select_backward", MS, 20 * MS),  # a rule of its own
+        ("aten::some_backward", 10_000, 20 * MS),  # a forward of views
+        ("aten::grid_sampler_2d_backward", MS, 6 * MS),  # as it is
+    ],
+)
+def test_a_backward_that_is_as_it_should_be(cause: str, forward: int, backward: int) -> None:
+    assert list(backward_ratio.find(_backward_case(cause, forward, backward))) == []
+
+
+def test_one_slow_step_is_no_slow_backward() -> None:
+    case = _backward_case("aten::_index_put_impl_", MS, 20 * MS, backward_self_steps_ns=(38 * MS, 2 * MS))
+    assert list(backward_ratio.find(case)) == []
+
+
+def _blocks(slow_backward: tuple[int, ...]) -> Case:
+    rows = []
+    ops = []
+    for n in range(5):
+        steps = slow_backward if n == 2 else (2 * MS + n * 1000, 2 * MS, 2 * MS, 2 * MS)
+        mean = sum(steps) // len(steps)
+        rows.append(row(f"h.{n}", MS, mean, backward_self_steps_ns=steps))
+        ops += [op(f"h.{n}", "forward", "aten::addmm", MS), op(f"h.{n}", "backward", "aten::mm", mean)]
+    return made_case(rows, ops)
+
+
+def test_a_block_whose_product_is_slower_in_each_step() -> None:
+    (found,) = slow_repeat.find(_blocks((8 * MS, 9 * MS, 8 * MS, 9 * MS)))
+    check_words(found)
+    assert found.layers == ("h.2",)
+    assert "aten::mm" in found.message
+    assert found.predicted_saving_ns == pytest.approx(6.5 * MS, rel=0.01)
+
+
+def test_an_interrupted_block_is_not_slow() -> None:
+    assert list(slow_repeat.find(_blocks((14 * MS, 14 * MS, 14 * MS, 2 * MS)))) == []
+    assert list(slow_repeat.find(_blocks((14 * MS, 14 * MS)))) == []
+
+
+def test_experts_called_more_often_are_not_slow() -> None:
+    case = _blocks((8 * MS, 9 * MS, 8 * MS, 9 * MS))
+    rows = [replace(each, calls=3.0) if each.path == "h.2" else each for each in case.run.layers]
+    assert list(slow_repeat.find(Case(replace(case.run, layers=tuple(rows)), Facts()))) == []
+
+
+def _head(classes: int, device: str, dtype: str = "float32") -> Case:
+    x, weight = tensor(512, 64, device=device), tensor(classes, 64, device=device, parameter="head.weight")
+    y = tensor(512, classes, device=device, dtype=dtype)
+    product = call("linear", (x, weight), (y,), layer="head", module="Linear")
+    ops = [op("head", "forward", "aten::addmm", 10 * MS)]
+    return made_case([row("head", 10 * MS, 20 * MS, "Linear")], ops, facts=Facts(calls=(product,), recorded=True))
+
+
+def test_an_odd_vocabulary_on_a_gpu_has_no_estimate() -> None:
+    (found,) = vocabulary_multiple.find(_head(50257, "cuda", "bfloat16"))
+    check_words(found)
+    assert "50,304" in found.advice
+    assert found.predicted_saving_ns is None
+    (cpu,) = vocabulary_multiple.find(_head(50257, "cpu"))
+    assert (cpu.predicted_low_ns, cpu.predicted_high_ns) == (2 * MS, 3 * MS)
+
+
+@pytest.mark.parametrize(
+    ("classes", "device", "dtype"),
+    [
+        (50304, "cuda", "float32"),
+        (1000, "cuda", "float32"),
+        (50256, "cpu", "float32"),  # a multiple of 16
+        (50257, "cpu", "bfloat16"),
+    ],
+)
+def test_a_vocabulary_that_suits(classes: int, device: str, dtype: str) -> None:
+    assert list(vocabulary_multiple.find(_head(classes, device, dtype))) == []

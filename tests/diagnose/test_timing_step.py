@@ -1,0 +1,123 @@
+"""What slows the whole step, made by hand: scripts and GPUs can be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.rules import (
+    data_loading,
+    host_sync,
+    unused_gradients,
+)
+from gradscope.tables import CallFact, Facts, Finding, LineRow, OptimizerFact, ParameterFact
+from tests.diagnose.timing_cases import MS, call, check_words, made_case, row, tensor
+
+
+def _parameter(path: str, *, has_grad: bool, optimized: bool | None = None) -> ParameterFact:
+    return ParameterFact(path, path.rpartition(".")[0], (4, 4), "float32", "cpu", True, has_grad, optimized)
+
+
+def test_gradients_that_were_set_to_none_say_nothing() -> None:
+    none = Facts(parameters=(_parameter("a.weight", has_grad=False), _parameter("b.weight", has_grad=False)))
+    assert list(unused_gradients.find(made_case(facts=none))) == []
+    some = Facts(parameters=(_parameter("a.weight", has_grad=True), _parameter("b.weight", has_grad=False)))
+    assert len(list(unused_gradients.find(made_case(facts=some)))) == 1
+    run = made_case([row("a", MS, MS), row("b", MS, 0)]).run
+    ledger = replace(run.ledger, accumulate_ns=5, outside_modules_ns=run.ledger.outside_modules_ns)
+    rows = [replace(each, accumulate_ns=5) if each.path == "b" else each for each in run.layers]
+    rows[0] = replace(rows[0], backward_total_ns=rows[0].backward_total_ns + 5)
+    ledger = replace(ledger, backward_ns=ledger.backward_ns + 5)
+    step = replace(run.step, backward_ns=run.step.backward_ns + 5, other_ns=run.step.other_ns - 5)
+    written = Case(replace(run, layers=tuple(rows), ledger=ledger, step=step), some)
+    assert list(unused_gradients.find(written)) == []
+
+
+def test_no_optimizer_known_means_no_gradient_is_wasted() -> None:
+    parameters = (_parameter("a.weight", has_grad=True, optimized=False),)
+    assert list(unused_gradients.find(made_case(facts=Facts(parameters=parameters)))) == []
+    known = Facts(parameters=parameters, optimizers=(OptimizerFact("SGD", None, None, 1, 16),))
+    assert len(list(unused_gradients.find(made_case(facts=known)))) == 1
+
+
+@pytest.mark.parametrize("mode", ["script", "loop"])
+def test_time_between_the_phases(mode: str) -> None:
+    (found,) = data_loading.find(made_case(mode=mode, forward=20 * MS, backward=30 * MS, optimizer=10 * MS))
+    check_words(found)
+    assert "40.0 %" in found.evidence
+    assert found.predicted_high_ns == 38 * MS
+    assert "pin_memory" not in found.code
+
+
+def test_time_between_the_phases_that_is_no_reason() -> None:
+    assert list(data_loading.find(made_case(mode="model", forward=20 * MS, backward=30 * MS))) == []
+    assert list(data_loading.find(made_case(mode="loop", forward=45 * MS, backward=45 * MS))) == []
+    # One step of many wrote a checkpoint: the usual one did not.
+    assert list(data_loading.find(made_case(mode="loop", forward=20 * MS, backward=30 * MS, median=52 * MS))) == []
+
+
+def _waiting(*calls: CallFact, text: str = "", device: str = "cuda") -> list[Finding]:
+    line = LineRow("model.py", 12, "forward", text, "body", 5 * MS, 0)
+    return list(host_sync.find(made_case(lines=[line], facts=Facts(calls=calls, recorded=True), device=device)))
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (call("item", [tensor()]), ".item()"),
+        (call("__bool__", [tensor(dtype="bool")]), "if"),
+        (call("nonzero", [tensor(4)], [tensor(2, 1)]), "nonzero"),
+        (call("getitem", [tensor(4), tensor(4, dtype="bool")], [tensor(2)]), "a boolean mask"),
+        (call("cpu", [tensor(4)], [tensor(4, device="cpu")]), ".cpu()"),
+        (call("to", [tensor(4)], [tensor(4, device="cpu")], args=(tensor(4), "cpu")), ".to()"),
+    ],
+    ids=lambda value: value.op if isinstance(value, CallFact) else None,
+)
+def test_calls_that_wait_for_the_gpu(made: CallFact, what: str) -> None:
+    (found,) = _waiting(made)
+    check_words(found)
+    assert found.severity == "warning"
+    assert what in found.evidence
+    assert found.predicted_saving_ns is None
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (call("item", [tensor(device="cpu")]), ""),  # a counter on the CPU
+        (call("item", [tensor()]), "scaler.step(optimizer)"),
+        (call("getitem", [tensor(4), tensor(4, dtype="int64")], [tensor(4)]), ""),
+        (call("to", [tensor(4)], [tensor(4)]), ""),
+        (call("to", [tensor(4)], [tensor(4, device="cpu")], kwargs={"non_blocking": True}), ""),
+        (call("where", [tensor(4)] * 3, [tensor(4)]), ""),
+        (
+            call("setitem", [tensor(4), tensor(4)], [tensor(4)], args=(tensor(4), tensor(4, dtype="bool"), 0.0)),
+            "",
+        ),
+        (call("add", [tensor(4)], [tensor(4)]), "print(x.sum().shape)"),
+    ],
+)
+def test_calls_that_do_not_wait(made: CallFact, text: str) -> None:
+    assert _waiting(made, text=text) == []
+
+
+def test_a_look_at_the_loss_is_only_mentioned() -> None:
+    (found,) = _waiting(call("item", [tensor()], layer=None), text="total += loss.item()")
+    assert found.severity == "info"
+
+
+def test_a_printed_tensor_waits_too() -> None:
+    (found,) = _waiting(call("mean", [tensor(4)], [tensor()]), text="print(x.mean())")
+    check_words(found)
+    assert found.severity == "warning"
+    assert _waiting(text="print(x.mean())", device="cpu") == []
+
+
+def test_few_looks_on_a_cpu_are_fine() -> None:
+    few = [call("item", [tensor(device="cpu")], index=n) for n in range(9)]
+    assert _waiting(*few, device="cpu") == []
+    (found,) = _waiting(*few, replace(few[0], index=9), device="cpu")
+    assert found.severity == "info"
+    assert "10 times" in found.evidence
