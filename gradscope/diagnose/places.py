@@ -103,7 +103,8 @@ def finding_of(
     if estimate is not None and (estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)):
         return None
     if estimate is not None and spent and one.recipe != _WITH_THE_LOSS:
-        estimate = replace(estimate, ns=min(estimate.ns, spent), low=min(estimate.low, spent))
+        ns, low, high = (min(each, spent) for each in (estimate.ns, estimate.low, estimate.high))
+        estimate = replace(estimate, ns=ns, low=low, high=high)
     estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
     saved, memory = max(estimate.ns, 0) or None, max(estimate.bytes, 0) or None
     evidence = f"{_calls(one)} on {_lines(lines)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 _MOST = 40  # terms; a formula with more is none that anybody wrote down as one
+_DEEPEST = 5  # functions of functions; a recurrence nests one in each step, and its text doubles every time
 _NOTHING = 1e-13  # a coefficient that is this much smaller than what was added up is 0
 
 
@@ -28,6 +29,19 @@ class Atom:
     of: Sum | None = None
     leaf: int = 0
     varies: bool = True  # along the last dimension
+
+    def __post_init__(self) -> None:
+        if self.depth > _DEEPEST:
+            raise TooLongError
+
+    @cached_property
+    def depth(self) -> int:
+        """How many functions stand one in the other."""
+        return (
+            0
+            if self.of is None
+            else 1 + max((atom.depth for product, _ in self.of.terms for atom, _ in product), default=0)
+        )
 
     @cached_property
     def key(self) -> str:

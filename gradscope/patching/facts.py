@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from gradscope.errors import GradscopeError
+from gradscope.patching.match import Called, Layer
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.predict import Saving, predict
 from gradscope.patching.record import Node, Recording, Value
@@ -82,7 +83,7 @@ class Facts:
         """Of as many as the time allows; the same work on the same shapes is run once, for all."""
         groups: defaultdict[object, list[Site]] = defaultdict(list)
         for site in sites:
-            if site.supported and not site.idle and site.recipe not in _NOT_ALONE:
+            if site.supported and not site.idle and site.recipe not in _NOT_ALONE and _runs_torch_alone(site):
                 groups[_same(site)].append(site)
         whole = max(sum(map(_work, self._recording.nodes)), 1.0)
         runs: list[tuple[float, float, list[Site]]] = []
@@ -173,6 +174,19 @@ class Facts:
 
 def _better(one: dict[Site, Saving], other: dict[Site, Saving]) -> dict[Site, Saving]:
     return {site: max(saving, other[site], key=lambda each: each.ns or 0) for site, saving in one.items()}
+
+
+def _runs_torch_alone(site: Site) -> bool:
+    """Whether a micro-run calls no code of the user's: the modules it is handed are torch's own, without hooks."""
+    pieces = [piece for argument in site.matches[0].arguments for piece in argument.pieces]
+    callers = [piece.node.caller for piece in pieces if isinstance(piece, (Called, Layer))]
+    modules = [module for caller in callers if caller is not None for module in caller.modules()]
+    return all(type(module).__module__.startswith("torch.") and not _hooks_of(module) for module in modules)
+
+
+def _hooks_of(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def _same(site: Site) -> object:

@@ -46,6 +46,9 @@ UNDERSTOOD = frozenset(
 )
 
 
+_DEEPEST = 24  # calls from the result to what is given; a recurrence over a sequence has thousands
+
+
 def constant(argument: Any) -> float | None:
     """A number, or a tensor of one that depends on no other than such tensors."""
     if not isinstance(argument, Value):
@@ -71,15 +74,23 @@ def _handed_on(value: Value) -> Value | None:
     return cast_source(value)
 
 
+class _TooDeepError(TooLongError):
+    """Given up, from where it was asked."""
+
+
 class Formulas:
     """Formulas by the tensors ``given``, and by all others that no understood call made.
 
     A tensor and its casts are one. Dropout and the like are not understood, also where they return what they got.
+    With ``alone`` a formula that has any other tensor is none: what a recurrence was made of is not written out.
     """
 
-    def __init__(self, *given: Value) -> None:
+    def __init__(self, *given: Value, alone: bool = False) -> None:
+        self._alone = alone
         self._given = {uncast(value).index: value for value in given}
         self._known: dict[int, Sum] = {}
+        self._none: set[int] = set()  # what is no formula
+        self._deep = 0
 
     def of(self, value: Value) -> Sum:
         """What ``value`` is.
@@ -89,7 +100,20 @@ class Formulas:
         """
         found = self._known.get(value.index)
         if found is None:
-            found = self._known[value.index] = self._read(value)
+            if self._deep >= _DEEPEST:
+                raise _TooDeepError
+            if value.index in self._none:
+                raise TooLongError
+            self._deep += 1
+            try:
+                found = self._known[value.index] = self._read(value)
+            except _TooDeepError:  # from a nearer result it may be reached
+                raise
+            except TooLongError:
+                self._none.add(value.index)
+                raise
+            finally:
+                self._deep -= 1
         return found
 
     def index(self, value: Value) -> int:
@@ -112,9 +136,15 @@ class Formulas:
             return self.of(source)
         node = value.producer
         if node is None or node.op not in UNDERSTOOD or not value.dtype.is_floating_point:
-            return self.leaf(value)
+            return self._other(value)
         found = self._called(node, value)
-        return self.leaf(value) if found is None else found
+        return self._other(value) if found is None else found
+
+    def _other(self, value: Value) -> Sum:
+        """A tensor that was not given."""
+        if self._alone:
+            raise TooLongError
+        return self.leaf(value)
 
     def _called(self, node: Node, value: Value) -> Sum | None:
         """What a call made; None where its arguments are not understood."""

@@ -142,6 +142,21 @@ def test_a_piece_that_would_take_too_long_is_not_run(monkeypatch: pytest.MonkeyP
     assert found.predicted_saving_bytes  # the scores that memory shows
 
 
+def test_torchs_own_norm_is_told_from_one_by_hand_however_often_it_runs() -> None:
+    class Twice(nn.Module):
+        def __init__(self, unit: twins.Unit) -> None:
+            super().__init__()
+            self.unit = unit
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.unit(x) + self.unit(2 * x)
+
+    own = one_of(case_of(Twice(twins.RmsByTorch()), torch.randn(512, 16)), "norm-by-hand")
+    by_hand = one_of(case_of(Twice(twins.RmsByHand()), torch.randn(512, 16)), "norm-by-hand")
+    assert own.message.startswith("torch computes an RMS normalisation on the CPU in plain operations")
+    assert by_hand.message.startswith("an RMS normalisation is written out")
+
+
 def test_large_logits_without_a_micro_run_are_estimated_by_the_loss() -> None:
     case = with_savings(case_of(twins.Language(20_000), torch.randint(20_000, (2, 128))), None, None)
     found = one_of(case, "logits-materialised")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -224,103 +225,63 @@ def _run(model: nn.Module, *shape: int) -> dict[str, Any]:
     return {"model": model, "batch": torch.randn(*shape)}
 
 
-def _words(model: Language, words: int) -> dict[str, Any]:
-    return {"model": model, "batch": torch.randint(words, (2, 128))}
+def _words(model: Language) -> dict[str, Any]:
+    return {"model": model, "batch": torch.randint(model.embedding.num_embeddings, (2, 128))}
+
+
+Make = Callable[[], nn.Module]
+
+
+def _pair(name: str, rule: str, bad: Make, good: Make, *shape: int) -> Twin:
+    return Twin(name, rule, lambda: _run(bad(), *shape), lambda: _run(good(), *shape))
+
+
+def _languages(name: str, rule: str, bad: Callable[[], Language], good: Callable[[], Language]) -> Twin:
+    return Twin(name, rule, lambda: _words(bad()), lambda: _words(good()))
+
+
+def _two(make: Make) -> Make:
+    return lambda: nn.Sequential(make(), make())
 
 
 _BY_HAND = "attention-by-hand"
 _MASK = "attention-explicit-mask"
 _MATH = "attention-math-kernel"
 _LOGITS = "logits-materialised"
+_TIED = "tied-embedding"
 _NORM = "norm-by-hand"
 _UNIT = "activation-by-hand"
 
 TWINS: list[Twin] = [
-    Twin("attention by hand", _BY_HAND, lambda: _run(ByHand(), 2, 512, 64), lambda: _run(Causal(), 2, 512, 64)),
-    Twin(
-        "two layers of attention by hand",
-        _BY_HAND,
-        lambda: _run(nn.Sequential(ByHand(), ByHand()), 1, 512, 64),
-        lambda: _run(nn.Sequential(Causal(), Causal()), 1, 512, 64),
-    ),
-    Twin("causal mask as a tensor", _MASK, lambda: _run(Masked(), 1, 1024, 64), lambda: _run(Causal(), 1, 1024, 64)),
-    Twin("causal mask beside a window", _MASK, lambda: _run(Masked(), 2, 768, 64), lambda: _run(Window(), 2, 768, 64)),
-    Twin(
-        "dropout in torch's attention on a CPU",
-        _MATH,
-        lambda: _run(Causal(dropout=0.1), 2, 512, 64),
-        lambda: _run(Causal(), 2, 512, 64),
-    ),
-    Twin(
-        "learnt bias in torch's attention",
-        _MATH,
-        lambda: _run(LearntBias(512), 2, 512, 64),
-        lambda: _run(Window(), 2, 512, 64),
-    ),
+    _pair("attention by hand", _BY_HAND, ByHand, Causal, 2, 512, 64),
+    _pair("two layers of attention by hand", _BY_HAND, _two(ByHand), _two(Causal), 1, 512, 64),
+    _pair("causal mask as a tensor", _MASK, Masked, Causal, 1, 1024, 64),
+    _pair("causal mask beside a window", _MASK, Masked, Window, 2, 768, 64),
+    _pair("dropout in torch's attention on a CPU", _MATH, lambda: Causal(dropout=0.1), Causal, 2, 512, 64),
+    _pair("learnt bias in torch's attention", _MATH, lambda: LearntBias(512), Window, 2, 512, 64),
     Twin(
         "dropout of many scores and of few",
         _MATH,
         lambda: _run(Causal(dropout=0.2), 2, 512, 64),
         lambda: _run(Causal(dropout=0.2), 2, 32, 64),
     ),
-    Twin(
-        "logits of a large vocabulary",
-        _LOGITS,
-        lambda: _words(Language(20_000), 20_000),
-        lambda: _words(Language(500), 500),
+    _languages("logits of a large vocabulary", _LOGITS, lambda: Language(20_000), lambda: Language(500)),
+    _languages(
+        "logits of a head that could be fused", _LOGITS, lambda: Language(30_000), lambda: LanguageByRecipe(30_000)
     ),
-    Twin(
-        "logits of a head that could be fused",
-        _LOGITS,
-        lambda: _words(Language(30_000), 30_000),
-        lambda: _words(LanguageByRecipe(30_000), 30_000),
+    _languages(
+        "logits that are read too", _LOGITS, lambda: LanguageWithAccuracy(20_000), lambda: LanguageWithAccuracy(200)
     ),
-    Twin(
-        "logits that are read too",
-        _LOGITS,
-        lambda: _words(LanguageWithAccuracy(20_000), 20_000),
-        lambda: _words(LanguageWithAccuracy(200), 200),
+    _pair("RMS norm by hand", _NORM, RmsByHand, LayerNormByTorch, 4096, 16),
+    _pair("torch's RMS norm on a CPU", _NORM, RmsByTorch, LayerNormByTorch, 4096, 16),
+    _pair("layer norm by hand", _NORM, LayerNormByHand, LayerNormByTorch, 4096, 16),
+    _pair("GELU by hand", _UNIT, GeluByHand, GeluByTorch, 4096, 16),
+    _pair("bias and GELU", _UNIT, BiasGelu, GeluByTorch, 4096, 16),
+    _pair("SwiGLU of two halves", _UNIT, lambda: Gated(2048), lambda: GatedByRecipe(2048), 4096, 16),
+    _pair("rotary positions by hand", "rope-by-hand", Rotary, RotaryByRecipe, 8, 512, 16),
+    _languages("tied embedding", _TIED, lambda: Language(30_000, tied=True), lambda: LanguageByRecipe(30_000)),
+    _languages(
+        "tied embedding of many words", _TIED, lambda: Language(25_024, tied=True), lambda: Language(300, tied=True)
     ),
-    Twin("RMS norm by hand", _NORM, lambda: _run(RmsByHand(), 4096, 16), lambda: _run(LayerNormByTorch(), 4096, 16)),
-    Twin(
-        "torch's RMS norm on a CPU",
-        _NORM,
-        lambda: _run(RmsByTorch(), 4096, 16),
-        lambda: _run(LayerNormByTorch(), 4096, 16),
-    ),
-    Twin(
-        "layer norm by hand",
-        _NORM,
-        lambda: _run(LayerNormByHand(), 4096, 16),
-        lambda: _run(LayerNormByTorch(), 4096, 16),
-    ),
-    Twin("GELU by hand", _UNIT, lambda: _run(GeluByHand(), 4096, 16), lambda: _run(GeluByTorch(), 4096, 16)),
-    Twin("bias and GELU", _UNIT, lambda: _run(BiasGelu(), 4096, 16), lambda: _run(GeluByTorch(), 4096, 16)),
-    Twin(
-        "SwiGLU of two halves", _UNIT, lambda: _run(Gated(2048), 4096, 16), lambda: _run(GatedByRecipe(2048), 4096, 16)
-    ),
-    Twin(
-        "rotary positions by hand",
-        "rope-by-hand",
-        lambda: _run(Rotary(), 8, 512, 16),
-        lambda: _run(RotaryByRecipe(), 8, 512, 16),
-    ),
-    Twin(
-        "tied embedding",
-        "tied-embedding",
-        lambda: _words(Language(30_000, tied=True), 30_000),
-        lambda: _words(LanguageByRecipe(30_000), 30_000),
-    ),
-    Twin(
-        "tied embedding of a large vocabulary",
-        "tied-embedding",
-        lambda: _words(Language(25_000, tied=True), 25_000),
-        lambda: _words(Language(300, tied=True), 300),
-    ),
-    Twin(
-        "heads of one projection, copied",
-        "heads-copied",
-        lambda: _run(Packed(), 4, 512, 256),
-        lambda: _run(PackedByRecipe(), 4, 512, 256),
-    ),
+    _pair("heads of one projection, copied", "heads-copied", Packed, PackedByRecipe, 4, 512, 256),
 ]

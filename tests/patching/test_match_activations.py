@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import gradscope
 from gradscope.patching.patches import Patches
 from tests.patching import spelled, swapped
 from tests.patching.corpus import (
@@ -196,3 +198,28 @@ def test_reasons(name: str, reason: str) -> None:
     entry = swapped.named(LOOKALIKES, name)
     (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
     assert site.reasons == [reason]
+
+
+class Recurrence(nn.Module):
+    """A step's activation is a function of the step before: written out, its formula has no end."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.gates = kind, nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = cell = x[:, 0]
+        for t in range(x.shape[1]):
+            if self.kind == "tanh":
+                state = torch.tanh(state + x[:, t])
+            else:
+                i, f, o, g = self.gates(torch.cat([state, x[:, t]], -1)).chunk(4, -1)
+                cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+                state = torch.sigmoid(o) * torch.tanh(cell)
+        return state.sum() + self.gates.weight.sum()
+
+
+@pytest.mark.parametrize("kind", ["tanh", "lstm"])
+def test_a_recurrence_is_looked_at_in_the_time_of_its_length(kind: str) -> None:
+    """Its formulas doubled with each step: 32 took minutes, and more of them all the stack."""
+    assert gradscope.plan(Recurrence(kind), torch.randn(2, 200, 8)).sites == []

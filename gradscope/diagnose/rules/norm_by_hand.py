@@ -23,14 +23,15 @@ from gradscope.tables import Finding, PlaceFact
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each line with a normalisation of plain operations."""
-    yield from found_places(case, RULE.name, {"rms_norm", "layer_norm", "add_norm"}, _message)
+    recipes = {"rms_norm", "layer_norm", "add_norm"}
+    yield from found_places(case, RULE.name, recipes, lambda place: _message(case, place))
 
 
-def _message(place: PlaceFact) -> str:
+def _message(case: Case, place: PlaceFact) -> str:
     if place.recipe == "add_norm":
         return "dropout, the residual sum and the normalisation each pass over the same tensor"
     kind = "an RMS" if place.recipe == "rms_norm" else "a layer"
-    if len(place.calls) <= place.rounds:  # torch's own call
+    if all(case.call(index).op == place.recipe for index in place.calls):
         return f"torch computes {kind} normalisation on the CPU in plain operations, each of which keeps a tensor"
     return f"{kind} normalisation is written out: every operation makes a tensor of its own"
 

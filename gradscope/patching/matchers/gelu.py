@@ -26,6 +26,10 @@ _NEAR = 0.2
 # One of these is in every spelling.
 _SIGNS = frozenset({"tanh", "erf", "erfc", "special_erfc", "special_ndtr", "sigmoid", "exp"})
 
+# After so many of them that are no GELU's, one after the other, the rest is taken for more of the same: a recurrence
+# has some in each of its steps, and looking at one takes 10 ms there.
+_FRUITLESS = 150
+
 
 def matches(recording: Recording) -> Iterator[Match]:
     """Every GELU that is spelled out; torch's own is none."""
@@ -83,16 +87,21 @@ class _Unit:
 def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
     """GELUs with their approximation, and formulas that are GELU but for their numbers."""
     inside: set[Node] = set()
+    fruitless = 0
     for node in recording.nodes:
         if not node.outputs or not node.inputs or node in inside:
             continue
+        if fruitless == _FRUITLESS:
+            return
         if own and node.op == "gelu":
-            found = _unit(node.output, node.inputs[0], CONSTANTS)
+            found = _unit(node.output, node.inputs[0], CONSTANTS, Formulas(node.inputs[0], alone=True))
         elif node.op in _SIGNS:
             found = _around(node, CONSTANTS) or _around(node, _NEAR)
         else:
             continue
+        fruitless += 1
         if found is not None:
+            fruitless = 0
             inside |= found.region.nodes
             yield found
 
@@ -100,15 +109,15 @@ def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
 def _around(sign: Node, tolerance: float) -> _Unit | None:
     """The unit that the call ``sign`` is a part of."""
     for x in before(sign.inputs[0], sign.output.shape):
+        formulas = Formulas(x, alone=True)
         for output in reversed(after(sign.output, x.shape)):
-            found = _unit(output, x, tolerance)
+            found = _unit(output, x, tolerance, formulas)
             if found is not None:
                 return found
     return None
 
 
-def _unit(output: Value, x: Value, tolerance: float) -> _Unit | None:
-    formulas = Formulas(x)
+def _unit(output: Value, x: Value, tolerance: float, formulas: Formulas) -> _Unit | None:
     formula = formula_of(formulas, output)
     if formula is None:
         return None

@@ -122,7 +122,7 @@ def _norm(x: Value, output: Value, tolerance: float) -> Norm | None:
     vectors = _vectors(output, x.shape)
     if len(vectors) > 4:
         return None
-    formulas = Formulas(x, *vectors)
+    formulas = Formulas(x, *vectors, alone=True)
     formula = formula_of(formulas, output)
     if formula is None:
         return None

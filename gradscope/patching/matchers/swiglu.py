@@ -16,15 +16,18 @@ from gradscope.patching.record import Node, Recording, Value
 
 RECIPE = "swiglu"
 
+_FRUITLESS = 150  # as for GELU: a recurrence has some in each of its steps
 _SIGNS = frozenset({"silu", "sigmoid", "exp", "tanh"})
 
 
 def matches(recording: Recording) -> Iterator[Match]:
     """Every gated unit by silu."""
     seen: set[Value] = set()
+    fruitless = 0
     for node in recording.nodes:
-        if node.op in _SIGNS and node.outputs and node.inputs:
+        if node.op in _SIGNS and node.outputs and node.inputs and fruitless < _FRUITLESS:
             found = next(filter(None, (_from(gate, node) for gate in before(node.inputs[0], node.output.shape))), None)
+            fruitless = 0 if found is not None else fruitless + 1
             if found is not None and found.output not in seen:
                 seen.add(found.output)
                 yield _match(found)
@@ -32,7 +35,7 @@ def matches(recording: Recording) -> Iterator[Match]:
 
 def _from(gate: Value, sign: Node) -> Region | None:
     """The unit of ``gate`` around the call ``sign``."""
-    formulas = Formulas(gate)
+    formulas = Formulas(gate, alone=True)
     if (unit := formula_of(formulas, sign.output)) is None or unit.leaves != {formulas.index(gate)}:
         return None
     for output in after(sign.output, gate.shape):
@@ -69,7 +72,7 @@ def _made_since(value: Value, gate: Value) -> set[Node]:
 
 
 def _unit(output: Value, gate: Value, up: Value) -> Region | None:
-    formulas = Formulas(gate, up)
+    formulas = Formulas(gate, up, alone=True)
     formula = formula_of(formulas, output)
     wanted = algebra.times(algebra.silu(formulas.leaf(gate)), formulas.leaf(up))
     if formula is None or not algebra.close(formula, wanted, CONSTANTS):
