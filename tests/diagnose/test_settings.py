@@ -201,4 +201,4 @@ def test_settings_follow_torchs_switches() -> None:
     assert found_now["anomaly"] is True and found_now["anomaly_nan"] is False
     assert found_now["deterministic"] is False and found_now["fill_uninitialized"] is True
     assert found_now["matmul_precision"] == "highest" and found_now["threads"] == torch.get_num_threads()
-    assert found_now["validate_args"] is True
+    assert found_now["validate_args"] is torch.distributions.Distribution._validate_args
