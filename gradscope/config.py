@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,24 @@ def find_config(folder: Path) -> Config:
         UsageError: one on the way cannot be read or is not TOML, or has a key that there is not, or a value of another
             type.
     """
+    found = find_table(folder)
+    return Config() if found is None else Config(found[0], _names(found[0], found[1].get("ignore", [])))
+
+
+def find_table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The nearest pyproject.toml at or above ``folder`` that has a table for gradscope, and that table.
+
+    Raises:
+        UsageError: as :func:`find_config`, but for the types of values.
+    """
     folder = folder.resolve()
     for place in (folder, *folder.parents):
         file = place / FILE
-        if file.is_file():
-            table = _table(file)
-            if table is not None:
-                return _config(file, table)
-    return Config()
+        table = _table(file) if file.is_file() else None
+        if table is not None:
+            refuse_unknown(file, "tool.gradscope", table, _KEYS)
+            return file, table
+    return None
 
 
 def _table(file: Path) -> Mapping[str, Any] | None:
@@ -67,13 +77,13 @@ def _table(file: Path) -> Mapping[str, Any] | None:
     return found
 
 
-def _config(file: Path, table: Mapping[str, Any]) -> Config:
+def refuse_unknown(file: Path, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise :class:`UsageError` for a key that there is not."""
     for key in table:
-        if key not in _KEYS:
-            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.6)
-            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(_KEYS)}."
-            raise UsageError(f"{file}: tool.gradscope has no key {key}.\n{hint}")
-    return Config(file, _names(file, table.get("ignore", [])))
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
+            raise UsageError(f"{file}: {where} has no key {key}.\n{hint}")
 
 
 def _names(file: Path, value: Any) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def test_settings_are_found_upwards(run: Runner, monkeypatch: pytest.MonkeyPatch
         ),
         (
             "tool.gradscope = 3\n",
-            "tool.gradscope is not a table.\nWrite [tool.gradscope.check] and its keys below it.",
+            "tool.gradscope is not a table.\nWrite [tool.gradscope] and its keys below it.",
         ),
         (
             "tool.gradscope.check = 3\n",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gradscope.cli import ceilings
+from gradscope.devices import device_name
 from gradscope.limits import keep, kept, measure
 from gradscope.tables import Limits
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
@@ -23,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake(device: torch.device, step: object = None) -> Limits:
-    return Limits(measure.name_of(device), {"float32": 1e11, "bfloat16": 3e11}, 2e10, 900.0)
+    return Limits(device_name(device), {"float32": 1e11, "bfloat16": 3e11}, 2e10, 900.0)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_doctor_says_how_to_get_them(run: Runner) -> None:
     out = run("doctor").out
-    name = measure.name_of(torch.device("cpu"))
+    name = device_name(torch.device("cpu"))
     assert "\nthis machine's limits\n" in out
     assert f"  not measured on {name} with these threads and this torch: gradscope doctor --calibrate\n" in out
 
@@ -45,7 +46,7 @@ def test_the_doctor_measures_keeps_and_shows(run: Runner, quick: None, cache: Pa
     assert ran.code == 0
     assert ran.err.startswith("gradscope: measuring the limits of cpu: the machine should do nothing else\n")
     threads = torch.get_num_threads()
-    name = measure.name_of(torch.device("cpu"))
+    name = device_name(torch.device("cpu"))
     text = (
         f"\nthis machine's limits\n  {name}, {threads} thread{'s' if threads > 1 else ''}  measured just now\n"
         "    products of float32       100 GFLOP/s\n"

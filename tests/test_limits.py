@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gradscope.capture.environment import describe_environment
+from gradscope.devices import device_name
 from gradscope.errors import OutputError
 from gradscope.limits import Store, keep, kept, limits_file, measure, read
 from gradscope.tables import Limits
@@ -221,4 +222,4 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_devices_have_the_names_of_the_environment() -> None:
     for device in measure.devices():
-        assert measure.name_of(device) == describe_environment(device, None)["device_name"]
+        assert device_name(device) == describe_environment(device, None)["device_name"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from gradscope.devices import device_name
+
 
 def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
     """The ``environment`` of RUN.json; every value a string, a number or a bool.
@@ -25,7 +27,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dic
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "device": device.type,
-        "device_name": _device_name(device),
+        "device_name": device_name(device),
         "threads": torch.get_num_threads(),
         "cpus": os.cpu_count(),
         "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
@@ -45,20 +47,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return _cpu_name()
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -67,15 +67,16 @@ def _load() -> float:
 
 def ceilings(torch: Any) -> Ceilings:
     """What is kept, and what would have to be measured."""
+    from gradscope.devices import device_name
     from gradscope.limits import Store, limits_file, read
-    from gradscope.limits.measure import devices, name_of
+    from gradscope.limits.measure import devices
 
     try:
         file, store = str(limits_file()), read()
     except RuntimeError:  # no home folder
         file, store = "", Store(problem="there is no home folder")
     version, threads = str(torch.__version__), torch.get_num_threads()
-    names = [name_of(device) for device in devices()]
+    names = [device_name(device) for device in devices()]
     return Ceilings(
         file=file,
         kept=[one for one in store.entries if one.torch == version],

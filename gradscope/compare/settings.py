@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradscope.config import find_table, refuse_unknown
 from gradscope.errors import UsageError
 
-FILE = "pyproject.toml"
-_TABLES = ("check", "ignore")
-_WRITE = "Write [tool.gradscope.check] and its keys below it."
 _KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved")
 
 
@@ -40,38 +36,17 @@ def find_settings(folder: Path) -> CheckSettings:
         UsageError: one on the way is not TOML or cannot be read, or has a key that there is not, or a value that is
             no text.
     """
-    folder = folder.resolve()
-    for place in (folder, *folder.parents):
-        file = place / FILE
-        if file.is_file():
-            ours = _tool_table(file)
-            if ours is not None:
-                return _settings(file, ours)
-    return CheckSettings()
-
-
-def _tool_table(file: Path) -> Mapping[str, Any] | None:
-    try:
-        record = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not TOML: {error}.") from error
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
-    tool = record.get("tool")
-    found = tool.get("gradscope") if isinstance(tool, dict) else None
-    if found is not None and not isinstance(found, dict):
-        raise UsageError(f"{file}: tool.gradscope is not a table.\n{_WRITE}")
-    return found
+    found = find_table(folder)
+    return CheckSettings() if found is None else _settings(*found)
 
 
 def _settings(file: Path, table: Mapping[str, Any]) -> CheckSettings:
-    _refuse_unknown(file, "tool.gradscope", table, _TABLES)
     ours = table.get("check", {})
     if not isinstance(ours, dict):
         raise UsageError(
             f"{file}: tool.gradscope.check is not a table.\nWrite [tool.gradscope.check] and its keys below it."
         )
-    _refuse_unknown(file, "tool.gradscope.check", ours, _KEYS)
+    refuse_unknown(file, "tool.gradscope.check", ours, _KEYS)
     baseline = _text(file, ours, "baseline")
     return CheckSettings(
         file=file,
@@ -81,14 +56,6 @@ def _settings(file: Path, table: Mapping[str, Any]) -> CheckSettings:
         max_peak=_text(file, ours, "max-peak"),
         max_saved=_text(file, ours, "max-saved"),
     )
-
-
-def _refuse_unknown(file: Path, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    for key in table:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
-            raise UsageError(f"{file}: {where} has no key {key}.\n{hint}")
 
 
 def _text(file: Path, table: Mapping[str, Any], key: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gradscope.devices import device_name
 from gradscope.tables import Limits
 
 # Each dtype has this long for its products; with the copies and calls a device stays under 12 s.
@@ -92,7 +92,7 @@ def measure(device: torch.device, step: Callable[[str], None] = lambda _: None) 
         copied = copy_rate(clock)
         step("smallest call")
         called = call_cost(clock)
-    return Limits(device=name_of(device), flops=flops, bytes=copied, call_ns=called)
+    return Limits(device=device_name(device), flops=flops, bytes=copied, call_ns=called)
 
 
 def product_rate(clock: Clock, dtype: torch.dtype, budget_ns: int = PRODUCT_NS) -> float | None:
@@ -158,19 +158,5 @@ def devices() -> tuple[torch.device, ...]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.device("cuda", index)
-            found.setdefault(name_of(device), device)
+            found.setdefault(device_name(device), device)
     return tuple(found.values())
-
-
-def name_of(device: torch.device) -> str:
-    """As ``device_name`` in the environment of a run."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
