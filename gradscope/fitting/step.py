@@ -16,7 +16,7 @@ from gradscope.capture.naming import name_modules
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
-from gradscope.pipeline import read_memory_pass
+from gradscope.analysis import read_memory_pass
 from gradscope.tables import BlockTable, MemoryCategory, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
 
