@@ -27,6 +27,18 @@ class Case:
         return {row.path: row for row in self.run.layers}
 
     @cached_property
+    def below(self) -> dict[str, list[LayerRow]]:
+        """By path: the layer and all below it."""
+        found: defaultdict[str, list[LayerRow]] = defaultdict(list)
+        for row in self.run.layers:
+            path = row.path
+            while path:
+                found[path].append(row)
+                path = path.rpartition(".")[0]
+            found[""].append(row)
+        return dict(found)
+
+    @cached_property
     def lines(self) -> dict[str, LineRow]:
         """By source, "model.py:12"."""
         return {f"{row.file}:{row.line}": row for row in self.run.lines}

@@ -25,14 +25,12 @@ def check_only_serves(statements: Statements, statement: ast.stmt) -> None:
     Raises:
         Refusal: something else does.
     """
-    match, texts, source = statements.match, statements.texts, statements.source
+    match, texts = statements.match, statements.texts
     if not bound_names(statement):
         raise Refusal(f"line {statement.lineno} assigns to more than a name")
     own = {(texts.expression(node), node.op) for node in match.nodes}
-    for node in texts.nodes:
-        place = node.place_in(texts.frame)
-        found = source.at(place.span) if place is not None else None
-        if found is None or source.statement(found) is not statement or node in match.nodes:
+    for found, node in texts.calls_in(statement):
+        if node in match.nodes:
             continue
         if (found, node.op) in own:  # in another round of a loop, which is a match of its own
             continue

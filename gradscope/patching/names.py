@@ -77,12 +77,10 @@ class Names:
         return False
 
     def _check_nested(self, name: str) -> None:
-        for part in walked(self.source.definition):
-            if isinstance(part, (ast.Global, ast.Nonlocal)) and name in part.names:
-                raise Refusal(f"{name} is not a local name")
-            nested = isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
-            nested = nested and part is not self.source.definition
-            if nested and any(is_name(inner, name) for inner in walked(part)):
-                raise Refusal(f"{name} is also a name inside a nested function")
-            if isinstance(part, ast.Name) and part.id in {"locals", "eval", "exec", "vars"}:
-                raise Refusal(f"{part.id}() may read any name")
+        if name in self.source.not_local:
+            raise Refusal(f"{name} is not a local name")
+        if any(is_name(inner, name) for part in self.source.nested for inner in walked(part)):
+            raise Refusal(f"{name} is also a name inside a nested function")
+        for reader in ("locals", "eval", "exec", "vars"):
+            if self.source.names(reader):
+                raise Refusal(f"{reader}() may read any name")

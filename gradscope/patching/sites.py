@@ -196,14 +196,12 @@ class _Finder:
         lasts = {match.last for match in site.matches}
         frame = _common(site.matches[0])
         span = site.matches[0].last.place_in(frame).span  # type: ignore[union-attr,arg-type]
-        for node in self.recording.nodes:
+        for node, other in self.recording.standing_at(frame.code, span):  # type: ignore[union-attr]
             if node in lasts or node.op != site.matches[0].last.op:
                 continue
-            for place in node.places:
-                same = place.frame.code is frame.code and place.span == span  # type: ignore[union-attr]
-                if same and self._owner(node, place.frame) is site.module:
-                    site.reasons.append("the same line also ran without the pattern")
-                    return
+            if self._owner(node, other) is site.module:
+                site.reasons.append("the same line also ran without the pattern")
+                return
 
     def _differs_elsewhere(self, site: Site, taken: list[Site]) -> bool:
         """Whether the text cannot be changed for every module that runs it."""
@@ -212,12 +210,8 @@ class _Finder:
         assert place is not None and site.edit is not None
         same = [other for other in taken if other.edit is not None and other.edit.key == site.edit.key]
         lasts = {match.last for other in same for match in other.matches}
-        return any(
-            node.op == last.op
-            and node not in lasts
-            and any(each.frame.code is place.frame.code and each.span == place.span for each in node.places)
-            for node in self.recording.nodes
-        )
+        there = self.recording.standing_at(place.frame.code, place.span)
+        return any(node.op == last.op and node not in lasts for node, _ in there)
 
 
 def _overlap(one: Site, other: Site) -> bool:

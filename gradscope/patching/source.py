@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -139,12 +140,19 @@ class FunctionSource:
         An expression statement has its expression's span; the expression is meant. What is iterated over in a
         comprehension stands at the comprehension; a tuple of names stands where it is unpacked into them.
         """
-        found = self.spans.get(span, []) if span is not None else []
-        for node in found:
-            if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Attribute, ast.Compare)):
-                return node
+        return self._evaluated.get(span)
+
+    @cached_property
+    def _evaluated(self) -> dict[Span | None, ast.expr | ast.stmt]:
+        made = (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Attribute, ast.Compare)
         others = (ast.AugAssign, ast.Assign, ast.ListComp, ast.GeneratorExp, ast.Tuple, ast.List)
-        return next((node for node in found if isinstance(node, others)), None)
+        found: dict[Span | None, ast.expr | ast.stmt] = {}
+        for kinds in (made, others):
+            for span, nodes in self.spans.items():
+                node = next((node for node in nodes if isinstance(node, kinds)), None)
+                if node is not None:
+                    found.setdefault(span, node)
+        return found
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement around a node."""
@@ -162,7 +170,38 @@ class FunctionSource:
 
     def names(self, name: str) -> list[ast.Name]:
         """Every occurrence of a local name."""
-        return [node for node in walked(self.definition) if isinstance(node, ast.Name) and node.id == name]
+        return self._names.get(name, [])
+
+    @cached_property
+    def _names(self) -> dict[str, list[ast.Name]]:
+        found: defaultdict[str, list[ast.Name]] = defaultdict(list)
+        for node in walked(self.definition):
+            if isinstance(node, ast.Name):
+                found[node.id].append(node)
+        return dict(found)
+
+    @cached_property
+    def bindings(self) -> list[ast.AST]:
+        """Every name, attribute and item that is assigned to or deleted."""
+        return [
+            node for node in walked(self.definition) if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+        ]
+
+    @cached_property
+    def not_local(self) -> set[str]:
+        """Names that are declared global or nonlocal."""
+        return {
+            name
+            for part in walked(self.definition)
+            if isinstance(part, (ast.Global, ast.Nonlocal))
+            for name in part.names
+        }
+
+    @cached_property
+    def nested(self) -> list[ast.AST]:
+        """The functions, lambdas and classes in it."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+        return [part for part in walked(self.definition) if isinstance(part, kinds) and part is not self.definition]
 
     def inside(self, node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
         """Whether a node of ``kinds`` stands between it and the function."""

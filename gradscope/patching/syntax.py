@@ -28,7 +28,11 @@ def is_name(node: ast.AST, name: str) -> bool:
 
 def within(outer: ast.AST, inner: ast.AST) -> bool:
     """Whether ``inner`` is ``outer`` or a part of it."""
-    return any(part is inner for part in walked(outer))
+    inside: frozenset[int] | None = getattr(outer, "_inside", None)
+    if inside is None:
+        inside = frozenset(map(id, walked(outer)))
+        outer._inside = inside  # type: ignore[attr-defined]
+    return id(inner) in inside
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -23,11 +23,13 @@ class Texts:
     def __init__(self, source: FunctionSource, frame: Frame, nodes: list[Node], last: Node) -> None:
         self.source, self.frame, self.nodes, self.last = source, frame, nodes, last
         self._made: dict[ast.AST, list[Node]] = {}  # the last call that an expression made is its value
+        self._standing: dict[ast.stmt, list[tuple[ast.AST, Node]]] = {}
         for node in nodes:
             place = node.place_in(frame)
             expression = source.at(place.span) if place is not None else None
             if expression is not None:
                 self._made.setdefault(expression, []).append(node)
+                self._standing.setdefault(source.statement(expression), []).append((expression, node))
 
     @property
     def recorded(self) -> set[ast.AST]:
@@ -38,6 +40,10 @@ class Texts:
                 inner = self._innermost(node)
                 found |= {inner} if inner is not None else set()
         return found
+
+    def calls_in(self, statement: ast.stmt) -> list[tuple[ast.AST, Node]]:
+        """The calls that a statement made, and the expression of each; not those of statements inside it."""
+        return self._standing.get(statement, [])
 
     def expression(self, node: Node) -> ast.expr | ast.stmt:
         """Where a call stands."""
@@ -277,9 +283,7 @@ class Texts:
         names = {part.id for part in walked(expression) if isinstance(part, ast.Name)}
         attributes = {part.attr for part in walked(expression) if isinstance(part, ast.Attribute)}
         own = self.source.statement(self.expression(self.last))
-        for other in walked(self.source.definition):
-            if not isinstance(getattr(other, "ctx", None), (ast.Store, ast.Del)):
-                continue
+        for other in self.source.bindings:
             same = isinstance(other, ast.Name) and other.id in names
             same = same or (isinstance(other, ast.Attribute) and other.attr in attributes)
             if not same or self.source.statement(other) is own:

@@ -62,10 +62,11 @@ def find(case: Case) -> Iterator[Finding]:
     for row in case.layers.values():
         for number in _NUMBER.finditer(row.path):
             folded = f"{row.path[: number.start()]}*{row.path[number.end() :]}"
-            groups[folded, row.class_name, _parameters_of(case, row)].append(row)
+            parameters = sum(each.parameters for each in case.below[row.path])
+            groups[folded, row.class_name, parameters].append(row)
     told: set[str] = set()
     for _, rows in sorted(groups.items(), key=lambda item: item[0][0].count(".")):
-        if len(rows) < _FEWEST or any(_lies_in(row.path, told) for row in rows):
+        if len(rows) < _FEWEST or any(each.path in told for row in rows for each in _above(case, row)):
             continue
         finding = _slow_one(case, [_block(case, row) for row in rows])
         if finding is not None:
@@ -73,23 +74,18 @@ def find(case: Case) -> Iterator[Finding]:
             yield finding
 
 
-def _parameters_of(case: Case, row: LayerRow) -> int:
-    return sum(each.parameters for each in _below(case, row.path))
-
-
-def _below(case: Case, path: str) -> list[LayerRow]:
-    """The layer and those below it."""
-    return [row for other, row in case.layers.items() if _lies_in(other, {path})]
-
-
-def _lies_in(path: str, others: set[str]) -> bool:
-    return any(path == other or path.startswith(f"{other}.") for other in others)
+def _above(case: Case, row: LayerRow) -> Iterator[LayerRow]:
+    """The layer and those that it lies in."""
+    above: LayerRow | None = row
+    while above is not None:
+        yield above
+        above = None if above.parent is None else case.layers.get(above.parent)
 
 
 def _block(case: Case, row: LayerRow) -> _Block:
     ops: dict[_Op, tuple[int, float]] = {}
     steps: list[tuple[int, ...]] = []
-    for each in _below(case, row.path):
+    for each in case.below[row.path]:
         below = each.path[len(row.path) :].lstrip(".")
         steps.append(tuple(each.backward_self_steps_ns))
         for phase in ("forward", "backward", "recompute"):
@@ -104,18 +100,22 @@ def _slow_one(case: Case, blocks: list[_Block]) -> Finding | None:
     least = max(_LEAST_NS, _LEAST_SHARE * case.step_ns, _PART * median(block.total_ns for block in blocks))
     if len({block.row.calls for block in blocks}) > 1:
         return None  # called more often, as experts are: the model says so
-    extra = sorted(((sum(each.ns for each in _extra(one, blocks)), one.row.path, one) for one in blocks), reverse=True)
-    if extra[0][0] >= least > extra[1][0]:
-        spent, _, slow = extra[0]
-        others = [block for block in blocks if block is not slow]
-        return _finding(case, slow, others, _extra(slow, others)[0], spent)
+    extra = _extra(blocks)
+    spent, path = max(((sum(each.ns for each in causes), path) for path, causes in extra.items()), default=(0, ""))
+    if spent >= least and all(sum(each.ns for each in extra[other]) < least for other in extra if other != path):
+        slow = next(block for block in blocks if block.row.path == path)
+        return _finding(case, slow, [block for block in blocks if block is not slow], extra[path][0], spent)
     slow, others = blocks[-1], blocks[:-1]
     times = [block.total_ns for block in others]
     excess = round(slow.total_ns - median(times))
     if excess < least or slow.total_ns - max(times) < _FENCE * (max(times) - min(times)):
         return None
     cause = _dearer(slow, others)
-    if cause is None or cause.ns < _PART * excess or not (_extra(slow, others) or _steady(case, slow, others, cause)):
+    if (
+        cause is None
+        or cause.ns < _PART * excess
+        or not (extra.get(slow.row.path) or _steady(case, slow, others, cause))
+    ):
         return None
     return _finding(case, slow, others, cause, min(cause.ns, excess))
 
@@ -148,17 +148,19 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
     )
 
 
-def _extra(slow: _Block, others: list[_Block]) -> list[_Cause]:
-    """The operations that the others do not run, or run less often, the dearest first."""
-    found = []
-    for op, (ns, calls) in slow.ops.items():
-        known = [block.ops.get(op, (0, 0.0)) for block in others if block is not slow]
-        most = max(count for _, count in known)
-        if op[2] == "(python)" or calls <= most:
+def _extra(blocks: list[_Block]) -> dict[str, list[_Cause]]:
+    """By the block's path: the operations that the others do not run, or run less often, the dearest first."""
+    found: defaultdict[str, list[_Cause]] = defaultdict(list)
+    for op in {op for block in blocks for op in block.ops if op[2] != "(python)"}:
+        known = [block.ops.get(op, (0, 0.0)) for block in blocks]
+        calls = sorted((count for _, count in known), reverse=True)
+        if calls[0] == calls[1]:  # as often in another
             continue
-        before = median(each for each, _ in known)
-        found.append(_Cause(op, round(ns - before), calls, "more" if most else "new"))
-    return sorted(found, key=lambda each: each.ns, reverse=True)
+        at = next(i for i, (_, count) in enumerate(known) if count == calls[0])
+        before = median(ns for i, (ns, _) in enumerate(known) if i != at)
+        cause = _Cause(op, round(known[at][0] - before), calls[0], "more" if calls[1] else "new")
+        found[blocks[at].row.path].append(cause)
+    return {path: sorted(causes, key=lambda each: each.ns, reverse=True) for path, causes in found.items()}
 
 
 def _dearer(slow: _Block, others: list[_Block]) -> _Cause | None:

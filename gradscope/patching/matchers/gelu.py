@@ -94,6 +94,8 @@ def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
         if fruitless == _FRUITLESS:
             return
         if own and node.op == "gelu":
+            if not _is_added(node.inputs[0]):  # not worth a proof
+                continue
             found = _unit(node.output, node.inputs[0], CONSTANTS, Formulas(node.inputs[0], alone=True))
         elif node.op in _SIGNS:
             found = _around(node, CONSTANTS) or _around(node, _NEAR)
@@ -137,6 +139,10 @@ def _unit(output: Value, x: Value, tolerance: float, formulas: Formulas) -> _Uni
         proved = proves(found.nodes, output, found.given, formula, wanted, unit)
         return _Unit(found, approximate, tuple(found.reasons)) if proved else None
     return None
+
+
+def _is_added(value: Value) -> bool:
+    return value.producer is not None and value.producer.op == "add"
 
 
 def _formula(x: algebra.Sum, approximate: str) -> algebra.Sum:
