@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradscope.cli.failure import say
-from gradscope.cli.options import Color, ColorOption, ForceOption
+from gradscope.cli.options import Color, ColorOption, ForceOption, NoSourceOption
 from gradscope.cli.page import link
 from gradscope.cli.streams import reader_may_leave
 from gradscope.errors import UsageError
@@ -56,9 +56,7 @@ def diff(
         typer.Option("--html", metavar="OUT.html", help="Write the interactive page of both runs as well."),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    no_source: Annotated[
-        bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")
-    ] = False,
+    no_source: NoSourceOption = False,
     force: ForceOption = False,
     sort: Annotated[
         Sort | None,

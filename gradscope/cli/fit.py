@@ -10,7 +10,7 @@ import typer
 
 from gradscope.cli.arguments import SCRIPT_ARGS
 from gradscope.cli.failure import say, show_user_error
-from gradscope.cli.options import Color, ColorOption, ForceOption
+from gradscope.cli.options import Color, ColorOption, ForceOption, QuietOption, SeedOption
 from gradscope.cli.streams import reader_may_leave, report_stream
 from gradscope.errors import GradscopeError, OutputError, TargetError
 
@@ -60,13 +60,13 @@ def fit(
         typer.Option("--measure", metavar="N,N,N,N", help="Batch sizes to run: three, and one to check; 2,3,4,8."),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where these run.")] = "auto",
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")] = None,
+    seed: SeedOption = None,
     json_path: Annotated[
         str | None,
         typer.Option("--json", metavar="PATH", help="Write FIT.json to PATH; - is stdout, without a report."),
     ] = None,
     force: ForceOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: QuietOption = False,
     color: ColorOption = Color.auto,
 ) -> None:
     """Predict which batch sizes fit into a device's memory, without running them.

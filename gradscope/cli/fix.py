@@ -10,7 +10,21 @@ import typer
 
 from gradscope.cli.arguments import SCRIPT_ARGS, html_path_of, json_path_of, refuse_leftovers
 from gradscope.cli.failure import say, show_user_error
-from gradscope.cli.options import Color, ColorOption
+from gradscope.cli.options import (
+    Color,
+    ColorOption,
+    DeviceOption,
+    ModuleOption,
+    NoHtmlOption,
+    NoLinesOption,
+    NoMemoryOption,
+    NoSourceOption,
+    QuietOption,
+    SeedOption,
+    StepsOption,
+    TargetArgument,
+    WarmupOption,
+)
 from gradscope.cli.page import link
 from gradscope.cli.streams import reader_may_leave, report_stream
 from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
@@ -43,13 +57,8 @@ class Request:
 
 def fix(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="model.py, model.py:name, package.module:name, or a training script."),
-    ],
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="TARGET is a module to run as a script, as with python -m.")
-    ] = False,
+    target: TargetArgument,
+    module: ModuleOption = False,
     only: Annotated[
         str | None, typer.Option("--only", metavar="RECIPE,...", help="Look for these recipes alone.")
     ] = None,
@@ -62,17 +71,15 @@ def fix(
     write: Annotated[
         bool, typer.Option("--write", help="Change the source files as the diff shows; a backup is kept.")
     ] = False,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure in each profile.")] = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps before anything is measured.")] = 3,
+    steps: StepsOption = 5,
+    warmup: WarmupOption = 3,
     curve_steps: Annotated[
         int, typer.Option("--curve-steps", min=1, help="Steps of a script whose losses are compared.")
     ] = 20,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu or cuda: where a model file's model runs.")
-    ] = "auto",
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")] = None,
-    no_lines: Annotated[bool, typer.Option("--no-lines", help="Do not profile by source line.")] = False,
-    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not profile memory.")] = False,
+    device: DeviceOption = "auto",
+    seed: SeedOption = None,
+    no_lines: NoLinesOption = False,
+    no_memory: NoMemoryOption = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -89,15 +96,13 @@ def fix(
     html_path: Annotated[
         str | None, typer.Option("--html", metavar="PATH", help="Write the page that compares both profiles to PATH.")
     ] = None,
-    no_html: Annotated[bool, typer.Option("--no-html", help="Do not write the page.")] = False,
-    no_source: Annotated[
-        bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")
-    ] = False,
+    no_html: NoHtmlOption = False,
+    no_source: NoSourceOption = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace files that gradscope did not write; with --write, change a dirty one."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: QuietOption = False,
     color: ColorOption = Color.auto,
 ) -> None:
     """Put faster functions into the model of TARGET, prove them, and measure the gain.

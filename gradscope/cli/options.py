@@ -34,6 +34,22 @@ class Color(str, Enum):
 
 _REPORT = "Report"
 
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="model.py, model.py:name, package.module:name, or a training script."),
+]
+ModuleOption = Annotated[
+    bool, typer.Option("-m", "--module", help="TARGET is a module to run as a script, as with python -m.")
+]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps to measure.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Steps before anything is measured.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where a model file's model runs.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")]
+NoLinesOption = Annotated[bool, typer.Option("--no-lines", help="Do not measure by source line.")]
+NoMemoryOption = Annotated[bool, typer.Option("--no-memory", help="Do not measure memory.")]
+NoHtmlOption = Annotated[bool, typer.Option("--no-html", help="Do not write the page.")]
+NoSourceOption = Annotated[bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 DepthOption = Annotated[
     int | None,
     typer.Option("--depth", min=0, help="Levels of the layer tree to show; all by default.", rich_help_panel=_REPORT),

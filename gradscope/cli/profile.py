@@ -14,11 +14,22 @@ from gradscope.cli.options import (
     Color,
     ColorOption,
     DepthOption,
+    DeviceOption,
     ForceOption,
     IgnoreOption,
     MinPercentOption,
+    ModuleOption,
+    NoHtmlOption,
+    NoLinesOption,
+    NoMemoryOption,
+    NoSourceOption,
+    QuietOption,
+    SeedOption,
     SortOption,
+    StepsOption,
+    TargetArgument,
     TopOption,
+    WarmupOption,
     ignored_rules,
     view_options,
 )
@@ -53,21 +64,14 @@ class Request:
 
 def profile(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="model.py, model.py:name, package.module:name, or a training script."),
-    ],
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="TARGET is a module to run as a script, as with python -m.")
-    ] = False,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure.")] = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Steps before anything is measured.")] = 3,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu or cuda: where a model file's model runs.")
-    ] = "auto",
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")] = None,
-    no_lines: Annotated[bool, typer.Option("--no-lines", help="Do not measure by source line.")] = False,
-    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not measure memory.")] = False,
+    target: TargetArgument,
+    module: ModuleOption = False,
+    steps: StepsOption = 5,
+    warmup: WarmupOption = 3,
+    device: DeviceOption = "auto",
+    seed: SeedOption = None,
+    no_lines: NoLinesOption = False,
+    no_memory: NoMemoryOption = False,
     run_to_end: Annotated[
         bool, typer.Option("--run-to-end", help="Let a script go on after the measured steps.")
     ] = False,
@@ -84,13 +88,11 @@ def profile(
     html_path: Annotated[
         str | None, typer.Option("--html", metavar="PATH", help="Write the interactive page to PATH.")
     ] = None,
-    no_html: Annotated[bool, typer.Option("--no-html", help="Do not write the page.")] = False,
+    no_html: NoHtmlOption = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    no_source: Annotated[
-        bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")
-    ] = False,
+    no_source: NoSourceOption = False,
     force: ForceOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: QuietOption = False,
     depth: DepthOption = None,
     sort: SortOption = None,
     top: TopOption = None,
