@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
 from gradscope.recipes.norm_checks import check, default_eps, why_not_cpu
-from gradscope.recipes.norm_function import RMSNorm
+from gradscope.recipes.norm_function import LayerNorm, RMSNorm
 from gradscope.recipes.recipe import Recipe
 
 __all__ = ["ABOUT", "AddLayerNorm", "AddRMSNorm", "add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -32,7 +33,7 @@ ABOUT = Recipe(
         "makes RMS normalisation of plain operations, most of its time and memory."
     ),
     limits=(
-        "layer_norm alone is torch's on every device, rms_norm alone on a GPU and in compiled graphs.",
+        "layer_norm alone is torch's kernel on every device, rms_norm alone on a GPU and in compiled graphs.",
         "No second derivative.",
         f"On a GPU rows of up to {LARGEST} features; float64 goes to torch there.",
         "On a CPU add_layer_norm normalises by torch's kernel: what it saves is the mask.",
@@ -44,6 +45,11 @@ ABOUT = Recipe(
         "T. Dao, flash-attention: dropout, residual addition and normalisation in one kernel",
     ),
 )
+
+_LAYER_REASONS = {
+    "cpu": f"torch's kernel, {SUMMED} rows at a time: one float32 is no exact sum of thousands",
+    "torch": "torch.nn.functional.layer_norm reads and writes once",
+}
 
 _REASONS = {
     "cpu": "a few rows at a time in the cache; torch makes it of plain operations on a CPU",
@@ -108,7 +114,12 @@ def _explain_layer_norm(
 ) -> Choice:
     """What :func:`layer_norm` would do with these arguments, and why."""
     check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
-    return choose("layer_norm", backend, {"torch": "torch.nn.functional.layer_norm reads and writes once"}, {})
+    why = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else why_not_cpu(input)
+    if why is None and (weight is None or input.dtype != torch.float32):
+        why = "there is no long sum of float32"
+    if why is None and input.numel() <= SUMMED * math.prod(normalized_shape):
+        why = f"up to {SUMMED} rows torch's sums are as exact"
+    return choose("layer_norm", backend, _LAYER_REASONS, {"cpu": why})
 
 
 @explained_by(_explain_layer_norm)
@@ -121,9 +132,13 @@ def layer_norm(
     *,
     backend: str = "auto",
 ) -> Tensor:
-    """As :func:`torch.nn.functional.layer_norm`, which it calls: there is nothing left to win.
+    """As :func:`torch.nn.functional.layer_norm`, whose kernel it is; on a CPU its parameters' gradients are more exact.
 
     Arguments, result and errors are those of :func:`rms_norm`, with a ``bias`` like the weight.
     """
-    _explain_layer_norm(input, normalized_shape, weight, bias, eps, backend=backend)
-    return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+    choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, backend=backend)
+    if choice.backend == "torch":
+        return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+    rows = input.reshape(-1, math.prod(normalized_shape))
+    flat = (None if each is None else each.reshape(-1) for each in (weight, bias))
+    return LayerNorm.apply(rows, *flat, eps).view(input.shape)  # type: ignore[no-untyped-call]

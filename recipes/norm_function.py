@@ -40,6 +40,21 @@ class RMSNorm(torch.autograd.Function):
         return found, None if of_weight is None else of_weight.to(weight.dtype), None
 
 
+class LayerNorm(torch.autograd.Function):
+    """Of rows [rows, features] on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        output, mean, factor = torch.native_layer_norm(x, x.shape[1:], weight, bias, eps)
+        ctx.save_for_backward(x, mean, factor, weight, bias)
+        return output
+
+    @staticmethod
+    @first_derivative_only("layer_norm", 'backend="torch" has a second derivative')
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        return *cpu.layer_backward(upstream, *ctx.saved_tensors), None
+
+
 class AddNorm(torch.autograd.Function):
     """Of input and residual [..., features]: the normalised sum, and the sum.
 
@@ -132,6 +147,4 @@ def _on_cpu(
     """Gradients through the normalisation; the first is newly made."""
     if means is None:
         return *cpu.rms_backward(upstream, stream, factors, weight, weight is not None), None
-    wanted = [True, weight is not None, bias is not None]
-    shape = stream.shape[1:]
-    return torch.ops.aten.native_layer_norm_backward(upstream, stream, shape, means, factors, weight, bias, wanted)
+    return cpu.layer_backward(upstream, stream, means, factors, weight, bias)

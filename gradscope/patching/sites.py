@@ -29,7 +29,7 @@ class Link:
     bound: bool = True  # a module's method; else, as the first, a function that the module holds under that name
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Site:
     """One expression of one module's code, and what would stand there."""
 
@@ -43,6 +43,9 @@ class Site:
     reasons: list[str] = field(default_factory=list)
     matches: list[Match] = field(default_factory=list)
     differs_elsewhere: bool = False  # the same line of another module ran without the pattern, or is left as it is
+
+    def __repr__(self) -> str:
+        return f"<{self.recipe} in {self.path or 'the model'}, {self.source}>"
 
     @property
     def supported(self) -> bool:
