@@ -22,8 +22,8 @@ from _common import ROOT, Result, finish, parser, print_table
 
 sys.path.insert(0, str(ROOT))
 
-import gradscope  # noqa: E402
-from gradscope.tables import Finding, RunData  # noqa: E402
+import gradscope
+from gradscope.tables import Finding, RunData
 
 _FACTOR = 2.0
 
@@ -78,11 +78,19 @@ def measure(twin: Any, rounds: int) -> Pair:
     return Pair(twin.name, twin.rule, found[0] if found else None, runs[True], runs[False])
 
 
-def _profiled(**given: Any) -> RunData:
-    given = {**given, "steps": max(given.get("steps", 0), 5), "warmup": 2}
+def _profiled(model: Any = None, batch: Any = None, *, step: Any = None, **options: Any) -> RunData:
+    """Of the model on its batch, or of a loop that does ``step`` again and again."""
+    options = {**options, "steps": max(options.get("steps", 0), 5), "warmup": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return gradscope.profile(**given).data
+        if step is None:
+            return gradscope.profile(model, batch, **options).data
+        with gradscope.profiling(model, **options) as run:
+            while True:
+                step()
+                if run.step():
+                    break
+        return run.report.data
 
 
 def rows_of(pair: Pair) -> list[Result]:
