@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
+from gradscope.report.amounts import Amounts, add_up, amounts_of
 from gradscope.tables import LayerRow
 
 # One of three or more repeats stands out when it is this much costlier or cheaper than every other one ...
@@ -22,52 +22,6 @@ OUTLIER_RATIO = 1.25
 OUTLIER_SHARE = 0.005
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Amounts:
-    """What a node costs a step, alone or with all below it. ``None``: measured for none of its layers."""
-
-    layers: int = 0  # modules
-    backward_self_ns: int = 0
-    recompute_ns: int = 0
-    accumulate_ns: int = 0
-    gradient_sum_ns: int = 0
-    forward_ns: int = 0
-    device_ns: int | None = None
-    launch_ns: int | None = None
-    flops: int | None = None
-    backward_flops: int | None = None
-    saved_bytes: int | None = None
-    forward_allocated_bytes: int | None = None
-    backward_allocated_bytes: int | None = None
-    allocations: int | None = None
-    copied_bytes: int | None = None
-
-    @property
-    def backward_ns(self) -> int:
-        """Everything of the backward pass: own nodes, recompute, accumulation and gradient sums."""
-        return self.backward_self_ns + self.recompute_ns + self.accumulate_ns + self.gradient_sum_ns
-
-    @property
-    def ratio(self) -> float | None:
-        """Backward over forward; ``None`` without a forward."""
-        return self.backward_ns / self.forward_ns if self.forward_ns > 0 else None
-
-
-_AMOUNTS = tuple(f.name for f in fields(Amounts))
-_OPTIONAL = frozenset(f.name for f in fields(Amounts) if f.default is None)
-
-
-def add_up(parts: Sequence[Amounts]) -> Amounts:
-    """The sum; a value that some parts lack is the sum of those that have it."""
-    if len(parts) == 1:
-        return parts[0]
-    sums: dict[str, Any] = {}
-    for name in _AMOUNTS:
-        known = [value for part in parts if (value := getattr(part, name)) is not None]
-        sums[name] = sum(known) if known or name not in _OPTIONAL else None
-    return Amounts(**sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +143,7 @@ def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: in
         _elide(node, place)
         for node in _fold([[raw.children[i] for raw in raws] for i in range(len(raws[0].children))], place, least)
     ]
-    own = add_up([_amounts(raw.row) for raw in raws])
+    own = add_up([amounts_of(raw.row) for raw in raws])
     return Node(
         label=label,
         address=address,
@@ -260,18 +214,6 @@ def _elide(node: Node, place: _Place) -> Node:
     if not child.label.startswith(f"{node.label}."):
         child.label = f"{node.label}.{child.label}"
     return child
-
-
-def _amounts(row: LayerRow) -> Amounts:
-    return Amounts(
-        layers=1,
-        backward_self_ns=row.backward_self_ns,
-        recompute_ns=row.recompute_ns,
-        accumulate_ns=row.accumulate_ns,
-        gradient_sum_ns=row.gradient_sum_ns,
-        forward_ns=row.forward_self_ns,
-        **{name: getattr(row, name) for name in _OPTIONAL},
-    )
 
 
 def _outlier(raws: list[_Raw], least: float) -> Outlier | None:

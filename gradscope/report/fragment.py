@@ -32,6 +32,7 @@ class Cell:
     right: bool = False
     muted: bool = False
     indent: int = 0  # levels
+    span: int = 1  # columns
 
 
 def text(raw: str, most: int = NAME) -> str:
@@ -56,7 +57,7 @@ def bar(own: float, total: float) -> str:
 
 
 def table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table; every row has as many cells as ``head``."""
+    """A table; the cells of every row span as many columns as ``head`` has."""
     body = "".join(f'<tr style="background:none">{"".join(map(_cell, row))}</tr>' for row in rows)
     top = "".join(_cell(cell, "th") for cell in head)
     return (
@@ -89,4 +90,5 @@ def _cell(cell: Cell, tag: str = "td") -> str:
         style += f";padding-left:{14 * cell.indent}px"
     if cell.muted:
         style += f";{MUTED}"
-    return f'<{tag} style="{style}">{cell.content}</{tag}>'
+    span = f' colspan="{cell.span}"' if cell.span > 1 else ""
+    return f'<{tag}{span} style="{style}">{cell.content}</{tag}>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradscope import units
+from gradscope.report.limited import backward_of, header_text
 from gradscope.report.memorywords import leaked_bytes, peak_place
 from gradscope.tables import MemoryInfo, RunData
 
@@ -38,6 +39,9 @@ def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
         ("step", _step(run)),
         ("backward", units.ns(step.backward_ns) + ratio),
     ]
+    found = backward_of(run.layers)
+    if found is not None and (limit := header_text(found, step.backward_ns)):
+        rows.append(("limit", limit))
     if run.memory is not None:
         rows.append(("memory", _memory(run.memory, work.model)))
     if work.loss == "mean of outputs":

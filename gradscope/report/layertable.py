@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gradscope import units
-from gradscope.report.fold import Amounts, add_up
+from gradscope.report.amounts import Amounts, add_up
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line
 from gradscope.report.style import heading, heat
@@ -16,6 +17,7 @@ from gradscope.report.view import View
 # Smallest and largest widths: a bar must be wide enough to compare, a name wide enough to recognise.
 _BAR = (10, 24)
 _NAME = (32, 56)
+_LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class _Field:
     header: str
     drop: int  # order of dropping when it gets narrow, see Column
     text: Callable[[Amounts, Amounts], str]  # of a layer's own amounts, and of those with all below it
+    align: Literal["left", "right"] = "right"
 
 
 def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
@@ -41,8 +44,8 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
             Column(marks.text(main.header)),
             Column("share"),
             Column("", "left", drop=3, least=_BAR[0], most=_BAR[1]),
-            *(Column(marks.text(field.header), drop=field.drop) for field in others),
-            Column("calls", drop=7),
+            *(Column(marks.text(field.header), field.align, drop=field.drop) for field in others),
+            Column("calls", drop=8),
         ]
     )
     for row in tree.rows:
@@ -54,7 +57,12 @@ def layer_lines(view: View, width: int, marks: Glyphs) -> list[Line]:
         rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
         _dim_row(grid, "outside the layers", tree.rest_share, [rest] + [""] * len(others), marks)
     about = f"{_SHARE[tree.metric]}: {marks.own} the layer itself, {marks.below} layers below it"
-    return [heading("Layers", about, width, marks), *grid.lines(width, marks)]
+    table = grid.lines(width, marks)
+    # Where the terminal is too narrow for both, the heading above says what the limit is.
+    meaning = f"; limit: {tree.metric} at this machine's limits"
+    if _LIMIT in (text for text, _ in table[0]) and len("Layers  ") + len(about) + len(meaning) <= width:
+        about += meaning
+    return [heading("Layers", about, width, marks), *table]
 
 
 _SHARE = {
@@ -77,6 +85,7 @@ def _fields(tree: Tree, scale: units.TimeScale) -> list[_Field]:
     else:
         own_time = _Field("self", 4, lambda own, total: scale.text(own.backward_self_ns))
         fields = [backward, own_time, forward]
+    fields[1:1] = _limit_fields(top, tree.metric, scale)
     fields.append(_Field("bwd:fwd", 3, lambda own, total: units.ratio(total.ratio)))
     if top.recompute_ns:
         fields.append(_Field("recompute", 5, lambda own, total: scale.text(total.recompute_ns)))
@@ -87,12 +96,23 @@ def _fields(tree: Tree, scale: units.TimeScale) -> list[_Field]:
     if top.saved_bytes is not None:
         fields.append(_Field("saved", 2, lambda own, total: units.size(total.saved_bytes)))
     if top.flops is not None or top.backward_flops is not None:
-        fields.append(_Field("GFLOP/s", 8, _rate))
+        fields.append(_Field("GFLOP/s", 10, _rate))
     if top.accumulate_ns:
-        fields.append(_Field("accum", 9, lambda own, total: scale.text(total.accumulate_ns)))
+        fields.append(_Field("accum", 11, lambda own, total: scale.text(total.accumulate_ns)))
     if top.gradient_sum_ns:
-        fields.append(_Field("grad sum", 10, lambda own, total: scale.text(total.gradient_sum_ns)))
+        fields.append(_Field("grad sum", 12, lambda own, total: scale.text(total.gradient_sum_ns)))
     return fields
+
+
+def _limit_fields(top: Amounts, metric: str, scale: units.TimeScale) -> list[_Field]:
+    """The time at this machine's limits, how near the layers come to it, and what limits them."""
+    if (top.forward_limited if metric == "forward" else top.backward_limited) is None:
+        return []
+    return [
+        _Field(_LIMIT, 5, lambda own, total: scale.text(total.limit_ns(metric))),
+        _Field("reached", 9, lambda own, total: units.percent(total.reached(metric), 0)),
+        _Field("bound by", 7, lambda own, total: total.bound_by(metric) or units.NOT_MEASURED, "left"),
+    ]
 
 
 def _memory_fields(top: Amounts, backward: _Field) -> list[_Field]:

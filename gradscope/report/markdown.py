@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from gradscope import units
+from gradscope.report.amounts import Amounts
 from gradscope.report.findings import FindingRow
 from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
 from gradscope.report.tree import SAVED_MEMORY, TreeRow
 from gradscope.report.view import View
 
+# Of a layer's own amounts, of those with all below it, and of its calls: None for several layers.
+_Text: TypeAlias = Callable[[Amounts, Amounts, float | None], str]
 _INDENT = "&nbsp;&nbsp;&nbsp;"  # leading blanks vanish in a Markdown table
 
 
@@ -39,41 +43,54 @@ def _layers(view: View) -> str:
     tree = view.tree
     if not tree.rows:
         return ""
-    scale = view.scale
-    head = ["layer", "class", f"share of {tree.metric}", f"backward {scale.unit}", f"self {scale.unit}"]
-    head += [f"forward {scale.unit}", "bwd:fwd", "calls"]
-    has_saved = any(row.node.total.saved_bytes is not None for row in tree.rows)
-    if has_saved:
-        head.append("saved")
+    columns = _columns(view)
+    head = ["layer", "class", f"share of {tree.metric}", *(title for title, _ in columns)]
     rows = [
         [
             _label(row),
             f"`{_code(row.node.class_name)}`" if row.node.class_name else "",
             units.percent(row.share),
-            scale.text(row.node.total.backward_ns),
-            scale.text(row.node.own.backward_self_ns),
-            scale.text(row.node.total.forward_ns),
-            units.ratio(row.node.total.ratio),
-            units.calls(row.node.calls) if row.node.calls else units.NOT_MEASURED,
-            *([units.size(row.node.total.saved_bytes)] if has_saved else []),
+            *(text(row.node.own, row.node.total, row.node.calls) for _, text in columns),
         ]
         for row in tree.rows
     ]
     for hidden in tree.hidden:
-        own = hidden.own
-        times = [scale.text(own.backward_ns), scale.text(own.backward_self_ns), scale.text(own.forward_ns)]
-        saved = [units.size(own.saved_bytes)] if has_saved else []
-        rows.append([escape(hidden.text), "", units.percent(hidden.share), *times, units.ratio(own.ratio), "", *saved])
+        numbers = [text(hidden.own, hidden.own, None) for _, text in columns]
+        rows.append([escape(hidden.text), "", units.percent(hidden.share), *numbers])
     if tree.rest > 0:
-        rest = [""] * (len(head) - 3)
-        if tree.metric == SAVED_MEMORY:
-            rest[-1] = units.size(tree.rest)
-        else:
-            rest[0 if tree.metric == "backward" else 2] = scale.text(tree.rest)
-        rows.append(["outside the layers", "", units.percent(tree.rest_share), *rest])
+        of_metric = "saved" if tree.metric == SAVED_MEMORY else f"{tree.metric} {view.scale.unit}"
+        rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
+        numbers = [rest if title == of_metric else "" for title, _ in columns]
+        rows.append(["outside the layers", "", units.percent(tree.rest_share), *numbers])
     odd = [f"- {escape(row.outlier)}" for row in tree.rows if row.outlier]
     table = _table(head, rows, left=2)
     return f"#### Layers\n\n{table}" + ("\n\n" + "\n".join(odd) if odd else "")
+
+
+def _columns(view: View) -> list[tuple[str, _Text]]:
+    """The columns of numbers that this run has values for, and the text of each."""
+    scale, amounts = view.scale, [row.node.total for row in view.tree.rows]
+    columns: list[tuple[str, _Text]] = [
+        (f"backward {scale.unit}", lambda own, total, calls: scale.text(total.backward_ns))
+    ]
+    if any(each.backward_limited is not None for each in amounts):
+        columns += [
+            (f"limit {scale.unit}", lambda own, total, calls: scale.text(total.limit_ns())),
+            ("reached", lambda own, total, calls: units.percent(total.reached(), 0)),
+            ("bound by", lambda own, total, calls: total.bound_by() or units.NOT_MEASURED),
+        ]
+    columns += [
+        (f"self {scale.unit}", lambda own, total, calls: scale.text(own.backward_self_ns)),
+        (f"forward {scale.unit}", lambda own, total, calls: scale.text(total.forward_ns)),
+        ("bwd:fwd", lambda own, total, calls: units.ratio(total.ratio)),
+        (
+            "calls",
+            lambda own, total, calls: "" if calls is None else units.calls(calls) if calls else units.NOT_MEASURED,
+        ),
+    ]
+    if any(each.saved_bytes is not None for each in amounts):
+        columns.append(("saved", lambda own, total, calls: units.size(total.saved_bytes)))
+    return columns
 
 
 def _label(row: TreeRow) -> str:

@@ -23,6 +23,8 @@ def next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextS
     steps: list[NextStep] = []
     if any(finding.recipe for finding in run.findings):
         steps.append(NextStep(_fix(run.workload), "swap in the recipes, and prove it"))
+    if _wants_limits(run):
+        steps.append(NextStep("gradscope doctor --calibrate", "what limits each layer, next time"))
     if path is None:
         return tuple(steps)
     name = shlex.quote(str(path))
@@ -34,6 +36,11 @@ def next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextS
     flame = shlex.quote(f"{str(path).removesuffix('.json')}.speedscope.json")
     steps.append(NextStep(f"gradscope show {name} --format speedscope > {flame}", "flame graph (speedscope)"))
     return tuple(steps)
+
+
+def _wants_limits(run: RunData) -> bool:
+    """Whether layers would have limits, had the machine been measured. What is profiled already gets none."""
+    return all(row.backward_limit_ns is None for row in run.layers) and any(row.bytes for row in run.layers)
 
 
 def _fix(work: WorkloadInfo) -> str:

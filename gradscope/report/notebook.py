@@ -15,7 +15,7 @@ from gradscope.tables import RunData
 # Rows of the tree: what fits a screen or two, and keeps the output of a wide model small.
 _MOST_ROWS = 80
 _TOP = 40
-_HEAD = ("target", "device", "measured", "step", "memory", "loss")
+_HEAD = ("target", "device", "measured", "step", "limit", "memory", "loss")
 _FINDINGS = 5
 
 
@@ -46,6 +46,12 @@ def _layers(view: View) -> list[str]:
         (f"fwd {view.scale.unit}", lambda node: view.scale.text(node.total.forward_ns)),
         ("bwd:fwd", lambda node: units.ratio(node.total.ratio)),
     ]
+    if any(row.node.total.backward_limited is not None for row in tree.rows):
+        columns[:0] = [
+            (f"limit {view.scale.unit}", lambda node: view.scale.text(node.total.limit_ns())),
+            ("reached", lambda node: units.percent(node.total.reached(), 0)),
+            ("bound by", lambda node: node.total.bound_by() or units.NOT_MEASURED),
+        ]
     if saved:
         columns.append(("saved", lambda node: units.size(node.total.saved_bytes)))
     head = [Cell("layer"), Cell("class"), Cell(f"bwd {view.scale.unit}", right=True), Cell("share", right=True)]
@@ -74,8 +80,8 @@ def _row(row: TreeRow, view: View, columns: list[tuple[str, Callable[[Node], str
     ]
     if not row.outlier:
         return [cells]
-    note = Cell(f'<span style="color:{WARN}">^ {text(row.outlier, 100)}</span>', indent=row.level)
-    return [cells, [note, *[Cell("")] * (len(cells) - 1)]]
+    note = f'<span style="color:{WARN}">^ {text(row.outlier, 100)}</span>'
+    return [cells, [Cell(note, indent=row.level, span=len(cells))]]
 
 
 def _muted(words: str, number: str, share: float) -> list[Cell]:

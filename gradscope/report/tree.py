@@ -12,7 +12,8 @@ from typing import Literal, get_args
 
 from gradscope import units
 from gradscope.errors import UsageError
-from gradscope.report.fold import Amounts, Node, add_up
+from gradscope.report.amounts import Amounts, add_up
+from gradscope.report.fold import Node
 
 Sort = Literal["backward", "forward", "ratio", "memory"]
 SAVED_MEMORY = "saved memory"

@@ -85,7 +85,8 @@ def test_a_comparison_shows_its_tables_and_warnings() -> None:
 
 
 def test_notebooks_find_it() -> None:
-    formatters = pytest.importorskip("IPython.core.formatters")
+    from IPython.core import formatters
+
     report = Report(fixtures.mlp())
     data, _ = formatters.DisplayFormatter().format(report)
     assert data["text/html"] == report._repr_html_()

@@ -45,6 +45,29 @@ def device() -> RunData:
     return dataclasses.replace(run, kernels=tuple(kernels))
 
 
+def limited() -> RunData:
+    """Every layer at half of its limit in backward, and a finding whose lines are long."""
+    run = gpt()
+    layers = [
+        dataclasses.replace(
+            row,
+            bound_by="compute" if row.class_name == "Linear" else "bandwidth",
+            forward_limit_ns=row.forward_self_ns // 4,
+            backward_limit_ns=(row.backward_self_ns + row.accumulate_ns + row.gradient_sum_ns) // 2,
+            backward_self_ns=row.backward_self_ns + row.accumulate_ns + row.gradient_sum_ns,
+            accumulate_ns=0,
+            gradient_sum_ns=0,
+        )
+        for row in run.layers
+    ]
+    ledger = run.ledger
+    own = ledger.layers_ns + ledger.accumulate_ns + ledger.gradient_sum_ns
+    ledger = dataclasses.replace(ledger, layers_ns=own, accumulate_ns=0, gradient_sum_ns=0)
+    finding = fixtures.findings()[0]
+    long = dataclasses.replace(finding, message=f"{finding.message}; " * 5, evidence="why " * 100)
+    return dataclasses.replace(run, layers=layers, ledger=ledger, findings=(long,))
+
+
 def hostile() -> RunData:
     """Every name of a run is one of :data:`HOSTILE`."""
     builder = fixtures.RunBuilder(file=HOSTILE[0])

@@ -311,6 +311,26 @@ def test_findings_in_the_short_list_and_in_full(open_page: Open) -> None:
     assert large.message in details.inner_text() and "a small one" not in details.inner_text()
 
 
+def test_limits_in_the_table_and_in_full(open_page: Open) -> None:
+    run = runs.limited()
+    opened = open_page(run, size=(1920, 1000))
+    page = opened.page
+    head = page.locator("#rows thead").inner_text()
+    assert all(word in head for word in ("Limit", "Reached", "Bound by"))
+    assert sum(opened.values(4)) == sum(row.backward_limit_ns or 0 for row in run.layers)
+    row = page.locator("#rows tbody tr", has_text="transformer.h.*.mlp.c_fc")
+    assert "50 %" in row.inner_text() and "compute" in row.inner_text()
+    row.locator("button").click()
+    lines = [line.replace("\u00a0", " ") for line in page.locator(".limits li").all_inner_texts()]
+    assert [line.partition(" ")[0] for line in lines] == ["backward", "forward"]
+    assert lines[0].endswith("(50 %), bound by compute") and "at this machine’s limit" in lines[0]
+    page.set_viewport_size({"width": 1300, "height": 900})  # what there is no room for is left out
+    assert "Limit" in page.locator("#rows thead").inner_text()
+    assert "Reached" not in page.locator("#rows thead").inner_text()
+    page.click("[data-metric=saved]")
+    assert "Limit" not in page.locator("#rows thead").inner_text()
+
+
 def test_a_kernel_lies_below_the_operation_that_launched_it(open_page: Open) -> None:
     run = runs.device()
     path = "transformer.h.1.mlp.c_fc"
@@ -378,7 +398,8 @@ def test_hostile_names_do_nothing(open_page: Open) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-@pytest.mark.parametrize("size", [(1400, 900), (900, 700), (480, 800)])
-def test_nothing_is_wider_than_the_window(open_page: Open, size: tuple[int, int]) -> None:
-    page = open_page(runs.gpt(), size=size).page
+@pytest.mark.parametrize("size", [(1400, 900), (1010, 900), (900, 700), (480, 800)])
+@pytest.mark.parametrize("run", [runs.gpt(), runs.limited()], ids=["gpt", "limited"])
+def test_nothing_is_wider_than_the_window(open_page: Open, run: RunData, size: tuple[int, int]) -> None:
+    page = open_page(run, size=size).page
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from gradscope import units
 from gradscope.errors import UsageError
+from gradscope.report.amounts import Amounts
 from gradscope.report.figures import icicle, texts
 from gradscope.report.figures.frame import Frame, Kind
 from gradscope.report.figures.layertypes import ALL, LAYER_TYPES, OTHER, OUTSIDE, mixed, type_of_layer
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import Pruned, prune
-from gradscope.report.fold import Amounts, Node, build_tree
+from gradscope.report.fold import Node, build_tree
 from gradscope.report.header import partial_text
 from gradscope.report.memorywords import tensor_words
 from gradscope.report.view import LEDGER_WORDS
@@ -190,11 +191,14 @@ def layer_words(node: Node, metric: Metric) -> tuple[str, ...]:
     times = f"forward {units.ns(total.forward_ns)} · backward {units.ns(total.backward_ns)}"
     if total.ratio is not None:
         times += f" · {units.ratio(total.ratio)}"
+    forward, backward = total.forward_limited, total.backward_limited
     saved = "" if total.saved_bytes is None else f"saved for backward {units.size(total.saved_bytes)}"
     return (
         " · ".join(part for part in (node.class_name, f"{repeats} layers, summed" if repeats > 1 else "") if part),
         f"the layer itself {metric.text(metric.value(own))}" if node.children else "",
         times,
+        backward.words("backward", total.backward_ns) if backward is not None else "",
+        forward.words("forward", total.forward_ns) if forward is not None else "",
         saved,
         f"{units.calls(node.calls)} calls a step" if node.calls else "never called itself",
     )

@@ -14,7 +14,9 @@ import {
   shorten,
   visible,
 } from "./format.js";
-import { ancestry, backwardRatio, layerOf, nameWithRepeats } from "./nodes.js";
+import { findingsOf } from "./findings.js";
+import { limitWords, limitedOf } from "./limits.js";
+import { ancestry, backwardRatio, nameWithRepeats } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED } from "./run.js";
 import { largestOps } from "./tables.js";
 
@@ -41,6 +43,7 @@ export function drawDetails(place, run, node, repeats, metric, actions) {
     breadcrumbLine(node, actions.select),
     changesTable(run, node),
     node.kind === "op" || node.kind === "kernel" ? opFacts(node, metric) : amountsTable(run, node),
+    limitLines(run, node),
     isLayer && layerFacts(run, node),
     isLayer && repeats.length > 1 && repeatBars(run, node, repeats, metric, actions.selectRepeat),
     isLayer && repeats.length === 1 && stepBars(run, node),
@@ -122,6 +125,21 @@ function amountsTable(run, node) {
     element("thead", {}, element("tr", {}, ...head)),
     element("tbody", {}, ...body),
   );
+}
+
+/**
+ * Backward and forward beside what they would be at this machine's limits, with all below the selection.
+ * @param {Run} run
+ * @param {Node} node
+ */
+function limitLines(run, node) {
+  const lines = /** @type {const} */ (["backward", "forward"]).flatMap((pass) => {
+    const found = limitedOf(run, node, pass, false);
+    return found && found.limit > 0
+      ? element("li", { "data-limit": pass }, limitWords(found, pass).replaceAll(" %", "\u00a0%"))
+      : [];
+  });
+  return lines.length > 0 && element("ul", { class: "limits" }, ...lines);
 }
 
 /** @type {readonly [Metric, string][]} */
@@ -219,70 +237,6 @@ function layerFacts(run, node) {
   const tied = layers.flatMap((layer) => run.tied[layer] ?? []);
   if (tied.length > 0) facts.push(`shares ${tied.slice(0, 3).join(", ")}${tied.length > 3 ? " …" : ""}`);
   return element("p", { class: "facts" }, visible(shorten(facts.join(" · "), 2000)));
-}
-
-/**
- * Those of the layer and the layers below it; of the whole step, all.
- * @param {Run} run
- * @param {Node} node
- */
-function findingsOf(run, node) {
-  const layer = layerOf(node);
-  if (!layer && node.kind !== "all") return null;
-  const paths = layer ? layer.layers.map((index) => run.paths[index]) : [""];
-  /** @param {string} path */
-  const isHere = (path) => paths.some((own) => own === "" || path === own || path.startsWith(`${own}.`));
-  /** @type {any[]} */
-  const its = run.info.findings.filter(
-    (/** @type {any} */ finding) => node.kind === "all" || finding.layers.some(isHere),
-  );
-  if (its.length === 0) return null;
-  const small = its.filter((finding) => finding.small);
-  const large = its.filter((finding) => !finding.small);
-  return element(
-    "div",
-    {},
-    element("h3", {}, "Findings", element("span", { class: "note" }, " · savings are estimates")),
-    large.length > 0 && element("ul", { class: "findings" }, ...large.map(findingItem)),
-    small.length > 0 &&
-      element(
-        "details",
-        { class: "small-findings" },
-        element("summary", {}, `${large.length > 0 ? "and " : ""}${small.length} more: small ones, and hints`),
-        element("ul", { class: "findings" }, ...small.map(findingItem)),
-      ),
-  );
-}
-
-/**
- * What is wrong, where, why, what to do, and what that is estimated to save.
- * @param {any} finding
- */
-function findingItem(finding) {
-  const place = [finding.where, finding.line].filter(Boolean).join(" · ");
-  return element(
-    "li",
-    {},
-    element("span", { class: `severity ${finding.severity}` }, finding.severity),
-    " ",
-    element("b", {}, visible(finding.message)),
-    place !== "" && element("p", { class: "note" }, visible(shorten(place, 600))),
-    finding.text !== "" && element("code", { class: "source-line" }, visible(shorten(finding.text, 300))),
-    element("p", {}, visible(finding.evidence)),
-    finding.advice !== "" && element("p", {}, visible(finding.advice)),
-    finding.code !== "" && element("code", { class: "cure" }, ...codeLines(finding.code)),
-    finding.saving !== "" && element("p", { class: "saving" }, visible(finding.saving)),
-    element(
-      "p",
-      { class: "note" },
-      visible(finding.recipe ? `rule ${finding.rule} · recipe ${finding.recipe}` : `rule ${finding.rule}`),
-    ),
-  );
-}
-
-/** @param {string} code */
-function codeLines(code) {
-  return code.split("\n").flatMap((line, i) => (i > 0 ? ["\n", visible(line)] : [visible(line)]));
 }
 
 /**

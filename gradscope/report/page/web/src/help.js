@@ -18,6 +18,7 @@ const READING = [
   "A frame’s width is its part of the metric above: a layer, the layers below it, then its own operations, lighter, and device kernels, lightest.",
   "Layers own what they do themselves; the table’s rows add up to 100 % of the ledger unless “include sub-layers” is on.",
   "Backward over forward near 2 is usual for matrix products; far above is worth a look.",
+  "Limit is what a layer’s own operations would take at this machine’s limits; Bound by says what holds them back.",
   "A grey frame is a run of frames thinner than a pixel: zoom in to see them.",
   "The address keeps what you look at: copy it with the file’s place to show it to somebody.",
 ];

@@ -76,6 +76,7 @@ export function slotOf(phase) {
  * @property {string[]} names
  * @property {string[]} classes
  * @property {string[]} sources
+ * @property {string[]} bounds what limits each layer, "" where that is not known
  * @property {number[]} parents -1 for a root
  * @property {number[]} calls
  * @property {number[]} parameters
@@ -122,6 +123,7 @@ export function readRun(record, index) {
     names,
     classes: layers.class.map(text),
     sources: layers.source.map(text),
+    bounds: layers.bound_by?.map(text) ?? [],
     parents: layers.parent,
     calls: layers.calls ?? [],
     parameters: layers.parameters ?? [],

@@ -19,6 +19,8 @@ import { amountOf } from "./run.js";
  * @property {"text" | "code" | "time" | "bytes" | "number" | "share" | "change"} kind a change sorts by its size
  * @property {boolean} [inBytes] of a change
  * @property {(value: number) => string} [format] of numbers
+ * @property {boolean} [isShort] its texts are a word or two: it takes no room from the names
+ * @property {boolean} [isMinor] left out where there is little room; the CSV has it
  *
  * @typedef {object} Row
  * @property {Record<string, string | number | null>} cells

@@ -2,6 +2,7 @@
 
 import { changeOf, isCompared, sumOfChanges } from "./change.js";
 import { formatCalls, formatRatio } from "./format.js";
+import { boundBy, formatPercent, hasLimits, limitTime, limitedOf, reachedOf } from "./limits.js";
 import { ledgerTable, linesTable, peakTable } from "./linetables.js";
 import { backwardRatio, isWithin, layerOf, walkTree } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED, amountOf, slotOf } from "./run.js";
@@ -53,6 +54,13 @@ export function makeTable(tab, scene) {
 /** @type {Column} */
 const RATIO_COLUMN = { key: "ratio", label: "Bwd ÷ fwd", kind: "number", format: formatRatio };
 
+/** @type {Column[]} */
+const LIMIT_COLUMNS = [
+  { key: "limit", label: "Limit", kind: "time" },
+  { key: "reached", label: "Reached", kind: "number", format: formatPercent, isMinor: true },
+  { key: "bound", label: "Bound by", kind: "text", isShort: true },
+];
+
 /** @param {Scene} scene @returns {Table} */
 function layersTable(scene) {
   const { run, tree, state, zoom, found } = scene;
@@ -62,12 +70,16 @@ function layersTable(scene) {
     const amounts = state.subtree ? node.total : node.own;
     const change = changeOf(run, node, state.metric, !state.subtree);
     const gone = node.status === "removed";
+    const limited = limitedOf(run, node, state.metric, !state.subtree);
     return {
       cells: {
         layer: node.kind === "part" ? `(${node.label})` : node.address || node.label,
         class: node.className,
         forward: gone ? null : amounts[FORWARD],
         backward: gone ? null : amounts[BACKWARD],
+        limit: limitTime(limited),
+        reached: reachedOf(limited),
+        bound: boundBy(limited),
         ratio: node.kind === "part" ? null : backwardRatio(amounts),
         saved: run.memory && !gone ? amounts[SAVED] : null,
         ...changeCells(change),
@@ -82,12 +94,15 @@ function layersTable(scene) {
       node,
     };
   });
+  const compared = isCompared(run, state.metric);
+  const limits = !compared && state.metric !== "saved" && hasLimits(run);
   /** @type {Column[]} */
   const columns = [
     { key: "layer", label: "Layer", kind: "text" },
     { key: "forward", label: "Forward", kind: "time" },
     { key: "backward", label: "Backward", kind: "time" },
-    ...(isCompared(run, state.metric) ? [] : [RATIO_COLUMN]),
+    ...(limits ? LIMIT_COLUMNS : []),
+    ...(compared ? [] : [{ ...RATIO_COLUMN, isMinor: limits }]),
     ...(run.memory ? [/** @type {Column} */ ({ key: "saved", label: "Saved", kind: "bytes" })] : []),
     ...changeColumns(run, state.metric),
     shareColumn(scene),

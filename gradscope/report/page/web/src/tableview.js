@@ -91,7 +91,7 @@ export class TableView {
     const arrow = element("span", { class: "arrow", "aria-hidden": "true" }, sorted ? (falling ? "▾" : "▴") : "");
     return element(
       "th",
-      { scope: "col", class: column.kind, "aria-sort": sorted ? (falling ? "descending" : "ascending") : null },
+      { scope: "col", class: classOf(column), "aria-sort": sorted ? (falling ? "descending" : "ascending") : null },
       element(
         "button",
         { type: "button", "data-sort": column.key, onclick: () => this.actions.sort(next) },
@@ -158,10 +158,10 @@ function valueCell(row, column, scales, largest) {
   const value = row.cells[column.key];
   if (typeof value === "string") {
     const shown = visible(shorten(value, LONGEST_NAME));
-    return element("td", { class: column.kind, title: shown, "data-value": value }, element("bdi", {}, shown));
+    return element("td", { class: classOf(column), title: shown, "data-value": value }, element("bdi", {}, shown));
   }
   if (column.kind === "change") return changeCell(row, column, scales);
-  const attributes = { class: column.kind, "data-value": value };
+  const attributes = { class: classOf(column), "data-value": value };
   if (column.kind === "share") {
     const share = Number(value);
     const bar = element("span", {
@@ -174,6 +174,11 @@ function valueCell(row, column, scales, largest) {
   const scale = scales.get(column.key);
   if (scale) return element("td", attributes, formatScaled(value, scale));
   return element("td", attributes, value === null || !column.format ? "–" : column.format(value));
+}
+
+/** @param {Column} column */
+function classOf({ kind, isShort, isMinor }) {
+  return [kind, isShort && "short", isMinor && "minor"].filter(Boolean).join(" ");
 }
 
 /**
