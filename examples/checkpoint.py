@@ -7,6 +7,7 @@
 What to look for: the ledger's ``recompute`` row is the price of it, charged to the layers that are run again and not to
 the backward of whichever node happened to need them first. ``down`` shows which kind it is: without reentering, a
 block's second forward stops as soon as nothing more is needed, before its last product; a nested backward runs it all.
+``plain`` pays nothing again, and keeps the input of every GELU beside its result.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 What to look for: the in-place ReLUs keep their own rows (backward hooks would raise on them), and the residual
 additions show in the ledger as gradient sums, not in the convolution that happened to run last.
+
+Nothing is planted here that would have to be found.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python examples/gpt.py --steps 20           trains, and knows nothing of gradscope; --full for GPT-2 small
 
 What to look for: the lines of ``CausalSelfAttention.forward`` between the scores and the product. The matrices of
-batch x heads x tokens x tokens are written, read and saved again by each of mask, softmax and dropout, in forward and
-once more in backward. At full size, too, the head's gradient over the vocabulary, and the embedding tied to it.
+batch x heads x tokens x tokens are written, read and saved again by each of mask, softmax and dropout, both forward and
+backward. At full size, too, the head's gradient over the vocabulary, no multiple of 64, and the embedding tied to it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     gradscope profile examples/names.py -- --batch-size 32
 
 What to look for: the script is not edited; gradscope finds the steps at ``optimizer.step()``, stops it when it has
-measured enough, and the evaluation under ``no_grad`` costs forward but no backward.
+measured enough, and the evaluation under ``no_grad`` costs forward but no backward. Attention is written out, and the
+optimizer is not fused.
 """
 
 import argparse

@@ -4,6 +4,7 @@
 
 What to look for: ``cell`` is one row with as many calls as there are steps in time, and its weight's gradients are
 summed over these calls (gradient sums of ``cell``); the LSTM is a single node, fast in forward and slow in backward.
+``x[:, step]`` fills a whole x of zeros in backward at every step, where ``x.unbind(1)`` would write it once.
 """
 
 from __future__ import annotations

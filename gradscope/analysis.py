@@ -19,9 +19,10 @@ from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
 from gradscope.capture.environment import describe_environment
+from gradscope.capture.left import Capture, SurveyStep
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.naming import ModuleNames, name_modules, shown_path
-from gradscope.capture.session import SETTLING_STEPS, Capture, SurveyStep
+from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report

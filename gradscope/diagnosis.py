@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import torch
 
+from gradscope.capture.left import Capture
 from gradscope.capture.naming import ModuleNames, shown_path
-from gradscope.capture.session import Capture
 from gradscope.diagnose.bounds import bounded
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose
 from gradscope.limits import kept
 from gradscope.patching.facts import Facts as RecordedFacts
-from gradscope.patching.record import Recorder, Recording
+from gradscope.patching.record import Recorder
+from gradscope.patching.recording import Recording
 from gradscope.tables import Facts, ParameterFact, RunData
 
 

@@ -11,9 +11,10 @@ from torch import nn
 
 from gradscope import compat
 from gradscope.analysis import analyse
+from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
-from gradscope.capture.session import Capture, Session
+from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun
 from gradscope.diagnose.engine import require_known

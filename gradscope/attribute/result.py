@@ -10,6 +10,7 @@ import numpy as np
 
 from gradscope.attribute.carry import Assigned
 from gradscope.attribute.cells import (
+    PYTHON,
     Cells,
     layer_steps,
     make_cells,
@@ -44,6 +45,7 @@ PHASES = {
     Category.ENGINE: "engine",
     Category.UNATTRIBUTED: "unattributed",
     Category.OPTIMIZER: "optimizer",
+    Category.OTHER: "other",
 }
 _LAYER_COLUMNS = {
     Category.LAYER: "backward_self_ns",
@@ -325,9 +327,12 @@ def _ops(cells: Cells, modules: Sequence[ModuleInfo], survey: Notes | None) -> t
             name=cells.ops[op],
             calls=per_step(calls[owner, category, op], cells.steps),
             self_ns=ns,
-            shape=shapes.get((owner, category, cells.ops[op])),
+            # What prepares the data may be given other sizes in each step.
+            shape=shapes.get((owner, category, cells.ops[op])) if category != Category.OTHER else None,
         )
         for (owner, category, op), ns in sorted(time.items(), key=lambda item: (item[0][0], -item[1]))
+        # Python between the phases is in no row: what is there of it are the markers' own.
+        if category != Category.OTHER or cells.ops[op] != PYTHON
     )
 
 
@@ -350,7 +355,7 @@ def _kernels(
     return tuple(
         KernelRow(
             layer=_path(modules, owner),
-            phase=PHASES.get(Category(category), "other"),
+            phase=PHASES[Category(category)],
             op=names[op],
             name=kernels.names[name],
             calls=per_step(count, steps),

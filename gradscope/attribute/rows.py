@@ -24,6 +24,8 @@ from gradscope.tables import EventTable, Int8Column, IntColumn, RowKind, SpanTab
 
 BoolColumn = npt.NDArray[np.bool_]
 
+_LOADING = "enumerate(DataLoader)#"
+
 INHERIT = -9  # in a column of marks: take the parent's value
 
 
@@ -274,8 +276,8 @@ def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False) -> St
 def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     """Count ops outside of every module as forward once a step's forward has begun: a functional loss, say.
 
-    What a step computes before its first module call prepares data and stays between the phases; a step without any
-    module call is all forward.
+    What a step computes before its first module call prepares data and stays between the phases, as do the batches of
+    a DataLoader at any time; a step without any module call is all forward.
     """
     begun = steps.bounds_ns[:-1].copy()
     calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
@@ -286,9 +288,21 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     step = steps.of_row
     loose = (rows.category == Category.OTHER) & np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (step >= 0)
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
+    loose &= ~_is_loading(table, loose)
     category = rows.category.copy()
     category[loose] = Category.FORWARD
     return Rows(category, rows.owner)
+
+
+def _is_loading(table: EventTable, asked: BoolColumn) -> BoolColumn:
+    """Which of the rows that are ``asked`` for are of a DataLoader's next batch: torch marks it in the trace."""
+    found = np.zeros(len(table), bool)
+    names = [number for number, name in enumerate(table.names) if name.startswith(_LOADING)]
+    if names:
+        rows = np.flatnonzero(asked)
+        around = nearest(table, rows, (RowKind.ANNOTATION,))
+        found[rows] = (around >= 0) & np.isin(table.name[around], names)
+    return found
 
 
 def self_times(table: EventTable, start: IntColumn | None = None, end: IntColumn | None = None) -> IntColumn:

@@ -35,11 +35,11 @@ class BackwardWatch:
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = graph_task_id() == -1
-            result = (
-                self._marked(original, outermost, roots, args, kwargs)
-                if self.mark
-                else original(roots, *args, **kwargs)
-            )
+            if self.mark:
+                result = self._marked(original, outermost, roots, args, kwargs)
+            else:
+                with self._surroundings(outermost, roots):
+                    result = original(roots, *args, **kwargs)
             if outermost and self.ended is not None:
                 self.ended()
             return result
@@ -50,13 +50,18 @@ class BackwardWatch:
         if outermost:
             # What forward still has queued on the device is not backward's time.
             synchronize()
-        around = self.around(roots) if outermost and self.around is not None else nullcontext()
-        with around, TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs))):
+        with (
+            self._surroundings(outermost, roots),
+            TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs))),
+        ):
             result = original(roots, *args, **kwargs)
             if outermost:
                 # The pass ends when the device has done it, not when its launches are queued.
                 synchronize()
             return result
+
+    def _surroundings(self, outermost: bool, roots: Any) -> AbstractContextManager[None]:
+        return self.around(roots) if outermost and self.around is not None else nullcontext()
 
 
 def _creates_graph(args: Any, kwargs: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gradscope.capture.settings import fp32_precision
 from gradscope.devices import device_name
 
 
@@ -36,7 +37,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dic
     }
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
-        found["tf32"] = torch.backends.cuda.matmul.allow_tf32
+        found["tf32"] = fp32_precision("matmul") == "tf32"
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -7,26 +7,28 @@ The same session serves model mode, script mode and the user's own loop; they di
 
 from __future__ import annotations
 
-import inspect
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope import markers
-from gradscope.capture import memory as memory_pass
+from gradscope.capture.compiled import compiled_frames, uses_compile
 from gradscope.capture.engine import BackwardWatch, synchronize
-from gradscope.capture.memory import MemoryPass, MemoryTracer, Surroundings
+from gradscope.capture.left import Capture, SurveyStep, TimedSteps
+from gradscope.capture.loading import LoaderWatch
+from gradscope.capture.memory import MemoryTracer, Surroundings
+from gradscope.capture.memory_steps import MemorySteps
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.phases import SETTLING_STEPS, plan
+from gradscope.capture.sampling import LineSampler
 from gradscope.capture.settings import current_settings, optimizer_fact
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FlopMode, GraphTracer, LineMode, LineTracer, Tracer
+from gradscope.capture.switches import SwitchWatch
 from gradscope.compat import (
     TraceMarker,
     marking_recompute,
@@ -35,12 +37,9 @@ from gradscope.compat import (
     start_profiler,
     stop_profiler,
 )
-from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, Progress, SpanTable
+from gradscope.tables import Options, Progress
 
 Around = Callable[[Any], AbstractContextManager[None]]
-
-# The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.
-SETTLING_STEPS = 1
 
 
 class StepRecorder(Tracer, Protocol):
@@ -49,51 +48,8 @@ class StepRecorder(Tracer, Protocol):
     def watching(self) -> AbstractContextManager[None]:
         """Until the block is left."""
 
-
-@dataclass
-class TimedSteps:
-    """What the profiled steps left behind."""
-
-    profiler: Any
-    recorder: CallRecorder
-    completed: int = 0  # steps that ended, the settling ones included
-
-
-@dataclass
-class SurveyStep:
-    """What the survey left behind."""
-
-    profiler: Any
-    recorder: CallRecorder
-    line_spans: SpanTable
-    lines: list[LineInfo]
-    graphs: list[tuple[GraphNode, ...]]
-    parameters: list[torch.Tensor]
-    has_flops: bool
-
-
-@dataclass
-class Capture:
-    """Everything that a run left behind, before any of it is read."""
-
-    options: Options
-    timed: TimedSteps | None = None
-    survey: SurveyStep | None = None
-    memory: MemoryPass | None = None
-    steps_done: int = 0  # of all phases
-    unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
-    notes: list[str] = field(default_factory=list)
-    batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
-    settings: dict[str, Any] = field(default_factory=dict)  # while the recorded step ran
-    optimizers: list[OptimizerFact] = field(default_factory=list)
-    with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
-    optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold
-
-
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    name: str
-    steps: int
+    def inside_backward(self) -> AbstractContextManager[None]:
+        """Around what runs inside the engine."""
 
 
 class Session:
@@ -116,19 +72,22 @@ class Session:
         self.surroundings = surroundings or Surroundings()
         self.backward = BackwardWatch()
         self._progress = progress or Progress()
-        self._phases = _plan(options)
+        self._phases = plan(options)
         self._phase = -1
         self._left = 0  # steps left in the phase
         self._exits = ExitStack()  # of the current phase
         self._installed = ExitStack()
         self._step_started_ns = 0
-        self._memory: _MemorySteps | None = None
+        self._memory: MemorySteps | None = None
         self._line_mode = LineMode()
         self._closed = False
-        self._compiled_before = _compiled_frames()
+        self._compiled_before = compiled_frames()
+        self._loaders, self._sampler = LoaderWatch(), LineSampler()
 
     def __enter__(self) -> Session:
         self._installed.enter_context(self.backward.installed())
+        self._installed.enter_context(self._loaders.installed())
+        self._installed.callback(self._sampler.stop)
         self._installed.callback(self._line_mode.release)
         # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
         handle = register_optimizer_step_post_hook(self.surroundings.note_optimizer)
@@ -165,6 +124,9 @@ class Session:
         elif self.phase == "profiled steps":
             synchronize()
             self._mark_step()
+            self._loaders.counting = True  # the step before pays for the profiler's first touch
+        elif self.phase == "warm-up" and self._left > 1:
+            self._sampler.start()  # not in the first step, where a loop begins
         elif self._memory is not None:
             self._memory.end_step()
         self._progress.advance()
@@ -193,6 +155,8 @@ class Session:
             self.finished = True
             return
         phase = self._phases[self._phase]
+        self._sampler.stop()
+        self._loaders.counting = False
         self._left = phase.steps
         self._progress.phase(phase.name, phase.steps)
         if phase.name == "profiled steps":
@@ -231,7 +195,7 @@ class Session:
         timed = self.capture.timed
         assert timed is not None
         # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
-        compiled = _uses_compile(timed.recorder.modules, self._compiled_before)
+        compiled = uses_compile(timed.recorder.modules, self._compiled_before)
         if compiled:
             self.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
         recorder, graph, tracer = CallRecorder(), GraphTracer(), LineTracer(self._line_mode)
@@ -265,15 +229,27 @@ class Session:
         """A step without a profiler: what torch is called with, and how torch is set."""
         timed = self.capture.timed
         known = timed.recorder.modules if timed is not None else []
-        self._exits.callback(self._keep_facts, known)
-        if self._recorder is not None and not _uses_compile(known, self._compiled_before):
-            self._exits.enter_context(self._recorder.watching())
-            self._line_mode.turn_on(self._recorder)
+        switches = SwitchWatch()
+        self._exits.callback(self._keep_facts, known, switches)
+        self._exits.enter_context(switches.watching())
+        recorder = self._recorder
+        if recorder is not None and not uses_compile(known, self._compiled_before):
+            self._exits.enter_context(recorder.watching())
+            self._line_mode.turn_on(recorder)
             self._exits.callback(self._line_mode.turn_off)
+        else:
+            recorder = None
+        self.backward.around = _around_recorded(switches, recorder)
+        self._exits.callback(setattr, self.backward, "around", None)
 
-    def _keep_facts(self, known: list[nn.Module]) -> None:
+    def _keep_facts(self, known: list[nn.Module], switches: SwitchWatch) -> None:
         capture = self.capture
-        capture.settings = current_settings()
+        measured = capture.timed.completed - SETTLING_STEPS if capture.timed is not None else 0
+        capture.settings = {
+            **switches.with_seen(current_settings()),
+            "loaders": self._loaders.facts(measured),
+            "between": self._sampler.facts(),
+        }
         capture.optimizers = [optimizer_fact(each) for each in self.surroundings.optimizers]
         parameters = [each for module in (*known, *self.surroundings.models()) for each in module.parameters()]
         capture.with_gradient = frozenset(id(each) for each in parameters if each.grad is not None)
@@ -289,8 +265,8 @@ class Session:
         known = timed.recorder.modules if timed is not None else []
         models = self.surroundings.models
         self.surroundings.models = lambda: (*models(), *known)
-        with_lines = self.capture.options.lines and not _uses_compile(known, self._compiled_before)
-        steps = _MemorySteps(self.surroundings, LineTracer(self._line_mode))
+        with_lines = self.capture.options.lines and not uses_compile(known, self._compiled_before)
+        steps = MemorySteps(self.surroundings, LineTracer(self._line_mode))
         self._memory = steps
         self._exits.callback(self._keep_memory)
         self._exits.enter_context(steps.recorder.recording())
@@ -305,8 +281,7 @@ class Session:
     def _keep_memory(self) -> None:
         steps, self._memory = self._memory, None
         assert steps is not None
-        if steps.completed == memory_pass.STEPS:
-            self.capture.memory = memory_pass.finished_pass(steps.profiler, steps.recorder, steps.tracer, steps.lines)
+        self.capture.memory = steps.result()
 
     @contextmanager
     def _marking_backward(self, around: Around | None = None) -> Iterator[None]:
@@ -327,34 +302,14 @@ def _around_surveyed(graph: GraphTracer, tracer: LineTracer | None) -> Around:
     return around
 
 
-class _MemorySteps:
-    """The steps of the memory pass."""
+def _around_recorded(switches: SwitchWatch, recorder: StepRecorder | None) -> Around:
+    @contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        switches.look()
+        with recorder.inside_backward() if recorder is not None else nullcontext():
+            yield
 
-    def __init__(self, surroundings: Surroundings, lines: LineTracer) -> None:
-        self.profiler = new_profiler(memory=True)
-        self.recorder = CallRecorder()
-        self.tracer = MemoryTracer(self.recorder, surroundings)
-        self.lines = lines
-        self.completed = 0
-
-    def begin(self) -> None:
-        """The first step begins."""
-        self._mark()
-
-    def end_step(self) -> None:
-        """A step has ended."""
-        self.completed += 1
-        # Looking at every tensor takes a while, which is to lie outside of the measured step on both sides.
-        if self.completed == memory_pass.STEPS:
-            self._mark()
-            self.tracer.see_all()
-        else:
-            self.tracer.see_all()
-            self._mark()
-
-    def _mark(self) -> None:
-        with TraceMarker(markers.STEP + str(self.completed)):
-            pass
+    return around
 
 
 def _around_memory(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
@@ -364,25 +319,6 @@ def _around_memory(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
             yield
 
     return around
-
-
-def _plan(options: Options) -> list[_Phase]:
-    memory = _Phase("memory", memory_pass.STEPS)
-    if not options.timing:
-        return [phase for phase in (_Phase("warm-up", options.warmup), memory) if phase.steps > 0]
-    # Unprofiled steps also keep the profilers apart: a record_function that is open while one stops and the next
-    # starts (the one around every optimizer.step is) ends in a crash of the process.
-    phases = [
-        _Phase("warm-up", options.warmup),
-        _Phase("unprofiled steps", min(options.steps, 4)),
-        _Phase("profiled steps", SETTLING_STEPS + options.steps),
-        _Phase("unprofiled steps", 2),
-        _Phase("survey", 1),
-    ]
-    phases.append(_Phase("recording", 1))
-    if options.memory:
-        phases.append(memory)
-    return [phase for phase in phases if phase.steps > 0]
 
 
 class _Profiling:
@@ -398,26 +334,3 @@ class _Profiling:
     def __exit__(self, *exc: object) -> None:
         stop_profiler(self._profiler)
         self._kept = None
-
-
-def _uses_compile(modules: list[nn.Module], compiled_before: int) -> bool:
-    """Whether compiled code ran in these steps: compiled modules, compiled functions in reach, or a new compilation."""
-    if _compiled_frames() > compiled_before:
-        return True
-    return any(
-        module._compiled_call_impl is not None
-        or hasattr(module, "_orig_mod")
-        or any("_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) for value in _globals_of(module))
-        for module in modules
-    )
-
-
-def _compiled_frames() -> int:
-    """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return int(utils.counters["frames"]["total"]) if utils is not None else 0
-
-
-def _globals_of(module: nn.Module) -> list[Any]:
-    function = inspect.getattr_static(type(module), "forward", None)
-    return list(getattr(function, "__globals__", {}).values())

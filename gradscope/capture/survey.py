@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradscope
 from gradscope import markers
+from gradscope.capture.frames import TORCH, is_standard
 from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
 
-_TORCH = f"{Path(torch.__file__).parent}/"
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 
@@ -117,7 +117,8 @@ class _Place(Enum):
 def _place_of(filename: str) -> _Place:
     if filename.startswith(_OWN):
         return _Place.OURS
-    return _Place.LIBRARY if filename.startswith((_TORCH, "<frozen ")) else _Place.USER
+    # What logging prints is the line's that logs.
+    return _Place.LIBRARY if filename.startswith(TORCH) or is_standard(filename) else _Place.USER
 
 
 class Tracer(Protocol):

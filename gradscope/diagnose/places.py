@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,9 @@ _LOST = 0.1
 # Of the peak.
 _MUCH = 0.1
 
+# Of the peak, below which no memory is spoken of.
+_SLIGHT = 0.001
+
 # What this saves, the loss on another line spends.
 _WITH_THE_LOSS = "linear_cross_entropy"
 
@@ -29,7 +33,9 @@ _WITH_THE_LOSS = "linear_cross_entropy"
 _LONGEST = 160
 
 # The CPU's blocks of keys pay from here on, see gradscope.recipes.attention.
-_FEWEST_SCORES = 200_000
+FEWEST_SCORES = 200_000
+
+NO_DROPOUT = "torch's other kernel on the CPU has no dropout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,9 @@ def finding_of(
     lines = lines_of(case, [one])
     spent = case.lines_ns(lines)
     estimate = _by_micro_run(places)
+    peak = case.run.memory.peak_bytes if case.run.memory is not None else 0
+    if estimate is not None and estimate.bytes < _SLIGHT * peak:
+        estimate = replace(estimate, bytes=0)
     if estimate is not None and (estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)):
         return None
     if estimate is not None and spent and one.recipe != _WITH_THE_LOSS:
@@ -107,7 +116,7 @@ def finding_of(
         estimate = replace(estimate, ns=ns, low=low, high=high)
     estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
     saved, memory = max(estimate.ns, 0) or None, max(estimate.bytes, 0) or None
-    evidence = f"{_calls(one)} on {_lines(lines)}"
+    evidence = f"{_calls(one)} on {where(lines)}"
     if spent:
         evidence += f", {time_text(spent)} of a step, forward and backward"
     if len(places) > 1:
@@ -132,11 +141,20 @@ def finding_of(
 
 
 def put_in(place: PlaceFact) -> str:
-    """To put the recipe in: the line that does it, where that is short."""
+    """To put the recipe in: the line that does it, where that is short and the user's own."""
+    if is_of_a_library(place.source):
+        return f"The line is a library's: gradscope.patch puts the recipe {place.recipe} into this model alone."
     text = "; ".join(place.new_text.splitlines())
     if text and len(text) <= _LONGEST:
-        return f"Write `{text}` with {place.function} of gradscope.recipes; gradscope fix does it and proves the gain."
+        own = f"gradscope_{place.function}"  # where the file has that name already
+        name = f"{place.function} of gradscope.recipes" + (f" as {own}" if own in text else "")
+        return f"Write `{text}` with {name}; gradscope fix does it and proves the gain."
     return f"Put the recipe {place.recipe} there: gradscope fix does it and proves the gain."
+
+
+def is_of_a_library(source: str | None) -> bool:
+    """Whether the line is of an installed package, whose files nobody edits."""
+    return source is not None and re.search(r"[/\\](site|dist)-packages[/\\]", source) is not None
 
 
 def lines_of(case: Case, places: Sequence[PlaceFact]) -> list[str]:
@@ -186,10 +204,10 @@ def why_math(case: Case, call: CallFact) -> str:
         return f"query has {len(query.shape)} dimensions, and the other kernels take 4"
     if query.device == "cuda":
         return _why_math_on_cuda(call, query, value)
-    if drops and query.elements // query.shape[-1] * key.shape[-2] < _FEWEST_SCORES:
+    if drops and query.elements // query.shape[-1] * key.shape[-2] < FEWEST_SCORES:
         return ""  # so few are done at once sooner
     if drops:
-        return "torch's other kernel on the CPU has no dropout"
+        return NO_DROPOUT
     if isinstance(mask, TensorFact) and mask.requires_grad:
         return "torch's other kernel on the CPU gives the mask no gradient"
     return _why_math_anywhere(call, query, value)
@@ -246,9 +264,12 @@ def _calls(place: PlaceFact) -> str:
     return "1 torch call" if len(place.calls) == 1 else f"{counted(len(place.calls))} torch calls"
 
 
-def _lines(sources: list[str]) -> str:
+def where(sources: Sequence[str]) -> str:
     if not sources:
         return "lines that are not known"
     if len(sources) == 1:
         return f"line {sources[0].rpartition(':')[2]}"
-    return f"{len(sources)} lines"
+    files = {source.rpartition(":")[0] for source in sources}
+    numbers = sorted(int(source.rpartition(":")[2]) for source in sources)
+    span = f", {numbers[0]} to {numbers[-1]}" if len(files) == 1 else ""
+    return f"{len(sources)} lines{span}"

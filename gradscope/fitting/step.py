@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from gradscope.analysis import read_memory_pass
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
 from gradscope.capture.naming import name_modules
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
-from gradscope.analysis import read_memory_pass
 from gradscope.tables import BlockTable, MemoryCategory, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradscope.patching.algebra import Atom, Sum, close
 from gradscope.patching.formula import constant, uncast
 from gradscope.patching.graph import CASTS
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 
 # Of results around 1 in float64; near zero statistics a gradient may be larger and is compared relatively.
 _CLOSE = 1e-10

@@ -9,7 +9,7 @@ from torch import nn
 from gradscope.patching.graph import CASTS
 from gradscope.patching.match import Match, Scalar
 from gradscope.patching.reading import INLINE, is_fixed
-from gradscope.patching.record import Frame, Node, Recording, Value
+from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.syntax import is_straight

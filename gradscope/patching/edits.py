@@ -12,7 +12,7 @@ from gradscope.patching.effects import check_calls
 from gradscope.patching.forms import Forms
 from gradscope.patching.match import Match
 from gradscope.patching.names import Names
-from gradscope.patching.record import Frame, Recording
+from gradscope.patching.recording import Frame, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.second import second_of
 from gradscope.patching.source import FunctionSource

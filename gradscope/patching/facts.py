@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 
 from gradscope.errors import GradscopeError
+from gradscope.patching.mask_facts import Masks
 from gradscope.patching.match import Called, Layer
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.predict import Saving, predict
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.sites import Site, find_sites
 from gradscope.patching.source import SourceFile
 from gradscope.tables import CallFact, PlaceFact, TensorFact
@@ -32,6 +33,7 @@ _MULTIPLICATIONS, _CALL = 20, 5_000
 # What these save shows only beside the rest of the step.
 _NOT_ALONE = frozenset({"embedding"})
 
+_ATTENTION = "scaled_dot_product_attention"
 _PRODUCTS = frozenset({"linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm"})
 
 
@@ -54,6 +56,7 @@ class Facts:
     ) -> None:
         self._recording, self._layer_of, self._names, self._shown = recording, layer_of, names, shown
         self._tensors: dict[Value, TensorFact] = {}
+        self._masks = Masks(self._name)
 
     def calls(self) -> tuple[CallFact, ...]:
         """Every call, in order."""
@@ -145,12 +148,12 @@ class Facts:
             grad=node.grad,
             autocast=node.autocast,
             module=type(node.caller).__name__ if node.caller is not None else None,
+            mask=self._masks.what_it_says(node) if node.op == _ATTENTION else None,
         )
 
     def _tensor(self, value: Value) -> TensorFact:
         known = self._tensors.get(value)
         if known is None:
-            tensor = value.tensor()
             known = self._tensors[value] = TensorFact(
                 shape=value.shape,
                 dtype=str(value.dtype).removeprefix("torch."),
@@ -160,9 +163,13 @@ class Facts:
                 producer=None if value.producer is None else value.producer.index,
                 users=tuple(node.index for node in value.users),
                 storage=value.storage,
-                parameter=None if tensor is None else self._names.get(id(tensor)),
+                parameter=self._name(value),
             )
         return known
+
+    def _name(self, value: Value) -> str | None:
+        tensor = value.tensor()
+        return None if tensor is None else self._names.get(id(tensor))
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, Value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradscope.patching.match import Match
-from gradscope.patching.record import Value
+from gradscope.patching.recording import Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import names_in
 from gradscope.patching.texts import Texts

@@ -10,7 +10,7 @@ import torch
 from gradscope.patching import algebra
 from gradscope.patching.algebra import Sum, TooLongError
 from gradscope.patching.graph import CASTS, COPIES, cast_source, made_from, number
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 
 _FUNCTIONS: dict[str, Callable[[Sum], Sum]] = {
     "neg": lambda of: algebra.scaled(of, -1),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
 COPIES = frozenset({"contiguous", "clone"})

@@ -18,7 +18,7 @@ from gradscope import recipes
 from gradscope.patching.gains import compare_work
 from gradscope.patching.graph import remade
 from gradscope.patching.match import Argument, Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 from gradscope.patching.sites import Site
 
 _ROUNDS = 3

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from gradscope.patching.match import Match
-from gradscope.patching.record import Recording
+from gradscope.patching.recording import Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import names_in, walked

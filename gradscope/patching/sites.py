@@ -12,7 +12,7 @@ from torch import nn
 
 from gradscope.patching.edits import Edit, edit_of
 from gradscope.patching.match import Match
-from gradscope.patching.record import Frame, Node, Recording
+from gradscope.patching.recording import Frame, Node, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 

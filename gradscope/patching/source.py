@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TypeVar
 
-from gradscope.patching.record import Span
+from gradscope.patching.recording import Span
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import walked
 

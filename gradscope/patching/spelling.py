@@ -9,7 +9,7 @@ from torch import nn
 from gradscope.patching.dynamics import is_hooked
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
 from gradscope.patching.reading import reads_only
-from gradscope.patching.record import Node
+from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import bound_names, names_in, within

@@ -11,7 +11,7 @@ from torch import nn
 from gradscope.patching.match import Scalar, Size
 from gradscope.patching.operations import canonical, canonical_name
 from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
-from gradscope.patching.record import Frame, Node, Value
+from gradscope.patching.recording import Frame, Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import walked

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 
 VIEWS = frozenset(
     {"view", "reshape", "permute", "transpose", "t", "T", "mT", "movedim", "unflatten", "flatten", "ravel"}

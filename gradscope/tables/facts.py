@@ -46,6 +46,7 @@ class CallFact:
     grad: bool  # whether gradients were recorded then
     autocast: bool
     module: str | None = None  # class of torch's own module that made the call, as "Linear"
+    mask: str | None = None  # given to torch's attention on every batch: "causal", or "open", which hides nothing
 
     def argument(self, position: int, name: str, otherwise: Any = None) -> Any:
         """The argument by name, or by position."""

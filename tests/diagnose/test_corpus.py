@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections import Counter
-from collections.abc import Iterator
-
 import pytest
 
-import tests.diagnose
 from gradscope.diagnose.rules import RULES
-from tests.diagnose.run_case import Twin, findings_of
+from tests.diagnose.corpus import PAGE, TWINS, Row, Seen, look_at, markdown, on_page, rows_of, summary, text
+from tests.diagnose.run_case import Twin
 
-
-def _twins() -> Iterator[Twin]:
-    for found in pkgutil.iter_modules(tests.diagnose.__path__):
-        if found.name.startswith("twins_"):
-            yield from importlib.import_module(f"tests.diagnose.{found.name}").TWINS
-
-
-TWINS = list(_twins())
-_SEEN: dict[str, tuple[set[str], set[str]]] = {}  # name -> rules of weight that fired on the bad and on the good twin
-
-
-def _of_weight(twin: Twin, *, bad: bool) -> set[str]:
-    """Rules that fired on a twin; one that no number makes worth a warning counts where it is what was planted."""
-    findings = findings_of(**(twin.bad if bad else twin.good)())
-    return {each.rule for each in findings if each.severity != "info" or each.rule == twin.rule}
+_SEEN: dict[str, Seen] = {}
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_what_is_planted_is_found_and_nothing_else(twin: Twin) -> None:
-    bad, good = _SEEN[twin.name] = _of_weight(twin, bad=True), _of_weight(twin, bad=False) - twin.also
-    assert twin.rule in bad
-    assert not good, f"on the good twin: {good}"
+    seen = _SEEN[twin.name] = look_at(twin)
+    assert twin.rule in seen.bad
+    assert not seen.good, f"on the good twin: {set(seen.good)}"
 
 
 def test_precision_and_recall() -> None:
     """Over all pairs that ran here; the good twins' findings of weight are those of other rules."""
-    rules = {twin.name: twin.rule for twin in TWINS}
-    hits = Counter(rules[name] for name, (bad, _) in _SEEN.items() if rules[name] in bad)
-    planted = Counter(rules[name] for name in _SEEN)
-    false = Counter(rule for _, good in _SEEN.values() for rule in good)
-    table = [(rule, planted[rule], hits[rule], false[rule]) for rule in sorted(planted | false)]
-    text = "\n".join(
-        f"{rule:28} planted {count}, found {found}, on good twins {wrong}" for rule, count, found, wrong in table
-    )
-    assert sum(hits.values()) == len(_SEEN), text
-    assert not false, text
+    rows = rows_of(_SEEN)
+    print(text(rows))
+    assert not any(row.missed or row.wrong for row in rows), text(rows)
+
+
+def test_the_page_has_what_was_counted() -> None:
+    """All found and nothing wrong, which the tests above ask for, of the pairs that there are."""
+    every = {twin.name: Seen(frozenset({twin.rule}), frozenset()) for twin in TWINS}
+    again = "run python -m tests.diagnose.corpus --write"
+    assert on_page() == markdown(rows_of(every)), again
+    if len(_SEEN) == len(TWINS):
+        assert on_page() == markdown(rows_of(_SEEN)), again
+    assert "python -m tests.diagnose.corpus --write" in PAGE.read_text()
+
+
+def test_rows_count_what_is_missed_and_what_is_wrong() -> None:
+    first, second, third = TWINS[0], TWINS[1], TWINS[-1]
+    assert first.rule != third.rule
+    seen = {
+        first.name: Seen(frozenset({first.rule}), frozenset({third.rule})),
+        second.name: Seen(frozenset(), frozenset()),
+        third.name: Seen(frozenset({third.rule, first.rule}), frozenset({third.rule})),
+    }
+    rows = {row.rule: row for row in rows_of(seen)}
+    assert rows[third.rule] == Row(third.rule, pairs=1, found=1, missed=0, wrong=2, silent=0)
+    assert sum(row.missed for row in rows.values()) == 1
+    assert summary(rows.values()) == "3 pairs: recall 0.67 (2 of 3), precision 0.50 (2 wrong)"
+    assert text(rows.values()).startswith("rule ") and text(rows.values()).endswith("(2 wrong)")
 
 
 def test_names_are_of_rules_and_each_once() -> None:
     assert {twin.rule for twin in TWINS} <= set(RULES)
     assert len({twin.name for twin in TWINS}) == len(TWINS)
+    assert len(TWINS) >= 25

@@ -456,12 +456,16 @@ def test_tables_whose_gradient_is_dense_or_small_are_left_alone(model: nn.Module
     assert found("embedding-dense-gradient", model, torch.randint(0, 1000, (4, 8)), memory=False) == []
 
 
-def test_the_optimizers_part_is_the_upper_end() -> None:
+def test_the_optimizers_part_is_saved_too() -> None:
     model = Items(sparse=False)
     optimizer = torch.optim.AdamW(model.parameters())
     (one,) = found("embedding-dense-gradient", model, torch.randint(0, 40_000, (8, 32)), optimizer=optimizer)
-    assert one.predicted_high_ns is not None and one.predicted_saving_ns is not None
-    assert one.predicted_high_ns > one.predicted_saving_ns
+    (alone,) = found("embedding-dense-gradient", Items(sparse=False), torch.randint(0, 40_000, (8, 32)))
+    assert "part of the optimizer" in one.evidence and "part of the optimizer" not in alone.evidence
+    for each in (one, alone):
+        low, saving, high = each.predicted_low_ns, each.predicted_saving_ns, each.predicted_high_ns
+        assert low is not None and saving is not None and high is not None and low < saving <= high
+    assert (one.predicted_saving_ns or 0) < (one.predicted_high_ns or 0)
     assert one.message == "the gradient of table.weight is dense, and nearly all of it is zeros"
     assert "a batch touches at most 256 of 40.0 k rows (0.6 %)" in one.evidence
     assert one.code == "nn.Embedding(40000, 32, sparse=True); torch.optim.SparseAdam([model.table.weight])"

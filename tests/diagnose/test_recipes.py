@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from gradscope.diagnose.engine import diagnose
 from gradscope.diagnose.places import why_math
 from gradscope.tables import Facts, Finding, PlaceFact
 from tests.diagnose import twins_recipes as twins
-from tests.diagnose.run_case import case_of, findings_of
+from tests.diagnose.run_case import Twin, case_of, findings_of
 from tests.diagnose.twins_recipes import TWINS
 
 RULES = {twin.rule for twin in TWINS}
@@ -95,6 +96,13 @@ def test_repeated_blocks_are_one_finding_and_one_micro_run(monkeypatch: pytest.M
     assert found.layers == ("0", "1", "2", "3", "4")
     assert found.predicted_saving_ns == 5_000
     assert "in 5 layers" in found.evidence
+
+
+def test_attention_by_hand_is_shown_at_its_softmax() -> None:
+    case = with_savings(case_of(twins.ByHand(), torch.randn(2, 256, 64)))
+    found = one_of(case, "attention-by-hand")
+    assert case.lines[str(found.line)].text.startswith("weights = F.softmax(")
+    assert re.search(r" on 4 lines, \d+ to \d+, ", found.evidence)
 
 
 def test_a_module_that_runs_twice_saves_twice() -> None:
@@ -294,3 +302,18 @@ def test_reasons_on_cuda(dtype: str, query: tuple[int, ...], options: dict[str, 
     changed = replace(call, inputs=given, kwargs={"is_causal": True, **options})
     calls = [changed if each is call else each for each in case.facts.calls]
     assert why_math(Case(case.run, replace(case.facts, calls=calls)), changed) == reason
+
+
+ONE_OF_EACH_RULE = list({twin.rule: twin for twin in reversed(TWINS)}.values())
+
+
+@pytest.mark.parametrize("twin", ONE_OF_EACH_RULE, ids=lambda twin: twin.name)
+def test_what_an_optimizer_does_is_in_no_recipes_way(twin: Twin) -> None:
+    """It changes parameters in place, and reads them, after all that a recipe stands for."""
+    given = twin.bad()
+    case, model = case_of(**given), given["model"]
+    given["optimizer"] = torch.optim.Adam(model.parameters(), foreach=False)
+    trained = case_of(**given)
+    assert [(place.recipe, place.source, place.reasons) for place in trained.facts.places] == [
+        (place.recipe, place.source, place.reasons) for place in case.facts.places
+    ]

@@ -38,7 +38,8 @@ def test_gradients_that_were_set_to_none_say_nothing() -> None:
 def test_no_optimizer_known_means_no_gradient_is_wasted() -> None:
     parameters = (_parameter("a.weight", has_grad=True, optimized=False),)
     assert list(unused_gradients.find(made_case(facts=Facts(parameters=parameters)))) == []
-    known = Facts(parameters=parameters, optimizers=(OptimizerFact("SGD", None, None, 1, 16),))
+    other = _parameter("b.weight", has_grad=True, optimized=True)
+    known = Facts(parameters=(*parameters, other), optimizers=(OptimizerFact("SGD", None, None, 1, 16),))
     assert len(list(unused_gradients.find(made_case(facts=known)))) == 1
 
 
@@ -72,6 +73,10 @@ def _waiting(*calls: CallFact, text: str = "", device: str = "cuda") -> list[Fin
         (call("getitem", [tensor(4), tensor(4, dtype="bool")], [tensor(2)]), "a boolean mask"),
         (call("cpu", [tensor(4)], [tensor(4, device="cpu")]), ".cpu()"),
         (call("to", [tensor(4)], [tensor(4, device="cpu")], args=(tensor(4), "cpu")), ".to()"),
+        (call("to", [tensor(4, device="cpu")], [tensor(4)], args=(tensor(4), "cuda", False)), ".to() 1 time"),
+        (call("tensor", [], [tensor(4)], args=(...,), kwargs={"device": ...}), "torch.tensor"),
+        (call("__repr__", [tensor(4)]), "as a text"),
+        (call("__format__", [tensor()], args=(tensor(), ".3f")), "in a text"),
     ],
     ids=lambda value: value.op if isinstance(value, CallFact) else None,
 )
@@ -97,6 +102,10 @@ def test_calls_that_wait_for_the_gpu(made: CallFact, what: str) -> None:
             "",
         ),
         (call("add", [tensor(4)], [tensor(4)]), "print(x.sum().shape)"),
+        (call("to", [tensor(4, device="cpu")], [tensor(4)], args=(tensor(4), "cuda", True)), ""),
+        (call("cuda", [tensor(4, device="cpu")], [tensor(4)], kwargs={"non_blocking": True}), ""),
+        (call("tensor", [], [tensor(4, device="cpu")]), ""),
+        (call("__format__", [tensor(device="cpu")]), ""),
     ],
 )
 def test_calls_that_do_not_wait(made: CallFact, text: str) -> None:
@@ -108,11 +117,22 @@ def test_a_look_at_the_loss_is_only_mentioned() -> None:
     assert found.severity == "info"
 
 
+def test_a_batch_that_is_copied_is_only_mentioned() -> None:
+    (found,) = _waiting(*[call("to", [tensor(4, device="cpu")], [tensor(4)], layer=None, index=n) for n in range(2)])
+    check_words(found)
+    assert found.severity == "info"
+    assert "non_blocking" in found.code
+    (found,) = _waiting(call("to", [tensor(4, device="cpu")], [tensor(4)]))
+    assert found.severity == "warning"
+    assert "register_buffer" in found.code
+
+
 def test_a_printed_tensor_waits_too() -> None:
-    (found,) = _waiting(call("mean", [tensor(4)], [tensor()]), text="print(x.mean())")
+    (found,) = _waiting(call("__repr__", [tensor(4)]), text="print(x)")
     check_words(found)
     assert found.severity == "warning"
-    assert _waiting(text="print(x.mean())", device="cpu") == []
+    assert "print" in found.code
+    assert _waiting(call("__repr__", [tensor(4, device="cpu")]), text="print(x)", device="cpu") == []
 
 
 def test_few_looks_on_a_cpu_are_fine() -> None:

@@ -83,6 +83,45 @@ class HalfAttention(nn.Module):
         return (weights @ v).float().mean()
 
 
+class Masked(nn.Module):
+    """Torch's attention.
+
+    Args:
+        mask: whether it is given one, which hides nothing.
+    """
+
+    def __init__(self, width: int = 64, *, mask: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.mask = nn.Linear(width, 3 * width), mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unsqueeze(1) for each in self.project(x).chunk(3, dim=-1))
+        tokens = x.shape[1]
+        mask = torch.ones(tokens, tokens, dtype=torch.bool) if self.mask else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).mean()
+
+
+class CastByHand(nn.Module):
+    """A layer that casts its weight itself.
+
+    Args:
+        often: whether at each use.
+    """
+
+    def __init__(self, width: int = 256, *, often: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.often = nn.Parameter(torch.randn(width, width) / width**0.5), often
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.bfloat16()
+        once = self.weight.to(x.dtype)
+        for _ in range(6):
+            x = torch.tanh(F.linear(x, self.weight.to(x.dtype) if self.often else once))
+        return x.float().mean()
+
+
 def _anomaly(on: bool) -> dict[str, Any]:
     batch = torch.ones(16, 32)
     if not on:
@@ -112,11 +151,21 @@ def _half(first: bool) -> dict[str, Any]:
     return {"model": HalfAttention(first=first), "batch": torch.ones(2, 48, 32, dtype=torch.float16)}
 
 
+def _masked(mask: bool) -> dict[str, Any]:
+    return {"model": Masked(mask=mask), "batch": torch.ones(2, 256, 64)}
+
+
+def _cast(often: bool) -> dict[str, Any]:
+    return {"model": CastByHand(often=often), "batch": torch.ones(8, 256)}
+
+
 TWINS: list[Twin] = [
     Twin("anomaly mode left on", "anomaly-mode", lambda: _anomaly(True), lambda: _anomaly(False)),
     Twin("AdamW, not fused", "optimizer-unfused", _optimizer, lambda: _optimizer(fused=True)),
     Twin("gradients set to zero", "zero-grad-fills", lambda: _clearing(False), lambda: _clearing(True)),
     Twin("autocast without its cache", "autocast-casts", lambda: _casts(False), lambda: _casts(True)),
+    Twin("weights cast by the code", "autocast-casts", lambda: _cast(True), lambda: _cast(False)),
+    Twin("a mask that hides nothing", "attention-explicit-mask", lambda: _masked(True), lambda: _masked(False)),
     Twin(
         "float16 scores, scaled late",
         "float16-softmax",

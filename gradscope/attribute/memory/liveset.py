@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -66,7 +66,10 @@ def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
 
 
 def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
-    """What the step left behind, and whether the step before left the same behind and it is there still."""
+    """What the step left behind, and whether the step before left the same behind and it is there still.
+
+    It does not grow where the step let go of as much from before the pass: of some last steps, that many are kept.
+    """
     found, trace = step.found, step.trace
     last = step.running.first + len(step.running.total) - 1
     groups: dict[tuple[int, int, str, str], list[int]] = defaultdict(list)
@@ -85,12 +88,24 @@ def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
             older.add(key[:3])
         elif found.category[index] is not MemoryCategory.INPUT or not _still_given(step.blocks, block):
             groups[key].append(int(step.blocks.bytes[block]))
-    rows = [
-        RetainedRow(step.path(layer), step.place(line), op, phase, len(sizes), sum(sizes), key[:3] in older)
-        for key, sizes in groups.items()
-        for layer, line, op, phase in (key,)
-    ]
+    dropped = _dropped_sizes(step)
+    rows = []
+    for (layer, at, op, phase), sizes in groups.items():
+        grows = (layer, at, op) in older and not Counter(sizes) <= dropped
+        rows.append(RetainedRow(step.path(layer), step.place(at), op, phase, len(sizes), sum(sizes), grows))
     return tuple(sorted(rows, key=lambda row: (not row.grows, -row.bytes)))
+
+
+def _dropped_sizes(step: MeasuredStep) -> Counter[int]:
+    """How many blocks of each size were there before the memory pass, and are not any more when the step ends."""
+    if step.end_mark is None:
+        return Counter()
+    return Counter(
+        int(step.blocks.bytes[block])
+        for block in np.flatnonzero(step.blocks.born < 0).tolist()
+        if step.blocks.seen[block]
+        and all(each.mark != step.end_mark and each.role == Role.OTHER for each in step.blocks.seen[block])
+    )
 
 
 def _is_models(step: MeasuredStep, block: int) -> bool:

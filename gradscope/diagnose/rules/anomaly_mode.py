@@ -4,8 +4,9 @@ Example::
 
     torch.autograd.set_detect_anomaly(True)
 
-Pattern: the switch at the end of the recorded step; and the search for NaN in the backward pass, which nothing else
-makes, so that ``with torch.autograd.detect_anomaly():`` inside a step is seen too (not with ``check_nan=False``).
+Pattern: the switch at the end of the recorded step, at its first module and where each backward pass begins, so that
+``with torch.autograd.detect_anomaly():`` inside a step is seen too; and the search for NaN in the backward pass, which
+nothing else makes.
 Evidence: the measured time of these searches, and the number of nodes, each of which keeps the text of a Python stack.
 Estimate: the searches, and 100 µs a stack: 160 µs were measured under 15 frames, 400 µs under 25 (low: 20 µs, high:
 400 µs), never more than the forward pass took.
@@ -52,7 +53,7 @@ def find(case: Case) -> Iterator[Finding]:
     """One for each switch."""
     searches = [row for row in case.run.ops if row.phase in _BACKWARD and row.name in _SEARCH]
     searched = any(row.name == _SIGN for row in searches)
-    if searched or case.facts.settings.get("anomaly"):
+    if searched or case.facts.settings.get("anomaly"):  # the search alone, where no step was recorded
         yield _anomaly(case, searches if searched else [])
     if case.on_cuda:
         for name, (message, advice, code) in _SWITCHES.items():
@@ -71,11 +72,15 @@ def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
         calls = sum(row.calls for row in searches if row.name == _SIGN)
         message += ", and each gradient is searched for NaN"
         evidence += f"; {counted(round(calls))} searches for NaN took {time_text(search_ns)}"
+    line = None
+    if "anomaly" in case.facts.settings.get("inside_step", ()):
+        line = next((call.source for call in case.facts.calls if call.op == "backward" and call.source), None)
+        evidence += "; it is on inside the step only"
     return Finding(
         rule=RULE.name,
         severity=severity_of(likely, case),
         layers=(),
-        line=None,
+        line=line,
         message=message,
         evidence=evidence,
         predicted_saving_ns=likely or None,

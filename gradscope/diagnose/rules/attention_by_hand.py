@@ -7,9 +7,11 @@ Example::
     y = F.softmax(att, dim=-1) @ v
 
 Pattern: products, softmax and what stands between, as ``gradscope.plan`` finds them in the recorded step: any spelling.
+Where no recipe can be put in, as the code of a library or a layout of its own: a softmax over the last dimension of a
+product of two activations, with no more than scales, masks and dropout before the next product.
 Evidence: time of these lines, forward and backward, and what they keep for backward: queries · keys numbers a head, two
-to four times. Estimate: both ways run alone at the recorded shapes; where that would take too long, all that these
-layers spend on scores beside the products.
+to four times. Estimate: both ways run alone at the recorded shapes; where that would take too long, or cannot be, all
+that these layers spend on scores beside the products.
 
 Source: T. Dao et al., FlashAttention (arXiv:2205.14135); M. Rabe and C. Staats, Self-attention does not need O(n²)
 memory (arXiv:2112.05682).
@@ -17,39 +19,224 @@ memory (arXiv:2112.05682).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.places import Estimate, attention_call, found_places, lines_of, ops_ns, scores_kept
-from gradscope.tables import Finding, PlaceFact
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.places import (
+    FEWEST_SCORES,
+    Estimate,
+    attention_call,
+    found_places,
+    lines_of,
+    ops_ns,
+    scores_kept,
+    where,
+)
+from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+_RECIPES = frozenset({"attention", "packed_attention"})
+_MESSAGE = "attention is written out: it makes and keeps the scores of every query and key"
+
+_PRODUCTS = frozenset({"matmul", "rmatmul", "bmm", "baddbmm", "einsum"})
+# What scores go through before the softmax, and weights after it.
+_BEFORE = frozenset(
+    {"mul", "div", "add", "sub", "masked_fill", "where", "to", "float", "type", "type_as", "view", "reshape", "clamp"}
+)
+_AFTER = frozenset(
+    {
+        "dropout",
+        "to",
+        "type",
+        "type_as",
+        "half",
+        "bfloat16",
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "mT",
+        "contiguous",
+    }
+)
+_LONGEST = 12  # calls between the products
+_FEWEST_KEYS = 32
+
+# What transformers calls its own switch.
+_SWITCH = "attn_implementation"
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """The calls of one attention, softmax first, and the products at both ends."""
+
+    softmax: CallFact
+    calls: tuple[CallFact, ...]
+    reason: str  # why no recipe can be put in; empty where it is not known
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line of attention by hand."""
-    yield from found_places(
-        case, RULE.name, {"attention", "packed_attention"}, _message, wanted=_by_hand, otherwise=_beside_products
-    )
+    """One for each place of attention by hand."""
+    places = {(place.recipe, place.source): place for place in case.facts.places if _by_hand(case, place)}
+    for finding in found_places(
+        case, RULE.name, _RECIPES, lambda place: _MESSAGE, wanted=_by_hand, otherwise=_beside_products
+    ):
+        place = places[str(finding.recipe), str(finding.line)]
+        yield replace(finding, line=_line(case, place), evidence=finding.evidence + _sliced(case, place))
+    found: defaultdict[str | None, list[_Attention]] = defaultdict(list)
+    for each in _without_recipe(case):
+        found[each.softmax.source].append(each)
+    for source, attentions in found.items():
+        yield _finding(case, source, attentions)
+
+
+def calls_without_recipe(case: Case) -> set[int]:
+    """Indices of what this rule finds beside the places of recipes: its dropout goes with it."""
+    return {call.index for each in _without_recipe(case) for call in each.calls}
+
+
+def _line(case: Case, place: PlaceFact) -> str:
+    """Of the softmax, where a reader looks for the scores, if that is in the file that the recipe changes."""
+    file = place.source.rpartition(":")[0]
+    softmax = (call.source for call in map(case.call, place.calls) if call.op == "softmax" and call.source is not None)
+    return next((source for source in softmax if source.rpartition(":")[0] == file), place.source)
+
+
+def _sliced(case: Case, place: PlaceFact) -> str:
+    """That query, key and value are cut off by indices: the rule slices-zero-filled leaves it to this finding."""
+    calls = [call for call in map(case.call, place.calls) if call.op == "getitem" and call.grad and call.inputs]
+    parts = [call for call in calls if call.inputs[0].requires_grad and call.inputs[0].producer is not None]
+    wholes = {call.inputs[0].storage for call in parts}
+    count = len(parts) // max(len(wholes), 1)
+    lines = sorted({call.source for call in parts if call.source is not None})
+    if count < 2:
+        return ""
+    return f"; {count} parts of one tensor are indexed on {where(lines)}: backward fills the whole with zeros for each"
 
 
 def _by_hand(case: Case, place: PlaceFact) -> bool:
     return attention_call(case, place) is None
 
 
-def _message(place: PlaceFact) -> str:
-    return "attention is written out: it makes and keeps the scores of every query and key"
-
-
 def _beside_products(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """Of what the recipes would replace."""
+    calls = [case.call(index) for place in places for index in place.calls]
+    return _passes(case, calls, lines_of(case, places))
+
+
+def _passes(case: Case, calls: Sequence[CallFact], lines: Sequence[str]) -> Estimate | None:
     """What the layers' softmax, masks, scales and dropout take: the kernels make no pass of their own for these."""
-    layers = {case.call(index).layer for place in places for index in place.calls}
-    passes = ops_ns(case, layers, lambda name: "mm" not in name.lower() and name != "(python)")
-    lines = lines_of(case, places)
+    passes = ops_ns(case, {call.layer for call in calls}, lambda name: "mm" not in name.lower() and name != "(python)")
     spent = case.lines_ns(lines)
     found = min(passes, spent)
-    calls = [case.call(index) for place in places for index in place.calls]
     scores = [output.shape for call in calls if call.op == "softmax" for output in call.outputs]
     kept = scores_kept(case, lines, scores) if scores else 0
     return Estimate(found, round(found * 0.6), spent, kept) if found else None
+
+
+def _without_recipe(case: Case) -> Iterator[_Attention]:
+    """Attention that no recipe can take the place of."""
+    places = [place for place in case.facts.places if place.recipe in _RECIPES]
+    known = {index for place in places if place.supported for index in place.calls}
+    reasons = {index: place.reasons[0] for place in places if place.reasons for index in place.calls}
+    for call in case.facts.calls:
+        if call.op == "softmax" and call.index not in known and _is_large(call):
+            before, after = _before(case, call), _after(case, call)
+            if before and after:
+                calls = (*before, call, *after)
+                reason = next((reasons[each.index] for each in calls if each.index in reasons), "")
+                yield _Attention(call, calls, reason)
+
+
+def _is_large(call: CallFact) -> bool:
+    """Whether another kernel would be sooner done with these, over the last dimension and with a gradient."""
+    if not call.grad or not call.outputs or not call.outputs[0].requires_grad:
+        return False
+    shape = call.outputs[0].shape
+    last = call.argument(1, "dim") in (-1, len(shape) - 1)
+    return last and len(shape) >= 3 and min(shape[-2:]) >= _FEWEST_KEYS and call.outputs[0].elements >= FEWEST_SCORES
+
+
+def _before(case: Case, call: CallFact) -> list[CallFact]:
+    """From the softmax's input back to the product of two activations; empty where there is something else."""
+    found: list[CallFact] = []
+    scores = call.inputs[0]
+    while len(found) < _LONGEST and scores.producer is not None:
+        maker = case.call(scores.producer)
+        found.append(maker)
+        if maker.op in _PRODUCTS:
+            return found if _of_activations(maker) else []
+        same = [each for each in maker.inputs if each.elements == scores.elements and each.requires_grad]
+        # A bias that gets a gradient: torch's kernels do not all give it one.
+        if maker.op not in _BEFORE or not same or sum(each.requires_grad for each in maker.inputs) > 1:
+            return []
+        scores = same[0]
+    return []
+
+
+def _after(case: Case, call: CallFact) -> list[CallFact]:
+    """From the softmax to the product with the values, the only one that reads the weights; else empty."""
+    found: list[CallFact] = []
+    while len(found) < _LONGEST:
+        users = [case.call(index) for index in dict.fromkeys(call.outputs[0].users)] if call.outputs else []
+        if len(users) != 1:
+            return []
+        call = users[0]
+        found.append(call)
+        if call.op in _PRODUCTS:
+            return found if _of_activations(call) else []
+        if call.op not in _AFTER:
+            return []
+    return []
+
+
+def _of_activations(product: CallFact) -> bool:
+    """Whether it is no layer: both factors are made in the step and get a gradient."""
+    given = product.inputs[-2:]
+    return len(given) == 2 and all(each.requires_grad and each.parameter is None for each in given)
+
+
+def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -> Finding:
+    calls = [call for each in attentions for call in each.calls]
+    lines = sorted({call.source for call in calls if call.source is not None})
+    layers = tuple(dict.fromkeys(each.softmax.layer for each in attentions if each.softmax.layer is not None))
+    estimate = _passes(case, calls, lines) or Estimate(0, 0, 0)
+    shape = "x".join(map(str, attentions[0].softmax.outputs[0].shape))
+    evidence = f"scores of {shape} on {where(lines)}"
+    spent = case.lines_ns(lines)
+    if spent:
+        evidence += f", {time_text(spent)} of a step, forward and backward"
+    if len(layers) > 1:
+        evidence += f", in {len(layers)} layers"
+    if estimate.bytes:
+        evidence += f"; {size_text(estimate.bytes)} of scores are kept for backward"
+    reason = attentions[0].reason
+    advice = (
+        "Call scaled_dot_product_attention of torch with query, key and value, each of 4 dimensions with its heads."
+    )
+    code = "y = F.scaled_dot_product_attention(q, k, v)  # batch, heads, tokens, size; is_causal=True for a causal mask"
+    if _SWITCH in reason:
+        advice = f"Load the model with {_SWITCH}='sdpa', which calls scaled_dot_product_attention of torch."
+        code = f'AutoModel.from_pretrained(name, {_SWITCH}="sdpa")'
+    elif reason:
+        evidence += f"; no recipe can be put in: {reason}"
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(estimate.ns, case),
+        layers=layers,
+        line=source,
+        message=_MESSAGE,
+        evidence=evidence,
+        predicted_saving_ns=estimate.ns or None,
+        predicted_saving_bytes=estimate.bytes or None,
+        advice=advice,
+        code=code,
+        predicted_low_ns=estimate.low if estimate.ns else None,
+        predicted_high_ns=estimate.high if estimate.ns else None,
+    )
 
 
 RULE = Rule("attention-by-hand", "attention that makes and keeps all scores", find)

@@ -1,12 +1,20 @@
-"""A causal mask that is given as a tensor is read for every score, and no kernel can skip the half that it hides.
+"""A mask that says nothing new is read for every score: a causal one, of which no kernel can skip the half that it
+hides, or one that hides nothing at all.
 
 Example::
 
     mask = torch.tril(torch.ones(T, T, dtype=torch.bool, device=x.device))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # is_causal=True
 
-Pattern: a call of torch's attention whose mask was causal in the recorded step, every number of it. Evidence: time of
-the call's line, forward and backward. Estimate: both ways run alone at the recorded shapes.
+Pattern: a call of torch's attention whose mask was causal in the recorded step, every number of it; or all true, or
+all zeros where it is added. To leave such a mask out is advised only where no batch can make it another: it is made of
+sizes and fixed numbers, or a buffer's part, and the whole buffer is so (a window's is causal where it is short). One
+that hides nothing and may be padding of other batches is left alone.
+
+Evidence: time of the call's line, forward and backward. Estimate: both ways run alone at the recorded shapes, where
+``gradscope.plan`` finds the place. Else 0.3 of the line's time for a causal mask (range 0.1 to 0.5: half of the scores
+are not needed) and 0.1 for one that hides nothing (0 to 0.35: on a busy CPU torch's attention took 1 to 1.5 times as
+long with one).
 
 Source: PyTorch, torch.nn.functional.scaled_dot_product_attention (``is_causal``; the FlashAttention and cuDNN kernels
 take no such mask); T. Dao, FlashAttention-2 (arXiv:2307.08691), 3.1: blocks above the diagonal are skipped.
@@ -14,25 +22,113 @@ take no such mask); T. Dao, FlashAttention-2 (arXiv:2307.08691), 3.1: blocks abo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
-from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.places import found_places, is_causal_mask, put_in
-from gradscope.tables import Finding, PlaceFact
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.places import SDPA, attention_call, found_places, is_causal_mask, is_given_mask, put_in
+from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+_RECIPES = {"attention", "packed_attention"}
+
+# Low, likely, high: parts of the line's time.
+_GAINS = {"causal": (0.1, 0.3, 0.5), "open": (0.0, 0.1, 0.35)}
+
+# What a recipe is given where it cannot tell that the mask is always causal.
+_LOOKS = "attention_mask("
+
+_MESSAGES = {
+    "causal": "attention is given a causal mask as a tensor: no kernel can skip the half that it hides",
+    "open": "attention is given a mask that hides nothing: it is read for every score",
+}
+_ADVICE = {
+    "causal": "Leave the mask out and say is_causal=True.",
+    "open": "Leave the mask out: without one the fastest kernels can run.",
+}
+_CODE = {
+    "causal": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    "open": "y = F.scaled_dot_product_attention(q, k, v)",
+}
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with torch's attention and a mask that is causal."""
-    recipes = {"attention", "packed_attention"}
-    yield from found_places(case, RULE.name, recipes, _message, wanted=is_causal_mask, advice=_advice)
+    """One for each line with torch's attention and a mask that need not be there."""
+
+    def advice(place: PlaceFact) -> str:
+        if not _is_certain(case, place):
+            return put_in(place)
+        if _LOOKS in place.new_text:
+            return (
+                f"Leave the mask out and say is_causal=True, or put the recipe {place.recipe} there, which looks at "
+                "the mask in each step: gradscope fix does that and proves the gain."
+            )
+        return f"{_ADVICE['causal']} {put_in(place)}"
+
+    def message(place: PlaceFact) -> str:
+        if _is_certain(case, place):
+            return _MESSAGES["causal"]
+        return (
+            "attention is given a mask as a tensor, and it was causal in this step: half of the scores were not needed"
+        )
+
+    yield from found_places(case, RULE.name, _RECIPES, message, wanted=is_causal_mask, advice=advice)
+    known = {index for place in case.facts.places if _holds(case, place) for index in place.calls}
+    calls: defaultdict[tuple[str | None, str], list[CallFact]] = defaultdict(list)
+    for call in case.facts.calls:
+        if call.op == SDPA and call.mask in _GAINS and call.index not in known and is_given_mask(call):
+            calls[call.source, call.mask].append(call)
+    for (source, mask), found in calls.items():
+        yield _finding(case, source, mask, found)
 
 
-def _message(place: PlaceFact) -> str:
-    return "attention is given a causal mask as a tensor: no kernel can skip the half that it hides"
+def _holds(case: Case, place: PlaceFact) -> bool:
+    """Whether the place was told of, or looked at and not worth it."""
+    return place.recipe in _RECIPES and place.supported and is_causal_mask(case, place)
 
 
-def _advice(place: PlaceFact) -> str:
-    return f"Leave the mask out and say is_causal=True. {put_in(place)}"
+def _is_certain(case: Case, place: PlaceFact) -> bool:
+    call = attention_call(case, place)
+    return "is_causal=True" in place.new_text or (call is not None and call.mask == "causal")
 
 
-RULE = Rule("attention-explicit-mask", "a causal mask given as a tensor, where is_causal=True would do", find)
+def _finding(case: Case, source: str | None, mask: str, calls: Sequence[CallFact]) -> Finding:
+    spent = case.lines_ns([source] if source is not None else [])
+    # The line may be one function's that attention with other masks goes through too.
+    every = [call for call in case.facts.calls if call.op == SDPA and call.source == source]
+    part = spent * sum(map(_scores, calls)) / max(sum(map(_scores, every)), 1)
+    low, likely, high = (round(part * gain) for gain in _GAINS[mask])
+    layers = tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None))
+    largest = max(_bytes(call) for call in calls)
+    evidence = f"a mask of {size_text(largest)} in {len(calls)} call{'s' * (len(calls) > 1)}"
+    if spent:
+        evidence += f"; the line takes {time_text(spent)} of a step, forward and backward"
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(likely, case),
+        layers=layers,
+        line=source,
+        message=_MESSAGES[mask],
+        evidence=evidence,
+        predicted_saving_ns=likely or None,
+        advice=_ADVICE[mask],
+        code=_CODE[mask],
+        predicted_low_ns=low if likely else None,
+        predicted_high_ns=high if likely else None,
+    )
+
+
+def _scores(call: CallFact) -> int:
+    """How many the call makes or goes over."""
+    return call.inputs[0].elements // max(call.inputs[0].shape[-1], 1) * int(call.inputs[1].shape[-2])
+
+
+def _bytes(call: CallFact) -> int:
+    """Of queries times keys, which is what the mask has at least."""
+    mask = call.argument(3, "attn_mask")
+    size = 1 if mask.dtype == "bool" else 4 if mask.dtype == "float32" else 2
+    return int(call.inputs[0].shape[-2]) * int(call.inputs[1].shape[-2]) * size
+
+
+RULE = Rule("attention-explicit-mask", "a mask given as a tensor that is causal, or hides nothing", find)

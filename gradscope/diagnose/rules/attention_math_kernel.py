@@ -4,7 +4,10 @@ Example::
 
     F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)  # on a CPU: all scores, several times
 
-Pattern: the math kernel among a layer's operations, and an argument of the layer's call that the others do not take.
+    y, _ = self.attention(x, x, x)  # nn.MultiheadAttention: need_weights is True unless it is told otherwise
+
+Pattern: the math kernel among a layer's operations, and an argument of the layer's call that the others do not take; in
+nn.MultiheadAttention the softmax of scores, because of its dropout or of weights that no call reads.
 Evidence: the call's line, forward and backward, and the scores that it keeps. Estimate: both ways run alone where
 ``gradscope.plan`` finds the place; else what the layer spends on scores beside the products.
 
@@ -19,10 +22,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.places import SDPA, Estimate, finding_of, is_causal_mask, ops_ns, scores_kept, why_math
+from gradscope.diagnose.places import (
+    FEWEST_SCORES,
+    NO_DROPOUT,
+    SDPA,
+    Estimate,
+    finding_of,
+    is_causal_mask,
+    is_of_a_library,
+    ops_ns,
+    scores_kept,
+    why_math,
+)
+from gradscope.diagnose.rules.slices_zero_filled import layers_of
 from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
+
+_RECIPE = "from gradscope.recipes import attention"
+_MODULE_CALL = "multi_head_attention_forward"
+_OF_SCORES = ("softmax", "dropout", "bernoulli", "mul", "div", "masked", "add", "where", "empty_like", "fill")
+_WITHOUT_DROPOUT = (
+    '[setattr(part, "dropout", 0.0) for part in model.modules() if isinstance(part, nn.MultiheadAttention)]'
+)
 
 # With dropout on the CPU the recipe took 75 ms where torch took 288, of which its products took about 100.
 _OF_PASSES = 0.8
@@ -44,6 +67,86 @@ def find(case: Case) -> Iterator[Finding]:
         finding = _finding(case, source, why, calls, known)
         if finding is not None:
             yield finding
+    yield from _of_modules(case)
+
+
+def _of_modules(case: Case) -> Iterator[Finding]:
+    """One for each line with nn.MultiheadAttention, or a Transformer of torch's, that makes scores."""
+    found: defaultdict[tuple[str | None, bool, bool], list[CallFact]] = defaultdict(list)
+    for call in case.facts.calls:
+        if call.op == _MODULE_CALL and call.grad and _scores(call) >= FEWEST_SCORES and _runs_softmax(case, call):
+            asked = call.argument(15, "need_weights", True) is not False and len(call.outputs) > 1
+            dropped = bool(call.argument(10, "dropout_p", 0.0)) and call.argument(13, "training", True) is not False
+            dropped = dropped and call.outputs[0].device == "cpu"
+            read = asked and bool(call.outputs[1].users)
+            if not read and (asked or dropped):
+                found[call.source, asked, dropped].append(call)
+    for (source, asked, dropped), calls in found.items():
+        yield _finding_of_modules(case, source, calls, asked=asked, dropped=dropped)
+
+
+def _finding_of_modules(
+    case: Case, source: str | None, calls: Sequence[CallFact], *, asked: bool, dropped: bool
+) -> Finding:
+    layers = tuple(dict.fromkeys(path for call in calls for path in _modules(case, call)))
+    passes = ops_ns(case, layers, lambda name: any(part in name.lower() for part in _OF_SCORES))
+    kept = scores_kept(case, {source}, [_form(call) for call in calls])
+    whys, advice = [], []
+    if asked:
+        whys.append("its weights are asked for, and nobody reads them")
+        advice.append("Pass need_weights=False")
+    if dropped:
+        whys.append(NO_DROPOUT)
+        advice.append("Set its dropout to 0 where training allows it; that of the residual stays")
+    form, one = "x".join(map(str, _form(calls[0]))), _scores(calls[0]) // _area(calls[0])
+    evidence = f"{counted(one)} matrices of {form} scores a call"
+    if len(calls) > 1:
+        evidence += f", {counted(len(calls))} calls"
+    if passes:
+        evidence += f"; softmax, masks and dropout take {time_text(passes)} of a step, forward and backward"
+    if kept:
+        evidence += f", and {size_text(kept)} of scores are kept"
+    saving = round(passes * _OF_PASSES)
+    return Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=layers,
+        line=source,
+        message=f"torch's MultiheadAttention makes and keeps all scores: {' and '.join(whys)}",
+        evidence=evidence,
+        predicted_saving_ns=saving or None,
+        predicted_saving_bytes=kept or None,
+        advice=f"{'. '.join(advice)}.",
+        code="attention(query, key, value, need_weights=False)" if asked else _WITHOUT_DROPOUT,
+        predicted_low_ns=round(passes * 0.4) or None,
+        predicted_high_ns=passes or None,
+    )
+
+
+def _form(call: CallFact) -> tuple[int, int]:
+    """Queries and keys: the first dimension of both, whatever ``batch_first`` is."""
+    return call.inputs[0].shape[0], call.inputs[1].shape[0]
+
+
+def _area(call: CallFact) -> int:
+    queries, keys = _form(call)
+    return max(queries * keys, 1)
+
+
+def _scores(call: CallFact) -> int:
+    """How many there are: heads of all sequences."""
+    query, heads = call.inputs[0], call.argument(4, "num_heads", 1)
+    sequences = query.shape[1] if len(query.shape) == 3 else 1
+    return _area(call) * sequences * (heads if isinstance(heads, int) else 1)
+
+
+def _modules(case: Case, call: CallFact) -> list[str]:
+    return [path for path in layers_of(case, call) if case.layers[path].class_name.endswith("MultiheadAttention")]
+
+
+def _runs_softmax(case: Case, call: CallFact) -> bool:
+    rows = (row for path in _modules(case, call) for row in case.ops.get((path, "forward"), ()))
+    return any("softmax" in row.name for row in rows)
 
 
 def _finding(
@@ -63,6 +166,10 @@ def _finding(
         )
         return None if found is None else replace(found, line=source, evidence=evidence)
     estimate = _estimate(case, calls, spent)
+    advice, code = "Call attention of gradscope.recipes with the same arguments: it makes no scores.", _RECIPE
+    if is_of_a_library(source) and why == NO_DROPOUT:
+        advice = "Set the model's dropout of attention to 0 where training allows it: the line is a library's."
+        code = "config.attention_dropout = 0.0  # attn_pdrop, attention_probs_dropout_prob: models name it differently"
     return Finding(
         rule=RULE.name,
         severity=severity_of(estimate.ns if estimate is not None else 0, case),
@@ -70,11 +177,11 @@ def _finding(
         line=source,
         message=message,
         evidence=evidence,
-        recipe="attention",
+        recipe="attention" if code == _RECIPE else None,
         predicted_saving_ns=None if estimate is None else estimate.ns,
         predicted_saving_bytes=kept or None,
-        advice="Call attention of gradscope.recipes with the same arguments: it makes no scores.",
-        code="from gradscope.recipes import attention",
+        advice=advice,
+        code=code,
         predicted_low_ns=None if estimate is None else estimate.low,
         predicted_high_ns=None if estimate is None else estimate.high,
     )

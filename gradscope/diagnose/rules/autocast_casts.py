@@ -6,9 +6,11 @@ Example::
         with torch.autocast("cuda", dtype=torch.bfloat16):  # the cache is emptied each time it is left
             h = self.cell(x[:, step], h)
 
-Pattern: a layer whose float32 parameters are used several times under autocast in the recorded step, and which ran more
-casts than it has such parameters: the cache is off, or emptied between the uses. Evidence: casts that were run, casts
-that would do, bytes. Casts of activations and of the code's own are taken off. Estimate: the measured time of the
+Pattern: a layer whose float32 parameters are used several times under autocast between two backward passes of the
+recorded step, and which ran more casts than it has such parameters: the cache is off, or emptied between the uses. One
+cast for each backward pass is needed: gradients may be collected over several, each with an autocast of its own. Or:
+code that casts a parameter itself, again at each use. Evidence: casts that were run, casts that would do, bytes. Casts
+of activations are taken off. Estimate: the measured time of the
 casts, forward and backward, by the part of them that repeats.
 
 Source: PyTorch, Automatic Mixed Precision package, torch.autocast (cache_enabled); torch.clear_autocast_cache.
@@ -17,7 +19,7 @@ Source: PyTorch, Automatic Mixed Precision package, torch.autocast (cache_enable
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gradscope.diagnose.case import Case, Rule, severity_of
@@ -33,12 +35,20 @@ _OWN_CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
 _BYTES_A_CAST = 6
 
 
+_Use = tuple[int, str]  # backward passes before it, path of the parameter
+
+
 @dataclass
 class _Layer:
-    uses: Counter[str] = field(default_factory=Counter)  # of float32 parameters, by path
+    uses: Counter[_Use] = field(default_factory=Counter)  # of float32 parameters
     elements: dict[str, int] = field(default_factory=dict)
-    others: int = 0  # casts that are not of parameters, at most
-    line: str | None = None
+    others: int = 0  # casts that are not of these, at most
+    lines: Counter[str] = field(default_factory=Counter)  # of these uses
+
+    @property
+    def line(self) -> str | None:
+        """The one with most uses."""
+        return max(self.lines, key=lambda line: self.lines[line], default=None)
 
     @property
     def repeats(self) -> int:
@@ -56,19 +66,39 @@ class _Repeated:
     ns: int
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """Who casts.
+
+    Attributes:
+        layers: finds the layers and what they use.
+        code: the line to write; ``{device}`` is what autocast is told.
+    """
+
+    layers: Callable[[Case], dict[str, _Layer]]
+    message: str
+    advice: str
+    code: str
+
+
 def find(case: Case) -> Iterator[Finding]:
-    """One for all layers."""
-    found = [each for path, layer in _layers(case).items() if (each := _repeated(case, path, layer)) is not None]
-    if not found:
-        return
+    """One for all layers where autocast casts, and one for all where the code does."""
+    for kind in _KINDS:
+        layers = {path: layer for path, layer in kind.layers(case).items() if layer.repeats > 0}
+        found = [each for path, layer in layers.items() if (each := _repeated(case, path, layer)) is not None]
+        if found:
+            yield _finding(case, kind, found)
+
+
+def _finding(case: Case, kind: _Kind, found: list[_Repeated]) -> Finding:
     saving = sum(each.ns for each in found)
     lines = {each.line for each in found}
-    yield Finding(
+    return Finding(
         rule=RULE.name,
         severity=severity_of(saving, case),
         layers=tuple(each.path for each in found),
         line=lines.pop() if len(lines) == 1 else None,
-        message="autocast casts the same float32 weights again at each use: its cache is off, or emptied in between",
+        message=kind.message,
         evidence=(
             f"{counted(sum(each.casts for each in found))} casts of weights a step where "
             f"{counted(sum(each.needed for each in found))} would do: "
@@ -76,36 +106,59 @@ def find(case: Case) -> Iterator[Finding]:
             "step, forward and backward"
         ),
         predicted_saving_ns=saving or None,
-        advice="Enter torch.autocast once around the whole forward pass, and leave cache_enabled at True.",
-        code=f'with torch.autocast("{"cuda" if case.on_cuda else "cpu"}", dtype=torch.bfloat16): loss = step(batch)',
+        advice=kind.advice,
+        code=kind.code.format(device="cuda" if case.on_cuda else "cpu"),
         # The gradients of casts that are left are larger sums: what backward saves is less sure.
         predicted_low_ns=saving // 2 if saving else None,
         predicted_high_ns=saving or None,
     )
 
 
-def _layers(case: Case) -> dict[str, _Layer]:
+def _by_autocast(case: Case) -> dict[str, _Layer]:
     found: defaultdict[str, _Layer] = defaultdict(_Layer)
+    rounds = 0
     for call in case.facts.calls:
+        rounds += call.op == "backward"
         if call.layer is None:
             continue
         if call.op in _OWN_CASTS:
             found[call.layer].others += 1
         elif call.autocast:
-            _note(found[call.layer], call)
-    return {path: layer for path, layer in found.items() if layer.repeats > 0}
+            _note(found[call.layer], call, rounds)
+    return dict(found)
 
 
-def _note(layer: _Layer, call: CallFact) -> None:
+def _by_code(case: Case) -> dict[str, _Layer]:
+    found: defaultdict[str, _Layer] = defaultdict(_Layer)
+    rounds = 0
+    for call in case.facts.calls:
+        rounds += call.op == "backward"
+        if call.layer is None:
+            continue
+        layer, given, made = found[call.layer], call.inputs[:1], call.outputs[:1]
+        if call.op not in _OWN_CASTS:
+            layer.others += sum(each.dtype not in {one.dtype for one in made} for each in call.inputs) * call.autocast
+        elif given and made and _is_weight(given[0]) and given[0].dtype == "float32" and made[0].dtype in _LOW:
+            _add(layer, given[0], call, rounds)
+        else:
+            layer.others += 1
+    return dict(found)
+
+
+def _note(layer: _Layer, call: CallFact, rounds: int) -> None:
     lowered = any(each.dtype in _LOW for each in call.outputs)
     for each in call.inputs:
         if lowered and each.dtype == "float32" and _is_weight(each):
-            assert each.parameter is not None
-            layer.uses[each.parameter] += 1
-            layer.elements[each.parameter] = each.elements
-            layer.line = layer.line or call.source
+            _add(layer, each, call, rounds)
         else:
             layer.others += any(each.dtype != made.dtype for made in call.outputs)
+
+
+def _add(layer: _Layer, weight: TensorFact, call: CallFact, rounds: int) -> None:
+    path = str(weight.parameter)
+    layer.uses[rounds, path] += 1
+    layer.elements[path] = weight.elements
+    layer.lines.update([call.source] if call.source is not None else [])
 
 
 def _is_weight(tensor: TensorFact) -> bool:
@@ -121,7 +174,7 @@ def _repeated(case: Case, path: str, layer: _Layer) -> _Repeated | None:
     if again <= 0 or again > layer.repeats:
         return None
     part = again / layer.repeats
-    wasted = sum((uses - 1) * layer.elements[name] for name, uses in layer.uses.items()) * part
+    wasted = sum((uses - 1) * layer.elements[name] for (_, name), uses in layer.uses.items()) * part
     spent = sum(row.self_ns for name, row in forward.items() if name in {"aten::_to_copy", "aten::to"}) * again / made
     copies = forward.get("aten::copy_")
     if copies is not None:
@@ -138,4 +191,19 @@ def _named(rows: list[OpRow]) -> dict[str, OpRow]:
     return {row.name: row for row in rows}
 
 
-RULE = Rule("autocast-casts", "weights that autocast casts again and again", find)
+_KINDS = (
+    _Kind(
+        _by_autocast,
+        "autocast casts the same float32 weights again at each use: its cache is off, or emptied in between",
+        "Enter torch.autocast once around the whole forward pass, and leave cache_enabled at True.",
+        'with torch.autocast("{device}", dtype=torch.bfloat16): loss = step(batch)',
+    ),
+    _Kind(
+        _by_code,
+        "the code casts the same float32 weights again at each use",
+        "Cast each weight once before its first use, and use the result.",
+        "weight = self.weight.to(x.dtype)  # once, before the loop",
+    ),
+)
+
+RULE = Rule("autocast-casts", "weights that are cast again and again", find)

@@ -53,7 +53,7 @@ def find(case: Case) -> Iterator[Finding]:
             f"layer{'' if len(turned) == 1 else 's'}, {time_text(saving)} of a step"
         ),
         predicted_saving_ns=saving,
-        advice="Put the model and its images into channels_last; nothing else changes.",
+        advice="Put the model and its images into channels_last; a view that flattens them must become a reshape.",
         code="model = model.to(memory_format=torch.channels_last)  # and images.to(memory_format=torch.channels_last)",
         predicted_low_ns=saving // 2,
         predicted_high_ns=saving,

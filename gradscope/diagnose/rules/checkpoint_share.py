@@ -68,12 +68,11 @@ def find(case: Case) -> Iterator[Finding]:
         evidence += f"; kept instead, the layers' tensors would be about {size_text(held)}"
         if results and saving:
             evidence += f", of which the products' results are {size_text(results)}"
-    run_again = [row for row in case.run.layers if row.recompute_ns and row.path]
-    slow = [row.path for row in sorted(run_again, key=lambda row: row.recompute_ns, reverse=True)]
+    units = _units(case)
     yield Finding(
         rule=RULE.name,
         severity=severity_of(saving if worth else None, case),
-        layers=tuple(slow),
+        layers=tuple(units),
         line=_line(case, set(layers)),
         message="checkpointing runs forward again" + (", most of it matrix products" if worth else ""),
         evidence=evidence,
@@ -81,12 +80,32 @@ def find(case: Case) -> Iterator[Finding]:
         advice=(
             "Keep the products' results and run only the cheap operations again."
             if worth
-            else f"Where memory allows, checkpoint fewer layers: {first(slow)} take the most time."
+            else f"Where memory allows, checkpoint fewer layers: {_costs(units)}."
         ),
         code=_code(products) if worth else "checkpoint(block, x, use_reentrant=False) if index % 2 else block(x)",
         predicted_low_ns=round(saving / 1.5) if worth else None,
         predicted_high_ns=again if worth else None,
     )
+
+
+def _units(case: Case) -> dict[str, int]:
+    """The layers that are run again as a whole, in the order of the model, and the time of each; not those below."""
+    again = {row.path: row.recompute_ns for row in case.run.layers if row.recompute_ns and row.path}
+    found: dict[str, int] = {}
+    for path in again:
+        parts = path.split(".")
+        above = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        top = next(each for each in above if each in again)
+        found[top] = found.get(top, 0) + again[path]
+    return found
+
+
+def _costs(units: dict[str, int]) -> str:
+    if not units:
+        return "each costs its own forward once more"
+    if len(units) == 1:
+        return f"{first(list(units))} takes {time_text(sum(units.values()))}"
+    return f"{first(list(units))} take {time_text(sum(units.values()) // len(units))} each, on average"
 
 
 def _is_product(case: Case, row: OpRow) -> bool:
@@ -96,7 +115,12 @@ def _is_product(case: Case, row: OpRow) -> bool:
 
 
 def _line(case: Case, layers: set[str]) -> str | None:
-    """The line of most time among those of the covered layers."""
+    """Of the call, where it is kept with a node of its own; else that of most time in the covered layers."""
+    saved = case.run.memory.saved if case.run.memory is not None else ()
+    calls = (row.line for row in saved if row.node == "CheckpointFunctionBackward" and row.line is not None)
+    call = next(calls, None)
+    if call is not None:
+        return call
     lines = [row for row in case.run.lines if row.layer in layers]
     slowest = max(lines, key=lambda row: row.backward_ns, default=None)
     return None if slowest is None else f"{slowest.file}:{slowest.line}"

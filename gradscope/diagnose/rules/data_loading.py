@@ -6,17 +6,25 @@ Example::
 
 Pattern: only in a script or a loop of the user's, where gradscope sees the whole step. What is outside of forward,
 backward and optimizer is more than 15 % of the step and a millisecond. Where one step in the run took far longer than
-the others, such as one that printed or wrote a checkpoint, only what the usual step spends counts.
+the others, such as one that printed or wrote a checkpoint, only what the usual step spends counts. It is data loading
+where half of that time is spent in calls for a DataLoader's next batch, and workers that are started again where half
+is spent in making its iterator; else it is Python.
 
-Evidence: that time, its share, and the phases. Estimate: with the next batch prepared meanwhile nearly all of it is
-hidden, up to the time of the phases; at least half of it.
+Evidence: that time, its share, and the phases; how long the DataLoader is waited for, and its workers; the line where
+samples of the stack in the warm-up found most of the time. Estimate: workers make batches while the phases run, several
+at the same time: up to 95 % of what that hides; at least half of what one worker hides. With workers already there, and
+on a CPU whose cores compute the step as well, it may be nothing.
 
-Source: PyTorch, Performance Tuning Guide, "Enable asynchronous data loading and augmentation".
+Source: PyTorch, Performance Tuning Guide, "Enable asynchronous data loading and augmentation"; torch.utils.data,
+"Single- and Multi-process Data Loading".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from gradscope.diagnose.case import Case, Rule, severity_of, share
 from gradscope.tables import Finding
@@ -26,6 +34,28 @@ from gradscope.units import percent
 _SHARE, _LEAST_NS = 0.15, 1_000_000
 # Workers take a batch's time from the step; handing it over stays.
 _HIDDEN_LOW, _HIDDEN_HIGH = 0.5, 0.95
+# Of the time between the phases: what is that much has a name.
+_MOST = 0.5
+_STARTS = 0.25
+# Of the samples there: a line that has fewer is not the reason.
+_LINE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """What goes on between the phases.
+
+    Attributes:
+        low, high: what may be saved of a step, in ns.
+    """
+
+    low: int
+    high: int
+    message: str
+    evidence: str
+    advice: str
+    code: str
+    line: str | None
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -39,24 +69,119 @@ def find(case: Case) -> Iterator[Finding]:
     phases = step.forward_ns + step.backward_ns + step.optimizer_ns
     if phases <= 0:
         return
-    high = round(min(other, phases) * _HIDDEN_HIGH)
-    low = round(min(other, phases) * _HIDDEN_LOW)
+    reason = _reason(case, other, phases)
+    low, high = min(reason.low, reason.high), reason.high
     saving = (low + high) // 2
     yield Finding(
         rule=RULE.name,
         severity=severity_of(saving, case),
         layers=(),
-        line=None,
-        message="much of the step is spent between the phases: loading data, or waiting in Python",
+        line=reason.line,
+        message=reason.message,
         evidence=f"{time_text(other)} of {time_text(step.wall_ns)}, {percent(share(other, case))} of the step, against "
         f"{time_text(step.forward_ns)} forward, {time_text(step.backward_ns)} backward and "
-        f"{time_text(step.optimizer_ns)} in the optimizer",
+        f"{time_text(step.optimizer_ns)} in the optimizer{reason.evidence}",
         predicted_saving_ns=saving,
         predicted_low_ns=low,
         predicted_high_ns=high,
-        advice="Let workers prepare the next batch meanwhile, and do what is not needed in each step less often.",
-        code=_code(case),
+        advice=reason.advice,
+        code=reason.code,
     )
+
+
+def _reason(case: Case, other: int, phases: int) -> _Reason:
+    loaders = case.facts.settings.get("loaders") or ()
+    for each in loaders:  # a worker that was just started is waited for too
+        lost = min(each["start_ns"] + each["ns"], other)
+        if each["workers"] and not each["persistent"] and each["start_ns"] >= _STARTS * other and lost >= _MOST * other:
+            return _restarted(case, each, lost)
+    waited = sum(each["ns"] for each in loaders)
+    if waited >= _MOST * other:
+        loader = max(loaders, key=lambda each: each["ns"])
+        return (_waiting if loader["workers"] else _alone)(case, loader, min(waited, other), phases)
+    line, told = _line(case, loading=False)
+    return _Reason(
+        low=_overlapped(case, other, phases),
+        high=round(other * _HIDDEN_HIGH),
+        message="much of the step is spent between the phases, in Python",
+        evidence=told,
+        advice="Let workers prepare the next batch meanwhile, and do what is not needed in each step less often.",
+        code=_code(case, 4),
+        line=line,
+    )
+
+
+def _alone(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Reason:
+    line, told = _line(case, loading=True)
+    workers = max(min(math.ceil(ns / phases), _cores(case)), 1)
+    return _Reason(
+        low=_overlapped(case, ns, phases),
+        high=round((phases + ns - max(phases, ns // workers)) * _HIDDEN_HIGH),
+        message="the next batch is made while nothing is computed: its DataLoader has no workers",
+        evidence=f"; {time_text(ns)} in the DataLoader of {loader['dataset']}{told}",
+        advice="Let workers make the next batches while this one is computed.",
+        code=_code(case, workers),
+        line=line or loader["line"],
+    )
+
+
+def _waiting(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Reason:
+    workers, cores = int(loader["workers"]), _cores(case)
+    needed = math.ceil(workers * case.step_ns / phases)
+    more = min(needed, cores)
+    evidence = f"; {time_text(ns)} waiting for {workers} {'worker' if workers == 1 else 'workers'} of the DataLoader"
+    evidence += f" of {loader['dataset']}; {needed} would keep up"
+    high = ns
+    if more > workers:
+        advice, code = "Start more workers.", _code(case, more)
+        high = min(ns, case.step_ns - case.step_ns * workers // more)
+    else:
+        advice = (
+            f"Do less for each sample, or do it once before training: more workers than the {cores} cores are no help."
+        )
+        code = "samples = [prepare(sample) for sample in samples]  # once, or kept in a file"
+    return _Reason(
+        low=0,
+        high=round(high * _HIDDEN_HIGH),
+        message="the step waits for the next batch: the workers of its DataLoader are slower than the step",
+        evidence=evidence,
+        advice=advice,
+        code=code,
+        line=loader["line"],
+    )
+
+
+def _restarted(case: Case, loader: Mapping[str, Any], ns: int) -> _Reason:
+    return _Reason(
+        low=round(ns * _HIDDEN_LOW),
+        high=round(ns * _HIDDEN_HIGH),
+        message="the workers of a DataLoader are started again each time it is looped over",
+        evidence=f"; {time_text(ns)} a step until {loader['workers']} of them are there",
+        advice="Keep the workers from one epoch to the next.",
+        code=_code(case, int(loader["workers"])),
+        line=loader["line"],
+    )
+
+
+def _line(case: Case, *, loading: bool) -> tuple[str | None, str]:
+    """Where most of the time between the phases is spent, and words for it; lines that torch worked on are not."""
+    samples = [each for each in case.facts.settings.get("between") or () if bool(each["loading"]) is loading]
+    for each in samples:
+        row = case.lines.get(each["line"])
+        computed = 0 if row is None else row.forward_ns + row.backward_ns
+        if each["share"] >= _LINE and computed < each["share"] * case.run.step.other_ns * _MOST:
+            return each["line"], f"; line {each['line'].rpartition(':')[2]} takes {percent(each['share'])} of it"
+    return None, ""
+
+
+def _overlapped(case: Case, ns: int, phases: int) -> int:
+    """What one worker hides at least; where all cores compute the step, perhaps nothing."""
+    free = case.on_cuda or _cores(case) > int(case.run.environment.get("threads") or 1)
+    return round(min(ns, phases) * _HIDDEN_LOW) if free else 0
+
+
+def _cores(case: Case) -> int:
+    return int(case.run.environment.get("cpus") or 1)
 
 
 def _usual_ns(case: Case) -> int:
@@ -68,9 +193,9 @@ def _usual_ns(case: Case) -> int:
     return step.other_ns - max(step.wall_ns - wall.median_ns, 0)
 
 
-def _code(case: Case) -> str:
+def _code(case: Case, workers: int) -> str:
     pinned = ", pin_memory=True" if case.on_cuda else ""
-    return f"DataLoader(dataset, batch_size, num_workers=4, persistent_workers=True{pinned})"
+    return f"DataLoader(dataset, batch_size, num_workers={workers}, persistent_workers=True{pinned})"
 
 
 RULE = Rule("data-loading", "time between the phases: data loading, or Python", find)

@@ -5,9 +5,10 @@ Example::
     torch.use_deterministic_algorithms(True)
 
 Pattern: on CUDA, the switch at the end of the recorded step, and the operations that its documentation lists, with the
-backward passes of convolution and embedding. On the CPU the rule is silent: index_put that adds took 0.2 to 0.8 of the
-other variant's time, and filling new memory next to nothing. Evidence: their measured time; and that new tensors are
-filled, where that is on. Estimate: none, the faster variants were not run.
+backward passes of convolution and of attention. What has no deterministic variant, as cumsum, is left out. On the CPU
+the rule is silent: index_put that adds took 0.2 to 0.8 of the other variant's time, and filling new memory next to
+nothing. Evidence: their measured time; and that new tensors are filled, where that is on. Estimate: none, the faster
+variants were not run.
 
 Source: torch.use_deterministic_algorithms; torch.utils.deterministic.fill_uninitialized_memory; PyTorch notes,
 Reproducibility.
@@ -25,10 +26,8 @@ from gradscope.units import percent
 
 _SLOWER = {
     "aten::convolution_backward",
-    "aten::cudnn_convolution_backward",
-    "aten::cumsum",
-    "aten::embedding_backward",
-    "aten::embedding_dense_backward",
+    "aten::_efficient_attention_backward",
+    "aten::_flash_attention_backward",
     "aten::gather_backward",
     "aten::index_add",
     "aten::index_add_",
@@ -37,8 +36,10 @@ _SLOWER = {
     "aten::index_put",
     "aten::index_put_",
     "aten::_index_put_impl_",
-    "aten::put_",
-    "aten::repeat_interleave",
+    "aten::max_pool3d_with_indices_backward",
+    "aten::replication_pad1d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
     "aten::scatter",
     "aten::scatter_",
     "aten::scatter_add",

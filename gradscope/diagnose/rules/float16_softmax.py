@@ -5,10 +5,11 @@ Example::
     scores = q @ k.transpose(-2, -1)                       # float16: at most 65504
     weights = F.softmax((scores / math.sqrt(d)).float(), dim=-1).half()
 
-Pattern: a product in float16 whose factors were neither scaled nor normalised, then what does not change its size,
-a softmax over the last dimension, and a product of that. Evidence: the inner dimension d, whose products are summed
-before anything is divided by √d; and the size of the float32 scores, where there are some. Estimate: the bytes of the
-float32 result of the softmax, which backward keeps beside its float16 copy.
+Pattern: a product in float16 whose factors were neither scaled nor normalised (rotary positions change no length), then
+what does not change its size, a softmax over the last dimension, and a product of that. A float32 softmax comes too
+late: the product has overflowed by then. Evidence: the inner dimension d, whose products are summed before anything is
+divided by √d; and the size of the float32 scores, where there are some. Estimate: the bytes of the float32 result of
+the softmax, which backward keeps beside its float16 copy.
 
 Source: PyTorch, Automatic Mixed Precision package, "Autocast op reference" (softmax in float32);
 torch.nn.functional.scaled_dot_product_attention; M. Shoeybi et al., Megatron-LM (apply_query_key_layer_scaling).
@@ -25,37 +26,26 @@ from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
 
-_PRODUCTS = {"bmm", "einsum", "matmul", "rmatmul"}
+_PRODUCTS = {"baddbmm", "bmm", "einsum", "matmul", "rmatmul"}
 
 # Between the product and the softmax: the scores themselves, whatever their dtype.
-_KEEPS = {"add", "clamp", "contiguous", "div", "float", "masked_fill", "mul", "sub", "to", "type", "where"}
+_SCALES = {"div", "mul"}
+_VIEWS = {"flatten", "reshape", "unflatten", "view"}
+_KEEPS = {"add", "clamp", "contiguous", "float", "masked_fill", "sub", "to", "type", "where", *_SCALES, *_VIEWS}
 
 # Between a projection and the product: another form of the same numbers.
-_FORMS = {
-    "chunk",
-    "contiguous",
-    "expand",
-    "flatten",
-    "getitem",
-    "half",
-    "mT",
-    "movedim",
-    "permute",
-    "repeat_interleave",
-    "reshape",
-    "split",
-    "squeeze",
-    "swapaxes",
-    "to",
-    "transpose",
-    "unbind",
-    "unflatten",
-    "unsqueeze",
-    "view",
-}
+_FORMS = (
+    {"chunk", "contiguous", "expand", "flatten", "float", "getitem", "half", "mT", "movedim", "permute", "reshape"}
+    | {"repeat_interleave", "split", "squeeze", "swapaxes", "to", "transpose", "type", "type_as", "unbind", "unflatten"}
+    | {"unsqueeze", "view", "view_as_complex", "view_as_real"}
+)
 
 # Where both factors come from one of these, nothing keeps their products small.
 _UNSCALED = {"linear", "matmul", "addmm", "conv1d"}
+
+# Rotary positions: what is multiplied with, by its maker or its name.
+_TURNS = {"cos", "polar", "sin"}
+_TURN_NAMES = ("cos", "freqs", "sin")
 
 _FLOAT16_MOST = 65504
 
@@ -64,6 +54,7 @@ _FLOAT16_MOST = 65504
 class _Scores:
     product: CallFact
     inner: int
+    scaled: bool  # between the product and the softmax
     upcast: TensorFact | None  # the scores in float32
 
 
@@ -85,18 +76,20 @@ def _finding(source: str | None, found: list[_Scores]) -> Finding:
     for each in found:
         if each.upcast is not None:
             upcasts[each.product.layer] = max(upcasts.get(each.product.layer, 0), 4 * each.upcast.elements)
-    message = "attention scores are multiplied in float16 before they are scaled, and may overflow"
+    scaled = any(each.scaled for each in found)
+    when = "before they are scaled" if scaled else "without being scaled"
+    message = f"attention scores are multiplied in float16 {when}, and may overflow"
     evidence = (
         f"each score is a sum of {counted(inner)} products of unscaled numbers; the largest float16 is {_FLOAT16_MOST}"
     )
-    advice = (
-        "Use scaled_dot_product_attention, which scales in float32 and keeps no scores, or scale the queries first."
-    )
+    advice = "Use scaled_dot_product_attention, which scales in float32 and keeps no scores"
+    advice += ", or scale the queries first." if scaled else "."
     extra = None
     if upcasts:
         message += "; then they are copied to float32 for the softmax"
-        extra = sum(upcasts.values())
-        evidence += f"; the float32 scores are {size_text(extra)}, beside the float16 ones"
+        size = sum(upcasts.values())
+        evidence += f"; the float32 scores are {size_text(size)}, beside the float16 ones"
+        extra = size if any(each.product.grad for each in found) else None
     return Finding(
         rule=RULE.name,
         severity="warning" if upcasts else "info",
@@ -106,7 +99,7 @@ def _finding(source: str | None, found: list[_Scores]) -> Finding:
         evidence=evidence,
         predicted_saving_bytes=extra,
         advice=advice,
-        code="y = F.scaled_dot_product_attention(q, k, v)",
+        code=f"y = F.scaled_dot_product_attention(q, k, v{'' if scaled else ', scale=1.0'})",
     )
 
 
@@ -118,27 +111,60 @@ def _scores(case: Case, softmax: CallFact) -> _Scores | None:
     if softmax.argument(1, "dim") not in (-1, last) or not _meets_values(case, softmax.outputs[0], last):
         return None
     upcast = next((each for each in (softmax.outputs[0], softmax.inputs[0]) if each.dtype == "float32"), None)
-    product = _product_before(case, softmax.inputs[0])
-    if product is None or len(product.inputs) != 2 or product.outputs[0].dtype != "float16":
+    made = _product_before(case, softmax.inputs[0])
+    if made is None:
         return None
-    if not all(each.dtype == "float16" or product.autocast for each in product.inputs):
+    product, scaled = made
+    factors = _factors(product)
+    if len(factors) != 2 or product.outputs[0].dtype != "float16":
         return None
-    if not all(_is_unscaled(case, each) for each in product.inputs):
+    if not all(each.dtype == "float16" or product.autocast for each in factors):
         return None
-    return _Scores(product, product.inputs[0].shape[-1], upcast)
+    if not all(_is_unscaled(case, each) for each in factors):
+        return None
+    return _Scores(product, _inner(product, factors), scaled, upcast)
 
 
-def _product_before(case: Case, tensor: TensorFact) -> CallFact | None:
-    while tensor.producer is not None:
+def _product_before(case: Case, scores: TensorFact) -> tuple[CallFact, bool] | None:
+    """The product that made the scores, and whether they were scaled since."""
+    waiting, seen = [(scores, False)], set[int]()
+    while waiting:
+        tensor, scaled = waiting.pop()
+        if tensor.producer is None or tensor.producer in seen:
+            continue
+        seen.add(tensor.producer)
         call = case.call(tensor.producer)
         if call.op in _PRODUCTS:
-            return call
-        same = [each for each in call.inputs if each.shape == tensor.shape]
-        if call.op not in _KEEPS or not same:
-            return None
-        # where(mask, scores, value) is given the mask first.
-        tensor = next((each for each in same if each.dtype != "bool"), same[0])
+            return call, scaled
+        if call.op not in _KEEPS:
+            continue
+        # Of several, one may be a bias, and where is given the mask first.
+        same = [each for each in call.inputs if each.dtype != "bool" and each.shape[-2:] == tensor.shape[-2:]]
+        if call.op not in _VIEWS:
+            same = [each for each in same if each.shape == tensor.shape]
+        waiting += [(each, scaled or call.op in _SCALES) for each in reversed(same)]
     return None
+
+
+def _factors(product: CallFact) -> tuple[TensorFact, ...]:
+    if product.op != "baddbmm":
+        return product.inputs
+    # The sums are multiplied with alpha while they are float32.
+    return product.inputs[1:] if product.kwargs.get("alpha", 1) == 1 else ()
+
+
+def _inner(product: CallFact, factors: tuple[TensorFact, ...]) -> int:
+    """The size of the dimension that is summed over."""
+    first = factors[0].shape
+    if product.op == "rmatmul":
+        return first[-2]
+    if product.op == "einsum" and isinstance(product.args[0], str):
+        letters, _, made = product.args[0].replace(" ", "").partition("->")
+        names = letters.split(",")[0]
+        summed = [size for size, name in zip(first, names, strict=False) if name not in made]
+        if made and "." not in letters and summed:
+            return max(summed)
+    return first[-1]
 
 
 def _meets_values(case: Case, weights: TensorFact, last: int) -> bool:
@@ -155,15 +181,48 @@ def _meets_values(case: Case, weights: TensorFact, last: int) -> bool:
 
 
 def _is_unscaled(case: Case, tensor: TensorFact) -> bool:
-    """Whether it is the plain output of a projection; where that cannot be told, no."""
+    """Whether it is the plain output of a projection, turned or not; where that cannot be told, no."""
     while tensor.producer is not None:
         call = case.call(tensor.producer)
         if call.op in _UNSCALED:
             return True
-        if call.op not in _FORMS or not call.inputs:
+        if call.op in {"cat", "stack"}:
+            parts = [each for each in call.inputs if each.elements]  # a cache may be empty at first
+            return bool(parts) and all(_is_unscaled(case, each) for each in parts)
+        if call.op in {"add", "sub"}:
+            return len(call.inputs) == 2 and all(_is_turned(case, each) for each in call.inputs)
+        if call.op == "mul" and tensor.dtype.startswith("complex"):
+            return _is_turned(case, tensor)
+        if call.op not in _FORMS | {"neg"} or not call.inputs:
             return False
         tensor = call.inputs[0]
     return False
+
+
+def _is_turned(case: Case, tensor: TensorFact) -> bool:
+    """Whether it is an unscaled tensor times sines or cosines."""
+    call = case.call(tensor.producer) if tensor.producer is not None else None
+    if call is None or call.op != "mul" or len(call.inputs) != 2:
+        return False
+    one, other = call.inputs
+    return any(_is_turn(case, turn) and _is_unscaled(case, turned) for turn, turned in ((other, one), (one, other)))
+
+
+def _is_turn(case: Case, tensor: TensorFact) -> bool:
+    while tensor.producer is not None:
+        call = case.call(tensor.producer)
+        if call.op in _TURNS:
+            return True
+        enlarged = call.op == "mul" and len(call.inputs) == 1 and _factor(call) >= 1
+        if not (enlarged or call.op in _FORMS | {"cat", "stack"}) or not call.inputs:
+            return False
+        tensor = call.inputs[0]
+    name = (tensor.parameter or "").rpartition(".")[2]
+    return not tensor.requires_grad and any(part in name for part in _TURN_NAMES)
+
+
+def _factor(call: CallFact) -> float:
+    return max((each for each in call.args if isinstance(each, (int, float))), default=0.0)
 
 
 RULE = Rule("float16-softmax", "attention scores in float16 that may overflow", find)

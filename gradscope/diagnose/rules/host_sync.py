@@ -2,17 +2,19 @@
 
 Example::
 
-    if loss.item() > 10: ...  # also .tolist(), float(x), if x.any(): ..., print(x), x.cpu()
+    if loss.item() > 10: ...  # also .tolist(), float(x), if x.any(): ..., print(x), f"{x:.3f}", x.cpu()
     chosen = x[mask]  # and nonzero(), unique(): how large is the result?
+    mask = torch.tensor(rows).to(x.device)  # a copy to the GPU is waited for too, without non_blocking=True
 
-Pattern: calls that must know the content of a tensor on the device, by line, in the recorded step. A GPU works on
-while Python runs ahead; each such call makes Python wait for all of it, and then the GPU wait for Python. On a CPU
-there is nothing to wait for: a line of a module is told of from ten calls a step on, for what it costs to call, where
-it takes 1 % of the step.
+Pattern: calls that must know the content of a tensor on the device, or that copy one to it, by line, in the recorded
+step: in modules, in the loop, and in hooks that run in backward. A GPU works on while Python runs ahead; each such call
+makes Python wait for all of it, and then the GPU wait for Python. On a CPU there is nothing to wait for: a line of a
+module is told of from ten calls a step on, for what it costs to call, where it takes 1 % of the step.
 
 Evidence: which calls, how often a step. Estimate: none.
 
-Source: PyTorch, Performance Tuning Guide, "Avoid unnecessary CPU-GPU synchronization".
+Source: PyTorch, Performance Tuning Guide, "Avoid unnecessary CPU-GPU synchronization"; CUDA semantics, "Use pinned
+memory buffers".
 """
 
 from __future__ import annotations
@@ -35,6 +37,11 @@ _READS = {
     "__float__": "float()",
     "__int__": "int()",
     "__index__": "an index",
+    "__complex__": "complex()",
+    "__contains__": "in",
+    "__repr__": "as a text",
+    "__format__": "in a text",
+    "is_nonzero": "is_nonzero",
     "equal": "torch.equal",
     "allclose": "torch.allclose",
 }
@@ -50,8 +57,9 @@ _MANY_ON_CPU = 10
 _LEAST_SHARE_ON_CPU = 0.01
 # An optimizer reads its own counters, and a scaler whether it may step: neither can be helped.
 _STEPS = re.compile(r"\.step\(")
-_PRINTS = re.compile(r"\bprint\(|\blogg?(?:er|ing)?\.(?:info|debug|warning)\(")
-_LOOKS = re.compile(r"\.(?:shape|size|dtype|device|dim)\b")
+_SHOWS = {"__repr__", "__format__"}
+_MOVES = {"cpu", "to", "cuda", "type_as"}
+_MAKES = {"tensor", "as_tensor", "asarray"}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -65,12 +73,12 @@ def find(case: Case) -> Iterator[Finding]:
         finding = _finding(case, source, calls)
         if finding is not None:
             yield finding
-    if case.on_cuda:
-        yield from _prints(case, set(found))
 
 
 def _waits(call: CallFact) -> str:
     """How the call is spelled, where it must know the content of a tensor; else ""."""
+    if call.op in _MAKES and _is_from_cpu(call):
+        return f"torch.{call.op}"
     if not call.inputs:
         return ""
     if call.op in _READS or call.op in _SIZES:
@@ -81,9 +89,21 @@ def _waits(call: CallFact) -> str:
         return "a boolean mask" if _masked(call) else ""
     if call.op == "repeat_interleave" and len(call.inputs) > 1 and call.argument(3, "output_size") is None:
         return "repeat_interleave"
-    moved = call.op in ("cpu", "to") and call.inputs[0].device == "cuda" and bool(call.outputs)
-    blocking = call.kwargs.get("non_blocking") is not True
-    return f".{call.op}()" if moved and blocking and call.outputs[0].device == "cpu" else ""
+    if call.op not in _MOVES or not call.outputs or _is_asynchronous(call):
+        return ""
+    return f".{call.op}()" if call.inputs[0].device != call.outputs[0].device else ""
+
+
+def _is_from_cpu(call: CallFact) -> bool:
+    """Whether it puts on the GPU what was not there."""
+    made = call.outputs[:1]
+    return bool(made) and made[0].device == "cuda" and all(tensor.device == "cpu" for tensor in call.inputs)
+
+
+def _is_asynchronous(call: CallFact) -> bool:
+    """Whether non_blocking was asked for, by name or as the first of the flags."""
+    flags = [argument for argument in call.args[1:] if isinstance(argument, bool)]
+    return call.kwargs.get("non_blocking", flags[0] if flags else False) is True
 
 
 def _masked(call: CallFact) -> bool:
@@ -96,7 +116,7 @@ def _masked(call: CallFact) -> bool:
 
 
 def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Finding | None:
-    on_device = [(call, what) for call, what in calls if any(tensor.device == "cuda" for tensor in call.inputs)]
+    on_device = [(call, what) for call, what in calls if _on_gpu(call)]
     if not on_device:
         calls = [(call, what) for call, what in calls if call.layer is not None and call.op in _READS]
         if case.on_cuda or len(calls) < _MANY_ON_CPU or share(case.lines_ns([source]), case) < _LEAST_SHARE_ON_CPU:
@@ -104,16 +124,20 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
     calls = on_device or calls
     layers = tuple(dict.fromkeys(call.layer for call, _ in calls if call.layer is not None))
     kinds = Counter(what for _, what in calls)
-    told = ", ".join(f"{what} {counted(count)} times" for what, count in kinds.most_common())
-    spent = case.lines_ns([source])
-    # One look at the loss in a step is common, and at the end of it there is little left to wait for.
-    severity: Severity = "warning" if on_device and (layers or len(calls) > 1) else "info"
-    if on_device:
-        message = "Python waits for the GPU to learn the content of a tensor, and then the GPU for Python"
-        evidence = f"{told} a step"
-    else:
+    told = ", ".join(f"{what} {_times(count)}" for what, count in kinds.most_common())
+    # One look at the loss, or a copy of the batch, is common, and at the end of it there is little left to wait for.
+    copied = bool(on_device) and all(_is_copied(call) for call, _ in calls)
+    severity: Severity = "warning" if on_device and (layers or (len(calls) > 1 and not copied)) else "info"
+    evidence = f"{told} a step"
+    if not on_device:
         message = "the content of tensors is read one by one, which costs a call each"
-        evidence = f"{told} a step; the line takes {time_text(spent)}"
+        evidence += f"; the line takes {time_text(case.lines_ns([source]))}"
+    elif copied:
+        message = "Python waits for the GPU to copy a tensor there, and then the GPU for Python"
+        sizes = ["x".join(map(str, call.outputs[0].shape)) or "1" for call, _ in calls]
+        evidence += f", {', '.join(dict.fromkeys(sizes))} elements"
+    else:
+        message = "Python waits for the GPU to learn the content of a tensor, and then the GPU for Python"
     advice, code = _advice(calls, bool(on_device))
     return Finding(
         rule=RULE.name,
@@ -127,12 +151,39 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
     )
 
 
+def _on_gpu(call: CallFact) -> bool:
+    return any(tensor.device == "cuda" for tensor in (*call.inputs, *call.outputs))
+
+
+def _is_copied(call: CallFact) -> bool:
+    """Whether it waits for a copy to the GPU, and for nothing else."""
+    return call.op in _MAKES | _MOVES and _is_from_cpu(call)
+
+
+def _times(count: int) -> str:
+    return "1 time" if count == 1 else f"{counted(count)} times"
+
+
 def _advice(calls: list[tuple[CallFact, str]], on_device: bool) -> tuple[str, str]:
     call = calls[0][0]
-    if call.op in ("getitem", "setitem", "where", "nonzero", "argwhere", *_SIZES):
+    if call.op in _SHOWS:
+        return "Print once in many steps, or after training.", "if step % 100 == 0: print(loss.item())"
+    if call.op in ("getitem", "setitem", "where", *_SIZES):
         return (
             "Keep the shape: choose with torch.where or multiply by the mask, and divide by its sum.",
             "total = torch.where(mask, x, 0.0).sum()",
+        )
+    if call.op == "repeat_interleave":
+        return "Say how large the result is.", "torch.repeat_interleave(x, repeats, output_size=length)"
+    if on_device and _is_copied(call) and call.layer is None:
+        return (
+            "Copy from pinned memory while the GPU works.",
+            "x = x.to(device, non_blocking=True)  # from DataLoader(..., pin_memory=True)",
+        )
+    if on_device and _is_copied(call):
+        return (
+            "Make the tensor on the device, or once: as a buffer it moves with the module.",
+            'self.register_buffer("mask", mask)',
         )
     if call.op == "__bool__":
         return (
@@ -145,23 +196,6 @@ def _advice(calls: list[tuple[CallFact, str]], on_device: bool) -> tuple[str, st
             "total += loss.detach()  # total.item() when it is printed",
         )
     return "Collect the values in one tensor and read them once.", "values = torch.stack(found).tolist()"
-
-
-def _prints(case: Case, known: set[str]) -> Iterator[Finding]:
-    """Lines that print what torch computed there: the content has to be known."""
-    for source, row in case.lines.items():
-        if source in known or not row.forward_ns or not _PRINTS.search(row.text) or _LOOKS.search(row.text):
-            continue
-        yield Finding(
-            rule=RULE.name,
-            severity="warning",
-            layers=(row.layer,) if row.layer is not None else (),
-            line=source,
-            message="a tensor is printed: Python waits for the GPU to learn its content",
-            evidence=f"{row.text.strip()[:60]} takes {time_text(row.forward_ns)} of a step",
-            advice="Print once in many steps, or after training.",
-            code="if step % 100 == 0: print(loss.item())",
-        )
 
 
 RULE = Rule("host-sync", "Python waits for the content of a tensor", find)

@@ -5,9 +5,11 @@ Example::
     losses.append(loss)  # keeps the tensor and the graph behind it; losses.append(loss.item()) keeps a number
 
 Pattern: memory of the step that belongs to no parameter, gradient, buffer or optimizer, is alive when the step ends,
-and of which the step before left as much behind at the same place. Evidence: the bytes that stay, by the line that made
-them. Estimate: what one step leaves behind; it adds up over the steps. The graph's nodes, which a kept loss holds too,
-are not in torch's allocator and come on top.
+and of which the step before left as much behind at the same place. And a number with a gradient that is added to one
+from before the step, as in ``total += loss``, and that nothing reads but Python: each sum holds the graph of the one
+before. Evidence: the bytes that stay, by the line that made them; for a sum, its line. Estimate: what one step leaves
+behind; it adds up over the steps. The graph's nodes, which a kept loss holds too, are not in torch's allocator and come
+on top: a sum's are all there is of it.
 
 Source: https://pytorch.org/docs/stable/notes/faq.html, "My model reports cuda runtime error: out of memory": do not
 accumulate history across the training loop.
@@ -18,15 +20,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
-from gradscope.tables import Finding, RetainedRow
+from gradscope.tables import CallFact, Finding, RetainedRow
 from gradscope.units import size as size_text
 
 _CRITICAL_SHARE, _WARNING_SHARE = 0.01, 0.0001  # of the peak, with each step
 _SCALAR = 64  # bytes
+_READS = {"item", "tolist", "detach", "__float__", "__format__", "__repr__", "cpu", "numpy", "div"}
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for all that grows: what one name keeps was often made on many lines."""
+    """One for all that grows: what one name keeps was often made on many lines; and one for each sum."""
+    yield from _kept(case)
+    yield from _sums(case)
+
+
+def _kept(case: Case) -> Iterator[Finding]:
     memory = case.run.memory
     rows = [row for row in memory.retained if row.grows and row.phase != "optimizer"] if memory is not None else []
     if memory is None or not rows:
@@ -38,9 +46,9 @@ def find(case: Case) -> Iterator[Finding]:
     made = [tensor for call in case.calls_of_line.get(source or "", ()) for tensor in call.outputs]
     detached = any(case.call(index).op == "detach" for tensor in made for index in tensor.users)
     scalars = total <= _SCALAR * sum(row.count for row in rows)
-    if scalars and detached:
-        return  # numbers that are kept on the device on purpose
     graph = not detached and any(tensor.requires_grad for tensor in made)
+    if scalars and made and not graph:
+        return  # numbers that are kept on the device on purpose
     grave = part >= _WARNING_SHARE or graph
     severity: Severity = "critical" if part >= _CRITICAL_SHARE else "warning" if grave else "info"
     evidence = f"each step leaves {size_text(total)} behind, {size_text(1000 * total)} after 1000 steps"
@@ -56,10 +64,41 @@ def find(case: Case) -> Iterator[Finding]:
         line=source,
         message="tensors of a step stay alive after it, and every step adds more",
         evidence=evidence + (f" ({text})" if text else ""),
-        predicted_saving_bytes=total,
+        predicted_saving_bytes=None if scalars and graph else total,  # the graph is no part of that number
         advice=f"Keep numbers or detached copies instead of what {_where(source)} makes, or drop the old ones.",
         code="losses.append(loss.item())" if scalars else "kept.append(x.detach().cpu())",
     )
+
+
+def _sums(case: Case) -> Iterator[Finding]:
+    for call in case.facts.calls:
+        if call.op == "add" and call.layer is None and call.source is not None and _is_sum(case, call):
+            yield Finding(
+                rule=RULE.name,
+                severity="warning",
+                layers=(),
+                line=call.source,
+                message="a sum over the steps holds the graph of every step that was added to it",
+                evidence="1 number with a gradient is added to that of the steps before, and no backward pass reads it",
+                advice="Add the number without its graph.",
+                code="total += loss.detach()  # or loss.item()",
+            )
+
+
+def _is_sum(case: Case, call: CallFact) -> bool:
+    """Whether it adds a number to one from before, for nobody but Python to read.
+
+    A script's step ends with its optimizer: then the loss is from before too, as in a sum of two that is only printed.
+    """
+    tensors = [each for each in call.inputs if not each.shape and each.requires_grad and each.parameter is None]
+    if len(tensors) != 2 or not call.grad or len(call.outputs) != 1 or not call.outputs[0].requires_grad:
+        return False
+    old = [each for each in tensors if each.producer is None]
+    made = call.outputs[0]
+    users = {case.call(index).op for index in made.users}
+    if len(old) == 2 and made.storage not in [each.storage for each in tensors]:
+        return not users
+    return bool(old) and users <= _READS
 
 
 def _kept_at(case: Case, rows: list[RetainedRow]) -> str | None:

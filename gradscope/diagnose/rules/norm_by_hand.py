@@ -29,7 +29,8 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _message(case: Case, place: PlaceFact) -> str:
     if place.recipe == "add_norm":
-        return "dropout, the residual sum and the normalisation each pass over the same tensor"
+        dropped = "dropout, " if any(case.call(index).op == "dropout" for index in place.calls) else ""
+        return f"{dropped}the residual sum and the normalisation each pass over the same tensor"
     kind = "an RMS" if place.recipe == "rms_norm" else "a layer"
     if all(case.call(index).op == place.recipe for index in place.calls):
         return f"torch computes {kind} normalisation on the CPU in plain operations, each of which keeps a tensor"

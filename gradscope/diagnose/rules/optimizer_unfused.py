@@ -4,11 +4,12 @@ Example::
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
-Pattern: torch's own Adam, AdamW or Adagrad without ``fused=True``, on CUDA also SGD, whose parameters are all floating
-and dense. On the CPU SGD is left alone: without momentum fused often took longer, with it sometimes. Evidence: the
-measured time of the optimizer's step. Estimate: on a busy CPU of 2 cores (2 to 200 tensors of 64 to 8 M elements) fused
-Adam, AdamW and Adagrad took 0.05 to 0.5 of the time, once 0.9; so 0.3 is taken, with a range of 0.1 to 0.6. On CUDA,
-where tensors are grouped already, 0.7 with a range of 0.4 to 0.95 is assumed, not measured.
+Pattern: torch's own Adam or AdamW without ``fused=True``, on the CPU also Adagrad and on CUDA SGD, whose parameters are
+all floating and dense. No other class of torch has a fused variant. On the CPU SGD is left alone: without momentum
+fused often took longer, with it sometimes. So is Adagrad on CUDA: older versions of torch have no fused one there.
+Evidence: the measured time of the optimizer's step. Estimate: on a busy CPU of 2 cores (2 to 200 tensors of 64 to 8 M
+elements) fused Adam, AdamW and Adagrad took 0.05 to 0.5 of the time, once 0.9; so 0.3 is taken, with a range of 0.1 to
+0.6. On CUDA, where tensors are grouped already, 0.7 with a range of 0.4 to 0.95 is assumed, not measured.
 
 Source: PyTorch performance tuning guide, "Fuse optimizer step"; torch.optim, "for-loop, foreach and fused".
 """
@@ -23,7 +24,9 @@ from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 
-_ADAPTIVE = ("Adagrad", "Adam", "AdamW")
+_CPU = ("Adagrad", "Adam", "AdamW")
+_CUDA = ("Adam", "AdamW", "SGD")
+_MAY_BE_SPARSE = ("Adagrad", "SGD")
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
 _CLEARING = {"aten::zero_", "aten::fill_", "aten::_foreach_zero_"}
 _CLEARING_RANGE = "Optimizer.zero_grad#"
@@ -37,7 +40,7 @@ _LEAST = 0.03
 
 def find(case: Case) -> Iterator[Finding]:
     """At most one: the step's time is known of all optimizers together."""
-    known = (*_ADAPTIVE, "SGD") if case.on_cuda else _ADAPTIVE
+    known = _CUDA if case.on_cuda else _CPU
     optimizers = case.facts.optimizers
     if not optimizers or any(each.fused or each.class_name not in known for each in optimizers):
         return
@@ -59,8 +62,12 @@ def find(case: Case) -> Iterator[Finding]:
             f"{counted(elements)} elements"
         ),
         predicted_saving_ns=likely,
-        advice="Pass fused=True to the optimizer.",
-        code=f"torch.optim.{optimizers[0].class_name}(model.parameters(), ..., fused=True)",
+        advice=(
+            "Pass fused=True to the optimizer, in place of foreach=True."
+            if any(each.foreach for each in optimizers)
+            else "Pass fused=True to the optimizer, beside what it is given."
+        ),
+        code=f"optimizer = torch.optim.{optimizers[0].class_name}(model.parameters(), lr=lr, fused=True)",
         predicted_low_ns=low,
         predicted_high_ns=high,
     )
@@ -76,7 +83,9 @@ def _step_ns(case: Case) -> int:
 
 
 def _fusable(case: Case) -> bool:
-    """Fused kernels take dense floating parameters only."""
+    """Fused kernels take dense floating parameters only; Adam takes no others anyway."""
+    if not case.facts.recorded and any(each.class_name in _MAY_BE_SPARSE for each in case.facts.optimizers):
+        return False
     if any(call.kwargs.get("sparse") is True or _sparse_embedding(call.op, call.args) for call in case.facts.calls):
         return False
     trained = [each for each in case.facts.parameters if each.requires_grad]
@@ -85,7 +94,9 @@ def _fusable(case: Case) -> bool:
 
 def _sparse_embedding(op: str, args: tuple[object, ...]) -> bool:
     # torch.nn.functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    return op == "embedding" and len(args) > 6 and args[6] is True
+    # torch.nn.functional.embedding_bag(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
+    place = {"embedding": 6, "embedding_bag": 7}.get(op)
+    return place is not None and len(args) > place and args[place] is True
 
 
 RULE = Rule("optimizer-unfused", "an optimizer that could be fused", find)

@@ -119,8 +119,7 @@ def _finding(
     evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward"
     if again:
         evidence += f"; making {'it' if len(kept) == 1 else 'them'} again takes about {time_text(again)} of a step"
-    inner = _name(kept[0][0].layer) if call.module is not None else f"F.{call.op}"
-    outer = _name(kept[0][1].layer) if users[0].module is not None else "F.linear"
+    inner, outer = _names(case, call, users[0], kept[0])
     return Finding(
         rule=RULE.name,
         severity="info",
@@ -130,16 +129,37 @@ def _finding(
         evidence=evidence,
         predicted_saving_bytes=total,
         advice=f"If memory is short, checkpoint {name} with the linear layer after it: only {name} is run again.",
-        code=f"checkpoint(lambda h: {outer}({inner}(h)), h, use_reentrant=False)",
+        code=f"checkpoint(lambda h: {outer}({inner}), h, use_reentrant=False)",
     )
 
 
-def _name(path: str | None) -> str:
-    """How the class above would call the layer: "self.down", "mlp[2]"."""
-    parts = (path or "self").split(".")
-    if parts[-1].isdigit():
-        return f"{parts[-2]}[{parts[-1]}]" if len(parts) > 1 else f"self[{parts[-1]}]"
-    return f"self.{parts[-1]}"
+def _names(case: Case, call: CallFact, user: CallFact, kept: tuple[SavedRow, SavedRow]) -> tuple[str, str]:
+    """How the innermost class that holds both would call them: "self.down", "mlp[2]", "self.mlp.up"."""
+    first, second = kept[0].layer or "", kept[1].layer or ""
+    given = ', approximate="tanh"' if call.argument(1, "approximate") == "tanh" else ""
+    # A function in a layer of its own is called as that layer.
+    alone = call.module is not None or not any(row.parent == first for row in case.run.layers)
+    linear = user.module is not None
+    above = _above([path for path, known in ((first, alone), (second, linear)) if known])
+    inner = f"{_name(first, above)}(h)" if alone else f"F.{call.op}(h{given})"
+    return inner, _name(second, above) if linear else "F.linear"
+
+
+def _above(paths: list[str]) -> str:
+    """The layer that holds all of these."""
+    parts = [path.split(".")[:-1] for path in paths]
+    same = 0
+    while parts and all(len(each) > same and each[same] == parts[0][same] for each in parts):
+        same += 1
+    return ".".join(parts[0][:same]) if parts else ""
+
+
+def _name(path: str, above: str) -> str:
+    """Of a layer, as its holder calls it; a part of a sequence by the sequence's own name."""
+    below = path.removeprefix(f"{above}.") if above else path
+    if below.isdigit() and above:
+        return f"{above.rpartition('.')[2]}[{below}]"
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in below.split("."))
 
 
 RULE = Rule("saved-activation-inputs", "input and result of a cheap operation both kept for backward", find)

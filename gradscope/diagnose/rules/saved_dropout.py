@@ -6,8 +6,8 @@ Example::
 
 Pattern: what nodes of dropout save: on a CPU the factor of the product with the mask, on a GPU the mask of
 ``native_dropout``. Evidence: bytes of these storages, as the memory steps measured them, and the time of drawing the
-mask. Estimate: all their bytes; the recipe keeps 8 bytes a call. A dropout that another recipe takes over is left to
-that recipe's finding.
+mask. Estimate: all their bytes; the recipe keeps 8 bytes a call. A dropout that another recipe takes over, or that
+goes with attention by hand, is left to that finding.
 
 Source: N. Srivastava et al., Dropout (JMLR 15, 2014); V. Korthikanti et al., Reducing activation recomputation in large
 transformer models (arXiv:2205.05198), section 4: masks are one of the larger parts of what is kept.
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule, Severity
+from gradscope.diagnose.rules.attention_by_hand import calls_without_recipe
 from gradscope.diagnose.rules.slices_zero_filled import layers_of, replaced_calls
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
@@ -49,7 +50,7 @@ def find(case: Case) -> Iterator[Finding]:
 def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[CallFact]]:
     """Calls that drop something with a gradient, by layer and line."""
     found: defaultdict[tuple[str | None, str | None], list[CallFact]] = defaultdict(list)
-    left_out = replaced_calls(case)
+    left_out = replaced_calls(case) | calls_without_recipe(case)
     for call in case.facts.calls:
         if call.op != "dropout" or call.layer is None or call.index in left_out or not call.grad:
             continue

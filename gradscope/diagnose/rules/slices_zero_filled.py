@@ -38,6 +38,9 @@ VIEWS = frozenset(
     | {"narrow", "select", "diagonal", "unfold", "detach", "contiguous", "to"}
 )
 
+# Their layers add gradients of their own, of weights over the steps of a sequence.
+_ADDS_INSIDE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"})
+
 _MANY = 4  # parts that need not cover the tensor
 _WITHIN = 1.5
 
@@ -102,9 +105,11 @@ def layers_of(case: Case, call: CallFact) -> list[str]:
 def _groups(case: Case) -> Iterator[_Parts]:
     found: defaultdict[tuple[object, ...], list[CallFact]] = defaultdict(list)
     left_out, changed = replaced_calls(case), changed_in_place(case)
+    # A line that a recipe rewrites is rewritten for all who run it.
+    rewritten = {case.call(index).source for index in left_out}
     for call in case.facts.calls:
         cut = _cut(call)
-        if cut is None or call.index in left_out or call.inputs[0].storage in changed:
+        if cut is None or call.source in rewritten or call.index in left_out or call.inputs[0].storage in changed:
             continue
         whole = call.inputs[0]
         found[whole.producer, whole.storage, whole.shape, whole.strides, *cut].append(call)
@@ -200,9 +205,13 @@ def _finding(
     number = len(one.calls)
     lines = sorted(sources, key=lambda source: (source.rpartition(":")[0], int(source.rpartition(":")[2])))
     layers = tuple(dict.fromkeys(call.layer for parts in found for call in parts.calls if call.layer is not None))
-    evidence = f"{counted(number)} parts of a tensor of {_shape(one.whole)}"
-    if len(found) > 1:
-        evidence += f", {counted(len(found))} times a step"
+    names = _names(text_at(case, lines[0]))
+    several = len(names) > 1 and len(found) % len(names) == 0 and len(sources) == 1
+    which = f"each of {' and '.join(names)}, " if several else "a tensor "
+    evidence = f"{counted(number)} parts of {which}of {_shape(one.whole)}"
+    times = len(found) // (len(names) if several else 1)
+    if times > 1:
+        evidence += f", {counted(times)} times a step"
     if len(lines) > 1:
         evidence += f", on lines {', '.join(line.rpartition(':')[2] for line in lines[:4])}"
     if spent:
@@ -217,7 +226,9 @@ def _finding(
         evidence=evidence,
         predicted_saving_ns=saving or None,
         advice=f"Take all parts with one {how}, whose backward writes the whole gradient once.",
-        code=_code(one, text_at(case, lines[0])),
+        code="; ".join(
+            _code(one, text_at(case, lines[0]), name) for name in (names if several else names[:1] or ["x"])
+        ),
         predicted_low_ns=round(saving / _WITHIN) or None,
         predicted_high_ns=round(spent) or None,
     )
@@ -235,7 +246,7 @@ def _times(
         own = elements * sum(1 for call in parts.calls if call.layer == layer)
         time += sum(row.self_ns for row in rows) * own / max(zeros[layer, parts.kind], 1)
     passes += number + 2
-    if parts.whole.producer is not None:
+    if parts.whole.producer is not None and case.call(parts.whole.producer).op not in _ADDS_INSIDE:
         maker = case.call(parts.whole.producer)
         paths = layers_of(case, maker)
         added = sum(row.self_ns for path in paths for row in case.ops.get((path, "gradient_sum"), ()))
@@ -245,12 +256,12 @@ def _times(
     return time, time * (1 - 2 / passes)
 
 
-def _code(parts: _Parts, text: str) -> str:
-    name = _name(text)
+def _code(parts: _Parts, text: str, name: str) -> str:
     number, dimension = len(parts.calls), parts.dimension
-    if parts.kind == "select":
-        return f"parts = {name}.unbind({dimension})"
     names = ", ".join("abcdefgh"[:number]) if number <= 8 else "parts"
+    if parts.kind == "select":
+        names = names if number == parts.size <= 8 else "parts" if name == "x" else f"{name}_parts"
+        return f"{names} = {name}.unbind({dimension})"
     if parts.stride > 1:
         return f"{names} = {name}.unflatten({dimension}, (-1, {parts.stride})).unbind({dimension + 1})"
     sizes = [call.outputs[0].shape[dimension] for call in parts.calls]
@@ -264,12 +275,12 @@ def _code(parts: _Parts, text: str) -> str:
     return f"{names} = {name}.split({sizes}, dim={dimension})"
 
 
-def _name(text: str) -> str:
-    """What the line calls the tensor; "x" where that is not plain."""
-    found = re.search(r"([A-Za-z_]\w*)\[", text)
-    return (
-        found[1] if found and text[: found.start()].count("[") == 0 and not text[: found.start()].endswith(".") else "x"
-    )
+def _names(text: str) -> list[str]:
+    """What the line calls the tensors that it takes parts of; none where that is not plain."""
+    found = list(re.finditer(r"([A-Za-z_]\w*)\[", text))
+    plain = all(text[: each.start()].count("[") == text[: each.start()].count("]") for each in found)
+    plain = plain and not any(text[: each.start()].endswith(".") for each in found)
+    return list(dict.fromkeys(each[1] for each in found)) if plain else []
 
 
 def _shape(tensor: TensorFact) -> str:

@@ -1,12 +1,14 @@
-"""Products of float32 matrices run on a GPU's ordinary units, though it has tensor cores for them.
+"""Products or convolutions of float32 run on a GPU's ordinary units, though it has tensor cores for them.
 
 Example::
 
     torch.set_float32_matmul_precision("highest")  # torch's default
+    torch.backends.cudnn.allow_tf32 = False  # of convolutions; torch's default is True
 
-Pattern: CUDA of compute capability 8.0 or more, precision "highest", products of float32 outside autocast. Evidence:
-their measured time. Estimate: half of it on capability 8.0, 9.0 and 10.x, where TF32 is 6 to 8 times as fast on paper
-(low: a fifth, high: four fifths); none on other cards, some of which gain nothing.
+Pattern: CUDA of compute capability 8.0 or more, TF32 not allowed by whatever switch (``allow_tf32``, the precision of
+products, ``fp32_precision``), products or convolutions of float32 outside autocast. Evidence: their measured time.
+Estimate: half of it on capability 8.0, 9.0 and 10.x, where TF32 is 6 to 8 times as fast on paper (low: a fifth, high:
+four fifths); none on other cards, some of which gain nothing.
 
 Source: PyTorch performance tuning guide and CUDA semantics, "TensorFloat-32 (TF32) on Ampere (and later) devices";
 torch.set_float32_matmul_precision; NVIDIA A100 and H100 data sheets.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gradscope.diagnose.case import Case, Rule, severity_of, share
 from gradscope.tables import CallFact, Finding
@@ -23,52 +26,106 @@ from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 
-_CALLS = {"addbmm", "addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm", "rmatmul"}
-_ROWS = {"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm", "aten::_addmm_activation"}
-
 # Low, likely, high: parts of the products' time.
 _GAINS = (0.2, 0.5, 0.8)
 
 _LEAST = 0.01
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What has a switch of its own.
+
+    Attributes:
+        name: as the settings have it.
+        calls: of torch, as they are recorded.
+        rows: that do the work.
+        older, newer: the line that allows TF32; the newer where the code sets an ``fp32_precision`` already.
+    """
+
+    name: str
+    text: str
+    calls: frozenset[str]
+    rows: frozenset[str]
+    older: str
+    newer: str
+
+
+_KINDS = (
+    _Kind(
+        "matmul",
+        "products of float32 matrices",
+        frozenset({"addbmm", "addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm", "rmatmul"}),
+        frozenset({"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm", "aten::_addmm_activation"}),
+        'torch.set_float32_matmul_precision("high")',
+        'torch.backends.cuda.matmul.fp32_precision = "tf32"',
+    ),
+    _Kind(
+        "conv",
+        "convolutions of float32",
+        frozenset(f"conv{more}{size}d" for more in ("", "_transpose") for size in (1, 2, 3)) | {"convolution"},
+        frozenset({"aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::convolution_backward"}),
+        "torch.backends.cudnn.allow_tf32 = True",
+        'torch.backends.cudnn.conv.fp32_precision = "tf32"',
+    ),
+)
+
+
 def find(case: Case) -> Iterator[Finding]:
-    """At most one."""
-    settings = case.facts.settings
-    capability = tuple(settings.get("capability") or ())
-    off = settings.get("matmul_precision") == "highest" and not case.run.environment.get("tf32")
-    if not case.on_cuda or not off or capability < (8, 0):
+    """At most one for products and one for convolutions."""
+    capability = tuple(case.facts.settings.get("capability") or ())
+    if not case.on_cuda or capability < (8, 0):
         return
-    layers = _layers(case)
-    rows = [row for row in case.run.ops if row.name in _ROWS and row.layer in layers]
+    for kind in _KINDS:
+        if _is_off(case, kind):
+            finding = _finding(case, kind, capability)
+            if finding is not None:
+                yield finding
+
+
+def _is_off(case: Case, kind: _Kind) -> bool:
+    """Known to be so."""
+    settings = case.facts.settings
+    if f"{kind.name}_fp32" in settings:
+        return settings[f"{kind.name}_fp32"] in ("none", "ieee")
+    if kind.name == "conv":
+        return settings.get("cudnn_tf32") is False
+    return settings.get("matmul_precision") == "highest" and not case.run.environment.get("tf32")
+
+
+def _finding(case: Case, kind: _Kind, capability: tuple[int, ...]) -> Finding | None:
+    layers = _layers(case, kind)
+    rows = [row for row in case.run.ops if row.name in kind.rows and row.layer in layers]
     spent = sum(row.self_ns for row in rows)
     if share(spent, case) < _LEAST:
-        return
+        return None
     known = capability in {(8, 0), (9, 0)} or capability[0] == 10
     low, likely, high = (round(spent * gain) for gain in _GAINS)
-    yield Finding(
+    number = round(sum(row.calls for row in rows))
+    return Finding(
         rule=RULE.name,
         severity=severity_of(likely if known else None, case),
         layers=tuple(dict.fromkeys(row.layer for row in rows if row.layer is not None)),
         line=None,
-        message="products of float32 matrices do not use the GPU's tensor cores: TF32 is off",
+        message=f"{kind.text} do not use the GPU's tensor cores: TF32 is off",
         evidence=(
-            f"{counted(round(sum(row.calls for row in rows)))} products of float32, {time_text(spent)} of a step "
-            f"({percent(share(spent, case))}), on compute capability {capability[0]}.{capability[1]}"
+            f"{counted(number)} {'products' if kind.name == 'matmul' else 'convolutions'} of float32, forward and "
+            f"backward, {time_text(spent)} of a step ({percent(share(spent, case))}), on compute capability "
+            f"{capability[0]}.{capability[1]}"
         ),
         predicted_saving_ns=likely if known else None,
         advice="Allow TF32: inputs of products are rounded to 10 bits after the point, sums stay float32.",
-        code='torch.set_float32_matmul_precision("high")',
+        code=kind.newer if case.facts.settings.get(f"{kind.name}_fp32") == "ieee" else kind.older,
         predicted_low_ns=low if known else None,
         predicted_high_ns=high if known else None,
     )
 
 
-def _layers(case: Case) -> set[str | None]:
-    """Those all of whose products are of float32."""
+def _layers(case: Case, kind: _Kind) -> set[str | None]:
+    """Those all of whose calls of this kind are of float32."""
     found: defaultdict[str | None, list[bool]] = defaultdict(list)
     for call in case.facts.calls:
-        if call.op in _CALLS:
+        if call.op in kind.calls:
             found[call.layer].append(_is_float32(call))
     return {layer for layer, all_of_them in found.items() if all(all_of_them)}
 
@@ -78,4 +135,4 @@ def _is_float32(call: CallFact) -> bool:
     return not call.autocast and all(each.dtype == "float32" and each.device == "cuda" for each in tensors)
 
 
-RULE = Rule("tf32-off", "products of float32 without tensor cores", find)
+RULE = Rule("tf32-off", "products or convolutions of float32 without tensor cores", find)

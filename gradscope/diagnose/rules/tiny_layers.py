@@ -97,12 +97,19 @@ def _looped(case: Case, calls: list[CallFact]) -> list[CallFact]:
     """The calls on lines that run far more often than their function: those of a loop."""
     runs = _runs(case, calls)
     turns = _turns(calls)
-    often = {key: made for key, made in turns.items() if len(made) >= _ROUNDS * runs}
+    often = {key: made for key, made in turns.items() if _count(case, made) >= _ROUNDS * runs}
     # Layers of a list that follow from each other are a stack, and no loop that could be one call.
     inside = {
         key[0] for key, made in often.items() if len({call.layer for call in made}) == 1 or not _needs(case, made)
     }
     return [call for call in calls if call.source in inside]
+
+
+def _count(case: Case, made: list[CallFact]) -> float:
+    """How many turns the same call makes: layers inside an nn.Sequential are a stack, and all of them one turn."""
+    stacks = {call.layer for call in made if call.module == "Sequential" and call.layer in case.layers}
+    inside = sum(call.layer in stacks for call in made)
+    return len(made) - inside + min(inside, sum(case.layers[path].calls for path in stacks if path is not None))
 
 
 def _turns(calls: list[CallFact]) -> dict[_Place, list[CallFact]]:

@@ -6,8 +6,9 @@ Example::
     optimizer = torch.optim.SGD(model.head.parameters())  # the backbone still gets gradients
 
 Pattern: after the recorded step ``.grad`` is None, no layer of the parameter spent time writing a gradient, and other
-parameters do have one. Or: the parameter has a gradient, an optimizer is known, and none holds it. A parameter that
-took part in no step of this run may in another: experts and branches that the batch did not need.
+parameters do have one. Or: the parameter has a gradient, an optimizer is known, and none holds it; where the optimizers
+hold none of the model's parameters, they hold copies, and nothing is said. A parameter that took part in no step of
+this run may in another: experts and branches that the batch did not need.
 
 Evidence: how many parameters, of which layers, and the backward time of layers of which no parameter is trained.
 Estimate: at most all of that time, where nothing before it is trained either; at least the writing of the gradients;
@@ -26,6 +27,9 @@ from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
+# A longer line is not for copying.
+_MOST_NAMES = 6
+
 _BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
 
 
@@ -38,7 +42,7 @@ def find(case: Case) -> Iterator[Finding]:
     if unused:
         yield _unused(case, unused)
     wasted = [each for each in wanting if each.has_grad and each.optimized is False]
-    if wasted and case.facts.optimizers:
+    if wasted and case.facts.optimizers and any(each.optimized for each in case.facts.parameters):
         yield _wasted(case, wasted)
 
 
@@ -62,8 +66,11 @@ def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
         message=f"{_parameters(parameters)} no gradient in this step: nothing that the loss needs uses "
         f"{'it' if len(parameters) == 1 else 'them'}",
         evidence=f"{_sum(parameters)} in {_count_layers(layers)}{never}",
-        advice="Remove what is not used, or freeze it: an optimizer and DistributedDataParallel go over it each step.",
-        code=_code(parameters, layers),
+        advice=(
+            "Remove or freeze what no batch uses: DistributedDataParallel fails over it, or must search for it in each "
+            "step."
+        ),
+        code=_code(case, parameters, "each.grad is not None"),
     )
 
 
@@ -92,7 +99,9 @@ def _wasted(case: Case, parameters: list[ParameterFact]) -> Finding:
         predicted_high_ns=high if saving else None,
         predicted_saving_bytes=size,
         advice="Freeze what is not trained before the first step, or give it to the optimizer.",
-        code=_code(parameters, layers),
+        code=_code(
+            case, parameters, 'any(each is held for group in optimizer.param_groups for held in group["params"])'
+        ),
     )
 
 
@@ -121,15 +130,50 @@ def _elements(parameter: ParameterFact) -> int:
     return found
 
 
-def _code(parameters: list[ParameterFact], layers: tuple[str, ...]) -> str:
-    if len(parameters) == 1:
-        return f"model.get_parameter({parameters[0].path!r}).requires_grad_(False)"
-    top = layers[0]
-    while top and not all(path == top or path.startswith(f"{top}.") for path in layers):
-        top = top.rpartition(".")[0]
-    if top:
-        return f"model.get_submodule({top!r}).requires_grad_(False)"
-    return f"for name in {list(layers[:3])!r}: model.get_submodule(name).requires_grad_(False)"
+def _code(case: Case, parameters: list[ParameterFact], wanted: str) -> str:
+    """Freezes these and no others.
+
+    Args:
+        wanted: what holds of each that stays, after a step; used where there are too many to name.
+    """
+    freeze = "requires_grad_(False)"
+    names = {each.path for each in parameters}
+    if len(names) == 1:
+        return f"model.get_parameter({parameters[0].path!r}).{freeze}"
+    modules, single = _cover(case, names)
+    if len(modules) == 1 and not single:
+        return f"model.get_submodule({modules[0]!r}).{freeze}"
+    if len(modules) + len(single) > _MOST_NAMES:
+        return f"for each in model.parameters(): each.requires_grad_(each.requires_grad and {wanted})"
+    if not single:
+        return f"for name in {modules!r}: model.get_submodule(name).{freeze}"
+    if not modules:
+        return f"for name in {single!r}: model.get_parameter(name).{freeze}"
+    parts = [f"model.get_submodule({path!r})" for path in modules] + [
+        f"model.get_parameter({path!r})" for path in single
+    ]
+    return f"for part in [{', '.join(parts)}]: part.{freeze}"
+
+
+def _cover(case: Case, names: set[str]) -> tuple[list[str], list[str]]:
+    """The highest modules all of whose parameters are among ``names``, and the names that are in none of them."""
+    others = {each.path for each in case.facts.parameters if each.requires_grad} - names
+    mixed = {above for path in others for above in _above(path)} | {""}
+    modules: dict[str, None] = {}
+    single = []
+    for path in sorted(names):
+        top = next((above for above in _above(path) if above not in mixed), None)
+        if top is None:
+            single.append(path)
+        else:
+            modules[top] = None
+    return list(modules), single
+
+
+def _above(path: str) -> list[str]:
+    """The modules that a parameter is in, the highest first."""
+    parts = path.split(".")[:-1]
+    return [".".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 RULE = Rule("unused-gradients", "parameters that get no gradient, or one that no optimizer uses", find)

@@ -3,10 +3,12 @@
 Example::
 
     optimizer.zero_grad(set_to_none=False)
+    for parameter in model.parameters(): parameter.grad.zero_()
 
-Pattern: ``zero_`` in the recorded step on what ``.grad`` of a tensor gave. Evidence: the gradients and their bytes, the
-measured time of the fills where the optimizer makes them, and of the additions to ``.grad`` in backward. Estimate: the
-fills and one backward pass's additions: where there are several, the others are needed (low: the fills).
+Pattern: ``zero_``, or ``fill_`` with 0, in the recorded step on what ``.grad`` of a tensor gave. Evidence: the
+gradients and their bytes, the measured time of the fills outside of modules, by their share of the numbers that are
+filled there, and of the additions to ``.grad`` in backward. Estimate: the fills and one backward pass's additions:
+where there are several, the others are needed (low: the fills).
 
 Source: PyTorch performance tuning guide, "Use parameter.grad = None instead of model.zero_grad()";
 torch.optim.Optimizer.zero_grad.
@@ -22,19 +24,25 @@ from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
-_CALLS = {"zero", "_foreach_zero_"}
+_CALLS = {"zero", "_foreach_zero_", "fill"}
+_SAME = {"data", "detach"}  # of a gradient: the same memory
 _FILLS = {"aten::zero_", "aten::fill_", "aten::_foreach_zero_"}
+_PHASES = {"optimizer", "other", "forward"}  # the last: what comes after the first module of a step
 _BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 
 
 def find(case: Case) -> Iterator[Finding]:
     """At most one."""
-    clears = [call for call in case.facts.calls if call.op in _CALLS and _gradients(case, call)]
+    fills = [call for call in case.facts.calls if call.op in _CALLS and call.layer is None]
+    clears = [call for call in fills if _is_zero(call) and _gradients(case, call)]
     if not clears:
         return
     gradients = [each for call in clears for each in _gradients(case, call)]
-    fills = [row for row in case.run.ops if row.phase == "optimizer" and row.layer is None and row.name in _FILLS]
-    filled_ns = sum(row.self_ns for row in fills)
+    filled = sum(each.elements for call in fills for each in call.inputs)
+    spent = sum(
+        row.self_ns for row in case.run.ops if row.layer is None and row.phase in _PHASES and row.name in _FILLS
+    )
+    filled_ns = round(spent * sum(each.elements for each in gradients) / max(filled, 1))
     backwards = max(1, sum(call.op == "backward" for call in case.facts.calls))
     additions = [row for row in case.run.ops if row.phase == "accumulate" and row.name.startswith("aten::add")]
     added_ns = sum(row.self_ns for row in additions)
@@ -61,9 +69,23 @@ def find(case: Case) -> Iterator[Finding]:
     )
 
 
+def _is_zero(call: CallFact) -> bool:
+    return call.op != "fill" or call.argument(1, "value") == 0
+
+
 def _gradients(case: Case, call: CallFact) -> list[TensorFact]:
     """What of the call's tensors was read from a ``.grad``."""
-    return [each for each in call.inputs if each.producer is not None and case.call(each.producer).op == "grad"]
+    return [each for each in call.inputs if _maker(case, each) == "grad"]
+
+
+def _maker(case: Case, tensor: TensorFact) -> str:
+    """The operation that made the tensor, or what it shares its memory with; "" where it was there before."""
+    while tensor.producer is not None:
+        call = case.call(tensor.producer)
+        if call.op not in _SAME or not call.inputs:
+            return call.op
+        tensor = call.inputs[0]
+    return ""
 
 
 RULE = Rule("zero-grad-fills", "gradients that are filled with zeros", find)

@@ -10,7 +10,7 @@ from gradscope.patching.formula import is_half
 from gradscope.patching.graph import argument, number
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.norms import norms
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "add_norm"
 

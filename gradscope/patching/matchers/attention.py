@@ -13,7 +13,7 @@ from gradscope.patching.matchers.attention_call import RECIPE, Call, Factor, Fou
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
 from gradscope.patching.matchers.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.matchers.products import VIEWS, factors, is_product, leads_to_product, sides
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 __all__ = ["RECIPE", "matches"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gradscope.patching.match import Argument, Like, Match, Of, Piece, Scalar
 from gradscope.patching.matchers.masks import HIDDEN, Made, Mask, causal
 from gradscope.patching.matchers.products import Operand, is_product
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 
 RECIPE = "attention"
 

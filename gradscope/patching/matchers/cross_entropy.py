@@ -10,7 +10,7 @@ from gradscope import recipes
 from gradscope.patching.graph import argument
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.patching.matchers.linear_cross_entropy import lazily_read
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "cross_entropy"
 

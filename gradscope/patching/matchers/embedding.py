@@ -9,7 +9,7 @@ import torch
 
 from gradscope.patching.graph import CASTS, COPIES, argument
 from gradscope.patching.match import Argument, Match, Of, Scalar, Setting
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "embedding"
 

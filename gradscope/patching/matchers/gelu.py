@@ -15,7 +15,7 @@ from gradscope.patching.formula import Formulas, uncast
 from gradscope.patching.graph import number
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import Region, after, before, formula_of, region
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "gelu"
 BIAS_RECIPE = "bias_gelu"

@@ -10,7 +10,7 @@ import torch
 
 from gradscope.patching.graph import argument, number, swaps_last_two
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after
 
 RECIPE = "linear_cross_entropy"
@@ -140,7 +140,7 @@ def _match(recording: Recording, head: _Head, reached: Reached) -> Match:
         reasons.append("two losses read the logits, for each of which they would be computed")
     if head.hidden.dtype not in _FLOATS:
         reasons.append(f"the head's input is {str(head.hidden.dtype).removeprefix('torch.')}")
-    reasons += _changed_later(recording, head)
+    reasons += _changed_later(recording, head, reached)
     if product.caller is not None:
         if type(product.caller).forward not in (torch.nn.Linear.forward, torch.nn.Sequential.forward):
             reasons.append(f"the module that makes the logits is a {type(product.caller).__name__}")
@@ -171,10 +171,11 @@ def _idle(logits: Value) -> str:
     return f"fewer than {FEWEST_ON_CPU:,} logits are sooner made at once on the CPU"
 
 
-def _changed_later(recording: Recording, head: _Head) -> list[str]:
-    """The logits are computed after the head was called: its operands must be what they were."""
+def _changed_later(recording: Recording, head: _Head, reached: Reached) -> list[str]:
+    """The logits are computed when they are read: the head's operands must be what they were. An optimizer comes later."""
     read = {each.storage for each in (head.hidden, head.weight, head.bias) if each is not None}
-    later = recording.nodes[head.product.index + 1 :]
+    last = max(node.index for node in (*reached.losses, *reached.between))
+    later = recording.nodes[head.product.index + 1 : last]
     return [f"{node.op} changes in place what the head reads" for node in later if node.changed & read][:1]
 
 

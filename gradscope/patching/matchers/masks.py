@@ -10,7 +10,7 @@ import torch
 
 from gradscope.patching.graph import CASTS, COPIES, argument, number, remade
 from gradscope.patching.match import Scalar
-from gradscope.patching.record import Frame, Node, Value
+from gradscope.patching.recording import Frame, Node, Value
 
 # A number that stands for minus infinity: far enough below any score that its weight is 0.
 HIDDEN = -1e4

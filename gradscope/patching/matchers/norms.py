@@ -17,7 +17,7 @@ from gradscope.patching.formula import Formulas, is_half, uncast
 from gradscope.patching.graph import CASTS, argument
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, formula_of, region
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 # How near a formula's numbers come that is divided by one less than the number of features.
 _NEAR = 0.2

@@ -15,7 +15,7 @@ from gradscope.patching.graph import argument, number
 from gradscope.patching.match import Argument, FromSizes, Like, Match, Of, Piece, Scalar, Size
 from gradscope.patching.matchers import attention
 from gradscope.patching.matchers.packed_masks import QUERY, is_carried, without_query
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.views import called, is_view, replayed
 
 RECIPE = "packed_attention"

@@ -12,7 +12,7 @@ from gradscope.patching.graph import CASTS, cast_source
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.rotation import Layout, layout_of, rotations
 from gradscope.patching.matchers.rotation_proof import Rotation, Way
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.views import is_view
 
 RECIPE = "rope"

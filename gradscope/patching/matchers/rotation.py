@@ -11,7 +11,7 @@ import torch
 
 from gradscope.patching.graph import CASTS, remade
 from gradscope.patching.matchers.rotation_proof import Rotation, Way, key_of, proves
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 from gradscope.patching.views import VIEWS, is_view, replayed
 
 _ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "neg", "cat", "stack", "hstack", "addcmul"})

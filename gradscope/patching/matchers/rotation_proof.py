@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradscope.patching.graph import CASTS
-from gradscope.patching.record import Node, Value
+from gradscope.patching.recording import Node, Value
 from gradscope.patching.views import VIEWS
 from gradscope.recipes.rope import rope
 

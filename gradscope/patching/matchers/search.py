@@ -9,7 +9,7 @@ from gradscope.patching.algebra import Sum, TooLongError
 from gradscope.patching.formula import UNDERSTOOD, Formulas, constant, uncast
 from gradscope.patching.graph import CASTS, COPIES, makers
 from gradscope.patching.match import Scalar
-from gradscope.patching.record import Frame, Node, Value
+from gradscope.patching.recording import Frame, Node, Value
 
 _FAR = 14  # calls between what gives a pattern away and its ends
 _MANY = 24  # tensors on either side

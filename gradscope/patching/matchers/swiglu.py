@@ -12,7 +12,7 @@ from gradscope.patching.again import CONSTANTS, proves
 from gradscope.patching.formula import Formulas, uncast
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, common_frame, formula_of, region
-from gradscope.patching.record import Node, Recording, Value
+from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "swiglu"
 

@@ -1,0 +1,32 @@
+"""Whether torch.compile is at work."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from torch import nn
+
+
+def uses_compile(modules: list[nn.Module], compiled_before: int) -> bool:
+    """Whether compiled code ran in these steps: compiled modules, compiled functions in reach, or a new compilation."""
+    if compiled_frames() > compiled_before:
+        return True
+    return any(
+        module._compiled_call_impl is not None
+        or hasattr(module, "_orig_mod")
+        or any("_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) for value in _globals_of(module))
+        for module in modules
+    )
+
+
+def compiled_frames() -> int:
+    """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["frames"]["total"]) if utils is not None else 0
+
+
+def _globals_of(module: nn.Module) -> list[Any]:
+    function = inspect.getattr_static(type(module), "forward", None)
+    return list(getattr(function, "__globals__", {}).values())

@@ -1,0 +1,52 @@
+"""What the steps of a run left behind, before any of it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradscope.capture.memory import MemoryPass
+from gradscope.capture.modules import CallRecorder
+from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, SpanTable
+
+
+@dataclass
+class TimedSteps:
+    """What the profiled steps left behind."""
+
+    profiler: Any
+    recorder: CallRecorder
+    completed: int = 0  # steps that ended, the settling ones included
+
+
+@dataclass
+class SurveyStep:
+    """What the survey left behind."""
+
+    profiler: Any
+    recorder: CallRecorder
+    line_spans: SpanTable
+    lines: list[LineInfo]
+    graphs: list[tuple[GraphNode, ...]]
+    parameters: list[torch.Tensor]
+    has_flops: bool
+
+
+@dataclass
+class Capture:
+    """Everything that a run left behind, before any of it is read."""
+
+    options: Options
+    timed: TimedSteps | None = None
+    survey: SurveyStep | None = None
+    memory: MemoryPass | None = None
+    steps_done: int = 0  # of all phases
+    unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
+    notes: list[str] = field(default_factory=list)
+    batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
+    settings: dict[str, Any] = field(default_factory=dict)  # see settings.py, switches.py, loading.py and sampling.py
+    optimizers: list[OptimizerFact] = field(default_factory=list)
+    with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
+    optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold

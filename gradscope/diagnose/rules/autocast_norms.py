@@ -1,0 +1,116 @@
+"""Autocast runs normalisations in float32: each copies its input up, keeps the copy, and gives back float32.
+
+Example::
+
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        x = self.norm(self.conv(x))  # bfloat16 in, float32 inside and out
+
+Pattern: torch's layer, group or RMS normalisation under autocast, given float16 or bfloat16 and giving float32. A
+float32 residual stream needs no cast and is left alone, and so is the CPU, where autocast leaves normalisations as they
+are. The softmax of attention is for the rules about attention.
+
+Evidence: such calls, how many of their results are cast down again by what reads them, and the measured time of the
+casts in layers that make no others. Estimate: that time, forward and backward (low: half; high: twice, as the casts
+back are about as many, and are measured among those of the layers that read the result). Memory: half of the float32
+inputs that these layers were measured to keep. Not yet run on a GPU.
+
+Source: PyTorch, Automatic Mixed Precision package, "CUDA Ops that can autocast to float32"; torch computes the mean and
+variance of a low precision input in float32 anyway (aten/src/ATen/native/cuda/layer_norm_kernel.cu, acc_type).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.tables import CallFact, Finding
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+_LOW = {"float16", "bfloat16"}
+_CODE = {
+    "layer_norm": "F.layer_norm(x, shape, weight.to(x.dtype), bias.to(x.dtype))",
+    "group_norm": "F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype))",
+    "rms_norm": "F.rms_norm(x, shape, weight.to(x.dtype))",
+}
+_CASTS = {"aten::_to_copy", "aten::copy_", "aten::to"}
+_CASTS_BACKWARD = {"ToCopyBackward0", *_CASTS}
+_NODES = ("NativeLayerNormBackward", "NativeGroupNormBackward", "FusedRmsNormBackward")
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One for all layers."""
+    layers: defaultdict[str, list[CallFact]] = defaultdict(list)
+    for call in case.facts.calls:
+        if call.op in _CODE and call.layer is not None and _is_raised(call):
+            layers[call.layer].append(call)
+    if not layers:
+        return
+    calls = [call for each in layers.values() for call in each]
+    sources = {call.source for call in calls}
+    saving = sum(_casts_ns(case, path, len(each)) for path, each in layers.items())
+    kept = _kept(case, set(layers))
+    back = sum(any(_is_lowered(case, user) for user in call.outputs[0].users) for call in calls)
+    evidence = f"{counted(len(calls))} normalisations of {calls[0].inputs[0].dtype} computed in float32"
+    if back:
+        evidence += f", the results of {counted(back)} cast down again"
+    if saving:
+        evidence += f"; casting their inputs takes {time_text(saving)} of a step, forward and backward"
+    if kept:
+        evidence += f"; {size_text(2 * kept)} of float32 inputs are kept for backward"
+    kinds = list(dict.fromkeys(call.op for call in calls))
+    yield Finding(
+        rule=RULE.name,
+        severity=severity_of(saving, case),
+        layers=tuple(layers),
+        line=sources.pop() if len(sources) == 1 else None,
+        message="autocast runs normalisations in float32: each copies its input up and keeps the copy",
+        evidence=evidence,
+        predicted_saving_ns=saving or None,
+        predicted_saving_bytes=kept or None,
+        advice="Normalise outside autocast, in the input's dtype: torch computes mean and variance in float32 anyway.",
+        code=f'with torch.autocast("cuda", enabled=False): y = {_CODE[kinds[0]]}',
+        predicted_low_ns=saving // 2 if saving else None,
+        predicted_high_ns=2 * saving if saving else None,
+    )
+
+
+def _is_raised(call: CallFact) -> bool:
+    """Whether autocast made float32 of it."""
+    if not call.autocast or not call.inputs or not call.outputs:
+        return False
+    given, made = call.inputs[0], call.outputs[0]
+    return given.device == "cuda" and given.dtype in _LOW and made.dtype == "float32"
+
+
+def _is_lowered(case: Case, index: int) -> bool:
+    """Whether autocast casts what this call is given."""
+    call = case.call(index)
+    return call.autocast and any(each.dtype in _LOW for each in call.outputs)
+
+
+def _casts_ns(case: Case, path: str, norms: int) -> int:
+    """Of the casts of a layer's inputs to its normalisations; 0 where it makes other casts too."""
+    forward = case.ops.get((path, "forward"), [])
+    made = sum(row.calls for row in forward if row.name == "aten::_to_copy")
+    if not 0 < made <= norms:
+        return 0
+    backward = case.ops.get((path, "backward"), [])
+    return sum(row.self_ns for row in forward if row.name in _CASTS) + sum(
+        row.self_ns for row in backward if row.name in _CASTS_BACKWARD
+    )
+
+
+def _kept(case: Case, layers: set[str]) -> int:
+    """Half of the bytes of the float32 inputs: those of a dtype half as wide are kept instead."""
+    saved = case.run.memory.saved if case.run.memory is not None else ()
+    return sum(
+        row.bytes // 2
+        for row in saved
+        if row.layer in layers and row.dtype == "float32" and row.what == "input" and row.node.startswith(_NODES)
+    )
+
+
+RULE = Rule("autocast-norms", "normalisations that autocast runs in float32", find)

@@ -1,0 +1,156 @@
+"""One run of a model as a graph: torch calls, the tensors between them, and where in the source each call stands.
+
+Tensors are held by weak references only, so that what is still alive after the run is what the model itself keeps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor at one version of its content, as one call made it.
+
+    A call that returns its argument, as dropout does in evaluation, makes a value of its own with the same content.
+    """
+
+    index: int
+    content: tuple[int, int]  # equal for the same tensor at the same version
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    storage: int  # equal for tensors that share memory
+    tensor: weakref.ref[Tensor]
+    producer: Node | None = None
+    users: list[Node] = field(default_factory=list)
+    kept: bool | None = None  # whether the tensor outlived the run, once that is settled
+    same: bool = True  # whether it was still at this version then
+    strides: tuple[int, ...] | None = None  # None: it has none, being sparse or nested
+
+    @property
+    def alive(self) -> bool:
+        """Whether the tensor outlived the run."""
+        return self.kept if self.kept is not None else self.tensor() is not None
+
+    def settle(self) -> None:
+        """Fix what is alive: what a later run makes under the same address is another tensor."""
+        tensor = self.tensor()
+        self.kept = tensor is not None
+        self.same = tensor is not None and version_of(tensor) == self.content[1]
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of a Python function of the user's."""
+
+    index: int
+    code: CodeType
+    globals: dict[str, Any]
+    owner: object  # its first argument, where that is a module and the function not one of a file's own
+    suspends: bool
+    settings: dict[str, Any] = field(default_factory=dict)  # its names that held numbers, texts or None at first
+
+
+class Span(NamedTuple):
+    """A piece of source text: lines from 1, columns in bytes from 0, as :mod:`ast` counts them."""
+
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a frame stood when a call was made, and which tensors its names held then."""
+
+    frame: Frame
+    span: Span | None
+    names: dict[str, Value]
+
+
+@dataclass(eq=False)
+class Node:
+    """One torch call; in ``args`` and ``kwargs`` tensors are replaced by their values."""
+
+    index: int
+    op: str  # the canonical name, see operations.py
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    places: tuple[Place, ...]  # innermost first
+    changed: frozenset[int]  # storages whose content it changed in place
+    grad: bool  # whether gradients were recorded then
+    caller: nn.Module | None = None  # the module of torch's own that the user's code called for it, as an nn.Linear
+    autocast: bool = False  # whether torch chose dtypes then
+
+    @property
+    def output(self) -> Value:
+        """The only or first output."""
+        return self.outputs[0]
+
+    def place_in(self, frame: Frame) -> Place | None:
+        """Where ``frame`` stood when this call was made under it."""
+        return next((place for place in self.places if place.frame is frame), None)
+
+    def __repr__(self) -> str:
+        where = f"{self.places[0].frame.code.co_name}:{self.places[0].span}" if self.places else "?"
+        return f"<{self.index} {self.op} {where}>"
+
+
+@dataclass
+class Recording:
+    """What one run did."""
+
+    nodes: list[Node]
+    values: list[Value]
+
+    def executed_in(self, frame: Frame) -> list[Node]:
+        """The calls made by ``frame`` or below it."""
+        return self._below.get(frame, [])
+
+    @cached_property
+    def _below(self) -> dict[Frame, list[Node]]:
+        found: defaultdict[Frame, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            for frame in dict.fromkeys(place.frame for place in node.places):
+                found[frame].append(node)
+        return dict(found)
+
+    def standing_at(self, code: CodeType, span: Span | None) -> list[tuple[Node, Frame]]:
+        """The calls made while a frame of ``code`` stood there, and that frame."""
+        return self._standing.get((id(code), span), [])
+
+    @cached_property
+    def _standing(self) -> dict[tuple[int, Span | None], list[tuple[Node, Frame]]]:
+        found: defaultdict[tuple[int, Span | None], list[tuple[Node, Frame]]] = defaultdict(list)
+        for node in self.nodes:
+            for place in node.places:
+                found[id(place.frame.code), place.span].append((node, place.frame))
+        return dict(found)
+
+    def frames(self) -> list[Frame]:
+        """All frames that made calls, in order of their first."""
+        found: dict[int, Frame] = {}
+        for node in self.nodes:
+            for place in node.places:
+                found.setdefault(place.frame.index, place.frame)
+        return list(found.values())
+
+
+def version_of(tensor: Tensor) -> int:
+    """Counts the changes in place; an inference tensor has no count and cannot be told apart."""
+    return 0 if tensor.is_inference() else tensor._version

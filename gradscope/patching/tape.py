@@ -1,0 +1,310 @@
+"""Writes down one run of a model: every torch call with its tensors, and where in the source it stands.
+
+A mode of ``torch.overrides`` sees the calls as the user wrote them: ``F.dropout``, not what it is made of.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gradscope.patching.operations import LOOKS, canonical
+from gradscope.patching.recording import Frame, Node, Place, Span, Value, version_of
+from gradscope.patching.stack import above_logging, is_skipped, is_standard, stack
+
+# Calls that read a tensor's content into Python, or need it to know how large their result is.
+_SHOWS = frozenset({"__repr__", "__format__"})
+_READS = _SHOWS | {
+    "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__complex__",
+    "__contains__", "is_nonzero", "cpu", "to", "equal", "allclose", "nonzero", "argwhere", "masked_select", "unique",
+    "unique_consecutive",
+}  # fmt: skip
+
+_SETTINGS = (bool, int, float, str, type(None))
+
+# A frame of these may go on after it was left: what it holds is not ours to drop.
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class Tape(TorchFunctionMode):
+    """Writes down every call, with frames as far as they are the user's.
+
+    Attributes:
+        nodes, values: what was written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self.values: list[Value] = []
+        self._latest: dict[int, Value] = {}  # by id of the tensor
+        self._tensors = 0
+        self._storages: dict[int, tuple[int, list[weakref.ref[Tensor]]]] = {}  # by address: a number, who uses it
+        self._addresses = 0
+        self._frames: dict[int, tuple[FrameType, Frame]] = {}
+        self._count = 0
+        self._positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
+        self._bottom: FrameType | None = None
+        self._only_modules = False
+        self._depth = 0  # of module calls, where only these are looked into
+
+    def run(self, run: Callable[[], Any]) -> Any:
+        """Frames below this call are the user's."""
+        self._bottom = sys._getframe()
+        try:
+            with self.hooked():
+                return run()
+        finally:
+            self._bottom = None
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Frames are let go of when their module's forward ends."""
+        hook = nn.modules.module.register_module_forward_hook(self._left, always_call=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def forget(self) -> None:
+        """Drop the frames and what their names hold."""
+        for frame, known in self._frames.values():
+            _clear(frame, known)
+        self._frames.clear()
+        self._latest.clear()
+
+    @contextmanager
+    def inside_modules(self) -> Iterator[None]:
+        """Frames that call a model are not looked into: they go on, and with them what a look at their names keeps."""
+        self._only_modules = True
+        hook = nn.modules.module.register_module_forward_pre_hook(self._entered)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self._bottom, self._depth = None, 0
+
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        if self._depth == 0:
+            self._bottom = sys._getframe(1)
+        self._depth += 1
+
+    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A module's forward ended: its frame and those below it need not be held any more."""
+        self._let_go(sys._getframe())
+        if self._only_modules:
+            self._depth = max(self._depth - 1, 0)
+            if self._depth == 0:
+                self._bottom = None
+
+    def _let_go(self, innermost: FrameType) -> None:
+        """Of the frames that do not run any more, and so of what their names hold."""
+        if not self._frames:
+            return
+        running = {id(frame) for frame in stack(innermost)}
+        for key in [key for key in self._frames if key not in running]:
+            frame, known = self._frames.pop(key)
+            _clear(frame, known)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func, sys._getframe(1), args, kwargs or {})
+
+    def call(self, func: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """``func(*args, **kwargs)``, called from ``frame``, as a node."""
+        self._let_go(frame)
+        op = canonical(func)
+        if op in LOOKS:
+            return self.read(func, op, frame, args, kwargs) if op in _SHOWS else func(*args, **kwargs)
+        inputs: list[Value] = []
+        held: list[Tensor] = []
+        kept_args = tuple(self._replaced(argument, inputs, held) for argument in args)
+        kept_kwargs = {name: self._replaced(argument, inputs, held) for name, argument in kwargs.items()}
+        versions = [version_of(tensor) for tensor in held]
+        result = func(*args, **kwargs)
+        pairs = zip(held, versions, strict=True)
+        changed = frozenset(self._storage(tensor) for tensor, version in pairs if version_of(tensor) != version)
+        node = Node(
+            len(self.nodes), op, func, kept_args, kept_kwargs, tuple(inputs), (), (), changed, torch.is_grad_enabled()
+        )
+        node.autocast = any(torch.is_autocast_enabled(device) for device in {value.device.type for value in inputs})
+        self.nodes.append(node)
+        for value in inputs:
+            if node not in value.users:
+                value.users.append(node)
+        made = [args[0]] if op == "setitem" else _tensors(result)  # an assignment returns nothing
+        node.outputs = tuple(self._new(tensor, node) for tensor in made)
+        node.places = self._places(frame, shown=op in _READS and not node.outputs)
+        node.caller = self._caller(frame)
+        return result
+
+    def read(self, func: Callable[..., Any], op: str, frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """``func(*args, **kwargs)`` as a node that uses nothing: what is only shown stands in nobody's way."""
+        inputs: list[Value] = []
+        kept_args = tuple(self._replaced(argument, inputs, []) for argument in args)
+        node = Node(
+            len(self.nodes), op, func, kept_args, {}, tuple(inputs), (), (), frozenset(), torch.is_grad_enabled()
+        )
+        self.nodes.append(node)
+        node.places = self._places(frame, shown=True)
+        result = func(*args, **kwargs)
+        node.outputs = tuple(self._new(tensor, node) for tensor in _tensors(result))
+        return result
+
+    def _replaced(self, argument: Any, inputs: list[Value], held: list[Tensor]) -> Any:
+        if isinstance(argument, Tensor):
+            value = self._value(argument)
+            inputs.append(value)
+            held.append(argument)
+            return value
+        if isinstance(argument, (list, tuple)):
+            parts = [self._replaced(part, inputs, held) for part in argument]
+            return tuple(parts) if isinstance(argument, tuple) else parts
+        if isinstance(argument, dict):
+            return {name: self._replaced(part, inputs, held) for name, part in argument.items()}
+        return argument
+
+    def _value(self, tensor: Tensor) -> Value:
+        """The tensor at its version now."""
+        known = self._latest.get(id(tensor))
+        if known is not None and known.tensor() is tensor and known.content[1] == version_of(tensor):
+            return known
+        return self._new(tensor, None)
+
+    def _new(self, tensor: Tensor, producer: Node | None) -> Value:
+        known = self._latest.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            serial = known.content[0]
+        else:
+            serial = self._tensors
+            self._tensors += 1
+        made = Value(
+            len(self.values),
+            (serial, version_of(tensor)),
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+            self._storage(tensor),
+            weakref.ref(tensor),
+            producer,
+            strides=tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None,
+        )
+        self.values.append(made)
+        self._latest[id(tensor)] = made
+        return made
+
+    def _storage(self, tensor: Tensor) -> int:
+        """A number for the tensor's memory; an address that was freed and is used again has another."""
+        address = _address(tensor)
+        known = self._storages.get(address)
+        if known is None or not any(user() is not None for user in known[1]):
+            self._addresses += 1
+            known = self._storages[address] = (self._addresses, [])
+        if not any(user() is tensor for user in known[1]):
+            known[1][:] = [user for user in known[1] if user() is not None]
+            known[1].append(weakref.ref(tensor))
+        return known[0]
+
+    def _places(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:
+        """Where the frames stand; of what is ``shown``, as by logging, it is the user's line that counts."""
+        if shown:
+            innermost = above_logging(innermost)
+        if self._only_modules and self._bottom is None:
+            return self._outside(innermost, shown=shown)
+        found: list[Place] = []
+        for frame in stack(innermost):
+            if frame is self._bottom:
+                break
+            if is_skipped(frame) or (shown and not found and is_standard(frame)):
+                continue
+            names = {name: self._value(held) for name, held in frame.f_locals.items() if isinstance(held, Tensor)}
+            found.append(Place(self._frame(frame), self._span(frame), names))
+        return tuple(found)
+
+    def _outside(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:
+        """The first frame of the user's: its place, and nothing of what it holds."""
+        for frame in stack(innermost):
+            if not (is_skipped(frame) or (shown and is_standard(frame))):
+                made = Frame(self._count, frame.f_code, {}, None, False)
+                self._count += 1
+                return (Place(made, self._span(frame), {}),)
+        return ()
+
+    def _caller(self, innermost: FrameType) -> nn.Module | None:
+        found = None
+        for frame in stack(innermost):
+            if frame is self._bottom or not is_skipped(frame):
+                break
+            if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), nn.Module):
+                found = frame.f_locals["self"]
+        return found
+
+    def _frame(self, frame: FrameType) -> Frame:
+        known = self._frames.get(id(frame))
+        if known is not None:
+            return known[1]
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        plain = getattr(frame.f_globals.get(code.co_name), "__code__", None) is code
+        owner = first if isinstance(first, nn.Module) and not plain else None
+        made = Frame(self._count, code, frame.f_globals, owner, bool(code.co_flags & _SUSPENDS))
+        made.settings |= {name: held for name, held in frame.f_locals.items() if isinstance(held, _SETTINGS)}
+        self._count += 1
+        self._frames[id(frame)] = (frame, made)
+        return made
+
+    def _span(self, frame: FrameType) -> Span | None:
+        code = frame.f_code
+        positions = self._positions.get(code)
+        if positions is None:
+            positions = self._positions[code] = list(code.co_positions())
+        line, end_line, column, end_column = positions[frame.f_lasti // 2]
+        if line is None or end_line is None or column is None or end_column is None:
+            return None
+        return Span(line, end_line, column, end_column)
+
+
+class Reads(TorchFunctionMode):
+    """Writes down only what reads a tensor's content."""
+
+    def __init__(self, tape: Tape, most: int) -> None:
+        super().__init__()
+        self._tape, self._most = tape, most
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        op = canonical(func)
+        if op not in _READS or len(self._tape.nodes) >= self._most:
+            return func(*args, **(kwargs or {}))
+        return self._tape.read(func, op, sys._getframe(1), args, kwargs or {})
+
+
+def _clear(frame: FrameType, known: Frame) -> None:
+    if not known.suspends:
+        try:
+            frame.clear()
+        except RuntimeError:  # still running: it lets go of its names itself
+            return
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # no memory of its own: sparse, or wrapped by a transform
+        return id(tensor)
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _tensors(part)

@@ -1,0 +1,133 @@
+"""Attention as others write it, where no recipe fits: found all the same, and left alone where scores are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.engine import diagnose
+from gradscope.tables import Finding
+from tests.diagnose import twins_recipes as twins
+from tests.diagnose.run_case import case_of, findings_of
+
+BY_HAND, MATH = "attention-by-hand", "attention-math-kernel"
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def of_rule(rule: str, found: list[Finding]) -> list[Finding]:
+    return [each for each in found if each.rule == rule]
+
+
+def in_case(case: Case, rule: str) -> list[Finding]:
+    found, notes = diagnose(case)
+    assert not notes, notes
+    return of_rule(rule, found)
+
+
+class ByBmm(nn.Module):
+    """Attention over the points of an image, as diffusion models have it."""
+
+    def __init__(self, again: Callable[[Tensor], Tensor] | None = None, bias: int = 0) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Conv2d(16, 16, 1) for _ in range(3))
+        self.again = again
+        self.bias = nn.Parameter(torch.zeros(bias, bias)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        q = self.q(x).reshape(b, c, h * w).permute(0, 2, 1)
+        k = self.k(x).reshape(b, c, h * w)
+        scores = torch.bmm(q, k) * c**-0.5
+        if self.bias is not None:
+            scores = scores + self.bias
+        weights = F.softmax(scores, dim=2)
+        y = torch.bmm(self.v(x).reshape(b, c, h * w), weights.permute(0, 2, 1))
+        return y if self.again is None else y + self.again(weights)
+
+
+def test_attention_in_a_layout_of_its_own_is_found_without_a_recipe() -> None:
+    case = case_of(ByBmm(), torch.randn(1, 16, 24, 24))
+    (found,) = in_case(case, BY_HAND)
+    assert case.lines[str(found.line)].text == "weights = F.softmax(scores, dim=2)"
+    assert found.recipe is None and "scaled_dot_product_attention" in found.code
+    assert found.evidence.startswith("scores of 1x576x576 on 3 lines, ")
+    assert (found.predicted_saving_ns or 0) > 0 and (found.predicted_saving_bytes or 0) >= 576 * 576 * 4
+    assert not of_rule(BY_HAND, findings_of(ByBmm(), torch.randn(1, 16, 8, 8)))  # few are done at once sooner
+
+
+def test_masks_of_attention_without_a_recipe_are_left_to_it() -> None:
+    class Dropped(ByBmm):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part(x).flatten(2) for part in (self.q, self.k, self.v))
+            weights = F.softmax(torch.bmm(q.transpose(1, 2), k), dim=-1)
+            return torch.bmm(v, F.dropout(weights, 0.1).transpose(1, 2))
+
+    found = findings_of(Dropped(), torch.randn(1, 16, 24, 24))
+    assert of_rule(BY_HAND, found) and not of_rule("saved-dropout", found)
+
+
+def test_weights_that_others_read_need_their_scores() -> None:
+    assert not of_rule(BY_HAND, findings_of(ByBmm(lambda weights: weights.mean()), torch.randn(1, 16, 24, 24)))
+
+
+def test_a_bias_with_a_gradient_is_no_case_for_every_kernel() -> None:
+    assert not of_rule(BY_HAND, findings_of(ByBmm(bias=576), torch.randn(1, 16, 24, 24)))
+
+
+def test_a_library_with_a_switch_is_told_of_by_its_switch() -> None:
+    case = case_of(twins.ByHand(), torch.randn(2, 512, 64))
+    reason = "attn_weights is returned on line 72; load the model with attn_implementation='sdpa'"
+    places = [replace(each, supported=False, reasons=(reason,)) for each in case.facts.places]
+    (found,) = in_case(Case(case.run, replace(case.facts, places=places)), BY_HAND)
+    assert 'attn_implementation="sdpa"' in found.code and found.recipe is None
+    places = [replace(each, supported=False, reasons=("weights is returned on line 72",)) for each in places]
+    (found,) = in_case(Case(case.run, replace(case.facts, places=places)), BY_HAND)
+    assert found.evidence.endswith("; no recipe can be put in: weights is returned on line 72")
+
+
+class Multi(nn.Module):
+    """Torch's module for attention."""
+
+    def __init__(self, dropout: float = 0.0, reads: bool = False, **given: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, dropout=dropout, batch_first=True)
+        self.reads, self.given = reads, given
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, weights = self.attention(x, x, x, **self.given)
+        return y + weights.mean() if self.reads else y
+
+
+def test_weights_of_multihead_attention_that_nobody_reads() -> None:
+    x = torch.randn(2, 256, 64)
+    case = case_of(Multi(), x)
+    (found,) = in_case(case, MATH)
+    assert case.lines[str(found.line)].text == "y, weights = self.attention(x, x, x, **self.given)"
+    assert found.layers == ("attention",)
+    assert "its weights are asked for" in found.message and "need_weights=False" in found.advice
+    assert "8 matrices of 256x256 scores a call" in found.evidence
+    assert (found.predicted_saving_ns or 0) > 0 and (found.predicted_saving_bytes or 0) > 2_000_000
+    for model in (Multi(need_weights=False), Multi(reads=True)):
+        assert not of_rule(MATH, findings_of(model, x))
+    assert not of_rule(MATH, findings_of(Multi(), x[:1, :16]))
+
+
+def test_dropout_of_multihead_attention_inside_torchs_own_layers() -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.1, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2)
+    (found,) = of_rule(MATH, findings_of(encoder, torch.randn(2, 256, 64)))
+    assert found.layers == ("layers.0.self_attn", "layers.1.self_attn")
+    assert "has no dropout" in found.message and "2 calls" in found.evidence
+    exec(found.code, {"model": encoder, "nn": nn})
+    assert not of_rule(MATH, findings_of(encoder, torch.randn(2, 256, 64)))
