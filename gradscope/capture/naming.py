@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -194,7 +194,5 @@ def _source(module: nn.Module) -> str | None:
 
 def shown_path(file: str) -> str:
     """``file`` relative to the working folder where it lies below it."""
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:
-        return file
+    folder = os.path.join(os.getcwd(), "")  # of every call: pathlib takes ten times as long
+    return file.removeprefix(folder)

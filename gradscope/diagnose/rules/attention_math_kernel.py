@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule, severity_of
 from gradscope.diagnose.places import (
     FEWEST_SCORES,
@@ -34,7 +35,6 @@ from gradscope.diagnose.places import (
     scores_kept,
     why_math,
 )
-from gradscope.diagnose.rules.slices_zero_filled import layers_of
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

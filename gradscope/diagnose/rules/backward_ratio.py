@@ -26,8 +26,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule, first, severity_of
-from gradscope.diagnose.rules.slices_zero_filled import layers_of
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import ns as time_text
 from gradscope.units import ratio as ratio_text
@@ -132,7 +132,7 @@ def _is_large_table(case: Case, row: LayerRow, cause: OpRow) -> bool:
     if "mbedding" not in cause.name:
         return False
     ops = {"embedding", "embedding_bag"}
-    calls = [call for call in case.facts.calls if row.path in layers_of(case, call) and call.op in ops]
+    calls = [call for call in case.facts.calls if call.op in ops and row.path in layers_of(case, call)]
     tables = [(call.inputs[0].elements, call.inputs[1].shape[0]) for call in calls if len(call.inputs) > 1]
     return any(rows >= tokens for tokens, rows in tables)
 

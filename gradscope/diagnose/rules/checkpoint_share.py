@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule, first, severity_of, share
-from gradscope.diagnose.rules.slices_zero_filled import layers_of
 from gradscope.tables import CallFact, Finding, OpRow, TensorFact
 from gradscope.units import ns as time_text
 from gradscope.units import percent

@@ -22,8 +22,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from gradscope.diagnose.calls import changed_in_place, replaced_calls
 from gradscope.diagnose.case import Case, Rule, severity_of, share
-from gradscope.diagnose.rules.slices_zero_filled import changed_in_place, replaced_calls
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

@@ -19,9 +19,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, Severity
 from gradscope.diagnose.rules.attention_by_hand import calls_without_recipe
-from gradscope.diagnose.rules.slices_zero_filled import layers_of, replaced_calls
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gradscope.diagnose.calls import changed_in_place, layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, severity_of, text_at
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
@@ -31,12 +32,6 @@ _NODES = {
     "select": ("SelectBackward0", "aten::select_backward"),
 }
 
-# Calls whose result is the memory they were given, unchanged.
-VIEWS = frozenset(
-    {"getitem", "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as"}
-    | {"transpose", "permute", "t", "T", "mT", "movedim", "swapaxes", "split", "chunk", "tensor_split", "unbind"}
-    | {"narrow", "select", "diagonal", "unfold", "detach", "contiguous", "to"}
-)
 
 # Their layers add gradients of their own, of weights over the steps of a sequence.
 _ADDS_INSIDE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"})
@@ -73,33 +68,6 @@ def find(case: Case) -> Iterator[Finding]:
     weights = _weights(case)
     for sources, found in folded.items():
         yield _finding(case, sources, found, weights)
-
-
-def changed_in_place(case: Case) -> set[int]:
-    """Storages that some call wrote to, or may have; what an optimizer does to parameters is left out."""
-    found: set[int] = set()
-    for call in case.facts.calls:
-        given = {tensor.storage for tensor in call.inputs}
-        if call.op == "setitem" or call.op not in VIEWS:
-            made = [tensor for tensor in call.outputs if call.grad or tensor.parameter is None]
-            found |= {tensor.storage for tensor in made if tensor.storage in given}
-    return found
-
-
-def replaced_calls(case: Case) -> set[int]:
-    """Indices of calls that some recipe would replace: the finding of that recipe speaks of them."""
-    places = (place for place in case.facts.places if place.supported and not place.idle)
-    return {index for place in places for index in place.calls}
-
-
-def layers_of(case: Case, call: CallFact) -> list[str]:
-    """Paths of the layers that may have made the call: a call of torch's own module is known by that module alone."""
-    if call.layer is None:
-        return []
-    if call.module is None:
-        return [call.layer]
-    start = f"{call.layer}." if call.layer else ""
-    return [call.layer, *(path for path in case.layers if path.startswith(start) and path != call.layer)]
 
 
 def _groups(case: Case) -> Iterator[_Parts]:

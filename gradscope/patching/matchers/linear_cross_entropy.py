@@ -172,7 +172,7 @@ def _idle(logits: Value) -> str:
 
 
 def _changed_later(recording: Recording, head: _Head, reached: Reached) -> list[str]:
-    """The logits are computed when they are read: the head's operands must be what they were. An optimizer comes later."""
+    """Logits are computed when they are read: the head's operands must be as they were. Optimizers come later."""
     read = {each.storage for each in (head.hidden, head.weight, head.bias) if each is not None}
     last = max(node.index for node in (*reached.losses, *reached.between))
     later = recording.nodes[head.product.index + 1 : last]
