@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from gradscope.patching import facts
-from gradscope.patching.predict import Saving, kept_bytes
-from gradscope.patching.sites import Site
+from tests.diagnose.corpus import fixed_predictions
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +17,4 @@ def certain_predictions(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     if request.node.get_closest_marker("micro_runs") is not None:
         return
 
-    def predict(sites: Iterable[Site]) -> dict[Site, Saving]:
-        return {site: Saving(2_000_000, kept_bytes(site.matches[0])) for site in sites if site.supported}
-
-    monkeypatch.setattr(facts, "predict", predict)
+    monkeypatch.setattr(facts, "predict", fixed_predictions)
