@@ -13,8 +13,9 @@ from gradscope.errors import GradscopeError
 from gradscope.patching.mask_facts import Masks
 from gradscope.patching.match import Called, Layer
 from gradscope.patching.matchers import MATCHERS
-from gradscope.patching.predict import Saving, predict
+from gradscope.patching.predict import FEWEST_ROUNDS, Saving, predict
 from gradscope.patching.recording import Node, Recording, Value
+from gradscope.patching.replay import CACHE_BYTES
 from gradscope.patching.sites import Site, find_sites
 from gradscope.patching.source import SourceFile
 from gradscope.tables import CallFact, PlaceFact, TensorFact
@@ -24,8 +25,17 @@ _PLAIN = (bool, int, float, str, type(None))
 # Micro-runs of what recipes would save: together about this long, those that tell most for their time first.
 PREDICTION_NS = 600_000_000
 
-# How often one micro-run does its piece of work, and what it takes beside that: a profiler, for the memory.
-_RUNS, _FIXED_NS = 8, 40_000_000
+# Runs of a piece of work for its memory, and what a micro-run takes beside all runs: a profiler.
+_OTHER_RUNS, _FIXED_NS = 4, 40_000_000
+
+# Runs of a micro-run of one round, the forward passes that check it among them.
+_SINGLE_RUNS = 3
+
+# Of reading memory.
+_NS_A_BYTE = 0.1
+
+# A short piece of work is run more often, as long as its micro-run stays below this: another process may disturb it.
+_STEADY_NS, _MORE_ROUNDS = 120_000_000, 12
 
 # A product's multiplications that take as long as one number that is read or written, and what a call takes beside.
 _MULTIPLICATIONS, _CALL = 20, 5_000
@@ -88,24 +98,23 @@ class Facts:
         for site in sites:
             if site.supported and not site.idle and site.recipe not in _NOT_ALONE and _runs_torch_alone(site):
                 groups[_same(site)].append(site)
+        made = sum(map(_made_bytes, self._recording.nodes))
         whole = max(sum(map(_work, self._recording.nodes)), 1.0)
-        runs: list[tuple[float, float, list[Site]]] = []
-        for group in groups.values():
-            one = step_ns * sum(map(_work, group[0].matches[0].nodes)) / whole
-            covered = one * sum(len(site.matches) for site in group)
-            cost = one * _RUNS + _FIXED_NS
-            runs.append((covered / cost, cost, group))
         left = max(PREDICTION_NS, min(3.0 * step_ns, 2.0 * PREDICTION_NS))
         found: dict[Site, Saving] = {}
-        for _, cost, group in sorted(runs, key=lambda run: -run[0]):
-            if cost > left:
-                continue
-            start = time.perf_counter_ns()
-            savings = predict(group)
-            if any(saving.ns is not None and saving.ns <= 0 for saving in savings.values()) and cost <= left / 2:
-                savings = _better(savings, predict(group))  # a loss may have been another process's
-            found |= savings
-            left -= time.perf_counter_ns() - start
+        tries = []
+        for group in groups.values():
+            nodes = group[0].matches[0].nodes
+            one = step_ns * sum(map(_work, nodes)) / whole
+            covered = one * sum(len(site.matches) for site in group)
+            one += 2 * min(made, CACHE_BYTES) * _NS_A_BYTE
+            tries.append((covered / (one + _FIXED_NS), one, max(made - sum(map(_made_bytes, nodes)), 0), group))
+        for _, one, elsewhere, group in sorted(tries, key=lambda each: -each[0]):
+            rounds = _rounds(one, left)
+            if rounds:
+                start = time.perf_counter_ns()
+                found |= predict(group, rounds, elsewhere)
+                left -= time.perf_counter_ns() - start
         return found
 
     def _place(self, site: Site, top: str, saving: Saving | None) -> PlaceFact:
@@ -179,8 +188,12 @@ class Facts:
         return argument if isinstance(argument, _PLAIN) else ...
 
 
-def _better(one: dict[Site, Saving], other: dict[Site, Saving]) -> dict[Site, Saving]:
-    return {site: max(saving, other[site], key=lambda each: each.ns or 0) for site, saving in one.items()}
+def _rounds(one_ns: float, left_ns: float) -> int:
+    """Of a micro-run: a few, more of a short piece of work, a single one where it takes long; 0: no time is left."""
+    few = one_ns * (2 * FEWEST_ROUNDS + _OTHER_RUNS) + _FIXED_NS
+    if few <= left_ns:
+        return FEWEST_ROUNDS + min(int(max(_STEADY_NS - few, 0.0) / max(2 * one_ns, 1.0)), _MORE_ROUNDS)
+    return int(one_ns * _SINGLE_RUNS <= left_ns)
 
 
 def _runs_torch_alone(site: Site) -> bool:
@@ -220,6 +233,12 @@ def _work(node: Node) -> float:
     if node.op in _PRODUCTS and node.inputs and node.inputs[0].shape:
         work += made * node.inputs[0].shape[-1] / _MULTIPLICATIONS
     return work
+
+
+def _made_bytes(node: Node) -> int:
+    """Of what a call makes; a view makes nothing."""
+    given = {value.storage for value in node.inputs}
+    return sum(_elements(value) * value.dtype.itemsize for value in node.outputs if value.storage not in given)
 
 
 def _new_text(site: Site) -> str:

@@ -56,7 +56,7 @@ def _all_twins() -> Iterator[Twin]:
 TWINS = list(_all_twins())
 
 
-def fixed_predictions(sites: Iterable[Site]) -> dict[Site, Saving]:
+def fixed_predictions(sites: Iterable[Site], rounds: int = 0, elsewhere: int = 0) -> dict[Site, Saving]:
     """2 ms of every recipe that fits: a micro-run on a busy machine may say anything."""
     return {site: Saving(2_000_000, kept_bytes(site.matches[0])) for site in sites if site.supported}
 

@@ -86,7 +86,7 @@ def test_repeated_blocks_are_one_finding_and_one_micro_run(monkeypatch: pytest.M
 
     runs: list[object] = []
     monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)
-    monkeypatch.setattr(predict, "_saving", lambda match: runs.append(match) or Saving(5, 7))
+    monkeypatch.setattr(predict, "measured", lambda match, *_: runs.append(match) or Saving(5, 7))
     case = case_of(nn.Sequential(*(twins.ByHand() for _ in range(5))), torch.randn(1, 128, 64))
     assert len(runs) == 1
     savings = {place.predicted_saving_ns for place in case.facts.places}
@@ -119,29 +119,27 @@ def test_a_module_that_runs_twice_saves_twice() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts, "PREDICTION_NS", 10**15)
-        patch.setattr(facts, "predict", lambda sites: {site: Saving(7, 11) for site in sites})
+        patch.setattr(facts, "predict", lambda sites, *_: {site: Saving(7, 11) for site in sites})
         (place,) = case_of(Twice(), torch.randn(1, 64, 64)).facts.places
     assert (place.predicted_saving_ns, place.predicted_saving_bytes, place.rounds) == (14, 22, 1.0)
 
 
-def test_a_loss_is_measured_once_more() -> None:
-    from gradscope.patching import facts
-    from gradscope.patching.predict import Saving
+def test_rounds_of_a_micro_run_fit_the_time() -> None:
+    """Many of what is short, one of what is long, none where there is no time; and never more than is left."""
+    from gradscope.patching.facts import _FIXED_NS, _rounds
+    from gradscope.patching.predict import FEWEST_ROUNDS
 
-    given = [-3, 4, 5]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "PREDICTION_NS", 10**15)
-        patch.setattr(facts, "predict", lambda sites: {site: Saving(given[0], given.pop(0)) for site in sites})
-        (place,) = case_of(twins.ByHand(), torch.randn(1, 16, 64)).facts.places
-    assert place.predicted_saving_ns == 4
-    assert given == [5]
+    assert _rounds(100_000, 10**9) > FEWEST_ROUNDS
+    assert _rounds(20_000_000, 10**9) == FEWEST_ROUNDS
+    assert _rounds(200_000_000, 10**9) == 1
+    assert _rounds(400_000_000, 10**9) == _rounds(100_000, _FIXED_NS / 1_000) == 0
 
 
 def test_a_piece_that_would_take_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradscope.patching import facts
 
     monkeypatch.setattr(facts, "PREDICTION_NS", 1)
-    monkeypatch.setattr(facts, "predict", lambda sites: pytest.fail("it was run"))
+    monkeypatch.setattr(facts, "predict", lambda *_: pytest.fail("it was run"))
     case = case_of(twins.ByHand(), torch.randn(2, 256, 64))
     found = one_of(case, "attention-by-hand")
     spent = case.lines_ns({case.call(index).source or "" for index in case.facts.places[0].calls})

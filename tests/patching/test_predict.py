@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope.patching import predict
-from gradscope.patching.gains import Gain, Side
 from gradscope.patching.predict import Saving, kept_bytes
 from tests.patching import corpus, small
 
 BATCH = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))
-
-GAIN = Gain(Side(3_000, 10, 5_000), Side(1_000, 10, 2_000))
 
 
 @pytest.fixture(name="runs")
@@ -26,13 +23,14 @@ def runs_fixture(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """No clock; both ways are run once, and counted."""
     runs: list[torch.device] = []
 
-    def compare_work(before: Any, after: Any, switch: Any, device: torch.device, rounds: int) -> Gain:
-        before()
-        after()
+    def peaks_bytes(works: Any, device: torch.device) -> list[int]:
+        for work in works:
+            work()
         runs.append(device)
-        return GAIN
+        return [5_000, 2_000]
 
-    monkeypatch.setattr(predict, "compare_work", compare_work)
+    monkeypatch.setattr(predict, "peaks_bytes", peaks_bytes)
+    monkeypatch.setattr(predict.Replay, "saved_ns", lambda *args: 2_000)
     return runs
 
 
@@ -76,10 +74,10 @@ def test_a_site_in_a_loop_saves_in_every_round(runs: list[torch.device]) -> None
 
 
 def test_what_cannot_be_run_alone_is_predicted_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any) -> Gain:
+    def fails(*args: Any) -> list[int]:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(predict, "compare_work", fails)
+    monkeypatch.setattr(predict, "peaks_bytes", fails)
     found = gradscope.plan(small.Causal().eval(), BATCH, recipes=["attention"])
     (site,) = found.supported
     # Scores, their product with the scale, the masked ones and the weights; in evaluation dropout makes nothing.
