@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gradscope import markers
 from gradscope.capture.compiled import compiled_frames, uses_compile
 from gradscope.capture.engine import BackwardWatch, synchronize
+from gradscope.capture.faults import FaultMeter
 from gradscope.capture.left import Capture, SurveyStep, TimedSteps
 from gradscope.capture.loading import LoaderWatch
 from gradscope.capture.memory import MemoryTracer, Surroundings
@@ -82,7 +83,7 @@ class Session:
         self._line_mode = LineMode()
         self._closed = False
         self._compiled_before = compiled_frames()
-        self._loaders, self._sampler = LoaderWatch(), LineSampler()
+        self._loaders, self._sampler, self._faults = LoaderWatch(), LineSampler(), FaultMeter()
 
     def __enter__(self) -> Session:
         self._installed.enter_context(self.backward.installed())
@@ -121,6 +122,7 @@ class Session:
         if self.phase == "unprofiled steps":
             synchronize()
             self.capture.unprofiled_ns.append(time.perf_counter_ns() - self._step_started_ns)
+            self._faults.stop()
         elif self.phase == "profiled steps":
             synchronize()
             self._mark_step()
@@ -134,7 +136,7 @@ class Session:
         self._left -= 1
         if self._left == 0:
             self._next_phase()
-        self._step_started_ns = time.perf_counter_ns()
+        self._begin_step()
         return self.finished
 
     def close(self) -> None:
@@ -167,6 +169,11 @@ class Session:
             self._start_recording()
         elif phase.name == "memory":
             self._start_memory()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        if self.phase == "unprofiled steps":
+            self._faults.start()
         self._step_started_ns = time.perf_counter_ns()
 
     def _start_timing(self) -> None:
@@ -249,6 +256,7 @@ class Session:
             **switches.with_seen(current_settings()),
             "loaders": self._loaders.facts(measured),
             "between": self._sampler.facts(),
+            "system": self._faults.facts(),
         }
         capture.optimizers = [optimizer_fact(each) for each in self.surroundings.optimizers]
         parameters = [each for module in (*known, *self.surroundings.models()) for each in module.parameters()]

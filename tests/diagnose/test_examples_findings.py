@@ -18,6 +18,8 @@ from gradscope.workload import Script, Workload, load_target
 FOLDER = Path(__file__).parents[2] / "examples"
 
 OPTIMIZER = "an optimizer takes a good part of so small a step, and its loop over the parameters is no mistake"
+# Found on any of them, by what else the process has in its heap.
+ANYWHERE = {"page-faults": "measured of the system; small tensors of a small process stay in its heap"}
 LOOP = "a loop over the steps of a sequence is the point of the example, and is of many small calls"
 
 
@@ -163,7 +165,7 @@ def test_what_is_planted_is_found_and_nothing_else_of_weight(name: str) -> None:
         assert len(found) == 1, f"{planted.rule}: {found}"
         assert planted.text in text_at(run, found[0]), found[0].line
         assert planted.evidence in found[0].evidence
-    expected = {each.rule for each in example.planted} | set(example.also)
+    expected = {each.rule for each in example.planted} | set(example.also) | set(ANYWHERE)
     others = [each for each in run.findings if each.severity != "info" and each.rule not in expected]
     assert not others, others
 

@@ -95,7 +95,8 @@ def test_zeros_in_a_loop_of_ones_own(how: str) -> None:
     assert finding.line is not None and finding.line.startswith("tests/diagnose/test_settings.py:")
     assert finding.evidence.startswith("4 gradients of 526 kB are filled in ")
     assert "adding to them in backward takes" in finding.evidence
-    assert finding.predicted_saving_ns is not None and finding.predicted_low_ns is not None
+    assert finding.predicted_saving_ns is None  # on a CPU: gradients made anew may cost as much
+    assert finding.predicted_high_ns
 
 
 def test_zeroing_something_else_is_not_about_gradients() -> None:

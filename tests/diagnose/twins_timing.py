@@ -218,8 +218,8 @@ TWINS: list[Twin] = [
     Twin(
         "odd vocabulary",
         "vocabulary-multiple",
-        _with(lambda: nn.Linear(64, 5003), 128, 64),
-        _with(lambda: nn.Linear(64, 5056), 128, 64),
+        _with(lambda: nn.Linear(64, 5003), 512, 64),
+        _with(lambda: nn.Linear(64, 5056), 512, 64),
     ),
     Twin(
         "head that is never used",

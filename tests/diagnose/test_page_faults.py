@@ -1,0 +1,126 @@
+"""Memory that goes back to the system in each step: what is measured, and when that is a finding."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradscope.capture.faults import FaultMeter
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.rules import page_faults
+from gradscope.tables import Facts
+from tests.diagnose.run_case import case_of
+from tests.diagnose.timing_cases import MS, check_words, made_case
+
+_HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults as Linux does")
+small_pages = pytest.mark.skipif(
+    _HUGE.is_file() and "[always]" in _HUGE.read_text(), reason="this system hands out pages of 2 MB"
+)
+
+
+class Wide(nn.Module):
+    """Results of more than 32 MiB, which glibc never keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 4096)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return y * y.sigmoid() + y.relu()
+
+
+def _case(
+    faults: float,
+    system_ns: int,
+    *,
+    device: str = "cpu",
+    platform: str = "linux-x86_64",
+    threads: int = 2,
+    kept: bool = False,
+) -> Case:
+    seen = {"system": {"page_faults": faults, "system_ns": system_ns, "kept": kept}}
+    case = made_case(wall=100 * MS, device=device, facts=Facts(settings=seen))
+    environment = {**case.run.environment, "platform": platform, "threads": threads}
+    return Case(replace(case.run, environment=environment), case.facts)
+
+
+def test_what_is_said() -> None:
+    (found,) = page_faults.find(_case(20_000, 40 * MS))
+    check_words(found)
+    assert "20.0 k page faults" in found.evidence
+    assert "81.9 MB" in found.evidence
+    assert (found.predicted_low_ns, found.predicted_saving_ns, found.predicted_high_ns) == (12 * MS, 20 * MS, 40 * MS)
+    assert found.severity == "critical"
+    (alone,) = page_faults.find(_case(20_000, 40 * MS, threads=1))
+    assert alone.predicted_saving_ns == 40 * MS
+
+
+def test_system_time_for_something_else_does_not_count() -> None:
+    (found,) = page_faults.find(_case(5_000, 500 * MS))
+    assert found.predicted_high_ns == 20 * MS
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        _case(900, 40 * MS),
+        _case(20_000, 5 * MS),
+        _case(20_000, 40 * MS, device="cuda"),
+        _case(20_000, 40 * MS, platform="darwin-arm64"),
+        made_case(wall=100 * MS),
+        _case(20_000, 40 * MS, kept=True),
+    ],
+    ids=["few", "cheap", "on a GPU", "another system", "not measured", "another allocator"],
+)
+def test_where_there_is_nothing_to_say(case: Case) -> None:
+    assert list(page_faults.find(case)) == []
+
+
+@linux
+def test_the_meter_counts_new_memory_between_its_marks() -> None:
+    meter = FaultMeter()
+    assert meter.facts() == {}
+    meter.stop()
+    assert meter.facts() == {}
+    for _ in range(2):
+        torch.ones(16 << 20)  # before the mark
+        meter.start()
+        held: Any = torch.ones(16 << 20)
+        meter.stop()
+        del held
+    facts = meter.facts()
+    pages = (64 << 20) / 4096
+    assert facts["page_faults"] <= 1.1 * pages + 1_000
+    assert facts["page_faults"] >= (0.9 * pages if "[always]" not in _HUGE.read_text() else 1)
+    assert facts["system_ns"] >= 0
+    assert not facts["kept"]
+
+
+def test_an_allocator_that_keeps_memory_is_known_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = FaultMeter()
+    meter.start()
+    meter.stop()
+    for name, value in (("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"), ("MALLOC_TRIM_THRESHOLD_", "-1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert not meter.facts() or meter.facts()["kept"]
+
+
+@linux
+@small_pages
+def test_a_model_with_large_results() -> None:
+    """Each is 32 MiB and a little; the step makes 10 of them, forward and backward."""
+    case = case_of(Wide(), torch.ones(2100, 8))
+    (found,) = page_faults.find(case)
+    assert case.facts.settings["system"]["page_faults"] > 5 * (32 << 20) / 4096
+    assert found.predicted_saving_ns is not None and found.predicted_saving_ns < case.step_ns
+    assert list(page_faults.find(case_of(Wide(), torch.ones(2, 8)))) == []
