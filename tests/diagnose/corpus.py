@@ -126,7 +126,11 @@ def markdown(rows: Iterable[Row]) -> str:
         also = ", ".join(f"`{rule}`" for rule in sorted(twin.also))
         lines.append(f"| {twin.name} | `{twin.rule}` | {also} |")
     without = ", ".join(f"`{rule}`" for rule in sorted(set(RULES) - {twin.rule for twin in TWINS}))
-    lines += ["", f"No pair, since they need a GPU or measured limits: {without}. Made cases test them.", ""]
+    lines += [
+        "",
+        f"No pair, since they need a GPU, measured limits or pages of a certain size: {without}. Made cases test them.",
+        "",
+    ]
     return "\n".join(lines)
 
 
