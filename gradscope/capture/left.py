@@ -46,7 +46,8 @@ class Capture:
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
     batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
-    settings: dict[str, Any] = field(default_factory=dict)  # see settings.py, switches.py, loading.py and sampling.py
+    # See settings.py, switches.py, loading.py, sampling.py and faults.py.
+    settings: dict[str, Any] = field(default_factory=dict)
     optimizers: list[OptimizerFact] = field(default_factory=list)
     with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
     optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold

@@ -1,33 +1,16 @@
-"""Frames of the interpreter: whose they are, and where they stand."""
+"""Frames of the interpreter, as a recording looks at them."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sysconfig
-from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
-import torch
-
-_SKIPPED = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent.parent}{os.sep}")
-
-# Where the interpreter's own modules are, as logging; below some of these also what is installed.
-_STANDARD = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")})
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-
-
-def stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame and those that called it, innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+from gradscope.capture.frames import OURS, TORCH, stack
 
 
 def is_skipped(frame: FrameType) -> bool:
     """Whether it is torch's or gradscope's own."""
-    return frame.f_code.co_filename.startswith(_SKIPPED)
+    return frame.f_code.co_filename.startswith((TORCH, OURS))
 
 
 def above_logging(innermost: FrameType) -> FrameType:
@@ -37,9 +20,3 @@ def above_logging(innermost: FrameType) -> FrameType:
         if frame.f_code.co_filename == logging.__file__ and frame.f_back is not None:
             found = frame.f_back
     return found
-
-
-def is_standard(frame: FrameType) -> bool:
-    """Whether it is of the interpreter's own modules."""
-    name = frame.f_code.co_filename
-    return name.startswith(_STANDARD) and not any(part in name for part in _INSTALLED)

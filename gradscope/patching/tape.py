@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from gradscope.capture.frames import is_standard, stack
 from gradscope.patching.operations import LOOKS, canonical
 from gradscope.patching.recording import Frame, Node, Place, Span, Value, version_of
-from gradscope.patching.stack import above_logging, is_skipped, is_standard, stack
+from gradscope.patching.stack import above_logging, is_skipped
 
 # Calls that read a tensor's content into Python, or need it to know how large their result is.
 _SHOWS = frozenset({"__repr__", "__format__"})
@@ -224,7 +225,7 @@ class Tape(TorchFunctionMode):
         for frame in stack(innermost):
             if frame is self._bottom:
                 break
-            if is_skipped(frame) or (shown and not found and is_standard(frame)):
+            if is_skipped(frame) or (shown and not found and is_standard(frame.f_code.co_filename)):
                 continue
             names = {name: self._value(held) for name, held in frame.f_locals.items() if isinstance(held, Tensor)}
             found.append(Place(self._frame(frame), self._span(frame), names))
@@ -233,7 +234,7 @@ class Tape(TorchFunctionMode):
     def _outside(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:
         """The first frame of the user's: its place, and nothing of what it holds."""
         for frame in stack(innermost):
-            if not (is_skipped(frame) or (shown and is_standard(frame))):
+            if not (is_skipped(frame) or (shown and is_standard(frame.f_code.co_filename))):
                 made = Frame(self._count, frame.f_code, {}, None, False)
                 self._count += 1
                 return (Place(made, self._span(frame), {}),)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from gradscope.capture.faults import FaultMeter
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import page_faults
 from gradscope.tables import Facts
-from tests.diagnose.run_case import case_of
 from tests.diagnose.timing_cases import MS, check_words, made_case
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -91,15 +91,16 @@ def test_the_meter_counts_new_memory_between_its_marks() -> None:
     assert meter.facts() == {}
     meter.stop()
     assert meter.facts() == {}
+    held = []
     for _ in range(2):
-        torch.ones(16 << 20)  # before the mark
+        new = mmap.mmap(-1, 64 << 20)
         meter.start()
-        held: Any = torch.ones(16 << 20)
+        new[:] = bytes(1) * len(new)
         meter.stop()
-        del held
+        held.append(new)  # the bytes it was filled with are new memory too, or not: that is the allocator's choice
     facts = meter.facts()
-    pages = (64 << 20) / 4096
-    assert facts["page_faults"] <= 1.1 * pages + 1_000
+    pages = (64 << 20) / mmap.PAGESIZE
+    assert facts["page_faults"] <= 2.1 * pages + 1_000
     assert facts["page_faults"] >= (0.9 * pages if "[always]" not in _HUGE.read_text() else 1)
     assert facts["system_ns"] >= 0
     assert not facts["kept"]
@@ -115,12 +116,25 @@ def test_an_allocator_that_keeps_memory_is_known_by_the_environment(monkeypatch:
             assert not meter.facts() or meter.facts()["kept"]
 
 
+_LARGE = """
+import torch
+import gradscope
+from tests.diagnose.test_page_faults import Wide
+
+for rows in (2100, 2):
+    report = gradscope.profile(Wide(), torch.ones(rows, 8), steps=2, warmup=1)
+    print([finding.predicted_saving_ns < report.data.step.wall_ns for finding in report.data.findings
+           if finding.rule == "page-faults"])
+"""
+
+
 @linux
 @small_pages
 def test_a_model_with_large_results() -> None:
-    """Each is 32 MiB and a little; the step makes 10 of them, forward and backward."""
-    case = case_of(Wide(), torch.ones(2100, 8))
-    (found,) = page_faults.find(case)
-    assert case.facts.settings["system"]["page_faults"] > 5 * (32 << 20) / 4096
-    assert found.predicted_saving_ns is not None and found.predicted_saving_ns < case.step_ns
-    assert list(page_faults.find(case_of(Wide(), torch.ones(2, 8)))) == []
+    """Each is 32 MiB and a little, ten in a step. In a process of its own: this one's heap may have room for all."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _LARGE], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-2:] == ["[True]", "[]"], done.stderr
