@@ -74,6 +74,7 @@ def environment(device: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "triton": _version("triton"),
         "liger": _version("liger-kernel"),
+        "malloc": {name: value for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")},
     }
 
 

@@ -57,7 +57,7 @@ def find(case: Case) -> Iterator[Finding]:
         predicted_low_ns=round(saving * _LOW),
         predicted_high_ns=spent,
         advice="Let the process keep it: start it with these variables, or preload jemalloc or TCMalloc, or call "
-        "mallopt before the first tensor is made.",
+        "mallopt before the first tensor is made; then profile again, for other savings will be smaller.",
         code="MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 python train.py\n"
         "libc = ctypes.CDLL(None); libc.mallopt(-4, 0); libc.mallopt(-1, 2**31 - 1)",
     )
