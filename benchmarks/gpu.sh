@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has one: tests, then benchmarks on cuda. Not yet run on a GPU.
 #
-#     benchmarks/gpu.sh [PART...]        triton recipes tests overhead limits predictions analysis truth memory; all of them in this order
+#     benchmarks/gpu.sh [PART...]        triton recipes tests overhead limits predictions analysis truth memory; all, in this order
 #
 # Takes 8 minutes at most (GPU_SECONDS): what would come later is left out, and said. gradscope need not be installed.
 # Results are appended to $RESULTS (benchmarks/results) as JSON lines, whole outputs to $LOG; what is printed is short,

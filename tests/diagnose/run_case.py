@@ -93,3 +93,15 @@ def findings_of(
     found, notes = diagnosis.diagnose(case)
     assert not notes, notes
     return found
+
+
+def of_rule(rule: str, found: list[Finding]) -> list[Finding]:
+    """Those of one rule."""
+    return [each for each in found if each.rule == rule]
+
+
+def in_case(case: Case, rule: str) -> list[Finding]:
+    """What one rule finds; a rule that fails is an error."""
+    found, notes = diagnosis.diagnose(case)
+    assert not notes, notes
+    return of_rule(rule, found)

@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.engine import diagnose
-from gradscope.tables import Finding
 from tests.diagnose import twins_recipes as twins
-from tests.diagnose.run_case import case_of, findings_of
+from tests.diagnose.run_case import case_of, findings_of, in_case, of_rule
 
 BY_HAND, MATH = "attention-by-hand", "attention-math-kernel"
 
@@ -23,16 +21,6 @@ BY_HAND, MATH = "attention-by-hand", "attention-math-kernel"
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     torch.manual_seed(0)
-
-
-def of_rule(rule: str, found: list[Finding]) -> list[Finding]:
-    return [each for each in found if each.rule == rule]
-
-
-def in_case(case: Case, rule: str) -> list[Finding]:
-    found, notes = diagnose(case)
-    assert not notes, notes
-    return of_rule(rule, found)
 
 
 class ByBmm(nn.Module):

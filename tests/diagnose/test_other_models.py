@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.engine import diagnose
 from gradscope.diagnose.places import is_of_a_library, put_in
-from gradscope.tables import Facts, Finding, PlaceFact
+from gradscope.tables import Facts, PlaceFact
 from tests.diagnose import twins_recipes as twins
-from tests.diagnose.run_case import case_of, findings_of
+from tests.diagnose.run_case import case_of, findings_of, in_case, of_rule
 
 TABLE = "embedding-dense-gradient"
 
@@ -25,16 +24,6 @@ TABLE = "embedding-dense-gradient"
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     torch.manual_seed(0)
-
-
-def of_rule(rule: str, found: list[Finding]) -> list[Finding]:
-    return [each for each in found if each.rule == rule]
-
-
-def in_case(case: Case, rule: str) -> list[Finding]:
-    found, notes = diagnose(case)
-    assert not notes, notes
-    return of_rule(rule, found)
 
 
 class Bags(nn.Module):
@@ -221,7 +210,7 @@ def test_a_librarys_line_is_not_to_be_edited() -> None:
         recipe="gelu",
         function="gelu",
         layer="h.0",
-        source="/opt/lib/python3.11/site-packages/transformers/activations.py:66",
+        source=".venv/lib/site-packages/transformers/activations.py:66",
         supported=True,
         reasons=(),
         idle="",

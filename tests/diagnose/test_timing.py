@@ -149,3 +149,26 @@ def test_a_loop_of_large_operations_is_no_loop_of_tiny_ones() -> None:
         for call in case.facts.calls
     ]
     assert list(tiny_layers.find(replace(case, facts=replace(case.facts, calls=tuple(large))))) == []
+
+
+def test_a_call_of_one_turn_does_not_count_for_the_loop() -> None:
+    """On the line of the loop, but made once: the turns, and the estimate's range, are those of the loop."""
+
+    class States(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = [(self.linear(one) * 2 - 1 if i else self.linear(one).exp()) for i, one in enumerate(x.unbind())]
+            return torch.stack(found)
+
+    for _ in range(TRIES):
+        found = _found(findings_of(States(), torch.ones(96, 2, 8)), "tiny-layers")
+        if found:
+            break
+    (finding,) = found
+    assert "1 turns" not in finding.evidence
+    low, saving, high = finding.predicted_low_ns, finding.predicted_saving_ns, finding.predicted_high_ns
+    assert low is not None and saving is not None and high is not None
+    assert low <= saving <= high

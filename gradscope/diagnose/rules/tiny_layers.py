@@ -64,7 +64,8 @@ def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
     mean = spent / len(looped)
     if share(spent, case) < _SHARE or mean > _MEAN_NS:
         return None
-    rounds = min(map(len, _turns(working).values()))
+    # A call on the same line may be made in some turns only.
+    rounds = min((len(made) for made in _turns(working).values() if len(made) >= _ROUNDS), default=_ROUNDS)
     owners = tuple(dict.fromkeys(call.layer for call in looped if call.layer is not None))
     in_turn = _in_turn(case, working)
     low, high = (0.3, 0.9) if in_turn else (0.7, 1 - 1 / rounds)
