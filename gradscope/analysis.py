@@ -52,12 +52,12 @@ def analyse(
     assert timed is not None
     progress = progress or Progress()
     progress.phase("reading the trace")
-    names = name_modules([timed.recorder.modules[label] for label in timed.recorder.roots], known)
+    names = name_modules(timed.recorder.called_roots(), known)
     on_cuda = torch.cuda.is_initialized()
     table = read_trace(timed.profiler, device=on_cuda)
     progress.phase(f"attributing {len(table):,} events")
     timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
-    called = names.labels(timed.recorder.modules)
+    called = names.labels(timed.recorder.modules.by_number())
     parents = names.calling_parents(called)
     skeleton = read_skeleton(table, _relabelled(timed.recorder.table(), called), parents)
     notes = _read_survey(capture.survey, names, parents, on_cuda)
@@ -146,10 +146,13 @@ def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequenc
         return None
     table = read_trace(survey.profiler, device=on_cuda, shapes=True)
     survey.profiler = None
-    calls = _relabelled(survey.recorder.table(), names.labels(survey.recorder.modules))
+    calls = _relabelled(survey.recorder.table(), names.labels(survey.recorder.modules.by_number()))
     return read_survey(
         SurveyInput(
-            read_skeleton(table, calls, parents), survey.line_spans, survey.graphs, names.parameters(survey.parameters)
+            read_skeleton(table, calls, parents),
+            survey.line_spans,
+            survey.graphs,
+            names.parameters(survey.parameters.by_number()),
         )
     )
 
@@ -163,12 +166,12 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
     """
     table = read_memory_trace(found.profiler)
     found.profiler = None
-    calls = _relabelled(found.recorder.table(), names.labels(found.recorder.modules))
+    calls = _relabelled(found.recorder.table(), names.labels(found.recorder.modules.by_number()))
     skeleton = read_skeleton(table, calls, parents)
-    labels = [*names.labels(found.modules), -1]
+    labels = [*names.labels(found.modules.by_number()), -1]
     figures = found.figures
     given = MemoryInput(
-        survey=SurveyInput(skeleton, found.line_spans, found.graphs, names.parameters(found.parameters)),
+        survey=SurveyInput(skeleton, found.line_spans, found.graphs, names.parameters(found.parameters.by_number())),
         device=found.device,
         sightings=[replace(sighting, layer=labels[sighting.layer]) for sighting in found.sightings],
         saved=found.saved,

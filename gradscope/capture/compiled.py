@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 
-def uses_compile(modules: list[nn.Module], compiled_before: int) -> bool:
+def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
     """Whether compiled code ran in these steps: compiled modules, compiled functions in reach, or a new compilation."""
     if compiled_frames() > compiled_before:
         return True

@@ -9,6 +9,7 @@ import torch
 
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.seen import Seen
 from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, SpanTable
 
 
@@ -30,7 +31,7 @@ class SurveyStep:
     line_spans: SpanTable
     lines: list[LineInfo]
     graphs: list[tuple[GraphNode, ...]]
-    parameters: list[torch.Tensor]
+    parameters: Seen[torch.Tensor]
     has_flops: bool
 
 
@@ -51,3 +52,14 @@ class Capture:
     optimizers: list[OptimizerFact] = field(default_factory=list)
     with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
     optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold
+
+    def hold(self) -> None:
+        """Keep the user's objects that are alive, now that nothing is measured any more: the report names them."""
+        for part in (self.timed, self.survey, self.memory):
+            if part is not None:
+                part.recorder.modules.hold()
+        for noted in (self.survey, self.memory):
+            if noted is not None:
+                noted.parameters.hold()
+        if self.memory is not None:
+            self.memory.modules.hold()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from gradscope import markers
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.saved import GraphReader, Kept, nodes_below
+from gradscope.capture.seen import Seen
 from gradscope.capture.storages import StorageNote, all_tensors, storages_of, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
@@ -46,22 +47,29 @@ class MemoryPass:
     line_spans: SpanTable
     lines: list[LineInfo]
     graphs: list[tuple[GraphNode, ...]]
-    parameters: list[torch.Tensor]
+    parameters: Seen[torch.Tensor]
     device: str  # the one that is measured
     sightings: list[Sighting]  # ``layer`` indexes ``modules``
-    modules: list[nn.Module]
+    modules: Seen[nn.Module]
     saved: list[SavedTensor]
     figures: DeviceFigures | None
 
 
-@dataclass
 class Surroundings:
-    """What a session knows of the user's objects beyond the modules that were called."""
+    """What a session knows of the user's objects beyond the modules that were called.
 
-    models: Callable[[], Iterable[nn.Module]] = tuple  # models known by name or seen called
-    batch: Any = None  # of the step that runs
-    optimizers: list[Optimizer] = field(default_factory=list)  # those given, and those seen stepping
-    ignored: Sequence[torch.Tensor] = field(default_factory=tuple)  # copies that gradscope itself keeps
+    Attributes:
+        models: those known by name or seen called.
+        batch: of the step that runs, where gradscope runs it.
+        optimizers: those given, and those seen stepping.
+        ignored: copies that gradscope itself keeps.
+    """
+
+    def __init__(self, models: Callable[[], Iterable[nn.Module]] = tuple, optimizers: Iterable[Optimizer] = ()) -> None:
+        self.models = models
+        self.batch: Any = None
+        self.optimizers: Seen[Optimizer] = Seen(optimizers)
+        self.ignored: Sequence[torch.Tensor] = ()
 
     def forget(self) -> None:
         """Let go of everything of the user's."""
@@ -70,8 +78,7 @@ class Surroundings:
 
     def note_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has stepped: a hook for :func:`torch.optim.optimizer.register_optimizer_step_post_hook`."""
-        if all(optimizer is not known for known in self.optimizers):
-            self.optimizers.append(optimizer)
+        self.optimizers.number(optimizer)
 
 
 class MemoryTracer:
@@ -80,12 +87,11 @@ class MemoryTracer:
     def __init__(self, recorder: CallRecorder, around: Surroundings) -> None:
         self.sightings: list[Sighting] = []
         self.saved: list[SavedTensor] = []
-        self.modules: list[nn.Module] = []
+        self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels of sightings
         self.graph = GraphTracer()
         self._recorder = recorder
         self._around = around
         self._marks = 0
-        self._labels: dict[int, int] = {}
         self._inputs: set[int] = set()  # addresses of what models were called with in this step
         self._graphs = GraphReader()
         self.device = _device_of([*self._every_module(), *self._tensors_of_optimizers()], around.batch)
@@ -203,7 +209,7 @@ class MemoryTracer:
             for module in modules:
                 for tensor in getattr(module, name).values():
                     if tensor is not None:
-                        yield from ((role, self._label(module), note) for note in storages_of(tensor))
+                        yield from ((role, self.modules.number(module), note) for note in storages_of(tensor))
         owners = self._owners()
         for parameter in self._tensors_of_optimizers():
             yield from ((Role.PARAMETER, owners.get(id(parameter), -1), note) for note in storages_of(parameter))
@@ -233,7 +239,7 @@ class MemoryTracer:
         for module in self._every_module():
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    owners.setdefault(id(parameter), self._label(module))
+                    owners.setdefault(id(parameter), self.modules.number(module))
         return owners
 
     def _tensors_of_optimizers(self) -> Iterator[torch.Tensor]:
@@ -248,13 +254,6 @@ class MemoryTracer:
             if id(model) not in found:
                 found |= {id(module): module for module in model.modules()}
         return list(found.values())
-
-    def _label(self, module: nn.Module) -> int:
-        label = self._labels.get(id(module))
-        if label is None:
-            label = self._labels[id(module)] = len(self.modules)
-            self.modules.append(module)
-        return label
 
 
 _CONSTANT = frozenset({Role.PARAMETER, Role.BUFFER})
@@ -279,7 +278,7 @@ def _device_of(holders: Iterable[nn.Module | torch.Tensor], batch: Any) -> str:
 
 
 def finished_pass(profiler: Any, recorder: CallRecorder, tracer: MemoryTracer, lines: LineTracer) -> MemoryPass:
-    """What is kept of the pass once it has ended; all of it numbers and names but the modules and parameters."""
+    """What is kept of the pass once it has ended; all of it numbers and names."""
     return MemoryPass(
         profiler=profiler,
         recorder=recorder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradscope import markers
+from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder, SpanStack
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
@@ -26,16 +26,19 @@ class CallRecorder:
     """
 
     def __init__(self) -> None:
-        self.modules: list[nn.Module] = []  # by label, in the order of their first call; kept alive by this list
+        self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels, in the order of their first call
         self.roots: list[int] = []  # labels of modules called while no other module was, each once
         self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
-        self._labels: dict[int, int] = {}
-        self._lock = threading.Lock()
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
 
     def table(self) -> SpanTable:
         return self._spans.table()
+
+    def called_roots(self) -> list[nn.Module]:
+        """The modules of :attr:`roots` that are alive."""
+        found = (self.modules[label] for label in self.roots)
+        return [module for module in found if module is not None]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -56,23 +59,21 @@ class CallRecorder:
         # Dynamo folds this to True while it traces and drops the rest: no graph break, nothing inside the region.
         if torch.compiler.is_compiling():
             return
-        label = self._labels.get(id(module))
-        if label is None:
-            label = self._label(module)
+        label = self.modules.number(module)
         calls = self._stack.calls
         if not calls:
             if label not in self.roots:
                 self.roots.append(label)
             if self.on_root_call is not None and graph_task_id() == -1:
                 self.on_root_call(args)
-        calls.append((module, self._spans.open(label)))
+        calls.append((id(module), self._spans.open(label)))  # by id: a call that never returns holds nothing
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         calls = self._stack.calls
         for depth in range(len(calls) - 1, -1, -1):
-            if calls[depth][0] is module:
+            if calls[depth][0] == id(module):
                 # Checkpointing stops a recompute with an exception: calls above this one never returned.
                 self._close_above(depth)
                 return
@@ -81,13 +82,6 @@ class CallRecorder:
         calls = self._stack.calls
         while len(calls) > depth:
             self._spans.close(calls.pop()[1])
-
-    def _label(self, module: nn.Module) -> int:
-        with self._lock:
-            label = self._labels.setdefault(id(module), len(self.modules))
-            if label == len(self.modules):
-                self.modules.append(module)
-            return label
 
 
 @contextmanager

@@ -22,8 +22,8 @@ class ModuleNames:
     tops: tuple[nn.Module, ...]  # the models: modules that lie in no other
     modules: tuple[nn.Module, ...]  # keeps the ids valid
 
-    def labels(self, called: Sequence[nn.Module]) -> list[int]:
-        """Row of each called module; -1 for one that no model holds."""
+    def labels(self, called: Sequence[nn.Module | None]) -> list[int]:
+        """Row of each called module; -1 for one that no model holds, and for None."""
         return [self.index.get(id(module), -1) for module in called]
 
     def calling_parents(self, called: Sequence[int]) -> list[int]:
@@ -41,8 +41,8 @@ class ModuleNames:
             found.append(parent if parent in callers or parent < 0 else found[parent])
         return found
 
-    def parameters(self, tensors: Sequence[torch.Tensor]) -> tuple[ParameterInfo, ...]:
-        """Name and owners of each leaf that received a gradient; no owner for a tensor outside every module."""
+    def parameters(self, tensors: Sequence[torch.Tensor | None]) -> tuple[ParameterInfo, ...]:
+        """Name and owners of each leaf that received a gradient; none for one outside every module."""
         holders = _holders(self.modules)
         found = []
         for tensor in tensors:

@@ -8,7 +8,7 @@ The same session serves model mode, script mode and the user's own loop; they di
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -147,6 +147,7 @@ class Session:
                 self._exits.close()
             finally:
                 self._installed.close()
+                self.capture.hold()
                 self.surroundings.forget()
                 self._progress.done()
 
@@ -155,6 +156,7 @@ class Session:
         self._phase += 1
         if self._phase == len(self._phases):
             self.finished = True
+            self.capture.hold()
             return
         phase = self._phases[self._phase]
         self._sampler.stop()
@@ -235,7 +237,7 @@ class Session:
     def _start_recording(self) -> None:
         """A step without a profiler: what torch is called with, and how torch is set."""
         timed = self.capture.timed
-        known = timed.recorder.modules if timed is not None else []
+        known = timed.recorder.modules if timed is not None else ()
         switches = SwitchWatch()
         self._exits.callback(self._keep_facts, known, switches)
         self._exits.enter_context(switches.watching())
@@ -249,7 +251,7 @@ class Session:
         self.backward.around = _around_recorded(switches, recorder)
         self._exits.callback(setattr, self.backward, "around", None)
 
-    def _keep_facts(self, known: list[nn.Module], switches: SwitchWatch) -> None:
+    def _keep_facts(self, known: Iterable[nn.Module], switches: SwitchWatch) -> None:
         capture = self.capture
         measured = capture.timed.completed - SETTLING_STEPS if capture.timed is not None else 0
         capture.settings = {
@@ -270,7 +272,7 @@ class Session:
 
     def _start_memory(self) -> None:
         timed = self.capture.timed
-        known = timed.recorder.modules if timed is not None else []
+        known = timed.recorder.modules if timed is not None else ()
         models = self.surroundings.models
         self.surroundings.models = lambda: (*models(), *known)
         with_lines = self.capture.options.lines and not uses_compile(known, self._compiled_before)

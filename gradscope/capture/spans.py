@@ -53,4 +53,4 @@ class SpanStack(threading.local):
     """The open module calls of one thread, innermost last."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, tuple[int, Any]]] = []
+        self.calls: list[tuple[int, tuple[int, Any]]] = []  # id of the module, and its span

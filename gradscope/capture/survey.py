@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradscope
 from gradscope import markers
 from gradscope.capture.frames import TORCH, is_standard
+from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
@@ -208,8 +209,7 @@ class GraphTracer:
 
     def __init__(self) -> None:
         self.graphs: list[tuple[GraphNode, ...]] = []  # one a backward pass, in order
-        self.parameters: list[torch.Tensor] = []
-        self._indices: dict[int, int] = {}
+        self.parameters: Seen[torch.Tensor] = Seen()
         self._handles: list[Any] = []
 
     @contextmanager
@@ -248,10 +248,7 @@ class GraphTracer:
         variable = getattr(node, "variable", None) if not node.next_functions else None
         if variable is None:
             return GraphNode(node._sequence_nr(), -1, edges)
-        index = self._indices.get(id(variable))
-        if index is None:
-            index = self._indices[id(variable)] = len(self.parameters)
-            self.parameters.append(variable)
+        index = self.parameters.number(variable)
         self._handles.append(variable.register_post_accumulate_grad_hook(_parameter_marker(index)))
         return GraphNode(-1, index, edges)
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.seen import Seen
 
 # A script that has built an optimizer is given this many backward passes to step it (gradient accumulation) before
 # each backward pass counts as a step of its own.
@@ -41,9 +42,9 @@ class StepFinder:
     def __init__(self, session: Steps, *, run_to_end: bool = False) -> None:
         self._session = session
         self._run_to_end = run_to_end
-        self._round: list[int] = []  # ids of the optimizers that have stepped in this round
+        self._round: list[int] = []  # numbers of the optimizers that have stepped in this round
         self._last: int | None = None  # the one that ends a round, once a whole round was seen
-        self._kept: list[Optimizer] = []  # so that an id stays that of one optimizer
+        self._seen: Seen[Optimizer] = Seen()
         self._backwards = 0
         self._optimizer_exists = False
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
@@ -62,9 +63,7 @@ class StepFinder:
             handle.remove()
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        number = id(optimizer)
-        if all(optimizer is not kept for kept in self._kept):
-            self._kept.append(optimizer)
+        number = self._seen.number(optimizer)
         if number in self._round:
             # Only when one steps again is it known where the round ended; from now on it ends there.
             self._last = self._round[-1]
@@ -77,7 +76,7 @@ class StepFinder:
     def _went_backward(self) -> None:
         self.saw_backward = True
         self._backwards += 1
-        if self._kept:
+        if len(self._seen):
             return
         patience = _PATIENCE if self._has_optimizer() else 0
         if self._backwards > patience:

@@ -59,8 +59,8 @@ def measure_step(
     found = session.capture.memory
     if found is None:
         raise NothingMeasuredError("no memory was measured.")
-    names = name_modules([found.recorder.modules[label] for label in found.recorder.roots], {"": workload.model})
-    parents = names.calling_parents(names.labels(found.recorder.modules))
+    names = name_modules(found.recorder.called_roots(), {"": workload.model})
+    parents = names.calling_parents(names.labels(found.recorder.modules.by_number()))
     blocks, foreign_bytes = _without_foreign(read_memory_pass(found, names, parents).blocks)
     return MeasuredStep(blocks, names.infos, foreign_bytes)
 

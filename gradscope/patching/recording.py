@@ -57,9 +57,18 @@ class Frame:
     index: int
     code: CodeType
     globals: dict[str, Any]
-    owner: object  # its first argument, where that is a module and the function not one of a file's own
     suspends: bool
     settings: dict[str, Any] = field(default_factory=dict)  # its names that held numbers, texts or None at first
+    held_by: weakref.ref[nn.Module] | None = None
+
+    @property
+    def owner(self) -> nn.Module | None:
+        """Its first argument, where that is a module and the function not one of a file's own; None once it is gone."""
+        return None if self.held_by is None else self.held_by()
+
+    @owner.setter
+    def owner(self, module: nn.Module | None) -> None:
+        self.held_by = None if module is None else weakref.ref(module)
 
 
 class Span(NamedTuple):
@@ -94,8 +103,23 @@ class Node:
     places: tuple[Place, ...]  # innermost first
     changed: frozenset[int]  # storages whose content it changed in place
     grad: bool  # whether gradients were recorded then
-    caller: nn.Module | None = None  # the module of torch's own that the user's code called for it, as an nn.Linear
     autocast: bool = False  # whether torch chose dtypes then
+    called_by: Callable[[], nn.Module | None] | None = None
+
+    @property
+    def caller(self) -> nn.Module | None:
+        """The module of torch's own that the user's code called for it, as an nn.Linear.
+
+        One without tensors is kept, for it may be made for a single call; another is None once it is gone.
+        """
+        return None if self.called_by is None else self.called_by()
+
+    @caller.setter
+    def caller(self, module: nn.Module | None) -> None:
+        if module is None:
+            self.called_by = None
+        else:
+            self.called_by = weakref.ref(module) if _holds_tensors(module) else lambda: module
 
     @property
     def output(self) -> Value:
@@ -109,6 +133,10 @@ class Node:
     def __repr__(self) -> str:
         where = f"{self.places[0].frame.code.co_name}:{self.places[0].span}" if self.places else "?"
         return f"<{self.index} {self.op} {where}>"
+
+
+def _holds_tensors(module: nn.Module) -> bool:
+    return any(each._parameters or each._buffers for each in module.modules())
 
 
 @dataclass

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ _READS = _SHOWS | {
 }  # fmt: skip
 
 _SETTINGS = (bool, int, float, str, type(None))
+
+# Modules of types whose objects hold no tensor.
+_PLAIN = frozenset({"builtins", "torch", "torch._C"})
 
 # A frame of these may go on after it was left: what it holds is not ours to drop.
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -136,7 +139,7 @@ class Tape(TorchFunctionMode):
         node = Node(
             len(self.nodes), op, func, kept_args, kept_kwargs, tuple(inputs), (), (), changed, torch.is_grad_enabled()
         )
-        node.autocast = any(torch.is_autocast_enabled(device) for device in {value.device.type for value in inputs})
+        node.autocast = any(map(_casts, {value.device.type for value in inputs}))
         self.nodes.append(node)
         for value in inputs:
             if node not in value.users:
@@ -171,6 +174,8 @@ class Tape(TorchFunctionMode):
             return tuple(parts) if isinstance(argument, tuple) else parts
         if isinstance(argument, dict):
             return {name: self._replaced(part, inputs, held) for name, part in argument.items()}
+        if self._only_modules and not _is_plain(argument):
+            return ...  # a hook, or an object of the user's: tensors may hang on it, and the step goes on without them
         return argument
 
     def _value(self, tensor: Tensor) -> Value:
@@ -235,7 +240,7 @@ class Tape(TorchFunctionMode):
         """The first frame of the user's: its place, and nothing of what it holds."""
         for frame in stack(innermost):
             if not (is_skipped(frame) or (shown and is_standard(frame.f_code.co_filename))):
-                made = Frame(self._count, frame.f_code, {}, None, False)
+                made = Frame(self._count, frame.f_code, {}, False)
                 self._count += 1
                 return (Place(made, self._span(frame), {}),)
         return ()
@@ -257,7 +262,8 @@ class Tape(TorchFunctionMode):
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         plain = getattr(frame.f_globals.get(code.co_name), "__code__", None) is code
         owner = first if isinstance(first, nn.Module) and not plain else None
-        made = Frame(self._count, code, frame.f_globals, owner, bool(code.co_flags & _SUSPENDS))
+        made = Frame(self._count, code, frame.f_globals, bool(code.co_flags & _SUSPENDS))
+        made.owner = owner
         made.settings |= {name: held for name, held in frame.f_locals.items() if isinstance(held, _SETTINGS)}
         self._count += 1
         self._frames[id(frame)] = (frame, made)
@@ -286,6 +292,16 @@ class Reads(TorchFunctionMode):
         if op not in _READS or len(self._tape.nodes) >= self._most:
             return func(*args, **(kwargs or {}))
         return self._tape.read(func, op, sys._getframe(1), args, kwargs or {})
+
+
+def _is_plain(argument: Any) -> bool:
+    """Whether it is a value that no tensor hangs on: a number, a text, a dtype, a slice."""
+    return type(argument).__module__ in _PLAIN and not isinstance(argument, (FunctionType, MethodType))
+
+
+def _casts(device: str) -> bool:
+    """Whether autocast is on; some devices, as "meta", have none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _clear(frame: FrameType, known: Frame) -> None:
