@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import gradscope.kernels.choice
+import gradscope.recipes.norm
 from gradscope import pipeline
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.pipeline import Outcome
@@ -19,7 +21,7 @@ from gradscope.report import Report
 from gradscope.tables import Options, Progress
 from gradscope.workload import Script, Workload
 from tests import report_fixtures as fixtures
-from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
+from tests.cli_fixtures import Runner, frames_of_ours, run_fixture  # noqa: F401 (a fixture is used by its name)
 
 MODEL = "import torch\ndef workload(*args):\n    return torch.nn.Linear(2, 1), torch.ones(3, 2)\n"
 
@@ -227,7 +229,15 @@ def test_users_error_after_a_partial_report(seen: Seen, run: Runner) -> None:
     assert ran.out.startswith("gradscope ")
     assert ran.err.endswith("ValueError: boom\n")
     assert 'File "users.py", line 2, in step' in ran.err
-    assert "gradscope/" not in ran.err
+    assert not frames_of_ours(ran.err)
+
+
+def test_frames_of_ours_are_told_by_their_folders() -> None:
+    """Not by a name that a clone's or the user's own folder may have."""
+    ours = [str(Path(module.__file__)) for module in (gradscope.cli, gradscope.recipes.norm, gradscope.kernels.choice)]
+    theirs = ["/home/gradscope/train.py", str(Path(gradscope.__file__).parent.parent / "tests" / "test_cli.py")]
+    text = "".join(f'  File "{name}", line 3, in step\n' for name in ours + theirs)
+    assert frames_of_ours(text) == ours
 
 
 def test_users_error_before_anything_was_measured(seen: Seen, run: Runner) -> None:

@@ -15,6 +15,8 @@ from gradscope.kernels.attention import reference
 from gradscope.kernels.attention.options import Options, default_scale
 from gradscope.recipes.attention import attention
 
+from .accuracy import assert_as_accurate
+
 NAMES = ("out", "dq", "dk", "dv", "dbias")
 
 
@@ -42,25 +44,45 @@ def ours(*tensors: Tensor, mask: Tensor | None = None, **settings: Any) -> Tenso
 
 
 def assert_all_as_accurate(
-    mine: tuple[Tensor, ...], torchs: tuple[Tensor, ...], truth: tuple[Tensor, ...], tensors: tuple[Tensor, ...]
+    mine: tuple[Tensor, ...],
+    torchs: tuple[Tensor, ...],
+    truth: tuple[Tensor, ...],
+    tensors: tuple[Tensor, ...],
+    by_scores: float = 0.0,
 ) -> None:
-    """Of the result and every gradient, the root of the mean square error is at most twice torch's.
+    """The result and every gradient are as accurate as torch's.
 
-    The mean and not the largest: with few elements torch's largest error is near 0 by luck. Allowed besides is rounding
-    the result itself, and for gradients the float32 rounding of dp and delta, which nearly cancel (with one key they
-    do, and torch's softmax is exact there): half a unit of their largest terms each, times the other side of the
-    product.
+    Args:
+        by_scores: how far the result moves for a relative change of the scores; see ``moved_by_scores``.
+
+    In ds = p * (dp - delta) the difference nearly cancels (with one key it does, and torch's softmax is exact there):
+    what is left is the rounding of dp and delta in float32, times the other side of the product.
     """
     q, k, v = (x.detach().double() for x in tensors[:3])
     upstream = torch.ones(mine[0].shape, dtype=torch.float64) * 2
     dp = upstream @ v.abs().repeat_interleave(q.shape[-3] // v.shape[-3], -3).transpose(-2, -1)
-    cancelled = torch.finfo(torch.float32).eps * dp.max() * max(q.abs().max(), k.abs().max()) / q.shape[-1] ** 0.5
+    cancelled = (dp.max() * max(q.abs().max(), k.abs().max()) / q.shape[-1] ** 0.5).item()
     for name, one, other, true in zip(NAMES, mine, torchs, truth, strict=False):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape == true.shape
-        error, torchs_error = ((x.double() - true).square().mean().sqrt() for x in (one, other))
-        rounding = torch.finfo(one.dtype).eps * true.square().mean().sqrt() + (cancelled if name != "out" else 0.0)
-        assert error <= torch.maximum(2 * torchs_error, rounding), f"{name}: {error:.3g}, torch's {torchs_error:.3g}"
+        assert_as_accurate(one, other, true, name, inner=by_scores if name == "out" else cancelled)
+
+
+def moved_by_scores(tensors: tuple[Tensor, ...], mask: Tensor | None, is_causal: bool) -> float:
+    """How far an element of the result moves, at most, for a change of every score by its own size.
+
+    A score s is a sum with the rounding of its terms' absolute values S, and moves the result o by p (v - o) for each
+    unit: sum_j p_j S_j |v_j - o|, which is large where two keys with high scores share a query.
+    """
+    q, k, v = (x.detach().double() for x in tensors[:3])
+    k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if is_causal:
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).triu(1) > 0, -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1).nan_to_num()  # of a row without keys
+    moved = weights * (q.abs() @ k.abs().mT * q.shape[-1] ** -0.5)
+    apart = (v.unsqueeze(-3) - (weights @ v).unsqueeze(-2)).abs()
+    return (moved.unsqueeze(-1) * apart).sum(-2).max().item()
 
 
 def qkv(

@@ -11,7 +11,7 @@ from gradscope.kernels.attention import triton_launch
 from gradscope.kernels.attention.options import Options
 from gradscope.kernels.attention.reference import attention, masked_scores
 
-from .accuracy import dirty_memory
+from .accuracy import assert_as_accurate, dirty_memory
 
 NAMES = ("out", "dq", "dk", "dv", "dbias")
 
@@ -90,32 +90,14 @@ def check(p: Problem) -> None:
         assert got.isfinite().all(), name
         if not got.numel():
             continue
-        # Where dp - delta is nearly 0, what is left is the rounding of the products that both are sums of, in float32.
-        floor = 2 * torch.finfo(torch.float32).eps * cancelling.get(name, 0.0)
-        _assert_as_accurate(got, (one, other), true, floor, name)
+        # Where dp - delta is nearly 0, what is left is the rounding of the products that both are sums of.
+        assert_as_accurate(got, (one, other), true, name, inner=cancelling.get(name, 0.0))
     nothing = true_logsumexp.isneginf()
     assert torch.equal(logsumexp.isneginf(), nothing)
     # Three roundings of the highest score and of the sum beside it, in float32.
     torch.testing.assert_close(
         logsumexp.double().masked_fill(nothing, 0), true_logsumexp.masked_fill(nothing, 0), rtol=3e-7, atol=2e-6
     )
-
-
-def _assert_as_accurate(got: Tensor, torchs: tuple[Tensor, ...], true: Tensor, floor: float, name: str) -> None:
-    """The root mean square of our errors at most twice torch's, and the largest at most four times.
-
-    The largest of a few hundred rounding errors varies twofold between equally good orders of summation; their root
-    mean square does not. Two units in the last place of the largest value are allowed, as in accuracy.py.
-    """
-    assert all(got.dtype == other.dtype and got.shape == other.shape for other in torchs), name
-    least = max(floor, 2 * torch.finfo(got.dtype).eps * true.abs().max().item())
-    error, theirs = got.double() - true, [other.double() - true for other in torchs]
-    for measure, factor in ((lambda x: x.square().mean().sqrt().item(), 2), (lambda x: x.abs().max().item(), 4)):
-        allowed = factor * max(map(measure, theirs))
-        found = measure(error)
-        assert found <= max(allowed, least), (
-            f"{name}: off by {found:.3g}, torch's error {factor} times is {allowed:.3g}"
-        )
 
 
 def _by_autograd(p: Problem, dtype: torch.dtype, keep: Tensor | None) -> tuple[Tensor, list[Tensor]]:
