@@ -116,6 +116,14 @@ def _run_data(
         )
     elif memory is None and capture.options.memory:
         notes.append("the run ended before the steps that measure memory")
+    if capture.given_way:
+        notes.append(
+            f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} steps, "
+            "which gradscope did not measure"
+        )
+    notes += [
+        f"gradscope failed at {part} ({text}): what depends on it is missing" for part, text in capture.failed.items()
+    ]
     if about.loss == "mean of outputs":
         notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
     step = result.step

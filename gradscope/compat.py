@@ -7,11 +7,14 @@ whether it answers as measured on torch 2.11 and 2.13; :func:`require` turns a w
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
 import tempfile
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +30,7 @@ __all__ = [
     "TraceMarker",
     "check",
     "checkpoint_frame",
+    "ending_open_ranges",
     "graph_task_id",
     "held_by_checkpoint",
     "kineto_events",
@@ -34,6 +38,7 @@ __all__ = [
     "live_device_blocks",
     "marking_recompute",
     "new_profiler",
+    "profiler_runs",
     "quiet_kineto",
     "require",
     "saved_value",
@@ -42,6 +47,7 @@ __all__ = [
     "start_profiler",
     "stop_profiler",
     "swap_engine_entry",
+    "watch_profilers",
 ]
 
 #: Next number that a node made by this thread will get. Thread local.
@@ -89,8 +95,103 @@ class _MemoryProfiler:
 
 def start_profiler(profiler: Any) -> None:
     """Start it without kineto's log lines, and without the once-only warning of torch 2.11 that cycles are not kept."""
-    with quiet_kineto(), _no_cycle_warning():
+    with quiet_kineto(), _no_cycle_warning(), _OWN:
         profiler.start()
+
+
+class _Own(threading.local):
+    """Whether this thread is starting or stopping a profiler of gradscope's."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.depth -= 1
+
+
+_OWN = _Own()
+
+
+@contextlib.contextmanager
+def ending_open_ranges() -> Iterator[None]:
+    """End the ``record_function`` ranges that were entered in the block and are open when it is left.
+
+    A profiler runs inside the block. A range that outlives it holds a pointer into what the profiler recorded, which
+    it would write through when it ends under the next profiler. Ending it twice does nothing.
+    """
+    kind: Any = torch.autograd.profiler.record_function
+    original = kind.__enter__
+    entered: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(original)  # torch.jit reads the source of what it finds here
+    def enter(self: Any) -> Any:
+        result = original(self)
+        entered.add(self)
+        return result
+
+    kind.__enter__ = enter
+    try:
+        yield
+    finally:
+        if kind.__enter__ is enter:
+            kind.__enter__ = original
+        with torch._C.DisableTorchFunctionSubclass():
+            for each in list(entered):
+                if each.record is not None:
+                    torch.ops.profiler._record_function_exit._RecordFunction(each.record)
+
+
+def profiler_runs() -> bool:
+    """Whether a profiler runs in this process, on any thread, or is about to: kineto has one for all."""
+    module: Any = torch.autograd.profiler
+    if module._is_profiler_enabled:
+        return True
+    # A schedule prepares its profiler a step before it starts it; that alone shows nowhere else.
+    made = (item for item in gc.get_objects() if type(item) is module.profile)
+    return any(item.entered and item.kineto_results is None for item in made)
+
+
+@contextlib.contextmanager
+def watch_profilers(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Until the block is left, be told of every profiler that is not gradscope's own.
+
+    All ways to a profiler in Python (``torch.profiler``, ``torch.autograd.profiler``, ``emit_nvtx``) go through three
+    functions that one module looks up at each call.
+
+    Args:
+        begins: called before it is prepared, or before it starts where it was not; on its thread.
+        ended: called after it has stopped.
+    """
+    module: Any = torch.autograd.profiler
+    names = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
+    originals = {name: getattr(module, name) for name in names}
+
+    def wrap(name: str) -> Callable[..., Any]:
+        original = originals[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _OWN.depth:
+                return original(*args, **kwargs)
+            if name != "_disable_profiler":
+                begins()
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                ended()
+
+        return call
+
+    replacements = {name: wrap(name) for name in names}
+    vars(module).update(replacements)
+    try:
+        yield
+    finally:
+        for name in names:
+            if getattr(module, name) is replacements[name]:
+                setattr(module, name, originals[name])
 
 
 @contextlib.contextmanager
@@ -111,7 +212,7 @@ def start_memory_profiler(profiler: Any) -> object:
     """
     with _without_collections():  # so many objects at once would start one, of everything that the process holds
         unknown = [torch.UntypedStorage(1) for _ in range(_LOGGED_EVERY)]
-    with _held_stderr(_is_log) as held, _no_cycle_warning():
+    with _held_stderr(_is_log) as held, _no_cycle_warning(), _OWN:
         profiler.start()
         while unknown and (held is None or not _logged(held)):
             unknown.pop()
@@ -138,7 +239,7 @@ def _logged(held: int) -> bool:
 
 def stop_profiler(profiler: Any) -> None:
     """Stop it without kineto's log lines."""
-    with quiet_kineto():
+    with quiet_kineto(), _OWN:
         profiler.stop()
 
 

@@ -57,6 +57,10 @@ class NothingMeasuredError(GradscopeError, RuntimeError):
     exit_code = 3
 
 
+class Terminated(BaseException):
+    """The system asks the process to end (SIGTERM): what was measured is written first."""
+
+
 class BudgetExceededError(GradscopeError):
     """A layer or the step is over the budget given to ``gradscope check``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,13 @@ from gradscope.analysis import analyse
 from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
+from gradscope.capture.phases import steps_to_first_result
+from gradscope.capture.phases.timed import Timed
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
-from gradscope.capture.training import StepFinder, StopRun
+from gradscope.capture.training import StepFinder, StopRun, was_stopped
 from gradscope.diagnose.engine import require_known
-from gradscope.errors import NothingMeasuredError
+from gradscope.errors import NothingMeasuredError, Terminated, UsageError
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
 from gradscope.tables import Options, Progress, WorkloadInfo
@@ -104,6 +107,8 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
                 kind = run_steps(workload, batches, session)
         except (Exception, KeyboardInterrupt) as raised:
             error = raised
+        except Terminated as raised:
+            error = raised
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
     return _outcome(session.capture, about, {"": workload.model}, device, error, progress, recorder)
 
@@ -113,16 +118,22 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     compat.require()
     recorder = Recorder()
     session = Session(options, progress, recorder=recorder)
-    finder = StepFinder(session, run_to_end=options.run_to_end)
+    say = (progress or Progress()).say
+    finder = StepFinder(session, run_to_end=options.run_to_end, say=say)
     error: BaseException | None = None
     seed_everything(options.seed)
+    process = os.getpid()
     try:
         with session, finder.watching():
             script.run()
-    except StopRun:
-        pass
     except BaseException as raised:  # SystemExit and KeyboardInterrupt too: the caller decides what they mean
         error = raised
+    if os.getpid() != process:
+        raise error if error is not None else SystemExit(0)  # a process that the script has forked reports nothing
+    if error is not None and was_stopped(error):
+        if not isinstance(error, StopRun):
+            say(f"while it was being stopped the script raised {type(error).__name__}: the report is complete")
+        error = None
     known = _modules_in(script.namespace)
     about = WorkloadInfo(target=script.target, mode="script", steps=options.steps, warmup=options.warmup, loss=None)
     if error is None and not finder.saw_backward:
@@ -169,9 +180,16 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
         surroundings = Surroundings(models=lambda: models)
         self._session = Session(self._options, None, surroundings, self._recorder)
         self._report: Report | None = None
+        self._used = False
 
     def __enter__(self) -> profiling:
+        if self._used:
+            raise UsageError(
+                "this gradscope.profiling has been used: it measures one loop.\n"
+                "Make another one for the next: with gradscope.profiling(model) as prof:"
+            )
         self._session.__enter__()
+        self._used = True
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -202,7 +220,8 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
 
 def _modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
     """The script's modules by variable name."""
-    return {name: value for name, value in namespace.items() if isinstance(value, nn.Module) and name}
+    # type(), not isinstance: that asks the object for its __class__, which may compute something, or raise.
+    return {name: value for name, value in namespace.items() if issubclass(type(value), nn.Module) and name}
 
 
 def _outcome(
@@ -218,18 +237,31 @@ def _outcome(
     if timed is None or timed.completed == 0:
         if error is not None:
             return Outcome(None, error)
-        raise NothingMeasuredError(_too_short(about, capture))
+        raise NothingMeasuredError(_nothing_measured(about, capture))
     return Outcome(analyse(capture, about, known, device, progress, recorder), error)
 
 
-def _too_short(about: WorkloadInfo, capture: Capture) -> str:
+def _nothing_measured(about: WorkloadInfo, capture: Capture) -> str:
+    target = about.target or "the loop"
+    if capture.given_way:
+        return (
+            f"{target} ran a torch.profiler of its own in {capture.given_way} of its {capture.steps_done} steps; "
+            "gradscope gave way to it, and measured nothing.\n"
+            "Turn that profiler off, or let it end earlier: PyTorch has one for a whole process."
+        )
+    if Timed.name in capture.failed:
+        return f"{target} could not be measured: {capture.failed[Timed.name]}.\nRun 'gradscope doctor' to see why."
+    return _too_short(target, capture)
+
+
+def _too_short(target: str, capture: Capture) -> str:
     steps = f"{capture.steps_done} training step{'' if capture.steps_done == 1 else 's'}"
     options = capture.options
-    needed = Session(options).steps_to_first_result
+    needed = steps_to_first_result(options)
     return (
-        f"{about.target or 'the loop'} ended after {steps}; nothing is measured before step {needed} "
+        f"{target} ended after {steps}; nothing is measured before step {needed} "
         f"with --warmup {options.warmup} --steps {options.steps}.\n"
         "Let it run longer, or measure less: --warmup 1 --steps 1 needs {least}.".format(
-            least=Session(Options(steps=1, warmup=1)).steps_to_first_result
+            least=steps_to_first_result(Options(steps=1, warmup=1))
         )
     )

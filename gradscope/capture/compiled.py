@@ -17,7 +17,7 @@ def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
     return any(
         module._compiled_call_impl is not None
         or hasattr(module, "_orig_mod")
-        or any("_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) for value in _globals_of(module))
+        or any(_is_compiled(value) for value in _globals_of(module))
         for module in modules
     )
 
@@ -26,6 +26,14 @@ def compiled_frames() -> int:
     """Frames that Dynamo has looked at so far; 0 where it was never loaded."""
     utils = sys.modules.get("torch._dynamo.utils")
     return int(utils.counters["frames"]["total"]) if utils is not None else 0
+
+
+def _is_compiled(value: Any) -> bool:
+    try:
+        # Not getattr: a global of the user's may compute something, or raise, when it is asked for an attribute.
+        return "_torchdynamo_orig_callable" in object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return False
 
 
 def _globals_of(module: nn.Module) -> list[Any]:

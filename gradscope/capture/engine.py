@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from gradscope import markers
+from gradscope.capture.guard import Guard
 from gradscope.compat import TraceMarker, graph_task_id, swap_engine_entry
+
+Around = Callable[[Any], AbstractContextManager[None]]
+
+
+BACKWARD_PASSES = "looking at a backward pass"  # under which the guard notes an error
 
 
 class BackwardWatch:
@@ -20,10 +26,12 @@ class BackwardWatch:
     reentrant checkpointing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self.mark = False  # write a BACKWARD row around each entry
-        self.around: Callable[[Any], AbstractContextManager[None]] | None = None  # of the roots; outside the row
+        self.around: Around | None = None  # of the roots; outside the row
         self.ended: Callable[[], None] | None = None  # last of all, only when backward returned
+        self.settled: Callable[[], None] | None = None  # after that, also when it raised: no graph task runs
         self._counter = itertools.count()
 
     @contextmanager
@@ -35,14 +43,18 @@ class BackwardWatch:
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = graph_task_id() == -1
-            if self.mark:
-                result = self._marked(original, outermost, roots, args, kwargs)
-            else:
-                with self._surroundings(outermost, roots):
-                    result = original(roots, *args, **kwargs)
-            if outermost and self.ended is not None:
-                self.ended()
-            return result
+            try:
+                if self.mark:
+                    result = self._marked(original, outermost, roots, args, kwargs)
+                else:
+                    with self._surroundings(outermost, roots):
+                        result = original(roots, *args, **kwargs)
+                if outermost and self.ended is not None:
+                    self.ended()
+                return result
+            finally:
+                if outermost and self.settled is not None:
+                    self.settled()
 
         return run_backward
 
@@ -61,7 +73,10 @@ class BackwardWatch:
             return result
 
     def _surroundings(self, outermost: bool, roots: Any) -> AbstractContextManager[None]:
-        return self.around(roots) if outermost and self.around is not None else nullcontext()
+        around = self.around
+        if not outermost or around is None:
+            return nullcontext()
+        return self._guard.around(BACKWARD_PASSES, lambda: around(roots))
 
 
 def _creates_graph(args: Any, kwargs: Any) -> bool:

@@ -46,6 +46,8 @@ class Capture:
     steps_done: int = 0  # of all phases
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py
+    given_way: int = 0  # steps in which the user's own profiler ran
     batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
     # See settings.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradscope import markers
+from gradscope.capture.guard import Guard
 from gradscope.capture.memory import STEPS, MemoryPass, MemoryTracer, Surroundings, finished_pass
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.survey import LineTracer
@@ -12,9 +13,9 @@ from gradscope.compat import TraceMarker, new_profiler
 class MemorySteps:
     """Marks where they begin and end, and looks at what lives between them."""
 
-    def __init__(self, surroundings: Surroundings, lines: LineTracer) -> None:
+    def __init__(self, surroundings: Surroundings, lines: LineTracer, guard: Guard) -> None:
         self.profiler = new_profiler(memory=True)
-        self.recorder = CallRecorder()
+        self.recorder = CallRecorder(guard)
         self.tracer = MemoryTracer(self.recorder, surroundings)
         self.lines = lines
         self.completed = 0

@@ -12,10 +12,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradscope import markers
+from gradscope.capture.guard import Guard
 from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder, SpanStack
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
+
+MODULE_CALLS = "noting module calls"  # under which the guard notes an error
 
 
 class CallRecorder:
@@ -25,7 +28,8 @@ class CallRecorder:
     none is timed wrongly (0.023 ms for an embedding that took 0.294), and they change the graph that is measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels, in the order of their first call
         self.roots: list[int] = []  # labels of modules called while no other module was, each once
         self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
@@ -49,8 +53,8 @@ class CallRecorder:
             stack.enter_context(_no_compile_warning())
             stack.callback(self._close_above, 0)
             for handle in (
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave, always_call=True),
+                register_module_forward_pre_hook(self._guard.hook(MODULE_CALLS, self._enter)),
+                register_module_forward_hook(self._guard.hook(MODULE_CALLS, self._leave), always_call=True),
             ):
                 stack.callback(handle.remove)
             yield

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradscope
 from gradscope import markers
 from gradscope.capture.frames import TORCH, is_standard
+from gradscope.capture.guard import Guard
 from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
@@ -31,14 +32,19 @@ _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 
 
+SOURCE_LINES, FLOPS = "noting source lines", "counting operations"  # under which the guard notes an error
+
+
 class LineTracer:
     """Marks every torch function that user code calls with the source line it was called from.
 
     Args:
         mode: one for the whole run, see :class:`LineMode`.
+        guard: notes what goes wrong here; the functions are called all the same.
     """
 
-    def __init__(self, mode: LineMode) -> None:
+    def __init__(self, mode: LineMode, guard: Guard) -> None:
+        self._guard = guard
         self.spans = SpanRecorder(markers.LINE)
         self.lines: list[LineInfo] = []
         self._labels: dict[tuple[CodeType, int], int] = {}
@@ -65,11 +71,16 @@ class LineTracer:
         # inside a line's own row it would be cut off with it.
         if getattr(function, "__name__", "") == "__get__" or getattr(function, "__module__", "") == _RECORD:
             return function(*args, **kwargs)
-        span = self.spans.open(self._label(frame))
+        span = None
+        try:
+            span = self.spans.open(self._label(frame))
+        except Exception as error:
+            self._guard.note(SOURCE_LINES, error)
         try:
             return function(*args, **kwargs)
         finally:
-            self.spans.close(span)
+            if span is not None:
+                self.spans.close(span)
 
     def _label(self, frame: FrameType | None) -> int:
         while frame is not None:
@@ -169,8 +180,9 @@ class LineMode(TorchFunctionMode):
 class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes a FLOP marker for each op that torch's registry has a formula for."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._guard = guard
         from torch.utils.flop_counter import flop_registry  # loads triton where there is one: not at import
 
         self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_cpu_attention_formulas()}
@@ -180,9 +192,10 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
-            count = int(formula(*args, **kwargs, out_val=result))
-            with TraceMarker(markers.FLOP + str(count)):
-                pass
+            with self._guard.over(FLOPS):
+                count = int(formula(*args, **kwargs, out_val=result))
+                with TraceMarker(markers.FLOP + str(count)):
+                    pass
         return result
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.capture.guard import Guard
 from gradscope.capture.settings import current_settings
 
 _DEBUGGING = ("anomaly", "deterministic", "validate_args")
@@ -20,14 +21,14 @@ class SwitchWatch:
         self._seen: list[dict[str, Any]] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, guard: Guard) -> Iterator[None]:
         """Look at the first module call until the block is left."""
 
         def first(module: nn.Module, args: Any) -> None:
             if not self._seen:
                 self.look()
 
-        hook = nn.modules.module.register_module_forward_pre_hook(first)
+        hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("looking at torch's switches", first))
         try:
             yield
         finally:

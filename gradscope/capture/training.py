@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -13,10 +14,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.seen import Seen
+from gradscope.compat import graph_task_id
 
 # A script that has built an optimizer is given this many backward passes to step it (gradient accumulation) before
 # each backward pass counts as a step of its own.
 _PATIENCE = 256
+
+# Stands in a round for all optimizers that step while a backward pass runs: they step once a pass, and are many.
+_INSIDE_BACKWARD = -1
 
 
 class StopRun(BaseException):
@@ -36,15 +41,25 @@ class StepFinder:
     """Calls ``session.boundary()`` at the end of each training step of the process.
 
     A step ends at ``optimizer.step()``. With several optimizers it is a whole round of them: until the one that
-    stepped first steps again. Without any optimizer it ends with each outermost backward pass.
+    stepped first steps again. Optimizers that step inside backward end it when the backward pass returns. Without any
+    optimizer it ends with each outermost backward pass.
+
+    After the last step :class:`StopRun` is raised, once, and in the main thread only.
+
+    Args:
+        run_to_end: never raise it.
+        say: told why the script runs on although it was to be stopped.
     """
 
-    def __init__(self, session: Steps, *, run_to_end: bool = False) -> None:
+    def __init__(self, session: Steps, *, run_to_end: bool = False, say: Callable[[str], None] | None = None) -> None:
         self._session = session
-        self._run_to_end = run_to_end
+        self._stops = not run_to_end
+        self._say = say or (lambda _text: None)
+        self._raised = False
         self._round: list[int] = []  # numbers of the optimizers that have stepped in this round
         self._last: int | None = None  # the one that ends a round, once a whole round was seen
         self._seen: Seen[Optimizer] = Seen()
+        self._inside = False  # an optimizer has stepped in the backward pass that runs
         self._backwards = 0
         self._optimizer_exists = False
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
@@ -64,6 +79,13 @@ class StepFinder:
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         number = self._seen.number(optimizer)
+        if graph_task_id() != -1:
+            self._inside = True
+        else:
+            self._advance(number)
+
+    def _advance(self, number: int) -> None:
+        """An optimizer has stepped, or all those inside of a backward pass have."""
         if number in self._round:
             # Only when one steps again is it known where the round ended; from now on it ends there.
             self._last = self._round[-1]
@@ -76,6 +98,9 @@ class StepFinder:
     def _went_backward(self) -> None:
         self.saw_backward = True
         self._backwards += 1
+        if self._inside:
+            self._inside = False
+            self._advance(_INSIDE_BACKWARD)
         if len(self._seen):
             return
         patience = _PATIENCE if self._has_optimizer() else 0
@@ -89,8 +114,30 @@ class StepFinder:
         return self._optimizer_exists
 
     def _boundary(self) -> None:
-        if self._session.boundary() and not self._run_to_end:
+        if not self._session.boundary() or not self._stops:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            self._stops = False
+            self._say(
+                "all steps are measured; the script trains in a thread, which cannot be stopped: it runs to its end"
+            )
+        elif self._raised:
+            self._stops = False
+            self._say("all steps are measured, but the script caught the signal to stop: it runs to its end")
+        else:
+            self._raised = True
             raise StopRun
+
+
+def was_stopped(error: BaseException | None) -> bool:
+    """Whether ``error`` is :class:`StopRun`, or was raised while that was being handled."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, StopRun):
+            return True
+        seen.add(id(error))
+        error = error.__context__
+    return False
 
 
 def _optimizers() -> list[Optimizer]:

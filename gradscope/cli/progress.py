@@ -43,6 +43,9 @@ class StderrProgress(Progress):
         if self._live and time.monotonic() - self._drawn >= _REDRAW_SECONDS:
             self._draw()
 
+    def say(self, text: str) -> None:
+        self._write(f"{_CLEAR_LINE if self._live else ''}gradscope: {text}\n")
+
     def done(self) -> None:
         if self._live:
             self._write(_CLEAR_LINE)

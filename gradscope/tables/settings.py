@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradscope.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -20,6 +22,18 @@ class Options:
     run_to_end: bool = False
     ignore: Sequence[str] = ()  # rules that are left out
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for values that no run can have: Python takes any."""
+        for name, least in (("steps", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+        if self.seed is not None and type(self.seed) is not int:
+            raise UsageError(f"seed is {self.seed!r}; it must be a whole number, or None to leave the random state.")
+        for name in ("lines", "memory", "timing", "run_to_end"):
+            if type(getattr(self, name)) is not bool:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+
 
 class Progress:
     """Told where a run is; this one shows nothing. The command line has one that draws on stderr."""
@@ -29,6 +43,9 @@ class Progress:
 
     def advance(self) -> None:
         """One step of the current phase is done."""
+
+    def say(self, text: str) -> None:
+        """Something that the user should know now, in one line."""
 
     def done(self) -> None:
         """The run is over, also when it failed."""

@@ -18,7 +18,7 @@ from gradscope.compat import kineto_events, kineto_tree
 from gradscope.tables import EventTable, Int32Column, IntColumn
 from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns, no_garbage_collection
 from gradscope.trace.kernels import read_kernels, split_devices
-from gradscope.trace.names import classify_names
+from gradscope.trace.names import USER_SCOPE, classify_names
 from gradscope.trace.nesting import nest
 
 
@@ -116,12 +116,37 @@ def _kept(parent: Int32Column, drop: npt.NDArray[np.bool_]) -> IntColumn:
     return found
 
 
+# What torch calls to begin a record_function range; under a dispatch mode each of these has a row, in which the range
+# begins and after which it ends: rows that overlap without nesting.
+_RANGE_CALLS = ("profiler::_record_function_enter", "PythonDispatchMode")
+_MOST_RANGE_CALLS = 4  # of these inside each other
+
+
+def _end_range_calls(
+    name: Int32Column, start: IntColumn, end: IntColumn, thread: Int32Column, names: Interner, scopes: Sequence[int]
+) -> IntColumn:
+    """``end`` of sorted rows, with the calls that began a range ended where the range begins."""
+    calls = np.array([text.startswith(_RANGE_CALLS) for text in names], bool)
+    if not calls.any():
+        return end
+    result = end.copy()
+    ranges = np.flatnonzero((np.array(scopes, np.int64) == USER_SCOPE)[name])
+    for distance in range(1, _MOST_RANGE_CALLS + 1):
+        ranges = ranges[ranges >= distance]
+        before = ranges - distance
+        begins = calls[name[before]] & (thread[before] == thread[ranges])
+        begins &= (end[before] > start[ranges]) & (end[before] < end[ranges])
+        result[before[begins]] = start[ranges[begins]]
+    return result
+
+
 def make_table(columns: RawColumns, names: Interner, scopes: Sequence[int]) -> EventTable:
     order = row_order(columns)
     start, thread = columns.start_ns[order], columns.thread[order]
-    parent, depth, end = nest(start, columns.end_ns[order], thread)
-    classified = classify_names(names, scopes)
     name = columns.name[order]
+    end = _end_range_calls(name, start, columns.end_ns[order], thread, names, scopes)
+    parent, depth, end = nest(start, end, thread)
+    classified = classify_names(names, scopes)
     return EventTable(
         names=classified.canonical,
         name=classified.renamed[name],

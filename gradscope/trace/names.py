@@ -12,7 +12,7 @@ from gradscope.tables import Int8Column, Int32Column, IntColumn, RowKind
 
 EVALUATE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = EVALUATE + "torch::autograd::AccumulateGrad"
-_USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: what torch.profiler.record_function writes
+USER_SCOPE = 7  # at::RecordScope::USER_SCOPE: what torch.profiler.record_function writes
 _MARKER_KINDS = {
     markers.CALL: RowKind.CALL,
     markers.BACKWARD: RowKind.BACKWARD,
@@ -69,6 +69,6 @@ def classify_name(text: str, scope: int = 0) -> tuple[RowKind, int, str]:
         return RowKind.COMMUNICATION, -1, text
     if text in {"aten::add", "aten::add_"}:
         return RowKind.ADD, -1, text
-    if scope == _USER_SCOPE:
+    if scope == USER_SCOPE:
         return RowKind.ANNOTATION, -1, text
     return RowKind.OP, -1, text.rpartition("::")[2] if text.startswith("torch::autograd::") else text

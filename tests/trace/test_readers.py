@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from gradscope.capture.guard import Guard
 from gradscope.capture.modules import CallRecorder
 from gradscope.compat import kineto_events, new_profiler, start_profiler, stop_profiler
 from gradscope.tables import RowKind
@@ -19,7 +20,7 @@ from gradscope.trace import events
 
 def _record(run: Callable[[], None]) -> Any:
     profiler = new_profiler()
-    with CallRecorder().recording():
+    with CallRecorder(Guard()).recording():
         start_profiler(profiler)
         run()
         stop_profiler(profiler)

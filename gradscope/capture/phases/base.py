@@ -1,0 +1,109 @@
+"""What a phase is, and what all phases of a run share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gradscope import markers
+from gradscope.capture.compiled import compiled_frames
+from gradscope.capture.engine import Around, BackwardWatch
+from gradscope.capture.faults import FaultMeter
+from gradscope.capture.guard import Guard
+from gradscope.capture.left import Capture
+from gradscope.capture.loading import LoaderWatch
+from gradscope.capture.memory import Surroundings
+from gradscope.capture.sampling import LineSampler
+from gradscope.capture.survey import LineMode, Tracer
+from gradscope.compat import ending_open_ranges, marking_recompute, start_profiler, stop_profiler
+
+
+class StepRecorder(Tracer, Protocol):
+    """Writes down the torch calls of a step."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Until the block is left."""
+
+    def inside_backward(self) -> AbstractContextManager[None]:
+        """Around what runs inside the engine."""
+
+
+@dataclass
+class Run:
+    """What the phases of one run share: whom they ask, and where they put what they found."""
+
+    capture: Capture
+    surroundings: Surroundings
+    guard: Guard = field(default_factory=Guard)
+    recorder: StepRecorder | None = None
+    backward: BackwardWatch = field(default_factory=BackwardWatch)
+    line_mode: LineMode = field(default_factory=LineMode)
+    loaders: LoaderWatch = field(default_factory=LoaderWatch)
+    sampler: LineSampler = field(default_factory=LineSampler)
+    faults: FaultMeter = field(default_factory=FaultMeter)
+    compiled_before: int = field(default_factory=compiled_frames)
+    profiler: Any = None  # gradscope's own, while it runs
+
+    @contextmanager
+    def marking_backward(self, around: Around | None = None) -> Iterator[None]:
+        """Let each backward pass write its row, inside of ``around``."""
+        self.backward.mark, self.backward.around = True, around
+        try:
+            with marking_recompute(markers.RECOMPUTE + "0"):
+                yield
+        finally:
+            self.backward.mark, self.backward.around = False, None
+
+    @contextmanager
+    def profiling(self, profiler: Any, start: Callable[[Any], object] = start_profiler) -> Iterator[None]:
+        """Run a profiler until the block is left, or until :meth:`stop_profiling`."""
+        with ExitStack() as stack:
+            kept = start(profiler)
+            self.profiler = profiler
+            stack.callback(self.stop_profiling)
+            stack.enter_context(ending_open_ranges())
+            yield
+        del kept  # a memory profiler needs it until here
+
+    def stop_profiling(self) -> None:
+        """Stop gradscope's own profiler, where one runs."""
+        profiler, self.profiler = self.profiler, None
+        if profiler is not None:
+            stop_profiler(profiler)
+
+
+class Phase:
+    """Steps that are measured in one way; one object is entered and left at most once.
+
+    Attributes:
+        name: as it is shown, and as errors are noted under.
+        steps: how many it takes.
+        undisturbed: whether its steps count only while no other profiler runs.
+        done: steps that have ended.
+    """
+
+    name: str
+    undisturbed = True
+
+    def __init__(self, run: Run, steps: int) -> None:
+        self.run = run
+        self.steps = steps
+        self.done = 0
+
+    def again(self) -> Phase:
+        """One that is as this one was before it was entered."""
+        return type(self)(self.run, self.steps)
+
+    def enter(self, exits: ExitStack) -> None:
+        """Begin, between two steps; what is to be undone at the end goes onto ``exits``."""
+
+    def begin_step(self) -> None:
+        """A step begins."""
+
+    def end_step(self) -> None:
+        """A step has ended; ``done`` counts it already."""
+
+    def keep(self) -> None:
+        """Put what was found into the capture: all has been undone. The run may have ended early, see ``done``."""

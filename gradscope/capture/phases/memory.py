@@ -1,0 +1,59 @@
+"""The steps in which the allocators report: see :mod:`gradscope.capture.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from gradscope.capture.compiled import uses_compile
+from gradscope.capture.engine import Around
+from gradscope.capture.memory import MemoryTracer
+from gradscope.capture.memory_steps import MemorySteps
+from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.survey import LineTracer
+from gradscope.compat import start_memory_profiler
+
+
+class Memory(Phase):
+    """A profiler of its own, which records what is allocated; lines too where nothing is compiled."""
+
+    name = "memory"
+
+    def __init__(self, run: Run, steps: int) -> None:
+        super().__init__(run, steps)
+        self._steps: MemorySteps | None = None
+
+    def enter(self, exits: ExitStack) -> None:
+        run = self.run
+        timed = run.capture.timed
+        known = timed.recorder.modules if timed is not None else ()
+        models = run.surroundings.models
+        run.surroundings.models = lambda: (*models(), *known)
+        exits.callback(setattr, run.surroundings, "models", models)
+        with_lines = run.capture.options.lines and not uses_compile(known, run.compiled_before)
+        steps = self._steps = MemorySteps(run.surroundings, LineTracer(run.line_mode, run.guard), run.guard)
+        exits.enter_context(steps.recorder.recording())
+        exits.enter_context(steps.tracer.tracing())
+        exits.enter_context(run.marking_backward(_around(steps.tracer, steps.lines if with_lines else None)))
+        exits.enter_context(run.profiling(steps.profiler, start_memory_profiler))
+        if with_lines:
+            exits.enter_context(steps.lines.recording())
+        steps.begin()
+
+    def end_step(self) -> None:
+        assert self._steps is not None
+        self._steps.end_step()
+
+    def keep(self) -> None:
+        if self._steps is not None and self.name not in self.run.guard.failed:
+            self.run.capture.memory = self._steps.result()
+
+
+def _around(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
+    @contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        with tracer.around_backward(roots), lines.inside_backward() if lines is not None else nullcontext():
+            yield
+
+    return around

@@ -1,0 +1,41 @@
+"""Which phases a run takes, and in which order."""
+
+from __future__ import annotations
+
+from gradscope.capture.left import Capture
+from gradscope.capture.memory import STEPS as MEMORY_STEPS
+from gradscope.capture.memory import Surroundings
+from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.phases.memory import Memory
+from gradscope.capture.phases.recording import Recording
+from gradscope.capture.phases.survey import Survey
+from gradscope.capture.phases.timed import SETTLING_STEPS, Timed
+from gradscope.capture.phases.untimed import Unprofiled, WarmUp
+from gradscope.tables import Options
+
+__all__ = ["SETTLING_STEPS", "plan", "steps_to_first_result"]
+
+
+def plan(run: Run) -> list[Phase]:
+    """The phases of a run, in order."""
+    options = run.capture.options
+    phases: list[Phase] = [WarmUp(run, options.warmup)]
+    if options.timing:
+        # Unprofiled steps also keep the profilers apart.
+        phases += [
+            Unprofiled(run, min(options.steps, 4)),
+            Timed(run, SETTLING_STEPS + options.steps),
+            Unprofiled(run, 2),
+            Survey(run, 1),
+            Recording(run, 1),
+        ]
+    if options.memory:
+        phases.append(Memory(run, MEMORY_STEPS))
+    return [phase for phase in phases if phase.steps > 0]
+
+
+def steps_to_first_result(options: Options) -> int:
+    """Training steps until one step was measured."""
+    phases = plan(Run(Capture(options), Surroundings()))
+    before = next(number for number, phase in enumerate(phases) if isinstance(phase, Timed))
+    return sum(phase.steps for phase in phases[:before]) + SETTLING_STEPS + 1

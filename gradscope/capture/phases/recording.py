@@ -1,0 +1,72 @@
+"""A step without a profiler: what torch is called with, and how torch is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from gradscope.capture.compiled import uses_compile
+from gradscope.capture.engine import Around
+from gradscope.capture.phases.base import Phase, Run, StepRecorder
+from gradscope.capture.phases.timed import SETTLING_STEPS
+from gradscope.capture.settings import current_settings, optimizer_fact
+from gradscope.capture.switches import SwitchWatch
+from gradscope.capture.tree import parameters_of
+
+
+class Recording(Phase):
+    """Every torch call is written down, where nothing is compiled; the facts are taken when the step has ended."""
+
+    name = "recording"
+
+    def __init__(self, run: Run, steps: int) -> None:
+        super().__init__(run, steps)
+        self._switches = SwitchWatch()
+        self._known: Iterable[nn.Module] = ()
+
+    def enter(self, exits: ExitStack) -> None:
+        run = self.run
+        timed = run.capture.timed
+        self._known = timed.recorder.modules if timed is not None else ()
+        exits.enter_context(self._switches.watching(run.guard))
+        recorder = run.recorder
+        if recorder is not None and not uses_compile(self._known, run.compiled_before):
+            exits.enter_context(recorder.watching())
+            run.line_mode.turn_on(recorder)
+            exits.callback(run.line_mode.turn_off)
+        else:
+            recorder = None
+        run.backward.around = _around(self._switches, recorder)
+        exits.callback(setattr, run.backward, "around", None)
+
+    def keep(self) -> None:
+        run, capture = self.run, self.run.capture
+        measured = capture.timed.completed - SETTLING_STEPS if capture.timed is not None else 0
+        capture.settings = {
+            **self._switches.with_seen(current_settings()),
+            "loaders": run.loaders.facts(measured),
+            "between": run.sampler.facts(),
+            "system": run.faults.facts(),
+        }
+        optimizers = run.surroundings.optimizers
+        capture.optimizers = [optimizer_fact(each) for each in optimizers]
+        modules = (*self._known, *run.surroundings.models())
+        capture.with_gradient = frozenset(
+            id(each) for module in modules for each in parameters_of(module) if each.grad is not None
+        )
+        capture.optimized = frozenset(
+            id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
+        )
+
+
+def _around(switches: SwitchWatch, recorder: StepRecorder | None) -> Around:
+    @contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        switches.look()
+        with recorder.inside_backward() if recorder is not None else nullcontext():
+            yield
+
+    return around

@@ -1,0 +1,79 @@
+"""One step that notes what would disturb the timing: source lines, FLOPs, parameters, the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from gradscope.capture.compiled import uses_compile
+from gradscope.capture.engine import Around
+from gradscope.capture.left import SurveyStep
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.storages import sizes_text, tensors_in
+from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
+from gradscope.compat import new_profiler
+
+
+class Survey(Phase):
+    """See :mod:`gradscope.capture.survey` for what it notes and how."""
+
+    name = "survey"
+
+    def __init__(self, run: Run, steps: int) -> None:
+        super().__init__(run, steps)
+        self._recorder = CallRecorder(run.guard)
+        self._graph = GraphTracer()
+        self._tracer = LineTracer(run.line_mode, run.guard)
+        self._profiler: Any = None
+        self._compiled = False
+
+    def enter(self, exits: ExitStack) -> None:
+        run = self.run
+        timed = run.capture.timed
+        # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
+        self._compiled = uses_compile(timed.recorder.modules if timed is not None else (), run.compiled_before)
+        with_lines = run.capture.options.lines and not self._compiled
+        self._recorder.on_root_call = run.guard.hook(self.name, self._note_batch)
+        exits.callback(setattr, self._recorder, "on_root_call", None)  # else the run would hold itself alive
+        exits.enter_context(self._recorder.recording())
+        around = _around(self._graph, self._tracer if with_lines else None)
+        exits.enter_context(run.marking_backward(around))
+        self._profiler = new_profiler(shapes=True)
+        exits.enter_context(run.profiling(self._profiler))
+        if not self._compiled:
+            exits.enter_context(FlopMode(run.guard))
+        if with_lines:
+            exits.enter_context(self._tracer.recording())
+
+    def _note_batch(self, args: Any) -> None:
+        """Of the arguments, or where all are keywords of the batch that they come from."""
+        capture = self.run.capture
+        if capture.batch is None:
+            batch = self.run.surroundings.batch
+            capture.batch = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch)) or None
+
+    def keep(self) -> None:
+        if self._compiled:
+            self.run.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
+        if self.done < self.steps or self.name in self.run.guard.failed:
+            return
+        self.run.capture.survey = SurveyStep(
+            profiler=self._profiler,
+            recorder=self._recorder,
+            line_spans=self._tracer.spans.table(),
+            lines=self._tracer.lines,
+            graphs=self._graph.graphs,
+            parameters=self._graph.parameters,
+            has_flops=not self._compiled,
+        )
+
+
+def _around(graph: GraphTracer, tracer: LineTracer | None) -> Around:
+    @contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        with graph.tracing(roots), tracer.inside_backward() if tracer is not None else nullcontext():
+            yield
+
+    return around
