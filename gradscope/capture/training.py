@@ -31,7 +31,9 @@ class StopRun(BaseException):
 class Steps(Protocol):
     """Whom a :class:`StepFinder` tells of steps: a session."""
 
-    backward: BackwardWatch
+    @property
+    def backward(self) -> BackwardWatch:
+        """Whose ``ended`` is told of each backward pass."""
 
     def boundary(self) -> bool:
         """A step has ended; True when it was the last that is wanted."""
