@@ -116,6 +116,89 @@ def test_what_is_wrong_is_undone(equal_gains: dict[str, Gain], monkeypatch: pyte
     assert_same(before, everything(model))
 
 
+class Sized(nn.Module):
+    """Layers on more and on fewer tokens, by the same code."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__()
+        self.layers, self.tokens = nn.ModuleList(small.Causal() for _ in tokens), tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x[:, :size]) for layer, size in zip(self.layers, self.tokens, strict=True)], 1)
+
+
+def measured_units(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the modules that are measured from now on; no two have the same gain."""
+    units: list[str] = []
+
+    def compared(step: Any, *args: Any, **kwargs: Any) -> Gain:
+        units.append(step.__self__.name)
+        side = Side(1_000_000 + len(units), 10_000, 10 << 20)
+        return Gain(side, side)
+
+    monkeypatch.setattr(verify, "compare_work", compared)
+    return units
+
+
+def test_a_gain_is_shared_by_the_same_code_on_the_same_shapes_alone(
+    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = measured_units(monkeypatch)
+    patches = gradscope.patch(Sized(12, 7, 12), BATCH)
+    assert units == ["layers.0", "layers.1"]
+    assert patches.verified is not None
+    gains = {result.site.path: result.gain for result in patches.verified.results}
+    assert gains["layers.0"] is gains["layers.2"] is not gains["layers.1"]
+
+
+class Either(small.Causal):
+    """Attention at one of two places; only one is causal."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2).chunk(3, -1)
+        if self.causal:
+            att = (q @ k.transpose(-2, -1)) * 0.3
+            att = att.masked_fill(self.seen[:, :, : x.shape[1], : x.shape[1]] == 0, float("-inf"))
+            y = att.softmax(-1) @ v
+        else:
+            y = ((q @ k.transpose(-2, -1)) * 0.3).softmax(-1) @ v
+        return y.transpose(1, 2).reshape(x.shape)
+
+
+def test_a_gain_is_not_shared_by_another_place_on_the_same_shapes(
+    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = measured_units(monkeypatch)
+    patches = gradscope.patch(nn.Sequential(Either(True), Either(False)), BATCH)
+    assert units == ["0", "1"]
+    assert patches.verified is not None
+    first, second = (result.gain for result in patches.verified.results)
+    assert first is not second
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("change", [0.01, -0.01])
+def test_the_losses_difference_is_a_share_of_its_size(
+    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch, sign: float, change: float
+) -> None:
+    """Never negative, whichever way the loss moved and whatever its sign."""
+    values = iter([sign * 50.0, sign * 50.0 * (1 + change)])
+    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH, torch.device("cpu"), 1)
+    monkeypatch.setattr(step, "_loss_of", lambda batch: torch.tensor(next(values), dtype=torch.float64))
+    assert step.loss_difference([]) == pytest.approx(0.01)
+
+
+def test_a_loss_of_zero_has_a_difference_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([0.0, -0.25])
+    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH, torch.device("cpu"), 1)
+    monkeypatch.setattr(step, "_loss_of", lambda batch: torch.tensor(next(values)))
+    assert step.loss_difference([]) == 0.25
+
+
 class Raises(Two):
     """Raises in its n-th call."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from gradscope.recipes import attention, attention_mask
 
 _T, _SIZE = 6, 4
+_KNOWN = vars(sys.modules["gradscope.recipes.attention_mask"])["_known"]
 
 # A few roundings to float32 of sums over a handful of numbers of size 1.
 _TOLERANCE = 4e-6
@@ -92,3 +94,53 @@ def test_after_what_is_causal():
         attention_mask(seen, hides="zero", after="before")
     with pytest.raises(ValueError, match="after"):
         attention_mask(seen, hides="zero", finite=True, after="causal")
+
+
+@pytest.mark.parametrize("through", ["itself", "a view", "its base"])
+def test_what_changes_in_place_is_looked_at_again(through):
+    """Kept verdicts are of one content: each change, there and back, gives the answer of a new tensor."""
+    held = torch.ones(1, _T, _T).tril() if through == "its base" else torch.ones(_T, _T).tril()
+    mask = held[0] if through == "its base" else held
+    changed = {"itself": mask, "a view": mask[:3], "its base": held[0]}[through]
+    for _ in range(2):
+        assert attention_mask(mask, hides="zero") == {"is_causal": True}
+        changed[0, _T - 1] = 1.0
+        assert torch.equal(attention_mask(mask, hides="zero")["attn_mask"], mask != 0)
+        changed[0, _T - 1] = 0.0
+
+
+def test_a_verdict_is_not_another_tensors_at_the_same_address(monkeypatch):
+    """An address is given out again; what was known of it belongs to the tensor that lay there before."""
+    causal, seen = torch.ones(_T, _T).tril(), torch.ones(_T, _T)
+    assert attention_mask(causal, hides="zero") == {"is_causal": True}
+    monkeypatch.setitem(_KNOWN, id(seen), _KNOWN[id(causal)])
+    assert torch.equal(attention_mask(seen, hides="zero")["attn_mask"], seen != 0)
+    assert attention_mask(causal, hides="zero") == {"is_causal": True}
+
+
+def test_what_is_known_goes_with_the_tensor():
+    before = dict(_KNOWN)
+    mask = torch.ones(_T, _T).tril()
+    attention_mask(mask, hides="zero")
+    assert len(_KNOWN) == len(before) + 1
+    del mask
+    assert before == _KNOWN
+
+
+def test_each_view_of_a_buffer_has_its_own_verdict():
+    """Places, shapes, strides and what hides are told apart."""
+    buffer = torch.zeros(2 * _T, 2 * _T)
+    buffer[:_T, :_T] = torch.ones(_T, _T).tril()
+    views = [
+        buffer[:_T, :_T],
+        buffer[_T:, :_T],
+        buffer[: _T - 1, : _T - 1],
+        buffer[:_T, :_T].T,
+        buffer[1 : _T + 1, 1 : _T + 1],
+    ]
+    for _ in range(2):
+        for view in views:
+            expected = torch.equal(view != 0, torch.ones_like(view).tril() != 0)
+            assert ("is_causal" in attention_mask(view, hides="zero")) is expected
+            assert ("is_causal" in attention_mask(view, hides="nonzero")) is False
+    assert "is_causal" in attention_mask(1 - buffer[:_T, :_T], hides="nonzero")
