@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -79,6 +81,59 @@ def test_without_an_optimizer_each_outermost_backward_is_a_step(monkeypatch: pyt
         for _ in range(3):
             _backward()
     assert session.log == ["|", "|", "|"]
+
+
+class _Again(torch.autograd.Function):
+    """Runs forward and a backward pass of its own inside backward, as reentrant checkpointing does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            (inner * 2).backward(upstream)
+        assert inner.grad is not None
+        return inner.grad
+
+
+def test_a_pass_inside_a_backward_pass_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it seen by whoever watches: twelve passes, of which four are outermost."""
+    session = _Session()
+    finder = _finder(session)
+    monkeypatch.setattr(finder, "_has_optimizer", lambda: False)
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def around(roots: Any) -> Iterator[None]:
+        entered.append(torch._C._current_graph_task_id())
+        yield
+
+    session.backward.around = around
+    with session.backward.installed(), finder.watching():
+        for _ in range(4):
+            x = torch.ones(1, requires_grad=True)
+            _Again.apply(_Again.apply(x)).sum().backward()
+            assert x.grad is not None and x.grad.item() == 4
+    assert session.log == ["|"] * 4
+    assert entered == [-1] * 4
+
+
+def test_a_backward_pass_that_raises_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session()
+    finder = _finder(session)
+    monkeypatch.setattr(finder, "_has_optimizer", lambda: False)
+    with session.backward.installed(), finder.watching():
+        x = torch.ones(1, requires_grad=True)
+        (y := x * 2).register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            y.sum().backward()
+        _backward()
+    assert session.log == ["|"]
 
 
 def test_backward_passes_before_the_first_optimizer_step_are_accumulation() -> None:
