@@ -1,5 +1,6 @@
 # make demo   set everything up and profile the example
 # make test   set everything up and run all checks
+# make test-torch VERSION=2.15.0 [PYTHON=python3.13]   the tests with another torch, in an environment of its own
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ TYPES := build/types
 WEB := gradscope/report/page/web
 TOOLS := build/web
 
-.PHONY: setup demo test lint web browser bench clean
+.PHONY: setup demo test test-torch lint web browser bench clean
 
 setup: $(READY)
 
@@ -33,6 +34,13 @@ lint: setup
 test: lint web browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/truth
 	$(BIN)/python -m pytest tests/truth
+
+# Prints a row of docs/versions.md at the end, also where tests fail.
+test-torch: browser
+	@set -e; env=$$($(PYTHON) tests/versions/environment.py $(VERSION)); failed=0; \
+	"$$env/bin/python" -m pytest -n 2 --dist loadfile --ignore=tests/truth --junitxml "$$env/tests.xml" || failed=1; \
+	"$$env/bin/python" -m pytest tests/truth --junitxml "$$env/truth.xml" || failed=1; \
+	"$$env/bin/python" tests/versions/row.py "$$env/tests.xml" "$$env/truth.xml"; exit $$failed
 
 $(TOOLS)/.ready: $(WEB)/package.json $(WEB)/package-lock.json
 	mkdir -p $(TOOLS) && cp $^ $(TOOLS)/

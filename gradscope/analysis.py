@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import gradscope
+from gradscope import versions
 from gradscope.attribute.carry import assign
 from gradscope.attribute.memory.amounts import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
@@ -108,7 +109,7 @@ def _run_data(
     *,
     partial: bool,
 ) -> RunData:
-    notes = [*capture.notes, *result.notes]
+    notes = [*versions.untried(torch.__version__), *capture.notes, *result.notes]
     if capture.survey is None:
         notes.append(
             "the run ended before the survey step: no source lines and no FLOPs; parameters and gradient sums are "

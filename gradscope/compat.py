@@ -1,7 +1,8 @@
 """The private interfaces of torch that gradscope stands on, each named once, and checked before use.
 
 Everything else in gradscope imports these names from here. :func:`check` runs each one on a small graph and says
-whether it answers as measured on torch 2.11 and 2.13; :func:`require` turns a wrong answer into one clear error.
+whether it answers as on the versions of :mod:`gradscope.versions`; :func:`require` turns a wrong answer into one
+clear error.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.overrides import BaseTorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
+from gradscope import versions
 from gradscope.errors import UnsupportedTorchError
 
 __all__ = [
     "Check",
+    "SavedTensor",
     "TraceMarker",
     "check",
     "checkpoint_frame",
     "ending_open_ranges",
+    "function_mode",
     "graph_task_id",
     "held_by_checkpoint",
     "kineto_events",
@@ -50,14 +55,39 @@ __all__ = [
     "watch_profilers",
 ]
 
+
+def _private(name: str) -> Any:
+    """What a private name of torch stands for; where this torch has it no more, a function whose call says so.
+
+    gradscope can then be imported on any torch, and :func:`require` has the chance to name what is missing.
+    """
+    found: Any = torch
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found if found is not None else _absent(name)
+
+
+def _absent(name: str) -> Callable[..., Any]:
+    def absent(*args: object, **kwargs: object) -> Any:
+        raise AttributeError(f"torch has no {name.removeprefix('torch.')}")
+
+    return absent
+
+
 #: Next number that a node made by this thread will get. Thread local.
-sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+sequence_number: Callable[[], int] = _private("torch.autograd._get_sequence_nr")
 
 #: -1 outside a backward pass of this thread.
-graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+graph_task_id: Callable[[], int] = _private("torch._C._current_graph_task_id")
 
 #: ``with TraceMarker(name):`` puts one row into a running profiler's trace, at about 1 µs.
-TraceMarker: Any = torch._C._profiler._RecordFunctionFast
+TraceMarker: Any = _private("torch._C._profiler._RecordFunctionFast")
+
+#: The class of what a node's ``_raw_saved_*`` gives.
+SavedTensor: Any = _private("torch._C._autograd.SavedTensor")
+
+#: The innermost mode of ``torch.overrides`` that this thread is in; None outside them.
+function_mode: Callable[[], Any] = _private("torch.overrides._get_current_function_mode")
 
 
 def new_profiler(*, shapes: bool = False, memory: bool = False) -> Any:
@@ -459,7 +489,7 @@ def require() -> None:
         first = failed[0]
         raise UnsupportedTorchError(
             f"torch {torch.__version__} does not answer as gradscope needs: {first.name}: {first.detail}\n"
-            "gradscope is tested on torch 2.11 and 2.13; run 'gradscope doctor' for the whole list."
+            f"gradscope is tested on {versions.tested()}; run 'gradscope doctor' for the whole list."
         )
 
 
@@ -473,6 +503,7 @@ def check() -> tuple[Check, ...]:
         ("checkpoint marker", _probe_recompute),
         ("saved tensors", _probe_saved),
         ("memory events", _probe_memory),
+        ("function modes", _probe_modes),
     )
     return tuple(_run_probe(name, probe) for name, probe in probes)
 
@@ -530,8 +561,17 @@ def _probe_recompute() -> str:
 
 def _probe_saved() -> str:
     node: Any = _small_graph().grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    _expect(isinstance(node._raw_saved_result, SavedTensor), "what ExpBackward0 saved is no SavedTensor")
     _expect(isinstance(saved_value(node._raw_saved_result), torch.Tensor), "ExpBackward0 shows no saved result")
     return "SavedTensor.data"
+
+
+def _probe_modes() -> str:
+    outside = function_mode()
+    with BaseTorchFunctionMode() as mode:
+        _expect(function_mode() is mode, "a function mode that was entered is not the current one")
+    _expect(function_mode() is outside, "a function mode that was left is still the current one")
+    return "torch.overrides._get_current_function_mode"
 
 
 def _probe_memory() -> str:

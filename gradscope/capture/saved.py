@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradscope.capture.storages import tensors_in
-from gradscope.compat import checkpoint_frame, held_by_checkpoint, saved_value
+from gradscope.compat import SavedTensor, checkpoint_frame, held_by_checkpoint, saved_value
 from gradscope.tables import CHECKPOINT
 
 _RAW = "_raw_saved_"
@@ -91,7 +91,7 @@ def _value_of(saved: Any) -> Any:
 
 def _unwrapped(held: Any) -> Any:
     """Containers with each ``SavedTensor`` in them replaced by what it holds."""
-    if isinstance(held, torch._C._autograd.SavedTensor):
+    if isinstance(held, SavedTensor):
         return _value_of(held)
     if isinstance(held, (list, tuple)):
         return [_unwrapped(item) for item in held]

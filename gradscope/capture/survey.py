@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradscope
@@ -25,7 +25,7 @@ from gradscope.capture.frames import TORCH, is_standard
 from gradscope.capture.guard import Guard
 from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
-from gradscope.compat import TraceMarker
+from gradscope.compat import TraceMarker, function_mode
 from gradscope.tables import GraphNode, LineInfo
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
@@ -167,7 +167,7 @@ class LineMode(TorchFunctionMode):
 
     def release(self) -> None:
         """Take the mode off torch's stack, where it lies on top."""
-        if self._entered and _get_current_function_mode() is self:
+        if self._entered and function_mode() is self:
             self._entered = False
             self.__exit__(None, None, None)
 

@@ -10,13 +10,14 @@ import platform
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradscope import versions
 from gradscope.cli.ceilings import Ceilings, calibrate_all, ceilings, print_ceilings
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave
@@ -52,6 +53,7 @@ class Diagnosis:
     interfaces: list[Finding]
     measurements: list[Finding]
     limits: Ceilings | None = None  # None: torch cannot be imported
+    warnings: list[str] = field(default_factory=list)  # versions that gradscope was not tried on
 
     @property
     def ok(self) -> bool:
@@ -96,7 +98,12 @@ def diagnose() -> Diagnosis:
     interfaces = _interfaces()
     works = all(item.ok for item in interfaces)
     return Diagnosis(
-        _versions(torch), _devices(torch), interfaces, _measurements(torch, works=works), limits=ceilings(torch)
+        _versions(torch),
+        _devices(torch),
+        interfaces,
+        _measurements(torch, works=works),
+        limits=ceilings(torch),
+        warnings=versions.untried(torch.__version__),
     )
 
 
@@ -250,6 +257,8 @@ def _print(diagnosis: Diagnosis, console: Console) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         console.print(f"{name.ljust(width)}  {text}", soft_wrap=True)
+    for warning in diagnosis.warnings:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     _print_findings(console, "torch's interfaces", diagnosis.interfaces)
     _print_findings(console, "what can be measured here", diagnosis.measurements)
     if diagnosis.limits is not None:

@@ -8,7 +8,7 @@ from traceback import walk_tb
 
 import torch
 
-from gradscope import units
+from gradscope import units, versions
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.errors import GradscopeError, WorkloadError
@@ -49,7 +49,7 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
         _check_order(source, settings)
     runs: dict[int, Run] = {}
     shapes = BatchShapes(source.target or "workload()")
-    notes = list(source.notes)
+    notes = [*versions.untried(torch.__version__), *source.notes]
     device = torch.device("cpu")
     infos: Sequence[ModuleInfo] = ()
     foreign_bytes = 0

@@ -92,7 +92,7 @@ def backward(
         w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     for i in range(per_group):
         row = group * per_group + i
-        here = inside & (row < rows)
+        here = column < tl.where(row < rows, columns, 0)  # Triton 3.9 interprets block & scalar wrongly
         d = tl.load(upstream + row * upstream_row + column, mask=here, other=0.0).to(tl.float32)
         h = tl.load(stream + row * columns + column, mask=here, other=0.0).to(tl.float32)
         factor = tl.load(factors + row, mask=row < rows, other=0.0)

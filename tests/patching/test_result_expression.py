@@ -89,17 +89,21 @@ def tokens() -> Tensor:
     return torch.randn(2, 5, WIDTH)
 
 
+# Up to torch 2.12 checkpoint makes an empty tensor of its own, which is seen first.
+CHECKPOINT = ("checkpoint holds modules of its own", "line 49: the same call also runs empty")
+
+
 @pytest.mark.parametrize(
     ("build", "batch", "recipe", "reason"),
     [
         (MadeInAHelper, tokens, "attention", "the result of matmul is made in out"),
         (lambda: Tied(nn.Linear(WIDTH, WIDTH)), ids, "embedding", "the same call also runs linear"),
         (Tied, ids, "embedding", "self.net holds modules of its own"),
-        (Checkpointed, ids, "embedding", "checkpoint holds modules of its own"),
+        (Checkpointed, ids, "embedding", CHECKPOINT),
     ],
     ids=["helper", "more layers", "a module inside", "checkpoint"],
 )
-def test_refused(build: Any, batch: Any, recipe: str, reason: str) -> None:
+def test_refused(build: Any, batch: Any, recipe: str, reason: str | tuple[str, ...]) -> None:
     entry = Entry(recipe, lambda: (build(), batch()))
     found = swapped.planned(entry, *swapped.built(entry), (recipe,))
     assert [site.supported for site in found.sites] == [False]

@@ -66,7 +66,7 @@ class Lazily(nn.Module):
         return lazy_linear(self.head, x)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 def test_modes_in_which_the_layer_is_called() -> None:
     head, x = nn.Linear(WIDTH, CLASSES), torch.randn(3, WIDTH)
     with torch.inference_mode():

@@ -115,7 +115,7 @@ class Disabled(Attention):
 
 def scripted():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch deprecates it; models still have it
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")  # torch deprecates it; models still have it
         return Around(torch.jit.script(Scripted())), tokens()
 
 
