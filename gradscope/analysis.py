@@ -109,7 +109,8 @@ def _run_data(
     *,
     partial: bool,
 ) -> RunData:
-    notes = [*versions.untried(torch.__version__), *capture.notes, *result.notes]
+    memory_notes = capture.memory.notes if capture.memory is not None else []
+    notes = [*versions.untried(torch.__version__), *capture.notes, *memory_notes, *result.notes]
     if capture.survey is None:
         notes.append(
             "the run ended before the survey step: no source lines and no FLOPs; parameters and gradient sums are "

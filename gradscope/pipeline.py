@@ -238,7 +238,10 @@ def _outcome(
         if error is not None:
             return Outcome(None, error)
         raise NothingMeasuredError(_nothing_measured(about, capture))
-    return Outcome(analyse(capture, about, known, device, progress, recorder), error)
+    try:
+        return Outcome(analyse(capture, about, known, device, progress, recorder), error)
+    finally:
+        capture.let_go()
 
 
 def _nothing_measured(about: WorkloadInfo, capture: Capture) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,11 +58,16 @@ class Capture:
 
     def hold(self) -> None:
         """Keep the user's objects that are alive, now that nothing is measured any more: the report names them."""
-        for part in (self.timed, self.survey, self.memory):
-            if part is not None:
-                part.recorder.modules.hold()
-        for noted in (self.survey, self.memory):
-            if noted is not None:
-                noted.parameters.hold()
+        for seen in self._seen():
+            seen.hold()
+
+    def let_go(self) -> None:
+        """Hold nothing of the user's any more: the report is made."""
+        for seen in self._seen():
+            seen.clear()
+
+    def _seen(self) -> Iterator[Seen[Any]]:
+        yield from (part.recorder.modules for part in (self.timed, self.survey, self.memory) if part is not None)
+        yield from (part.parameters for part in (self.survey, self.memory) if part is not None)
         if self.memory is not None:
-            self.memory.modules.hold()
+            yield self.memory.modules

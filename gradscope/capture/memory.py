@@ -7,6 +7,7 @@ profiler, which reports nothing about blocks that it did not see allocated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from gradscope import markers
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.saved import GraphReader, Kept, nodes_below
 from gradscope.capture.seen import Seen
-from gradscope.capture.storages import StorageNote, all_tensors, storages_of, tensors_in
+from gradscope.capture.storages import StorageNote, StorageReader, all_tensors, is_tensor, sizes_of, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
 from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
@@ -53,6 +54,7 @@ class MemoryPass:
     modules: Seen[nn.Module]
     saved: list[SavedTensor]
     figures: DeviceFigures | None
+    notes: list[str]  # on what could not be measured
 
 
 class Surroundings:
@@ -94,7 +96,8 @@ class MemoryTracer:
         self._marks = 0
         self._inputs: set[int] = set()  # addresses of what models were called with in this step
         self._graphs = GraphReader()
-        self.device = _device_of([*self._every_module(), *self._tensors_of_optimizers()], around.batch)
+        self._reader = StorageReader()
+        self.device = self._main_device()
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -119,7 +122,7 @@ class MemoryTracer:
         with self._marking() as mark:
             first = len(self.sightings)
             seen = self._see(mark, self._known())
-            ignored = {note.pointer for tensor in self._around.ignored for note in storages_of(tensor)}
+            ignored = {note.pointer for note in self._notes(self._around.ignored)}
             others = (note for note in self._every_storage() if note.owned and note.pointer not in ignored)
             seen = self._see(mark, ((Role.OTHER, -1, note) for note in others), seen)
             where = torch.device(self.device)
@@ -140,12 +143,16 @@ class MemoryTracer:
         """Storages of every tensor that Python holds, and of what the graphs keep that these tensors keep."""
         functions = []
         for tensor in all_tensors():
-            yield from storages_of(tensor)
-            with suppress(RuntimeError):  # some wrappers have no graph
+            yield from self._reader.storages(tensor)
+            with suppress(Exception):  # some wrappers have no graph, a subclass may do anything
                 if tensor.grad_fn is not None:
                     functions.append(tensor.grad_fn)
         for kept in self._graphs.kept_by(nodes_below(functions)):
-            yield from storages_of(kept.tensor)
+            yield from self._reader.storages(kept.tensor)
+
+    def notes(self) -> list[str]:
+        """What could not be measured, and why."""
+        return self._reader.notes()
 
     def figures(self) -> DeviceFigures | None:
         """CUDA's own figures; None on a CPU."""
@@ -169,24 +176,23 @@ class MemoryTracer:
 
     def _note_inputs(self, args: Any) -> None:
         with self._marking() as mark:
-            given = ((Role.INPUT, -1, note) for note in _notes(tensors_in((args, self._around.batch))))
+            given = ((Role.INPUT, -1, note) for note in self._notes(tensors_in((args, self._around.batch))))
             self._inputs |= self._see(mark, given)
 
     def _begin_backward(self, nodes: list[Any]) -> None:
         with self._marking() as mark:
             leaves = [node.variable for node in nodes if not node.next_functions and hasattr(node, "variable")]
-            batch = {note.pointer for note in _notes(tensors_in(self._around.batch))}
+            batch = {note.pointer for note in self._notes(tensors_in(self._around.batch))}
             # A leaf that a model was called with is data, also where it collects a gradient; any other is a parameter.
-            constant = {note.pointer for note in _notes(leaves)} - batch - self._inputs
+            constant = {note.pointer for note in self._notes(leaves)} - batch - self._inputs
             constant |= {note.pointer for role, _, note in self._known() if role in _CONSTANT}
             for kept in self._graphs.kept_by(nodes):
-                for note in storages_of(kept.tensor):
+                for note in self._reader.storages(kept.tensor):
                     if note.device == self.device and note.pointer not in constant:
                         self._note_saved(mark, kept, note)
 
     def _note_saved(self, mark: int, kept: Kept, note: StorageNote) -> None:
-        shape = "x".join(map(str, kept.tensor.shape)) or "scalar"
-        dtype = str(kept.tensor.dtype).removeprefix("torch.")
+        shape, dtype = sizes_of(kept.tensor)
         self.saved.append(
             SavedTensor(mark, kept.sequence, kept.node, kept.what, note.pointer, note.bytes, shape, dtype)
         )
@@ -209,16 +215,18 @@ class MemoryTracer:
             for module in modules:
                 for tensor in getattr(module, name).values():
                     if tensor is not None:
-                        yield from ((role, self.modules.number(module), note) for note in storages_of(tensor))
+                        yield from ((role, self.modules.number(module), note) for note in self._reader.storages(tensor))
         owners = self._owners()
         for parameter in self._tensors_of_optimizers():
-            yield from ((Role.PARAMETER, owners.get(id(parameter), -1), note) for note in storages_of(parameter))
+            yield from (
+                (Role.PARAMETER, owners.get(id(parameter), -1), note) for note in self._reader.storages(parameter)
+            )
         yield from self._gradients()
         for optimizer in self._around.optimizers:
             for parameter, state in optimizer.state.items():
                 layer = owners.get(id(parameter), -1)
-                yield from ((Role.OPTIMIZER, layer, note) for note in _notes(tensors_in(state)))
-        yield from ((Role.INPUT, -1, note) for note in _notes(tensors_in(self._around.batch)))
+                yield from ((Role.OPTIMIZER, layer, note) for note in self._notes(tensors_in(state)))
+        yield from ((Role.INPUT, -1, note) for note in self._notes(tensors_in(self._around.batch)))
 
     def _gradients(self) -> Iterator[tuple[Role, int, StorageNote]]:
         owners = self._owners()
@@ -231,7 +239,9 @@ class MemoryTracer:
         tensors |= {id(tensor): tensor for tensor in (*self._tensors_of_optimizers(), *self.graph.parameters)}
         for number, tensor in tensors.items():
             if tensor.is_leaf and tensor.grad is not None:
-                yield from ((Role.GRADIENT, owners.get(number, -1), note) for note in storages_of(tensor.grad))
+                yield from (
+                    (Role.GRADIENT, owners.get(number, -1), note) for note in self._reader.storages(tensor.grad)
+                )
 
     def _owners(self) -> dict[int, int]:
         """id of each parameter -> label of the first module that holds it."""
@@ -245,7 +255,24 @@ class MemoryTracer:
     def _tensors_of_optimizers(self) -> Iterator[torch.Tensor]:
         for optimizer in self._around.optimizers:
             for group in optimizer.param_groups:
-                yield from (tensor for tensor in group["params"] if isinstance(tensor, torch.Tensor))
+                yield from (tensor for tensor in group["params"] if is_tensor(tensor))
+
+    def _notes(self, tensors: Iterable[torch.Tensor]) -> Iterator[StorageNote]:
+        for tensor in tensors:
+            yield from self._reader.storages(tensor)
+
+    def _main_device(self) -> str:
+        """The device that holds most bytes of the models; of the batch where they hold none."""
+        held = [
+            tensor for module in self._every_module() for tensor in module._parameters.values() if tensor is not None
+        ]
+        for tensors in ((*held, *self._tensors_of_optimizers()), tensors_in(self._around.batch)):
+            amounts: Counter[str] = Counter()
+            for note in self._notes(tensors):
+                amounts[note.device] += note.bytes
+            if amounts:
+                return amounts.most_common(1)[0][0]
+        return "cpu"
 
     def _every_module(self) -> list[nn.Module]:
         """Models with all that lies in them, and modules that were called outside of any."""
@@ -257,24 +284,6 @@ class MemoryTracer:
 
 
 _CONSTANT = frozenset({Role.PARAMETER, Role.BUFFER})
-
-
-def _notes(tensors: Iterable[torch.Tensor]) -> Iterator[StorageNote]:
-    for tensor in tensors:
-        yield from storages_of(tensor)
-
-
-def _device_of(holders: Iterable[nn.Module | torch.Tensor], batch: Any) -> str:
-    """The device that holds most bytes of the models; of the batch where they hold none."""
-    amounts: dict[str, int] = {}
-    for holder in holders:
-        tensors = holder._parameters.values() if isinstance(holder, nn.Module) else (holder,)
-        for note in _notes(tensor for tensor in tensors if tensor is not None):
-            amounts[note.device] = amounts.get(note.device, 0) + note.bytes
-    if not amounts:
-        for note in _notes(tensors_in(batch)):
-            amounts[note.device] = amounts.get(note.device, 0) + note.bytes
-    return max(amounts, key=lambda device: amounts[device]) if amounts else "cpu"
 
 
 def finished_pass(profiler: Any, recorder: CallRecorder, tracer: MemoryTracer, lines: LineTracer) -> MemoryPass:
@@ -291,4 +300,5 @@ def finished_pass(profiler: Any, recorder: CallRecorder, tracer: MemoryTracer, l
         modules=tracer.modules,
         saved=tracer.saved,
         figures=tracer.figures(),
+        notes=tracer.notes(),
     )

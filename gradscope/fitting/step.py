@@ -62,6 +62,7 @@ def measure_step(
     names = name_modules(found.recorder.called_roots(), {"": workload.model})
     parents = names.calling_parents(names.labels(found.recorder.modules.by_number()))
     blocks, foreign_bytes = _without_foreign(read_memory_pass(found, names, parents).blocks)
+    session.capture.let_go()
     return MeasuredStep(blocks, names.infos, foreign_bytes)
 
 
