@@ -85,7 +85,9 @@ def _checked(outcome: Outcome) -> RunData:
     assert not run.partial
     assert run.workload.steps == 3
     assert run.ledger.unattributed_ns == 0
-    assert run.ledger.layers_ns > 0.3 * run.ledger.backward_ns
+    # Each has a loss of a few operations outside of its modules, and no more.
+    nodes = [op for op in run.ops if op.phase == "backward"]
+    assert sum(op.calls for op in nodes if op.layer is not None) > 0.5 * sum(op.calls for op in nodes)
     assert sum(line.backward_ns for line in run.lines if line.file.endswith("train.py")) > 0
     return run
 

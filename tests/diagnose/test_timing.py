@@ -24,7 +24,7 @@ from gradscope.diagnose.rules import (
 )
 from gradscope.tables import Finding
 from tests.diagnose.corpus import TRIES
-from tests.diagnose.run_case import Twin, case_of, findings_of
+from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_calls
 from tests.diagnose.timing_cases import check_words, made_case
 from tests.diagnose.twins_timing import TWINS, Recurrent
 
@@ -44,12 +44,19 @@ def _found(findings: Sequence[Finding], rule: str) -> list[Finding]:
     return [finding for finding in findings if finding.rule == rule]
 
 
+def _findings(rule: str, workload: dict[str, Any]) -> list[Finding]:
+    """Of one rule; where it judges what a call takes, each takes the same."""
+    if rule == tiny_layers.RULE.name:
+        return list(tiny_layers.find(timed_by_calls(case_of(**workload))))
+    return _found(findings_of(**workload), rule)
+
+
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_the_bad_twin_is_told_of_and_the_good_one_is_not(twin: Twin) -> None:
-    bad = _found(findings_of(**twin.bad()), twin.rule)
+    bad = _findings(twin.rule, twin.bad())
     assert len(bad) == 1
     check_words(bad[0])
-    assert not _found(findings_of(**twin.good()), twin.rule)
+    assert not _findings(twin.rule, twin.good())
 
 
 def test_every_rule_is_known_and_explains_itself() -> None:
@@ -69,7 +76,7 @@ def test_nothing_known_is_nothing_found(module: Any, device: str) -> None:
 def _real(name: str) -> list[Finding]:
     twin = next(twin for twin in TWINS if twin.name == name)
     for _ in range(TRIES):
-        found = _found(findings_of(**twin.bad()), twin.rule)
+        found = _findings(twin.rule, twin.bad())
         if found:
             break
     return found
@@ -142,13 +149,23 @@ def test_a_loop_that_waits_for_its_data() -> None:
 
 
 def test_a_loop_of_large_operations_is_no_loop_of_tiny_ones() -> None:
-    case = case_of(Recurrent(), torch.randn(4, 24, 16), memory=False)
+    case = timed_by_calls(case_of(Recurrent(), torch.randn(4, 24, 16), memory=False))
     assert len(list(tiny_layers.find(case))) == 1
     large = [
         replace(call, outputs=tuple(replace(each, shape=(400, 400)) for each in call.outputs))
         for call in case.facts.calls
     ]
     assert list(tiny_layers.find(replace(case, facts=replace(case.facts, calls=tuple(large))))) == []
+
+
+def test_calls_that_take_long_or_little_of_the_step_are_no_finding() -> None:
+    case = case_of(Recurrent(), torch.randn(4, 24, 16), memory=False)
+    (found,) = tiny_layers.find(timed_by_calls(case, 90_000))
+    assert "90.0 µs a call with its backward" in found.evidence
+    assert list(tiny_layers.find(timed_by_calls(case, 110_000))) == []
+    whole = timed_by_calls(case).step_ns
+    assert len(list(tiny_layers.find(timed_by_calls(case, rest_ns=whole)))) == 1
+    assert list(tiny_layers.find(timed_by_calls(case, rest_ns=20 * whole))) == []
 
 
 def test_a_call_of_one_turn_does_not_count_for_the_loop() -> None:
@@ -163,11 +180,7 @@ def test_a_call_of_one_turn_does_not_count_for_the_loop() -> None:
             found = [(self.linear(one) * 2 - 1 if i else self.linear(one).exp()) for i, one in enumerate(x.unbind())]
             return torch.stack(found)
 
-    for _ in range(TRIES):
-        found = _found(findings_of(States(), torch.ones(96, 2, 8)), "tiny-layers")
-        if found:
-            break
-    (finding,) = found
+    (finding,) = tiny_layers.find(timed_by_calls(case_of(States(), torch.ones(96, 2, 8))))
     assert "1 turns" not in finding.evidence
     low, saving, high = finding.predicted_low_ns, finding.predicted_saving_ns, finding.predicted_high_ns
     assert low is not None and saving is not None and high is not None
