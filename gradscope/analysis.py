@@ -186,6 +186,7 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
         sightings=[replace(sighting, layer=labels[sighting.layer]) for sighting in found.sightings],
         saved=found.saved,
         lines=found.lines,
+        census=found.census,
         device_used=figures.used if figures else None,
         device_reserved=figures.reserved if figures else None,
         device_total=figures.total if figures else None,

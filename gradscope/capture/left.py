@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class Capture:
     # See settings.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)
     optimizers: list[OptimizerFact] = field(default_factory=list)
+    census: list[Mapping[int, int]] = field(default_factory=list)  # see census.py; of steps before the memory pass
     with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
     optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold
 

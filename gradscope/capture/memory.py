@@ -8,8 +8,8 @@ profiler, which reports nothing about blocks that it did not see allocated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradscope import markers
+from gradscope.capture.census import every_storage, sizes_alive
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.saved import GraphReader, Kept, nodes_below
+from gradscope.capture.saved import GraphReader, Kept
 from gradscope.capture.seen import Seen
-from gradscope.capture.storages import StorageNote, StorageReader, all_tensors, is_tensor, sizes_of, tensors_in
+from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
 from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
@@ -55,6 +56,7 @@ class MemoryPass:
     saved: list[SavedTensor]
     figures: DeviceFigures | None
     notes: list[str]  # on what could not be measured
+    census: list[Mapping[int, int]]  # how many storages of each size were alive after each of the latest steps
 
 
 class Surroundings:
@@ -89,6 +91,7 @@ class MemoryTracer:
     def __init__(self, recorder: CallRecorder, around: Surroundings) -> None:
         self.sightings: list[Sighting] = []
         self.saved: list[SavedTensor] = []
+        self.census: list[Mapping[int, int]] = []  # storages of each size that were alive after each step
         self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels of sightings
         self.graph = GraphTracer()
         self._recorder = recorder
@@ -123,7 +126,9 @@ class MemoryTracer:
             first = len(self.sightings)
             seen = self._see(mark, self._known())
             ignored = {note.pointer for note in self._notes(self._around.ignored)}
-            others = (note for note in self._every_storage() if note.owned and note.pointer not in ignored)
+            everything = every_storage(self._reader, self._graphs)
+            self.census.append(sizes_alive(everything))
+            others = (note for note in everything if note.owned and note.pointer not in ignored)
             seen = self._see(mark, ((Role.OTHER, -1, note) for note in others), seen)
             where = torch.device(self.device)
             if where.type == "cuda":
@@ -138,17 +143,6 @@ class MemoryTracer:
                     for pointer, size in blocks.items()
                     if pointer not in seen and pointer not in ignored
                 ]
-
-    def _every_storage(self) -> Iterator[StorageNote]:
-        """Storages of every tensor that Python holds, and of what the graphs keep that these tensors keep."""
-        functions = []
-        for tensor in all_tensors():
-            yield from self._reader.storages(tensor)
-            with suppress(Exception):  # some wrappers have no graph, a subclass may do anything
-                if tensor.grad_fn is not None:
-                    functions.append(tensor.grad_fn)
-        for kept in self._graphs.kept_by(nodes_below(functions)):
-            yield from self._reader.storages(kept.tensor)
 
     def notes(self) -> list[str]:
         """What could not be measured, and why."""
@@ -301,4 +295,5 @@ def finished_pass(profiler: Any, recorder: CallRecorder, tracer: MemoryTracer, l
         saved=tracer.saved,
         figures=tracer.figures(),
         notes=tracer.notes(),
+        census=tracer.census,
     )

@@ -63,7 +63,7 @@ class RetainedRow:
     phase: str
     count: int
     bytes: int
-    grows: bool  # what the step before left behind there is alive still: a leak
+    grows: bool  # a leak: the step before left the same, and each of at least three steps as many storages more
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import numpy as np
 
 from gradscope.attribute.cells import PYTHON
 from gradscope.attribute.memory.blocks import Blocks
 from gradscope.attribute.memory.classify import backward_windows
+from gradscope.attribute.memory.growth import Growth
 from gradscope.attribute.memory.places import phase_of
 from gradscope.attribute.memory.running import alive_at
 from gradscope.attribute.memory.step import MeasuredStep
@@ -68,7 +69,7 @@ def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
 def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
     """What the step left behind, and whether the step before left the same behind and it is there still.
 
-    It does not grow where the step let go of as much from before the pass: of some last steps, that many are kept.
+    Whether it grows is told by the counts after each of some steps, see :class:`Growth`.
     """
     found, trace = step.found, step.trace
     last = step.running.first + len(step.running.total) - 1
@@ -88,24 +89,14 @@ def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
             older.add(key[:3])
         elif found.category[index] is not MemoryCategory.INPUT or not _still_given(step.blocks, block):
             groups[key].append(int(step.blocks.bytes[block]))
-    dropped = _dropped_sizes(step)
+    growth = Growth(step.census)
+    again = {key: sizes for key, sizes in groups.items() if key[:3] in older}
+    growing = growth.of(again)
     rows = []
     for (layer, at, op, phase), sizes in groups.items():
-        grows = (layer, at, op) in older and not Counter(sizes) <= dropped
+        grows = (layer, at, op, phase) in growing
         rows.append(RetainedRow(step.path(layer), step.place(at), op, phase, len(sizes), sum(sizes), grows))
     return tuple(sorted(rows, key=lambda row: (not row.grows, -row.bytes)))
-
-
-def _dropped_sizes(step: MeasuredStep) -> Counter[int]:
-    """How many blocks of each size were there before the memory pass, and are not any more when the step ends."""
-    if step.end_mark is None:
-        return Counter()
-    return Counter(
-        int(step.blocks.bytes[block])
-        for block in np.flatnonzero(step.blocks.born < 0).tolist()
-        if step.blocks.seen[block]
-        and all(each.mark != step.end_mark and each.role == Role.OTHER for each in step.blocks.seen[block])
-    )
 
 
 def _is_models(step: MeasuredStep, block: int) -> bool:

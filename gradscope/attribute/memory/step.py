@@ -26,6 +26,7 @@ class MemoryInput:
     sightings: Sequence[Sighting]  # ``layer`` is the row of the layer table
     saved: Sequence[SavedTensor]
     lines: Sequence[LineInfo]
+    census: Sequence[Mapping[int, int]] = ()  # storages of each size that were alive after each of some latest steps
     device_used: int | None = None  # CUDA: bytes in use on the device by everybody, and what there is
     device_reserved: int | None = None
     device_total: int | None = None
@@ -44,6 +45,7 @@ class MeasuredStep:
     lines: Sequence[LineInfo]
     modules: Sequence[ModuleInfo]
     source_text: SourceText
+    census: Sequence[Mapping[int, int]]
 
     def path(self, layer: int) -> str | None:
         """Path of a layer; None for -1."""
@@ -87,6 +89,7 @@ def read_step(given: MemoryInput, modules: Sequence[ModuleInfo], source_text: So
         lines=given.lines,
         modules=modules,
         source_text=source_text,
+        census=given.census,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gradscope import markers
+from gradscope.capture.census import take_census
 from gradscope.capture.compiled import compiled_frames
 from gradscope.capture.engine import Around, BackwardWatch
 from gradscope.capture.faults import FaultMeter
@@ -66,6 +67,12 @@ class Run:
             stack.enter_context(ending_open_ranges())
             yield
         del kept  # a memory profiler needs it until here
+
+    def take_census(self) -> None:
+        """Count what is alive now that a step has ended; only a pass that measures memory asks for it."""
+        if self.capture.options.memory:
+            with self.guard.over("counting what is alive"):
+                self.capture.census.append(take_census())
 
     def stop_profiling(self) -> None:
         """Stop gradscope's own profiler, where one runs."""

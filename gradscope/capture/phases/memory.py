@@ -47,7 +47,9 @@ class Memory(Phase):
 
     def keep(self) -> None:
         if self._steps is not None and self.name not in self.run.guard.failed:
-            self.run.capture.memory = self._steps.result()
+            found = self.run.capture.memory = self._steps.result()
+            if found is not None:
+                found.census = [*self.run.capture.census, *found.census]
 
 
 def _around(tracer: MemoryTracer, lines: LineTracer | None) -> Around:

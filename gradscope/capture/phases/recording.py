@@ -43,6 +43,8 @@ class Recording(Phase):
         exits.callback(setattr, run.backward, "around", None)
 
     def keep(self) -> None:
+        if self.done:
+            self.run.take_census()
         run, capture = self.run, self.run.capture
         measured = capture.timed.completed - SETTLING_STEPS if capture.timed is not None else 0
         capture.settings = {

@@ -55,6 +55,8 @@ class Survey(Phase):
             capture.batch = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch)) or None
 
     def keep(self) -> None:
+        if self.done:
+            self.run.take_census()
         if self._compiled:
             self.run.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
         if self.done < self.steps or self.name in self.run.guard.failed:
