@@ -5,12 +5,12 @@ Example::
     losses.append(loss)  # keeps the tensor and the graph behind it; losses.append(loss.item()) keeps a number
 
 Pattern: memory of the step that belongs to no parameter, gradient, buffer or optimizer, is alive when the step ends,
-and of which the step before left as much behind at the same place, while after each of at least three steps in a row as
-many storages more were alive: a loader that looks ahead, or some last outputs, are none. And a number with a gradient that is added to one
-from before the step, as in ``total += loss``, and that nothing reads but Python: each sum holds the graph of the one
-before. Evidence: the bytes that stay, by the line that made them; for a sum, its line. Estimate: what one step leaves
-behind; it adds up over the steps. The graph's nodes, which a kept loss holds too, are not in torch's allocator and come
-on top: a sum's are all there is of it.
+and of which the step before left as much behind at the same place, while each of at least three steps in a row left as
+many storages more: a loader that looks ahead is no leak, nor are some last outputs. And a number with a gradient that
+is added to one from before the step, as in ``total += loss``, and that nothing reads but Python: each sum holds the
+graph of the one before. Evidence: the bytes that stay, by the line that made them; for a sum, its line. Estimate: what
+one step leaves behind; it adds up over the steps. The graph's nodes, which a kept loss holds too, are not in torch's
+allocator and come on top: a sum's are all there is of it.
 
 Source: https://pytorch.org/docs/stable/notes/faq.html, "My model reports cuda runtime error: out of memory": do not
 accumulate history across the training loop.
