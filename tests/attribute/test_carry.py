@@ -94,3 +94,35 @@ def test_lines_are_carried_to_operations_and_nodes(surveyed: bool) -> None:
     expected = {"aten::mul": 7, "aten::exp": 8, "MulBackward0": 7} if surveyed else dict.fromkeys(lines, -1)
     assert lines == expected
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("known", [0, -1, None])
+def test_a_parameter_belongs_to_the_layer_that_the_survey_knows(known: int | None) -> None:
+    """Also where that is none; without a survey to the layer of the node that ran just before."""
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "step 0", argument=0),
+        Row(RowKind.CALL, 30, 40, "second", argument=1),
+        Row(RowKind.OP, 32, 38, "aten::exp", sequence=1),
+        Row(RowKind.BACKWARD, 50, 200, "backward", argument=0),
+        Row(RowKind.NODE, 60, 80, "ExpBackward0", sequence=1, forward_thread=1),
+        Row(RowKind.ACCUMULATE, 90, 110, "AccumulateGrad"),
+        Row(RowKind.STEP, 300, 300, "step 1", argument=1),
+    )
+    rows = [place(table, "ExpBackward0"), place(table, "AccumulateGrad")]
+    survey = None
+    if known is not None:
+        unit = np.array([place(table, "aten::exp")])
+        survey = Notes(
+            unit_key=keys(table.names, np.array([1]), table.name[unit]),
+            unit_line=np.array([8]),
+            node_key=keys(table.names, np.array([1, -2]), table.name[rows]),
+            node_line=np.array([8, 5]),
+            parameter_owner=np.array([-1, known]),
+            receivers=((), ()),
+            flops={},
+            shapes={},
+        )
+    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey)
+    accumulate = place(table, "AccumulateGrad")
+    assert found.rows.category[accumulate] == Category.ACCUMULATE
+    assert found.rows.owner[accumulate] == (1 if known is None else known)

@@ -188,3 +188,20 @@ def test_a_node_belongs_to_the_innermost_call_that_drew_its_number() -> None:
     skeleton = read_skeleton(table, spans((0, 1, 8), (1, 3, 5)), [-1, 0])
     assert skeleton.nodes.owner.tolist() == [-1, 0, 0, 1, 1, 0, 0, 0, -1, -1, -2]
     assert skeleton.nodes.sequence.tolist() == [*range(10), 3]
+
+
+def test_a_nodes_number_is_its_functions_where_the_engines_row_has_none() -> None:
+    """A hook of the user's that runs an op first takes the number from the engine's row; a number it has is kept."""
+    table = table_of(
+        Row(RowKind.CALL, 0, 50, "call", argument=0),
+        Row(RowKind.BACKWARD, 100, 300, "backward", argument=0),
+        Row(RowKind.NODE, 110, 150, "AddBackward0"),
+        Row(RowKind.OP, 115, 118, "of the hook", sequence=9),
+        Row(RowKind.OP, 120, 140, "AddBackward0", sequence=2, forward_thread=1),
+        Row(RowKind.NODE, 160, 200, "MulBackward0", sequence=3, forward_thread=1),
+        Row(RowKind.OP, 165, 190, "MulBackward0", sequence=2, forward_thread=1),
+        Row(RowKind.NODE, 210, 220, "ExpBackward0", sequence=7, forward_thread=1),
+    )
+    skeleton = read_skeleton(table, spans((0, 2, 4)), [-1])
+    assert skeleton.nodes.sequence.tolist() == [2, 3, 7]
+    assert skeleton.nodes.owner.tolist() == [0, 0, -1]
