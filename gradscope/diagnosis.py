@@ -11,7 +11,7 @@ from gradscope.capture.left import Capture
 from gradscope.capture.naming import ModuleNames, shown_path
 from gradscope.diagnose.bounds import bounded
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.engine import diagnose
+from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.limits import kept
 from gradscope.patching.facts import Facts as RecordedFacts
 from gradscope.patching.record import Recorder
@@ -41,7 +41,8 @@ def diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Reco
     except Exception as error:
         notes.append(f"what bounds the layers is not known: {type(error).__name__}: {error}")
     findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore)
-    return replace(run, findings=tuple(findings), notes=(*run.notes, *notes, *failed))
+    looked = len(every_rule()) - len(set(capture.options.ignore)) - len(failed)
+    return replace(run, findings=tuple(findings), rules=looked, notes=(*run.notes, *notes, *failed))
 
 
 def known_facts(capture: Capture, names: ModuleNames) -> Facts:

@@ -180,7 +180,7 @@ def test_a_parent_without_a_row_is_refused() -> None:
 
 def test_an_outlier_is_named_once_where_it_is_narrowed_down_most() -> None:
     said = [(row.node.label, row.outlier) for row in build_view(fixtures.gpt(slow_block=7)).tree.rows if row.outlier]
-    assert said == [("attn", "transformer.h.7.attn takes ×1.68 the backward time of its siblings")]
+    assert said == [("attn", "transformer.h.7.attn takes ×1.69 the backward time of its siblings")]
     assert not any(row.outlier for row in build_view(fixtures.gpt()).tree.rows)
 
 

@@ -130,12 +130,14 @@ def totals_by_step(assigned: Assigned, contributions: list[Contribution]) -> dic
     return found
 
 
-def layer_steps(assigned: Assigned, contributions: list[Contribution], layers: int) -> IntColumn:
-    """``[layer, step]``: ns of backward nodes, for the spread of each layer."""
+def layer_steps(
+    assigned: Assigned, contributions: list[Contribution], layers: int, category: Category = Category.LAYER
+) -> IntColumn:
+    """``[layer, step]``: ns of the layers' own rows of one category, for the spread of each layer."""
     steps = max(len(assigned.steps.bounds_ns) - 1, 0)
     total = np.zeros((layers, steps), np.int64)
     for part in contributions:
         step, owner = assigned.steps.of_row[part.row], assigned.rows.owner[part.row]
-        mine = (step >= 0) & (owner >= 0) & (assigned.rows.category[part.row] == Category.LAYER)
+        mine = (step >= 0) & (owner >= 0) & (assigned.rows.category[part.row] == category)
         np.add.at(total, (owner[mine], step[mine]), part.ns[mine])
     return total

@@ -96,7 +96,8 @@ def build_result(
     step, notes = _step_times(assigned, cells, totals_by_step(assigned, parts))
     ledger = _ledger(cells)
     calls = _calls(assigned, len(modules))
-    rows = _layers(cells, modules, calls, layer_steps(assigned, parts, len(modules)), ledger.backward_ns)
+    samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
+    rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     if survey is not None and has_flops:
         rows = _with_flops(rows, survey.flops)
     if device is not None:
@@ -184,7 +185,11 @@ def _calls(assigned: Assigned, layers: int) -> IntColumn:
 
 
 def _layers(
-    cells: Cells, modules: Sequence[ModuleInfo], calls: IntColumn, samples: IntColumn, backward_ns: int
+    cells: Cells,
+    modules: Sequence[ModuleInfo],
+    calls: IntColumn,
+    samples: Mapping[Category, IntColumn],
+    backward_ns: int,
 ) -> tuple[LayerRow, ...]:
     own: dict[str, IntColumn] = {}
     for category, column in _LAYER_COLUMNS.items():
@@ -211,7 +216,8 @@ def _layers(
             accumulate_ns=int(own["accumulate_ns"][index]),
             gradient_sum_ns=int(own["gradient_sum_ns"][index]),
             backward_share=int(backward_total[index]) / backward_ns if backward_ns else 0.0,
-            backward_self_steps_ns=tuple(samples[index].tolist()),
+            backward_self_steps_ns=tuple(samples[Category.LAYER][index].tolist()),
+            forward_self_steps_ns=tuple(samples[Category.FORWARD][index].tolist()),
             tied=info.tied,
         )
         for index, info in enumerate(modules)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gradscope.diagnose.case import Rule
 
 # Words that begin a sentence of a rule's text and say what it is about.
-_LABELS = ("Pattern:", "Evidence:", "Estimate:", "Source:", "Sources:")
+_LABELS = ("Pattern:", "Evidence:", "Estimate:", "Floor:", "Source:", "Sources:")
 _NARROWEST = 24
 
 
@@ -59,6 +59,16 @@ def rules_markdown(chosen: Iterable[Rule]) -> str:
     return "\n".join(["| rule | what it finds |", "|---|---|", *rows]) + "\n"
 
 
+def floor_text(rule: Rule) -> str:
+    """From where on a finding of the rule is given, in a sentence or two."""
+    text = f"Floor: {rule.floor.text()}; less is not said."
+    if rule.beyond_numbers:
+        text += " What the rule says beside its savings is said in any case."
+    if rule.of_times:
+        text += " Not looked for where the steps of a run are unsteady."
+    return text
+
+
 def _known(name: str, known: Iterable[str]) -> str:
     if name in known:
         return name
@@ -84,7 +94,7 @@ def _print_one(console: Console, rule: Rule) -> None:
     lines = textwrap.wrap(rule.title, max(console.width - len(rule.name) - 2, _NARROWEST), break_on_hyphens=False)
     for i, line in enumerate(lines):
         _print_line(console, f"  {line}" if not i else f"{' ' * len(rule.name)}  {line}")
-    for kind, block in _blocks(rule.about):
+    for kind, block in (*_blocks(rule.about), ("text", floor_text(rule))):
         console.print()
         if kind == "code":
             for line in block.splitlines():

@@ -107,7 +107,9 @@ def show(
     from gradscope.report import load
 
     report = load(run)
-    report.data = replace(report.data, findings=tuple(one for one in report.data.findings if one.rule not in left_out))
+    kept = tuple(one for one in report.data.findings if one.rule not in left_out)
+    looked = None if report.data.rules is None else max(report.data.rules - len(set(left_out)), 0)
+    report.data = replace(report.data, findings=kept, rules=looked)
     if format is Format.html:
         write_page(report, output or beside(run), source=not no_source, force=force, open_it=open_it)
         return

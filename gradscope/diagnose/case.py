@@ -9,6 +9,9 @@ from functools import cached_property
 from typing import Literal
 
 from gradscope.tables import CallFact, Facts, Finding, LayerRow, Limits, LineRow, OpRow, PlaceFact, RunData
+from gradscope.units import ns as time_text
+from gradscope.units import percent
+from gradscope.units import size as size_text
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -85,6 +88,28 @@ class Case:
         return 0 if row is None else row.forward_total_ns + row.backward_total_ns
 
 
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What must be saved, in time or in memory, before a finding is worth a word.
+
+    Attributes:
+        ns, of_step: both must be reached: of a step, and as a share of it.
+        bytes, of_peak: both must be reached: at the peak, and as a share of it.
+    """
+
+    ns: int = 100_000
+    of_step: float = 0.005
+    bytes: int = 1_000_000
+    of_peak: float = 0.005
+
+    def text(self) -> str:
+        """The floor in words, as ``gradscope rules NAME`` shows it."""
+        return (
+            f"{time_text(self.ns)} and {percent(self.of_step)} of the step, "
+            f"or {size_text(self.bytes)} and {percent(self.of_peak)} of the peak"
+        )
+
+
 @dataclass(frozen=True)
 class Rule:
     """One reason for a slow or large step.
@@ -94,12 +119,25 @@ class Rule:
         title: one line for ``gradscope rules``.
         find: yields the findings of a case; savings are of one step.
         about: the docstring of the rule's file.
+        floor: below it a saving is not said, and a finding of nothing else is left out.
+        beyond_numbers: it says something that no saving tells, such as an overflow: kept with its own severity where
+            its savings are below the floor.
+        grows: its memory is that of one step and adds up over the steps, so that the peak of one is no bound.
+        trades: it frees memory at the price of time: a hint, however much it frees.
+        edits: its advice is to write a line in another way: left out where the line is an installed package's.
+        of_times: an alarm that rests on measured times alone: not given where the steps of a run are unsteady.
     """
 
     name: str
     title: str
     find: Callable[[Case], Iterator[Finding]]
     about: str = ""
+    floor: Floor = Floor()
+    beyond_numbers: bool = False
+    grows: bool = False
+    trades: bool = False
+    edits: bool = False
+    of_times: bool = False
 
 
 def share(ns: int, case: Case) -> float:

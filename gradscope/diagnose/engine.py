@@ -6,15 +6,20 @@ from collections.abc import Collection
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.rules import RULES
+from gradscope.diagnose.worth import weighed
 from gradscope.errors import UsageError
 from gradscope.tables import Finding
 
 
-def diagnose(case: Case, ignore: Collection[str] = ()) -> tuple[list[Finding], list[str]]:
+def diagnose(case: Case, ignore: Collection[str] = (), *, steady: bool = True) -> tuple[list[Finding], list[str]]:
     """What the rules find, the largest saving first; and a note for each rule that failed.
+
+    Every finding is weighed, see :func:`gradscope.diagnose.worth.weighed`: rules only say what they saw.
 
     Args:
         ignore: names of rules that are left out.
+        steady: False where the steps of the run differ so much that none of its times can be relied on: then no
+            saving of time is promised, and rules that rest on times alone are left out.
 
     Raises:
         UsageError: ``ignore`` names a rule that there is not.
@@ -23,10 +28,11 @@ def diagnose(case: Case, ignore: Collection[str] = ()) -> tuple[list[Finding], l
     found: list[Finding] = []
     notes: list[str] = []
     for rule in RULES.values():
-        if rule.name in ignore:
+        if rule.name in ignore or (rule.of_times and not steady):
             continue
         try:
-            found += list(rule.find(case))
+            weighty = [weighed(each, rule, case, steady=steady) for each in rule.find(case)]
+            found += [each for each in weighty if each is not None]
         except Exception as error:  # a defect of one rule must not cost the user the report
             notes.append(f"the rule {rule.name} failed and found nothing: {type(error).__name__}: {error}")
     return sorted(found, key=_weight, reverse=True), notes

@@ -133,6 +133,7 @@ class Facts:
             new_text=_new_text(site) if site.supported else "",
             predicted_saving_ns=None if saving is None or saving.ns is None else saving.ns * calls,
             predicted_saving_bytes=None if saving is None else saving.bytes * calls,
+            predicted_old_ns=None if saving is None or saving.old_ns is None else saving.old_ns * calls,
         )
 
     def _call(self, node: Node) -> CallFact:

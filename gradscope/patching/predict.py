@@ -26,6 +26,7 @@ class Saving:
 
     ns: int | None  # forward and backward; None: it could not be run alone
     bytes: int  # at the peak; where it could not be run alone, what the match keeps for backward
+    old_ns: int | None = None  # of the calls that would go, in the same run
 
 
 def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int = CACHE_BYTES) -> dict[Site, Saving]:
@@ -45,7 +46,11 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
         if key not in known:
             known[key] = measured(match, rounds, elsewhere)
         times, one = _times(site), known[key]
-        found[site] = Saving(None if one.ns is None else round(one.ns * times), round(one.bytes * times))
+        found[site] = Saving(
+            ns=None if one.ns is None else round(one.ns * times),
+            bytes=round(one.bytes * times),
+            old_ns=None if one.old_ns is None else round(one.old_ns * times),
+        )
     return found
 
 
@@ -75,10 +80,10 @@ def measured(match: Match, rounds: int, elsewhere: int) -> Saving:
             if rounds > 1:
                 before, after = peaks_bytes([replay.original, replay.recipe], device)
                 saved_bytes = before - after
-            saved_ns = replay.saved_ns(rounds, torch.ones(min(elsewhere, CACHE_BYTES) // 4, device=device))
+            old_ns, new_ns = replay.times_ns(rounds, torch.ones(min(elsewhere, CACHE_BYTES) // 4, device=device))
     except Exception:  # what a matcher, the user's operands or the device may raise has no end
         return Saving(None, kept_bytes(match))
-    return Saving(saved_ns, saved_bytes)
+    return Saving(old_ns - new_ns, saved_bytes, old_ns)
 
 
 def kept_bytes(match: Match) -> int:

@@ -58,8 +58,8 @@ class Replay:
         """Forward and backward of the recipe."""
         self._backward(self._called())
 
-    def saved_ns(self, rounds: int, cache: Tensor) -> int:
-        """Median of the original less median of the recipe, in turns.
+    def times_ns(self, rounds: int, cache: Tensor) -> tuple[int, int]:
+        """Median of the original and median of the recipe, forward and backward, in turns.
 
         Args:
             cache: read before each forward and each backward.
@@ -70,7 +70,7 @@ class Replay:
                 forward, outputs = _timed(make, cache)
                 backward, _ = _timed(lambda outputs=outputs: self._backward(outputs), cache)  # type: ignore[misc]
                 found.append(forward + backward)
-        return round(statistics.median(times[0]) - statistics.median(times[1]))
+        return round(statistics.median(times[0])), round(statistics.median(times[1]))
 
     def _check(self) -> None:
         """The two make what was recorded."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gradscope import units
 from gradscope.report.fold import Node
+from gradscope.report.nofinding import nothing_found
 from gradscope.report.tree import ViewOptions
 from gradscope.tables import Finding, RunData
 
@@ -56,6 +57,7 @@ class FindingsView:
     rows: tuple[FindingRow, ...] = ()
     more: str = ""  # "and 3 smaller ones"
     command: str = ""  # that shows all of them
+    nothing: tuple[str, ...] = ()  # where none is shown: who looked, where the time is, how near the limit
 
 
 def build_findings(
@@ -73,7 +75,12 @@ def build_findings(
     command = "report.print(min_percent=0)"
     if path is not None:
         command = f"gradscope show {shlex.quote(str(path))} --min-percent 0"
-    return FindingsView(rows, _more(len(small), len(hints), first=not rows), command if small or hints else "")
+    return FindingsView(
+        rows=rows,
+        more=_more(len(small), len(hints), first=not rows),
+        command=command if small or hints else "",
+        nothing=() if rows else nothing_found(run),
+    )
 
 
 def chosen(run: RunData, options: ViewOptions) -> tuple[list[Finding], list[Finding], list[Finding]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from gradscope.report.amounts import Amounts, add_up, amounts_of
 from gradscope.tables import LayerRow
+from gradscope.tables.siblings import outside_ratio
 
 # One of three or more repeats stands out when it is this much costlier or cheaper than every other one ...
 OUTLIER_RATIO = 1.25
@@ -219,29 +220,30 @@ def _elide(node: Node, place: _Place) -> Node:
 def _outlier(raws: list[_Raw], least: float) -> Outlier | None:
     """The repeat that lies outside the range of all others by :data:`OUTLIER_RATIO`, if there is one.
 
-    The others' own range is the yardstick: where repeats scatter anyway, no single one is called out.
+    By what it takes in the usual step, against the others' own scatter: neither a slow step nor repeats that differ
+    anyway make one stand out.
     """
     if len(raws) < 3:
         return None
-    ordered = sorted(raws, key=lambda raw: raw.backward_ns)
-    lowest, highest = ordered[0], ordered[-1]
-    if highest.backward_ns > OUTLIER_RATIO * ordered[-2].backward_ns:
-        odd, others = highest, ordered[:-1]
-    elif lowest.backward_ns * OUTLIER_RATIO < ordered[1].backward_ns:
-        odd, others = lowest, ordered[1:]
-    else:
-        return None
-    usual = statistics.median(raw.backward_ns for raw in others)
-    if not usual or abs(odd.backward_ns - usual) < least or not _steadily(odd, others):
-        return None
-    return Outlier(odd.row.path, odd.backward_ns / usual)
+    ordered = sorted(raws, key=_usual_ns)
+    for odd, others in ((ordered[-1], ordered[:-1]), (ordered[0], ordered[1:])):
+        ratio = _apart(odd, others)
+        usual = statistics.median(_usual_ns(raw) for raw in others)
+        if ratio is not None and abs(_usual_ns(odd) - usual) >= least:
+            return Outlier(odd.row.path, ratio)
+    return None
 
 
-def _steadily(odd: _Raw, others: list[_Raw]) -> bool:
-    """Whether it is odd in most of the steps: a mean can be that of one slow step."""
-    apart = []
-    for step, value in enumerate(odd.steps_ns):
-        usual = statistics.median(raw.steps_ns[step] for raw in others if step < len(raw.steps_ns))
-        higher = odd.backward_ns > others[0].backward_ns
-        apart.append(value > OUTLIER_RATIO * usual if higher else value * OUTLIER_RATIO < usual)
-    return not apart or sum(apart) > len(apart) / 2
+def _usual_ns(raw: _Raw) -> float:
+    """Backward of a usual step."""
+    return statistics.median(raw.steps_ns) if raw.steps_ns else raw.backward_ns
+
+
+def _apart(odd: _Raw, others: list[_Raw]) -> float | None:
+    """How many times the others it usually takes; None where it is like them. Without steps, by the means."""
+    steps = [raw.steps_ns or [raw.backward_ns] for raw in (odd, *others)]
+    ratio = outside_ratio(steps[0], steps[1:], OUTLIER_RATIO)
+    nearest = max if ratio is not None and ratio > 1 else min
+    near = nearest(_usual_ns(raw) for raw in others)
+    beyond = max(_usual_ns(odd), near) > OUTLIER_RATIO * min(_usual_ns(odd), near)
+    return ratio if beyond else None

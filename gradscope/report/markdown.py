@@ -214,9 +214,11 @@ def _more(largest: Largest[Holder] | Largest[KeptTensors] | Largest[Copy], colum
 def _findings(view: View) -> str:
     found = view.findings
     items = [_finding(i, row) for i, row in enumerate(found.rows, 1)]
+    items += [escape(" ".join(found.nothing))] if found.nothing else []
     if found.more:
         items.append(f"{found.more[0].upper()}{found.more[1:]}: `{_code(found.command)}`")
-    return "#### Findings\n\nSavings are estimates.\n\n" + "\n\n".join(items) if items else ""
+    about = "Savings are estimates.\n\n" if found.rows else ""
+    return f"#### Findings\n\n{about}" + "\n\n".join(items) if items else ""
 
 
 def _finding(number: int, row: FindingRow) -> str:

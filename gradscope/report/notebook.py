@@ -106,9 +106,10 @@ def _end(view: View) -> list[str]:
 
 def _findings(view: View) -> list[str]:
     found = view.findings
-    if not found.rows and not found.more:
+    if not found.rows and not found.more and not found.nothing:
         return []
-    parts = [heading("Findings", "why it is slow and what to do; savings are estimates")]
+    about = "why it is slow and what to do; savings are estimates" if found.rows else ""
+    parts = [heading("Findings", about), *(line(text(each, SENTENCE)) for each in found.nothing)]
     for row in found.rows[:_FINDINGS]:
         message = text(f"{row.severity}: {row.message}", SENTENCE)
         head = f"<b>{message}</b>" if row.severity == "info" else f'<b style="color:{WARN}">{message}</b>'

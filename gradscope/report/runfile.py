@@ -32,6 +32,7 @@ _ORDER = (
     "kernels",
     "memory",
     "findings",
+    "rules",
     "notes",
 )
 

@@ -236,9 +236,12 @@ def _ledger(view: View, width: int, marks: Glyphs) -> list[Line]:
 
 def _findings(view: View, width: int, marks: Glyphs) -> list[Line]:
     found = view.findings
-    if not found.rows and not found.more:
+    if not found.rows and not found.more and not found.nothing:
         return []
-    lines = [heading("Findings", "why it is slow and what to do; savings are estimates", width, marks)]
+    about = "why it is slow and what to do; savings are estimates" if found.rows else ""
+    lines = [heading("Findings", about, width, marks)]
+    for sentence in found.nothing:
+        lines += wrapped(sentence, width, marks)
     for i, row in enumerate(found.rows, 1):
         first = f"{i}. {row.severity}: "
         style = {"critical": "hot", "warning": "warn"}.get(row.severity, "")

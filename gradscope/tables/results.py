@@ -93,6 +93,7 @@ class LayerRow:
     gradient_sum_ns: int
     backward_share: float  # backward_total_ns / step.backward_ns, 0..1
     backward_self_steps_ns: Sequence[int] = ()  # backward_self_ns of each measured step: the layer's own spread
+    forward_self_steps_ns: Sequence[int] = ()  # forward_self_ns of each measured step
     tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
     device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
     launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
@@ -189,6 +190,7 @@ class Finding:
     code: str = ""  # the line of Python that does it
     predicted_low_ns: int | None = None  # the range of the estimate
     predicted_high_ns: int | None = None
+    cost_ns: int | None = None  # measured, of one step: what the finding is about; a saving is a part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ class RunData:
     memory: MemoryInfo | None = None
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()  # what was not measured and why; what was estimated
+    rules: int | None = None  # how many looked for findings; None: nobody looked
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gradscope.diagnose import engine
 from gradscope.patching import facts
-from tests.diagnose.corpus import fixed_predictions
+from tests.diagnose.corpus import fixed_predictions, rules_without_floors
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +19,10 @@ def certain_predictions(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         return
 
     monkeypatch.setattr(facts, "predict", fixed_predictions)
+
+
+@pytest.fixture(autouse=True)
+def no_floors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of a test are so small that everything is below a floor; a test marked ``floors`` has them."""
+    if request.node.get_closest_marker("floors") is None:
+        monkeypatch.setattr(engine, "RULES", rules_without_floors())

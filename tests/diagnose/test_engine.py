@@ -18,6 +18,7 @@ from gradscope.errors import UsageError
 from gradscope.patching.record import Recorder
 from gradscope.tables import Facts, Finding
 from tests.diagnose.run_case import case_of, findings_of
+from tests.diagnose.timing_cases import MS, made_case, row
 
 
 class Attention(nn.Module):
@@ -44,20 +45,27 @@ def with_rules(monkeypatch: pytest.MonkeyPatch, *rules: Rule) -> None:
 
 
 def test_the_largest_saving_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [one("a", 5), one("a", None, "warning"), one("a", 50), one("a", None)]
+    case = priced_case()
+    found = [one("a", 5 * MS), one("a", None, "warning"), one("b", 50 * MS), one("c", None)]
     with_rules(monkeypatch, Rule("a", "", lambda case: iter(found)))
-    assert diagnose(plain_case())[0] == [found[2], found[0], found[1], found[3]]
+    said = [(each.rule, each.severity) for each in diagnose(case)[0]]
+    assert said == [("b", "critical"), ("a", "warning"), ("a", "warning"), ("c", "info")]
 
 
 def test_a_rule_that_fails_costs_its_own_findings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(case: Case) -> Iterator[Finding]:
-        yield one("a", 1)
+        yield one("a", 10 * MS)
         raise ZeroDivisionError("of nothing")
 
-    with_rules(monkeypatch, Rule("a", "", failing), Rule("b", "", lambda case: iter([one("b", 2)])))
-    found, notes = diagnose(plain_case())
+    with_rules(monkeypatch, Rule("a", "", failing), Rule("b", "", lambda case: iter([one("b", 20 * MS)])))
+    found, notes = diagnose(priced_case())
     assert [each.rule for each in found] == ["b"]
     assert notes == ["the rule a failed and found nothing: ZeroDivisionError: of nothing"]
+
+
+def priced_case() -> Case:
+    """Of a step of 100 ms."""
+    return made_case([row("body", 20 * MS, 30 * MS)])
 
 
 def plain_case() -> Case:

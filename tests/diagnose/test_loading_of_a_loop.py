@@ -18,7 +18,7 @@ from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import data_loading
 from gradscope.tables import Facts, Finding, LineRow
 from tests.diagnose.run_case import loop_case
-from tests.diagnose.timing_cases import MS, check_words, made_case
+from tests.diagnose.timing_cases import MS, check_words, made_case, op
 from tests.diagnose.twins_loops import Samples, Training
 
 
@@ -117,7 +117,7 @@ def _made(
         lines=lines or (),
         facts=Facts(settings={"loaders": loaders, "between": between or []}),
     )
-    environment = {**case.run.environment, "cpus": cores, "threads": 8}
+    environment = {**case.run.environment, "cpus": 64, "usable_cpus": cores, "threads": 8}
     return list(data_loading.find(Case(replace(case.run, environment=environment), case.facts)))
 
 
@@ -155,7 +155,36 @@ def test_more_workers_where_there_are_cores() -> None:
     (found,) = _made([_loader(35, workers=4)], cores=4)
     check_words(found)
     assert "num_workers" not in found.code
-    assert "4 cores" in found.advice
+    assert "the 4 cores that this process may use" in found.advice
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(2, 2), (3, 3), (16, 4)])
+def test_no_more_workers_than_cores_that_may_be_used(cores: int, workers: int) -> None:
+    """The machine has 64."""
+    (found,) = _made([_loader(80)], cores=cores, phases=20)
+    check_words(found)
+    assert f"num_workers={workers}," in found.code
+
+
+def test_no_workers_on_a_single_core() -> None:
+    (found,) = _made([_loader(35)], cores=1)
+    check_words(found)
+    assert "workers" not in found.code
+    assert found.predicted_saving_ns is None
+
+
+def test_what_is_set_already_is_not_advised() -> None:
+    loader = {**_loader(35, workers=2, persistent=True), "pinned": True}
+    (found,) = _made([loader], device="cuda")
+    assert "num_workers=" in found.code
+    assert "persistent" not in found.code
+    assert "pin_memory" not in found.code
+
+
+def test_a_librarys_loader_is_a_setting() -> None:
+    loader = {**_loader(35), "line": "/usr/lib/python3/site-packages/transformers/trainer.py:20"}
+    (found,) = _made([loader])
+    assert found.code.startswith("dataloader_num_workers=")
 
 
 def test_workers_started_again() -> None:
@@ -173,6 +202,30 @@ def test_python_between_the_phases_is_no_data_loading() -> None:
     assert "in Python" in found.message
     assert found.line == "train.py:30"
     assert "80.0 %" in found.evidence
+    _speaks_of_no_loader(found)
+
+
+def _speaks_of_no_loader(found: Finding) -> None:
+    """Nor promises what nobody measured."""
+    assert "worker" not in f"{found.message} {found.advice} {found.code}".lower()
+    assert "loader" not in f"{found.message} {found.advice} {found.code}".lower()
+    assert found.predicted_saving_ns is None
+    assert found.severity == "info"
+
+
+def test_a_program_without_a_loader_is_not_told_of_one() -> None:
+    (found,) = _made([])
+    check_words(found)
+    _speaks_of_no_loader(found)
+
+
+def test_torchs_operations_between_the_phases_are_no_python() -> None:
+    """Noise that is drawn, images that are turned: 38 of 40 ms."""
+    case = made_case(ops=[op(None, "other", "aten::randn", 38 * MS)], mode="loop", backward=20 * MS, optimizer=10 * MS)
+    assert list(data_loading.find(case)) == []
+    case = made_case(ops=[op(None, "other", "aten::randn", 8 * MS)], mode="loop", backward=20 * MS, optimizer=10 * MS)
+    (found,) = data_loading.find(case)
+    assert "torch's operations are 8.00 ms of it" in found.evidence
 
 
 def test_a_line_that_torch_worked_on_is_not_named() -> None:

@@ -77,7 +77,7 @@ def test_a_users_own_search_for_nan_is_not_anomaly_mode() -> None:
 
 @pytest.mark.parametrize("how", ["optimizer", "module", "by hand"])
 def test_zeros_in_a_loop_of_ones_own(how: str) -> None:
-    model, batch = stack(2, 256), torch.ones(1, 256)
+    model, batch = stack(2, 1024), torch.ones(1, 1024)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with gradscope.profiling(model, steps=2, warmup=1) as prof:
         while True:
@@ -93,7 +93,7 @@ def test_zeros_in_a_loop_of_ones_own(how: str) -> None:
                 break
     (finding,) = of_rule(prof.report.data.findings, "zero-grad-fills")
     assert finding.line is not None and finding.line.startswith("tests/diagnose/test_settings.py:")
-    assert finding.evidence.startswith("4 gradients of 526 kB are filled in ")
+    assert finding.evidence.startswith("4 gradients of 8.40 MB are filled in ")
     assert "adding to them in backward takes" in finding.evidence
     assert finding.predicted_saving_ns is None  # on a CPU: gradients made anew may cost as much
     assert finding.predicted_high_ns

@@ -116,7 +116,7 @@ def test_a_stack_of_small_layers_is_no_loop() -> None:
 
 def test_the_head_is_padded_to_the_next_multiple() -> None:
     (found,) = _real("odd vocabulary")
-    assert "5,056" in found.advice
+    assert "10,048" in found.advice
     assert found.predicted_saving_ns is not None
 
 
@@ -126,7 +126,7 @@ def test_what_is_not_trained_is_frozen() -> None:
     assert unused.code == "model.get_submodule('old').requires_grad_(False)"
     (wasted,) = _real("head that is not trained")
     assert wasted.layers == ("old",)
-    assert wasted.predicted_saving_bytes == (64 * 8 + 8) * 4
+    assert wasted.predicted_saving_bytes == (64 * 2048 + 2048) * 4
 
 
 def test_a_loop_that_waits_for_its_data() -> None:

@@ -271,8 +271,8 @@ TWINS: list[Twin] = [
     Twin(
         "clone that nobody writes to",
         "copies",
-        bad=lambda: _run(Cloned(clones=True), 8, 256, WIDTH),
-        good=lambda: _run(Cloned(clones=False), 8, 256, WIDTH),
+        bad=lambda: _run(Cloned(clones=True), 32, 512, WIDTH),
+        good=lambda: _run(Cloned(clones=False), 32, 512, WIDTH),
     ),
     Twin(
         "heads as modules",

@@ -135,12 +135,12 @@ class Two(nn.Module):
 
     def __init__(self, *, both: bool) -> None:
         super().__init__()
-        self.body, self.head, self.old = nn.Linear(64, 64), nn.Linear(64, 8), nn.Linear(64, 8)
+        self.body, self.head, self.old = nn.Linear(64, 64), nn.Linear(64, 8), nn.Linear(64, 2048)
         self.both = both
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.body(x))
-        return self.head(x) + self.old(x) if self.both else self.head(x)
+        return self.head(x).sum(-1) + self.old(x).sum(-1) if self.both else self.head(x).sum(-1)
 
 
 class Reading(nn.Module):
@@ -148,7 +148,7 @@ class Reading(nn.Module):
 
     def __init__(self, *, one_by_one: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(32, 32)
+        self.linear = nn.Linear(32, 512)
         self.one_by_one = one_by_one
         self.seen: list[float] = []
 
@@ -156,7 +156,7 @@ class Reading(nn.Module):
         y = self.linear(x)
         means = y.detach().mean(0)
         if self.one_by_one:
-            self.seen = [means[n].item() for n in range(32)]
+            self.seen = [means[n].item() for n in range(512)]
         else:
             self.seen = means.tolist()
         return y
@@ -177,7 +177,7 @@ def _trained(*names: str) -> Callable[[], dict[str, Any]]:
         model = Two(both=True)
         held = [each for name in names for each in model.get_submodule(name).parameters()]
         optimizer = torch.optim.SGD(held, lr=0.1)
-        return {"model": model, "batch": torch.randn(64, 64), "optimizer": optimizer, "memory": False}
+        return {"model": model, "batch": torch.randn(512, 64), "optimizer": optimizer, "memory": False}
 
     return made
 
@@ -218,8 +218,8 @@ TWINS: list[Twin] = [
     Twin(
         "odd vocabulary",
         "vocabulary-multiple",
-        _with(lambda: nn.Linear(64, 5003), 512, 64),
-        _with(lambda: nn.Linear(64, 5056), 512, 64),
+        _with(lambda: nn.Linear(64, 10_003), 512, 64),
+        _with(lambda: nn.Linear(64, 10_048), 512, 64),
     ),
     Twin(
         "head that is never used",

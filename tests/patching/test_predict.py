@@ -30,7 +30,7 @@ def runs_fixture(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
         return [5_000, 2_000]
 
     monkeypatch.setattr(predict, "peaks_bytes", peaks_bytes)
-    monkeypatch.setattr(predict.Replay, "saved_ns", lambda *args: 2_000)
+    monkeypatch.setattr(predict.Replay, "times_ns", lambda *args: (5_000, 3_000))
     return runs
 
 
@@ -70,7 +70,7 @@ class Rounds(small.Causal):
 def test_a_site_in_a_loop_saves_in_every_round(runs: list[torch.device]) -> None:
     found = gradscope.plan(Rounds(), BATCH, recipes=["attention"])
     assert [site.reasons for site in found.sites] == [[]]
-    assert list(found.savings.values()) == [Saving(4_000, 6_000)]
+    assert list(found.savings.values()) == [Saving(4_000, 6_000, 10_000)]
 
 
 def test_what_cannot_be_run_alone_is_predicted_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,5 +104,5 @@ def test_a_match_runs_alone(entry: Any, runs: list[torch.device]) -> None:
     model, batch = entry.build()
     model.train(entry.train)
     found = gradscope.plan(model, batch, entry.loss)
-    assert found.savings and all(saving == Saving(2_000, 3_000) for saving in found.savings.values())
+    assert found.savings and all(saving == Saving(2_000, 3_000, 5_000) for saving in found.savings.values())
     assert runs

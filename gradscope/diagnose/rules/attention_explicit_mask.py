@@ -116,6 +116,7 @@ def _finding(case: Case, source: str | None, mask: str, calls: Sequence[CallFact
         code=_CODE[mask],
         predicted_low_ns=low if likely else None,
         predicted_high_ns=high if likely else None,
+        cost_ns=round(part) or None,
     )
 
 
@@ -131,4 +132,4 @@ def _bytes(call: CallFact) -> int:
     return int(call.inputs[0].shape[-2]) * int(call.inputs[1].shape[-2]) * size
 
 
-RULE = Rule("attention-explicit-mask", "a mask given as a tensor that is causal, or hides nothing", find)
+RULE = Rule("attention-explicit-mask", "a mask given as a tensor that is causal, or hides nothing", find, edits=True)

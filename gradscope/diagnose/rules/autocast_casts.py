@@ -10,8 +10,8 @@ Pattern: a layer whose float32 parameters are used several times under autocast 
 recorded step, and which ran more casts than it has such parameters: the cache is off, or emptied between the uses. One
 cast for each backward pass is needed: gradients may be collected over several, each with an autocast of its own. Or:
 code that casts a parameter itself, again at each use. Evidence: casts that were run, casts that would do, bytes. Casts
-of activations are taken off. Estimate: the measured time of the
-casts, forward and backward, by the part of them that repeats.
+of activations are taken off. Estimate: the measured time of the casts that repeat, in forward, and half of it in
+backward (low: half of both; high: both): the gradients of all uses are still added up.
 
 Source: PyTorch, Automatic Mixed Precision package, torch.autocast (cache_enabled); torch.clear_autocast_cache.
 """
@@ -63,7 +63,9 @@ class _Repeated:
     casts: int
     needed: int
     bytes: int
-    ns: int
+    forward_ns: int  # of the casts that repeat
+    backward_ns: int
+    cost_ns: int  # of all casts
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _finding(case: Case, kind: _Kind, found: list[_Repeated]) -> Finding:
-    saving = sum(each.ns for each in found)
+    forward, backward = (sum(getattr(each, name) for each in found) for name in ("forward_ns", "backward_ns"))
+    spent, saving = forward + backward, forward + backward // 2
     lines = {each.line for each in found}
     return Finding(
         rule=RULE.name,
@@ -102,15 +105,16 @@ def _finding(case: Case, kind: _Kind, found: list[_Repeated]) -> Finding:
         evidence=(
             f"{counted(sum(each.casts for each in found))} casts of weights a step where "
             f"{counted(sum(each.needed for each in found))} would do: "
-            f"{size_text(sum(each.bytes for each in found))} read and written for nothing, {time_text(saving)} of a "
+            f"{size_text(sum(each.bytes for each in found))} read and written for nothing, {time_text(spent)} of a "
             "step, forward and backward"
         ),
         predicted_saving_ns=saving or None,
         advice=kind.advice,
         code=kind.code.format(device="cuda" if case.on_cuda else "cpu"),
         # The gradients of casts that are left are larger sums: what backward saves is less sure.
-        predicted_low_ns=saving // 2 if saving else None,
-        predicted_high_ns=saving or None,
+        predicted_low_ns=spent // 2 if saving else None,
+        predicted_high_ns=spent or None,
+        cost_ns=sum(each.cost_ns for each in found) or None,
     )
 
 
@@ -175,16 +179,29 @@ def _repeated(case: Case, path: str, layer: _Layer) -> _Repeated | None:
         return None
     part = again / layer.repeats
     wasted = sum((uses - 1) * layer.elements[name] for (_, name), uses in layer.uses.items()) * part
-    spent = sum(row.self_ns for name, row in forward.items() if name in {"aten::_to_copy", "aten::to"}) * again / made
+    casts = sum(row.self_ns for name, row in forward.items() if name in {"aten::_to_copy", "aten::to"})
+    spent, cost = casts * again / made, float(casts)
     copies = forward.get("aten::copy_")
     if copies is not None:
         spent += copies.self_ns * again / max(copies.calls, made)
+        cost += copies.self_ns
     backward = _named(case.ops.get((path, "backward"), []))
     node = backward.get("ToCopyBackward0")
+    spent_backward = 0.0
     if node is not None:
-        casts = [row.self_ns for name, row in backward.items() if name in {"ToCopyBackward0", "aten::to"}]
-        spent += sum(casts) * min(again / max(node.calls, 1), 1)
-    return _Repeated(path, layer.line, again + needed, needed, round(wasted * _BYTES_A_CAST), round(spent))
+        nodes = sum(row.self_ns for name, row in backward.items() if name in {"ToCopyBackward0", "aten::to"})
+        spent_backward = nodes * min(again / max(node.calls, 1), 1)
+        cost += nodes
+    return _Repeated(
+        path=path,
+        line=layer.line,
+        casts=again + needed,
+        needed=needed,
+        bytes=round(wasted * _BYTES_A_CAST),
+        forward_ns=round(spent),
+        backward_ns=round(spent_backward),
+        cost_ns=round(cost),
+    )
 
 
 def _named(rows: list[OpRow]) -> dict[str, OpRow]:
@@ -206,4 +223,4 @@ _KINDS = (
     ),
 )
 
-RULE = Rule("autocast-casts", "weights that are cast again and again", find)
+RULE = Rule("autocast-casts", "weights that are cast again and again", find, edits=True)

@@ -8,12 +8,13 @@ Pattern: only in a script or a loop of the user's, where gradscope sees the whol
 backward and optimizer is more than 15 % of the step and a millisecond. Where one step in the run took far longer than
 the others, such as one that printed or wrote a checkpoint, only what the usual step spends counts. It is data loading
 where half of that time is spent in calls for a DataLoader's next batch, and workers that are started again where half
-is spent in making its iterator; else it is Python.
+is spent in making its iterator; else it is Python, less what torch's operations take there, and no DataLoader is
+spoken of. Workers are advised as far as there are cores that this process may use, and none on a single core.
 
 Evidence: that time, its share, and the phases; how long the DataLoader is waited for, and its workers; the line where
 samples of the stack in the warm-up found most of the time. Estimate: workers make batches while the phases run, several
 at the same time: up to 95 % of what that hides; at least half of what one worker hides. With workers already there, and
-on a CPU whose cores compute the step as well, it may be nothing.
+on a CPU whose cores compute the step as well, it may be nothing. Of Python only the most that there is to gain.
 
 Source: PyTorch, Performance Tuning Guide, "Enable asynchronous data loading and augmentation"; torch.utils.data,
 "Single- and Multi-process Data Loading".
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.diagnose.places import is_of_a_library
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -56,6 +58,7 @@ class _Reason:
     advice: str
     code: str
     line: str | None
+    estimated: bool = True  # else ``high`` is the most that there is to gain
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -70,11 +73,13 @@ def find(case: Case) -> Iterator[Finding]:
     if phases <= 0:
         return
     reason = _reason(case, other, phases)
+    if reason is None:
+        return
     low, high = min(reason.low, reason.high), reason.high
-    saving = (low + high) // 2
+    saving = (low + high) // 2 if reason.estimated else None
     yield Finding(
         rule=RULE.name,
-        severity=severity_of(saving, case),
+        severity=severity_of(saving, case) if saving is not None else "info",
         layers=(),
         line=reason.line,
         message=reason.message,
@@ -82,14 +87,16 @@ def find(case: Case) -> Iterator[Finding]:
         f"{time_text(step.forward_ns)} forward, {time_text(step.backward_ns)} backward and "
         f"{time_text(step.optimizer_ns)} in the optimizer{reason.evidence}",
         predicted_saving_ns=saving,
-        predicted_low_ns=low,
+        predicted_low_ns=None if saving is None else low,
         predicted_high_ns=high,
+        cost_ns=other,
         advice=reason.advice,
         code=reason.code,
     )
 
 
-def _reason(case: Case, other: int, phases: int) -> _Reason:
+def _reason(case: Case, other: int, phases: int) -> _Reason | None:
+    """None where torch's operations are most of it: neither loading nor Python."""
     loaders = case.facts.settings.get("loaders") or ()
     for each in loaders:  # a worker that was just started is waited for too
         lost = min(each["start_ns"] + each["ns"], other)
@@ -99,20 +106,46 @@ def _reason(case: Case, other: int, phases: int) -> _Reason:
     if waited >= _MOST * other:
         loader = max(loaders, key=lambda each: each["ns"])
         return (_waiting if loader["workers"] else _alone)(case, loader, min(waited, other), phases)
+    return _python(case, other)
+
+
+def _python(case: Case, other: int) -> _Reason | None:
+    """The loop's own code, which no DataLoader is behind: batches made by hand, logging, metrics."""
+    torch_ns = sum(row.self_ns for row in case.run.ops if row.phase == "other" and row.name.startswith("aten::"))
+    python = other - torch_ns
+    if python < max(_LEAST_NS, _SHARE * case.step_ns):
+        return None
     line, told = _line(case, loading=False)
+    where = f"line {line.rpartition(':')[2]}" if line is not None else "the loop's own code"
     return _Reason(
-        low=_overlapped(case, other, phases),
-        high=round(other * _HIDDEN_HIGH),
+        low=0,
+        high=python,
         message="much of the step is spent between the phases, in Python",
-        evidence=told,
-        advice="Let workers prepare the next batch meanwhile, and do what is not needed in each step less often.",
-        code=_code(case, 4),
+        evidence=told + (f"; torch's operations are {time_text(torch_ns)} of it" if torch_ns else ""),
+        advice=f"Look at what {where} does between the steps, and do what is not needed in each step less often.",
+        code=f"python -m cProfile -s tottime {_script(case)}",
         line=line,
+        estimated=False,
     )
+
+
+def _script(case: Case) -> str:
+    return case.run.workload.target or "train.py"
 
 
 def _alone(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Reason:
     line, told = _line(case, loading=True)
+    if _cores(case) < 2 and not case.on_cuda:
+        return _Reason(
+            low=0,
+            high=round(ns * _HIDDEN_HIGH),
+            message="the next batch is made while nothing is computed: its DataLoader has no workers",
+            evidence=f"; {time_text(ns)} in the DataLoader of {loader['dataset']}{told}; 1 core for this process",
+            advice="Do less for each sample, or do it once before training: a worker needs a core of its own.",
+            code="samples = [prepare(sample) for sample in samples]  # once, or kept in a file",
+            line=line or loader["line"],
+            estimated=False,
+        )
     workers = max(min(math.ceil(ns / phases), _cores(case)), 1)
     return _Reason(
         low=_overlapped(case, ns, phases),
@@ -120,7 +153,7 @@ def _alone(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Reas
         message="the next batch is made while nothing is computed: its DataLoader has no workers",
         evidence=f"; {time_text(ns)} in the DataLoader of {loader['dataset']}{told}",
         advice="Let workers make the next batches while this one is computed.",
-        code=_code(case, workers),
+        code=_code(case, loader, workers),
         line=line or loader["line"],
     )
 
@@ -133,11 +166,12 @@ def _waiting(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Re
     evidence += f" of {loader['dataset']}; {needed} would keep up"
     high = ns
     if more > workers:
-        advice, code = "Start more workers.", _code(case, more)
+        advice, code = "Start more workers.", _code(case, loader, more)
         high = min(ns, case.step_ns - case.step_ns * workers // more)
     else:
         advice = (
-            f"Do less for each sample, or do it once before training: more workers than the {cores} cores are no help."
+            f"Do less for each sample, or do it once before training: more workers than the {cores} "
+            f"core{'s' * (cores > 1)} that this process may use are no help."
         )
         code = "samples = [prepare(sample) for sample in samples]  # once, or kept in a file"
     return _Reason(
@@ -158,7 +192,7 @@ def _restarted(case: Case, loader: Mapping[str, Any], ns: int) -> _Reason:
         message="the workers of a DataLoader are started again each time it is looped over",
         evidence=f"; {time_text(ns)} a step until {loader['workers']} of them are there",
         advice="Keep the workers from one epoch to the next.",
-        code=_code(case, int(loader["workers"])),
+        code=_code(case, loader, int(loader["workers"])),
         line=loader["line"],
     )
 
@@ -181,7 +215,9 @@ def _overlapped(case: Case, ns: int, phases: int) -> int:
 
 
 def _cores(case: Case) -> int:
-    return int(case.run.environment.get("cpus") or 1)
+    """That this process may use: fewer than the machine has, in a container or under taskset."""
+    environment = case.run.environment
+    return int(environment.get("usable_cpus") or environment.get("cpus") or 1)
 
 
 def _usual_ns(case: Case) -> int:
@@ -193,9 +229,14 @@ def _usual_ns(case: Case) -> int:
     return step.other_ns - max(step.wall_ns - wall.median_ns, 0)
 
 
-def _code(case: Case, workers: int) -> str:
-    pinned = ", pin_memory=True" if case.on_cuda else ""
-    return f"DataLoader(dataset, batch_size, num_workers={workers}, persistent_workers=True{pinned})"
+def _code(case: Case, loader: Mapping[str, Any], workers: int) -> str:
+    """The setting, with what is not set yet; of a library's loader the name that the library gives it."""
+    if is_of_a_library(loader["line"]):
+        return f"dataloader_num_workers={workers}  # as transformers.TrainingArguments calls num_workers"
+    settings = [f"num_workers={workers}"]
+    settings += [] if loader["persistent"] else ["persistent_workers=True"]
+    settings += ["pin_memory=True"] if case.on_cuda and not loader["pinned"] else []
+    return f"DataLoader(dataset, batch_size, {', '.join(settings)})"
 
 
-RULE = Rule("data-loading", "time between the phases: data loading, or Python", find)
+RULE = Rule("data-loading", "time between the phases: data loading, or Python", find, of_times=True)

@@ -72,6 +72,7 @@ def _of_cpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
         advice="Take a larger batch, or let torch.compile make one call of several.",
         code="model = torch.compile(model)",
         predicted_high_ns=min(round(calls * case.limits.call_ns), spent),
+        cost_ns=spent,
     )
 
 
@@ -95,6 +96,7 @@ def _of_gpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
         advice="Take a larger batch, or let torch.compile record CUDA graphs, which launch many kernels at once.",
         code='model = torch.compile(model, mode="reduce-overhead")',
         predicted_high_ns=idle or None,
+        cost_ns=spent,
     )
 
 
@@ -147,4 +149,4 @@ def _spent(row: LayerRow) -> int:
     return row.forward_self_ns + row.backward_self_ns
 
 
-RULE = Rule("device-unfilled", "layers too small to fill the device", find)
+RULE = Rule("device-unfilled", "layers too small to fill the device", find, of_times=True)

@@ -99,6 +99,7 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
         advice=_ADVICE[bound],
         code=_code(rows[0], bound),
         predicted_high_ns=spent - limit,
+        cost_ns=spent,
     )
 
 
@@ -161,4 +162,4 @@ def _ops(case: Case, rows: Sequence[LayerRow]) -> Iterator[OpRow]:
             yield from (op for op in case.ops.get((row.path, phase), ()) if op.name.startswith("aten::"))
 
 
-RULE = Rule("far-from-limit", "layers far slower than this machine's limits", find)
+RULE = Rule("far-from-limit", "layers far slower than this machine's limits", find, of_times=True)

@@ -225,4 +225,4 @@ def _factor(call: CallFact) -> float:
     return max((each for each in call.args if isinstance(each, (int, float))), default=0.0)
 
 
-RULE = Rule("float16-softmax", "attention scores in float16 that may overflow", find)
+RULE = Rule("float16-softmax", "attention scores in float16 that may overflow", find, beyond_numbers=True)

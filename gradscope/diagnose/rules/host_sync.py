@@ -8,10 +8,11 @@ Example::
 
 Pattern: calls that must know the content of a tensor on the device, or that copy one to it, by line, in the recorded
 step: in modules, in the loop, and in hooks that run in backward. A GPU works on while Python runs ahead; each such call
-makes Python wait for all of it, and then the GPU wait for Python. On a CPU there is nothing to wait for: a line of a
-module is told of from ten calls a step on, for what it costs to call, where it takes 1 % of the step.
+makes Python wait for all of it, and then the GPU wait for Python. On a CPU there is nothing to wait for: a line of the
+user's own module is told of from ten calls a step on, for what the calls cost, where torch's operations that read
+single numbers take 1 % of the step in its layers. Code of installed packages is left alone there.
 
-Evidence: which calls, how often a step. Estimate: none.
+Evidence: which calls, how often a step. Estimate: none; on a CPU at most what these operations take.
 
 Source: PyTorch, Performance Tuning Guide, "Avoid unnecessary CPU-GPU synchronization"; CUDA semantics, "Use pinned
 memory buffers".
@@ -24,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
+from gradscope.diagnose.places import is_of_a_library, ops_ns
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -55,6 +57,8 @@ _SIZES = {
 }
 _MANY_ON_CPU = 10
 _LEAST_SHARE_ON_CPU = 0.01
+# What a read of one number is made of, on a CPU.
+_READING = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 # An optimizer reads its own counters, and a scaler whether it may step: neither can be helped.
 _STEPS = re.compile(r"\.step\(")
 _SHOWS = {"__repr__", "__format__"}
@@ -119,7 +123,9 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
     on_device = [(call, what) for call, what in calls if _on_gpu(call)]
     if not on_device:
         calls = [(call, what) for call, what in calls if call.layer is not None and call.op in _READS]
-        if case.on_cuda or len(calls) < _MANY_ON_CPU or share(case.lines_ns([source]), case) < _LEAST_SHARE_ON_CPU:
+        if case.on_cuda or is_of_a_library(source) or len(calls) < _MANY_ON_CPU:
+            return None
+        if share(_reading_ns(case, calls), case) < _LEAST_SHARE_ON_CPU:
             return None
     calls = on_device or calls
     layers = tuple(dict.fromkeys(call.layer for call, _ in calls if call.layer is not None))
@@ -131,7 +137,7 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
     evidence = f"{told} a step"
     if not on_device:
         message = "the content of tensors is read one by one, which costs a call each"
-        evidence += f"; the line takes {time_text(case.lines_ns([source]))}"
+        evidence += f"; reading takes {time_text(_reading_ns(case, calls))}"
     elif copied:
         message = "Python waits for the GPU to copy a tensor there, and then the GPU for Python"
         sizes = ["x".join(map(str, call.outputs[0].shape)) or "1" for call, _ in calls]
@@ -148,7 +154,16 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
         evidence=evidence,
         advice=advice,
         code=code,
+        predicted_high_ns=None if on_device else _reading_ns(case, calls),
+        cost_ns=None if on_device else _reading_ns(case, calls),
     )
+
+
+def _reading_ns(case: Case, calls: list[tuple[CallFact, str]]) -> int:
+    """What the operations take that read single numbers, by these calls' part of all that their layers make."""
+    layers = {call.layer for call, _ in calls}
+    every = sum(each.layer in layers and each.op in _READS for each in case.facts.calls)
+    return round(ops_ns(case, layers, _READING.__contains__) * len(calls) / max(every, 1))
 
 
 def _on_gpu(call: CallFact) -> bool:
@@ -198,4 +213,4 @@ def _advice(calls: list[tuple[CallFact, str]], on_device: bool) -> tuple[str, st
     return "Collect the values in one tensor and read them once.", "values = torch.stack(found).tolist()"
 
 
-RULE = Rule("host-sync", "Python waits for the content of a tensor", find)
+RULE = Rule("host-sync", "Python waits for the content of a tensor", find, edits=True)

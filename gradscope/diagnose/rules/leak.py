@@ -119,4 +119,4 @@ def _where(source: str | None) -> str:
     return _shown(source) if source is not None else "the step"
 
 
-RULE = Rule("leak", "tensors that outlive their step, more with every step", find)
+RULE = Rule("leak", "tensors that outlive their step, more with every step", find, beyond_numbers=True, grows=True)

@@ -9,7 +9,9 @@ all floating and dense. No other class of torch has a fused variant. On the CPU 
 fused often took longer, with it sometimes. So is Adagrad on CUDA: older versions of torch have no fused one there.
 Evidence: the measured time of the optimizer's step. Estimate: on a busy CPU of 2 cores (2 to 200 tensors of 64 to 8 M
 elements) fused Adam, AdamW and Adagrad took 0.05 to 0.5 of the time, once 0.9; so 0.3 is taken, with a range of 0.1 to
-0.6. On CUDA, where tensors are grouped already, 0.7 with a range of 0.4 to 0.95 is assumed, not measured.
+0.6; never less is left than reading and writing parameters, gradients and states once takes at this machine's
+bandwidth, where that was measured. On CUDA, where tensors are grouped already, 0.7 with a range of 0.4 to 0.95 is
+assumed, not measured.
 
 Source: PyTorch performance tuning guide, "Fuse optimizer step"; torch.optim, "for-loop, foreach and fused".
 """
@@ -37,6 +39,10 @@ _LEFT_CUDA = (0.95, 0.7, 0.4)
 
 _LEAST = 0.03
 
+# Numbers read and written for one of a parameter: it and its gradient, and two moments or one sum.
+_MOVED = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 3}
+_BYTES = 4
+
 
 def find(case: Case) -> Iterator[Finding]:
     """At most one: the step's time is known of all optimizers together."""
@@ -47,7 +53,10 @@ def find(case: Case) -> Iterator[Finding]:
     spent = _step_ns(case)
     if share(spent, case) < _LEAST or not _fusable(case):
         return
-    low, likely, high = (round(spent * (1 - left)) for left in (_LEFT_CUDA if case.on_cuda else _LEFT_CPU))
+    moved = _moving_ns(case)
+    low, likely, high = (
+        round(max(spent - max(spent * left, moved), 0)) for left in (_LEFT_CUDA if case.on_cuda else _LEFT_CPU)
+    )
     names = " and ".join(dict.fromkeys(each.class_name for each in optimizers))
     tensors = sum(each.tensors for each in optimizers)
     elements = sum(each.elements for each in optimizers)
@@ -70,7 +79,16 @@ def find(case: Case) -> Iterator[Finding]:
         code=f"optimizer = torch.optim.{optimizers[0].class_name}(model.parameters(), lr=lr, fused=True)",
         predicted_low_ns=low,
         predicted_high_ns=high,
+        cost_ns=spent,
     )
+
+
+def _moving_ns(case: Case) -> float:
+    """What a fused step takes at least: each number is read and written once; 0 where the bandwidth is not known."""
+    if case.limits is None or case.limits.bytes <= 0:
+        return 0.0
+    numbers = sum(each.elements * _MOVED.get(each.class_name, 3) for each in case.facts.optimizers)
+    return numbers * _BYTES / case.limits.bytes * 1e9
 
 
 def _step_ns(case: Case) -> int:

@@ -162,4 +162,10 @@ def _name(path: str, above: str) -> str:
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in below.split("."))
 
 
-RULE = Rule("saved-activation-inputs", "input and result of a cheap operation both kept for backward", find)
+RULE = Rule(
+    "saved-activation-inputs",
+    "input and result of a cheap operation both kept for backward",
+    find,
+    trades=True,
+    edits=True,
+)

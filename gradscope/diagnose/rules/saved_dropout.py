@@ -100,4 +100,4 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
     )
 
 
-RULE = Rule("saved-dropout", "dropout masks kept for backward", find)
+RULE = Rule("saved-dropout", "dropout masks kept for backward", find, edits=True)

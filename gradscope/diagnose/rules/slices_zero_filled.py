@@ -8,7 +8,8 @@ Example::
 Pattern: several ``getitem`` of one tensor along one dimension that do not overlap and together cover half of it, or are
 at least four, and need a gradient. Evidence: measured time of their backward nodes (``slice_backward``,
 ``select_backward``) and of adding their gradients. Estimate: n parts of a tensor write it n times as zeros, copy it
-once and add it n - 1 times, together 4n - 1 passes; one split or unbind reads and writes it once: 2 passes.
+once and add it n - 1 times, together 4n - 1 passes; one split or unbind reads and writes it once: 2 passes, counted
+twice where the parts lie between each other.
 
 Source: derivatives.yaml of PyTorch (slice, select: a backward of zeros; split, unbind: one cat or stack);
 https://pytorch.org/docs/stable/generated/torch.unbind.html.
@@ -199,6 +200,7 @@ def _finding(
         ),
         predicted_low_ns=round(saving / _WITHIN) or None,
         predicted_high_ns=round(spent) or None,
+        cost_ns=round(spent) or None,
     )
 
 
@@ -221,7 +223,8 @@ def _times(
         if added:
             time += added * (number - 1) * elements / max(sums[maker.layer], 1)
             passes += 3 * (number - 1)
-    return time, time * (1 - 2 / passes)
+    written = 2 if parts.stride == 1 else 4  # parts that lie between each other are read and written in pieces
+    return time, time * max(1 - written / passes, 0.0)
 
 
 def _code(parts: _Parts, text: str, name: str) -> str:
@@ -255,4 +258,6 @@ def _shape(tensor: TensorFact) -> str:
     return "x".join(map(str, tensor.shape))
 
 
-RULE = Rule("slices-zero-filled", "parts of a tensor indexed one by one, each with a backward of zeros", find)
+RULE = Rule(
+    "slices-zero-filled", "parts of a tensor indexed one by one, each with a backward of zeros", find, edits=True
+)

@@ -7,13 +7,15 @@ Example::
 
 Pattern: three or more layers of the same class and number of parameters whose paths differ in one number. One is slow
 where it runs operations that none of the others does, or more calls of one, and these take 0.3 times what a block
-usually takes. Or it takes 1.3 times the median of the others and is farther from them than three times their range,
-and is so in each of at least four measured steps: an interruption is no reason.
+usually takes. Or the median over the steps of its ratio to the others is 1.3 and more, farther from them than three
+times their own range, over at least four measured steps. Both by what the block takes in the usual step: a step that
+the system interrupted is no reason.
 
-Evidence: its time, the median of the others, and the operation that makes most of the difference. Estimate: the time
-of what it does more; at least half of it.
+Evidence: its time, the median of the others, and the operation that makes most of the difference. Estimate: 0.8 of the
+time of what it does more (half to 0.95): what it is there for may have to be done in another way.
 
-Source: the outlier rule is that of J. Tukey, Exploratory Data Analysis (1977), with a wide fence.
+Source: the outlier rule is that of J. Tukey, Exploratory Data Analysis (1977), with a wide fence
+(``gradscope/tables/siblings.py``).
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ from statistics import median
 
 from gradscope.diagnose.case import Case, Rule, severity_of
 from gradscope.tables import Finding, LayerRow
+from gradscope.tables.siblings import outside_ratio, typical_excess_ns
 from gradscope.units import calls as calls_text
 from gradscope.units import ns as time_text
 from gradscope.units import ratio as ratio_text
 
-_FEWEST, _FACTOR, _FENCE = 3, 1.3, 3.0
+_FEWEST, _FACTOR = 3, 1.3
 _STEPS = 4  # fewer may all have been interrupted at the same place
 _LEAST_SHARE, _LEAST_NS = 0.01, 100_000
+_OF_MORE = (0.5, 0.8, 0.95)  # of what it does more: low, likely, high
 _PART = 0.3  # of a usual block that it must cost; of the difference that one operation must make
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -44,7 +48,7 @@ _Op = tuple[str, str, str]
 class _Block:
     row: LayerRow
     total_ns: int
-    steps_ns: tuple[int, ...]  # backward of each measured step, the layers below included
+    steps_ns: tuple[int, ...]  # forward and backward of each measured step, the layers below included
     ops: dict[_Op, tuple[int, float]]  # ns and calls
 
 
@@ -88,6 +92,7 @@ def _block(case: Case, row: LayerRow) -> _Block:
     for each in case.below[row.path]:
         below = each.path[len(row.path) :].lstrip(".")
         steps.append(tuple(each.backward_self_steps_ns))
+        steps.append(tuple(each.forward_self_steps_ns))
         for phase in ("forward", "backward", "recompute"):
             for op in case.ops.get((each.path, phase), ()):
                 ops[below, phase, op.name] = (op.self_ns, op.calls)
@@ -96,7 +101,7 @@ def _block(case: Case, row: LayerRow) -> _Block:
 
 
 def _slow_one(case: Case, blocks: list[_Block]) -> Finding | None:
-    blocks = sorted(blocks, key=lambda block: block.total_ns)
+    blocks = sorted(blocks, key=lambda block: median(block.steps_ns) if block.steps_ns else block.total_ns)
     least = max(_LEAST_NS, _LEAST_SHARE * case.step_ns, _PART * median(block.total_ns for block in blocks))
     if len({block.row.calls for block in blocks}) > 1:
         return None  # called more often, as experts are: the model says so
@@ -104,24 +109,36 @@ def _slow_one(case: Case, blocks: list[_Block]) -> Finding | None:
     spent, path = max(((sum(each.ns for each in causes), path) for path, causes in extra.items()), default=(0, ""))
     if spent >= least and all(sum(each.ns for each in extra[other]) < least for other in extra if other != path):
         slow = next(block for block in blocks if block.row.path == path)
-        return _finding(case, slow, [block for block in blocks if block is not slow], extra[path][0], spent)
+        others = [block for block in blocks if block is not slow]
+        spent = min(spent, _excess_ns(slow, others))
+        return _finding(case, slow, others, extra[path][0], spent) if spent >= least else None
     slow, others = blocks[-1], blocks[:-1]
-    times = [block.total_ns for block in others]
-    excess = round(slow.total_ns - median(times))
-    if excess < least or slow.total_ns - max(times) < _FENCE * (max(times) - min(times)):
+    if len(slow.steps_ns) < _STEPS or outside_ratio(slow.steps_ns, _steps(others), _FACTOR) is None:
         return None
-    cause = _dearer(slow, others)
-    if (
-        cause is None
-        or cause.ns < _PART * excess
-        or not (extra.get(slow.row.path) or _steady(case, slow, others, cause))
-    ):
+    excess, cause = _excess_ns(slow, others), _dearer(slow, others)
+    if excess < least or cause is None or cause.ns < _PART * excess:
         return None
     return _finding(case, slow, others, cause, min(cause.ns, excess))
 
 
+def _steps(blocks: list[_Block]) -> list[tuple[int, ...]]:
+    return [block.steps_ns for block in blocks]
+
+
+def _excess_ns(slow: _Block, others: list[_Block]) -> int:
+    """What the block takes more than the others in the usual step."""
+    found = typical_excess_ns(slow.steps_ns, _steps(others))
+    return round(slow.total_ns - median(block.total_ns for block in others)) if found is None else found
+
+
 def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, saving: int) -> Finding:
-    path, usual = slow.row.path, median(block.total_ns for block in others)
+    path = slow.row.path
+    total, usual = (
+        (median(slow.steps_ns), median(median(block.steps_ns) for block in others))
+        if all(block.steps_ns for block in (slow, *others))
+        else (slow.total_ns, median(block.total_ns for block in others))
+    )
+    low, likely, high = (round(saving * part) for part in _OF_MORE)
     below, phase, name = cause.op
     what = "Python code, such as a hook" if name == "(python)" else name
     more = {
@@ -132,17 +149,18 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
     where = f"{name} in {phase}" + (f" of {path}.{below}" if below else "")
     return Finding(
         rule=RULE.name,
-        severity=severity_of(saving, case),
+        severity=severity_of(likely, case),
         layers=(path,),
         line=slow.row.source,
         message=f"{path} is slower than the {len(others)} other blocks like it, by {what}, {more[cause.kind]}"
         + (" in the others" if cause.kind == "dear" else ""),
-        evidence=f"{time_text(slow.total_ns)} of a step against a median of {time_text(usual)}, "
-        f"{ratio_text(slow.total_ns / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
+        evidence=f"{time_text(round(total))} of a usual step against a median of {time_text(round(usual))}, "
+        f"{ratio_text(total / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
         f"{calls_text(cause.calls)} calls",
-        predicted_saving_ns=saving,
-        predicted_low_ns=saving // 2,
-        predicted_high_ns=max(saving, round(slow.total_ns - usual)),
+        predicted_saving_ns=likely,
+        predicted_low_ns=low,
+        predicted_high_ns=high,
+        cost_ns=saving,
         advice=f"Look for what sets {path} apart: a setting, a dtype, a hook or other input.",
         code=f"print(model.get_submodule({path!r}), model.get_submodule({others[0].row.path!r}))",
     )
@@ -172,15 +190,4 @@ def _dearer(slow: _Block, others: list[_Block]) -> _Cause | None:
     return max(found, key=lambda each: each.ns, default=None)
 
 
-def _steady(case: Case, slow: _Block, others: list[_Block], cause: _Cause) -> bool:
-    """Whether interruptions cannot be the reason."""
-    steps = len(slow.steps_ns)
-    if steps < _STEPS:
-        return False
-    if cause.op[1] != "forward":
-        return min(slow.steps_ns) > _FACTOR * max(max(each.steps_ns, default=0) for each in others)
-    wall = case.run.step.spread.get("forward")
-    return wall is not None and cause.ns > 2 * (wall.max_ns - wall.min_ns)
-
-
-RULE = Rule("slow-repeat", "one of several equal blocks that is slower than the others", find)
+RULE = Rule("slow-repeat", "one of several equal blocks that is slower than the others", find, of_times=True)

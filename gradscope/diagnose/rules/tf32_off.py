@@ -118,6 +118,7 @@ def _finding(case: Case, kind: _Kind, capability: tuple[int, ...]) -> Finding | 
         code=kind.newer if case.facts.settings.get(f"{kind.name}_fp32") == "ieee" else kind.older,
         predicted_low_ns=low if known else None,
         predicted_high_ns=high if known else None,
+        cost_ns=spent,
     )
 
 

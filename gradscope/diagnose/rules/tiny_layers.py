@@ -89,6 +89,7 @@ def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
         predicted_saving_ns=saving,
         predicted_low_ns=round(spent * low),
         predicted_high_ns=round(spent * high),
+        cost_ns=spent,
         advice=f"{advice}.",
         code=code,
     )
@@ -166,4 +167,4 @@ def _needs(case: Case, turns: list[CallFact]) -> bool:
     return earlier.index in reached
 
 
-RULE = Rule("tiny-layers", "a loop of many operations that are too small to be worth their call", find)
+RULE = Rule("tiny-layers", "a loop of many operations that are too small to be worth their call", find, edits=True)

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradscope.report.findings import chosen, finding_row
+from gradscope.report.findings import build_findings, chosen, finding_row
 from gradscope.report.fold import build_tree
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.runfile import to_record
@@ -88,6 +88,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "step": to_record(run.step),
         "ledger": to_record(run.ledger),
         "findings": _findings(run, source=source),
+        "nothing_found": list(build_findings(run, {}).nothing),
         "notes": list(run.notes),
         "layers": _layer_columns(run.layers, layers, strings),
         "ops": {

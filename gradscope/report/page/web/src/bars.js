@@ -4,6 +4,7 @@ import { isCompared } from "./change.js";
 import { element } from "./dom.js";
 import { formatBytes, formatTime, shorten, visible } from "./format.js";
 import { BACKWARD, amountOf } from "./run.js";
+import { medianOf, outsideRatio } from "./siblings.js";
 import { METRIC_WORDS } from "./table.js";
 import { repeatAmounts, repeatAmountsBefore, stepsBelow } from "./totals.js";
 
@@ -39,29 +40,32 @@ export function findOutlier(amounts, whole) {
 }
 
 /**
- * The same for backward, and odd in most of the measured steps: a mean can be that of one slow step.
+ * The same for backward, by what each takes in the usual step: neither a slow step nor repeats that differ anyway make
+ * one stand out.
  * @param {Run} run
  * @param {number[]} layers
  * @param {number[]} amounts
  */
 export function steadyOutlier(run, layers, amounts) {
-  const odd = findOutlier(amounts, run.whole[BACKWARD]);
-  if (odd < 0) return -1;
-  const steps = stepsBelow(run);
-  const others = layers.filter((_, i) => i !== odd);
-  const higher = amounts[odd] > amounts[odd === 0 ? 1 : 0];
-  const apart = steps[layers[odd]].map((value, step) => {
-    const usual = medianOf(others.filter((layer) => step < steps[layer].length).map((layer) => steps[layer][step]));
-    return higher ? value > OUTLIER_RATIO * usual : value * OUTLIER_RATIO < usual;
-  });
-  return apart.length === 0 || apart.filter(Boolean).length > apart.length / 2 ? odd : -1;
-}
-
-/** @param {number[]} values */
-export function medianOf(values) {
-  const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  if (layers.length < 3) return -1;
+  const below = stepsBelow(run);
+  const steps = layers.map((layer, i) => (below[layer].length > 0 ? below[layer] : [amounts[i]]));
+  const usual = steps.map(medianOf);
+  const order = layers.map((_, i) => i).sort((a, b) => usual[a] - usual[b]);
+  for (const [odd, near] of [
+    [order[order.length - 1], order[order.length - 2]],
+    [order[0], order[1]],
+  ]) {
+    const others = layers.map((_, i) => i).filter((i) => i !== odd);
+    const those = others.map((i) => steps[i]);
+    const stands = outsideRatio(steps[odd], those, OUTLIER_RATIO);
+    const [low, high] = [Math.min(usual[odd], usual[near]), Math.max(usual[odd], usual[near])];
+    const middle = medianOf(others.map((i) => usual[i]));
+    const difference = Math.abs(usual[odd] - middle);
+    const matters = difference >= OUTLIER_SHARE * run.whole[BACKWARD];
+    if (stands !== null && high > OUTLIER_RATIO * low && matters) return odd;
+  }
+  return -1;
 }
 
 /**

@@ -179,7 +179,7 @@ function cardChange(change, format) {
 const SHORT_LIST = 3;
 
 /**
- * The findings, and where there are none what the backward pass is made of.
+ * The findings, and where there are none who looked, and what the backward pass is made of.
  * @param {HTMLElement} place
  * @param {Run} run
  * @param {{ finding: (paths: string[]) => void, tab: (tab: string) => void }} actions
@@ -231,5 +231,8 @@ export function drawFirstLook(place, run, actions) {
     { type: "button", class: "link", onclick: () => actions.tab("ledger") },
     "What backward is made of",
   );
-  refill(place, element("h2", {}, open), bar, list);
+  /** @type {string[]} */
+  const nothing = run.info.nothing_found;
+  const looked = nothing.length > 0 && element("p", { class: "nothing" }, visible(nothing.join(" ")));
+  refill(place, looked, element("h2", {}, open), bar, list);
 }

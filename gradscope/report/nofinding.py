@@ -1,0 +1,100 @@
+"""What a report says where no rule found anything: who looked, where the time is, and how near the limit that is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradscope import units
+from gradscope.tables import LayerRow, RunData
+
+# Kinds of layers that are named, and the part of backward below which one is not.
+_KINDS, _LEAST = 2, 0.10
+
+_OUTSIDE = {
+    "outside_modules_ns": "operations outside every module",
+    "recompute_ns": "recompute of checkpoints",
+    "gradient_sum_ns": "gradient accumulation at fan-out",
+    "accumulate_ns": "writing parameters' gradients",
+    "communication_ns": "communication",
+    "engine_ns": "autograd overhead",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Layers of one class."""
+
+    name: str
+    layers: int
+    ns: int  # backward, self
+    limit_ns: int | None  # the same at this machine's ceilings; None: not known of all
+
+
+def nothing_found(run: RunData) -> tuple[str, ...]:
+    """Two to four sentences for a run without a finding worth showing; none where no rule looked."""
+    if run.rules is None:
+        return ()
+    whole = run.ledger.backward_ns
+    head = f"No finding: {units.count(run.rules)} rule{'s' * (run.rules != 1)} looked at time, memory and settings."
+    if whole <= 0 or run.step.wall_ns <= 0:
+        return (head,)
+    kinds = _kinds(run.layers)
+    shown = [kind for kind in kinds[:_KINDS] if kind.ns >= _LEAST * whole] or kinds[:1]
+    return tuple(filter(None, (head, _where(run, shown), _phases(run), _limits(shown))))
+
+
+def _where(run: RunData, kinds: Sequence[_Kind]) -> str:
+    """Where the backward pass spends its time: the costliest kinds of layers, and what is more than these."""
+    whole = run.ledger.backward_ns
+    parts = [(kind.ns, _layers_text(kind)) for kind in kinds if kind.ns > 0]
+    parts += [(getattr(run.ledger, name), text) for name, text in _OUTSIDE.items()]
+    parts = [(ns, text) for ns, text in parts if ns >= _LEAST * whole] or parts[:1]
+    texts = [f"{units.percent(ns / whole, 0)} in {text}" for ns, text in sorted(parts, reverse=True)]
+    return f"Of backward, {', '.join(texts)}." if texts else ""
+
+
+def _layers_text(kind: _Kind) -> str:
+    words = f"{units.count(kind.layers)} {kind.name} layer{'s' * (kind.layers > 1)}"
+    if not kind.limit_ns or kind.ns <= 0:
+        return words
+    return f"{words} at {units.percent(min(kind.limit_ns / kind.ns, 1.0), 0)} of this machine's limit"
+
+
+def _phases(run: RunData) -> str:
+    step = run.step
+    parts = [
+        f"{units.percent(ns / step.wall_ns, 0)} {name}"
+        for ns, name in (
+            (step.forward_ns, "forward"),
+            (step.backward_ns, "backward"),
+            (step.optimizer_ns, "optimizer"),
+            (step.other_ns, "between the phases"),
+        )
+        if ns > 0
+    ]
+    return f"A step of {units.ns(step.wall_ns)} is {', '.join(parts)}."
+
+
+def _limits(kinds: Sequence[_Kind]) -> str:
+    if any(kind.limit_ns for kind in kinds):
+        return ""
+    return (
+        "How near that is to this machine's limit is not known: run gradscope doctor --calibrate, then profile again."
+    )
+
+
+def _kinds(rows: Sequence[LayerRow]) -> list[_Kind]:
+    """Layers that spend time by themselves, by class, the costliest first."""
+    found: defaultdict[str, list[LayerRow]] = defaultdict(list)
+    for row in rows:
+        if row.backward_self_ns > 0:
+            found[row.class_name].append(row)
+    kinds = []
+    for name, members in found.items():
+        limits = [row.backward_limit_ns for row in members]
+        known = [limit for limit in limits if limit is not None]
+        limit = sum(known) if len(known) == len(members) else None
+        kinds.append(_Kind(name, len(members), sum(row.backward_self_ns for row in members), limit))
+    return sorted(kinds, key=lambda kind: -kind.ns)

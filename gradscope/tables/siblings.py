@@ -1,0 +1,85 @@
+"""Whether one of several equal layers stands out: by its ratio to the others in each step, never by a mean.
+
+Each layer is held against the median of the others *in the same step*, so that a step in which everything was slow
+says nothing, and the median of these ratios is taken, so that one interrupted step says nothing either. The others,
+held against each other in the same way, show how far equal layers scatter in this run: only what is well outside their
+range stands out, and only what is so in four of five steps and more.
+
+Source: the fence is that of J. Tukey, Exploratory Data Analysis (1977), "far out": three times the spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+# How far outside the others' range a layer must be, in widths of that range.
+FENCE = 3.0
+
+# Fewer steps have no median that one of them could not make: then the ratio nearest to 1 counts.
+FEWEST_STEPS = 3
+
+# One step in so many may be otherwise.
+_ONE_IN = 5
+
+
+def typical_ratio(steps_ns: Sequence[int], others_ns: Sequence[Sequence[int]]) -> float | None:
+    """The ratio of a layer to the median of the others, as it is in the usual step; None where it cannot be told.
+
+    Args:
+        steps_ns: of the layer, in each measured step.
+        others_ns: the same of each of the others.
+    """
+    ratios = _ratios(steps_ns, others_ns)
+    if not ratios:
+        return None
+    if len(ratios) >= FEWEST_STEPS:
+        return median(ratios)
+    return min(ratios) if min(ratios) > 1 else min(max(ratios), 1.0)
+
+
+def _ratios(steps_ns: Sequence[int], others_ns: Sequence[Sequence[int]]) -> list[float]:
+    """Of each step in which the others took any time."""
+    found = []
+    for step, own in enumerate(steps_ns):
+        there = [each[step] for each in others_ns if step < len(each)]
+        usual = median(there) if there else 0
+        if usual > 0:
+            found.append(own / usual)
+    return found
+
+
+def outside_ratio(odd: Sequence[int], others: Sequence[Sequence[int]], least: float) -> float | None:
+    """How many times the others' time ``odd`` usually takes; None where it does not stand out.
+
+    Args:
+        odd: ns of each measured step.
+        others: the same of two or more layers like it.
+        least: how many times as long it must take, or as short.
+    """
+    ratio = typical_ratio(odd, others)
+    scatter = [
+        found
+        for index, each in enumerate(others)
+        if (found := typical_ratio(each, [*others[:index], *others[index + 1 :]])) is not None
+    ]
+    if ratio is None or ratio <= 0 or len(scatter) < 2 or max(ratio, 1 / ratio) < least:
+        return None
+    apart = [each if ratio > 1 else 1 / max(each, 1e-9) for each in _ratios(odd, others)]
+    if sum(each < least for each in apart) > len(apart) // _ONE_IN:
+        return None
+    lowest, highest = min(scatter), max(scatter)
+    away = ratio - highest if ratio > 1 else lowest - ratio
+    return ratio if away > FENCE * (highest - lowest) * min(ratio, 1.0) else None
+
+
+def typical_excess_ns(odd: Sequence[int], others: Sequence[Sequence[int]]) -> int | None:
+    """How much longer than the median of the others a layer takes in the usual step; None where it cannot be told."""
+    found = [
+        own - median(there)
+        for step, own in enumerate(odd)
+        if (there := [each[step] for each in others if step < len(each)])
+    ]
+    if not found:
+        return None
+    return round(median(found) if len(found) >= FEWEST_STEPS else min(found))

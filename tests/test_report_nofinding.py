@@ -1,0 +1,92 @@
+"""A run without a finding says who looked, where the time is, and how near the limit: the same words everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+
+import pytest
+
+from gradscope.report.markdown import escape, to_markdown
+from gradscope.report.nofinding import nothing_found
+from gradscope.report.notebook import to_fragment
+from gradscope.report.page.data import page_record
+from gradscope.report.runfile import from_json, to_json
+from gradscope.report.terminal import to_text
+from gradscope.report.view import build_view
+from gradscope.tables import Finding, RunData
+from tests import report_fixtures as fixtures
+
+MS = 1_000_000
+
+
+def run(*, limits: bool = True, rules: int | None = 35, findings: tuple[Finding, ...] = ()) -> RunData:
+    """Of 12 linear layers and 12 norms: 61 % and 25 % of backward."""
+    builder = fixtures.RunBuilder()
+    builder.add("", "Net", 14 * MS, 10 * MS)
+    for i in range(12):
+        near = {"backward_limit_ns": 3_965_000, "forward_limit_ns": MS} if limits else {}
+        builder.add(f"fc{i}", "Linear", round(61 / 12 * MS), MS, **near)
+        builder.add(f"norm{i}", "LayerNorm", round(25 / 12 * MS), MS)
+    return dataclasses.replace(builder.build(), rules=rules, findings=findings)
+
+
+def test_it_says_who_looked_where_the_time_is_and_how_near_the_limit() -> None:
+    made = run()
+    head, where, phases = nothing_found(made)
+    assert head == "No finding: 35 rules looked at time, memory and settings."
+    assert where.startswith("Of backward, ")
+    assert "% in 12 Linear layers at 78 % of this machine's limit, " in where
+    assert "% in 12 LayerNorm layers" in where
+    assert phases.startswith("A step of ") and " % forward, " in phases and " % backward" in phases
+
+
+def test_limits_that_are_not_known_can_be_measured() -> None:
+    assert nothing_found(run(limits=False))[-1] == (
+        "How near that is to this machine's limit is not known: run gradscope doctor --calibrate, then profile again."
+    )
+
+
+def test_time_that_is_in_no_layer_is_named_too() -> None:
+    made = run()
+    moved = 40 * MS
+    ledger = dataclasses.replace(made.ledger, engine_ns=made.ledger.engine_ns + moved)
+    ledger = dataclasses.replace(ledger, backward_ns=ledger.backward_ns + moved)
+    step = dataclasses.replace(made.step, backward_ns=made.step.backward_ns + moved, wall_ns=made.step.wall_ns + moved)
+    assert "% in autograd overhead" in nothing_found(dataclasses.replace(made, ledger=ledger, step=step))[1]
+
+
+def test_two_to_four_sentences() -> None:
+    for made in (run(), run(limits=False), dataclasses.replace(fixtures.gpt(12), rules=1)):
+        assert 2 <= len(nothing_found(made)) <= 4
+    assert nothing_found(dataclasses.replace(fixtures.gpt(12), rules=1))[0].startswith("No finding: 1 rule looked at ")
+
+
+def test_every_display_has_the_same_sentences() -> None:
+    made = run()
+    said = nothing_found(made)
+    view = build_view(made)
+    for width in (60, 100, 140):
+        assert " ".join(said) in " ".join(to_text(view, width).split())
+    assert escape(" ".join(said)) in to_markdown(view)
+    assert "savings are estimates" not in to_text(view)
+    assert all(html.escape(each) in to_fragment(made) for each in said)
+    assert page_record([made])["runs"][0]["nothing_found"] == list(said)
+
+
+@pytest.mark.parametrize("severity", ["info", "warning"])
+def test_where_something_was_found_it_is_not_said(severity: str) -> None:
+    found = Finding("a", severity, (), None, "m", "e", predicted_saving_ns=30 * MS)  # type: ignore[arg-type]
+    made = run(findings=(found,))
+    assert build_view(made).findings.nothing == ()
+    assert "No finding" not in to_text(build_view(made)) + to_markdown(build_view(made))
+    assert page_record([made])["runs"][0]["nothing_found"] == []
+
+
+def test_where_nobody_looked_nothing_is_said() -> None:
+    """A recorded trace, and a file of an older version."""
+    made = run(rules=None)
+    assert nothing_found(made) == ()
+    assert "Findings" not in to_text(build_view(made))
+    assert "rules" not in to_json(made)
+    assert from_json(to_json(run())).rules == 35

@@ -1,0 +1,61 @@
+"""Whether one of several equal layers stands out: by ratios in each step, against the others' own scatter."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gradscope.tables.siblings import outside_ratio, typical_excess_ns, typical_ratio
+
+MS = 1_000_000
+
+
+def _others(steps: int = 5, count: int = 4) -> list[list[int]]:
+    """Equal layers that scatter by 2 %."""
+    draw = random.Random(0)
+    return [[round(MS * draw.uniform(0.99, 1.01)) for _ in range(steps)] for _ in range(count)]
+
+
+def test_a_layer_that_is_slower_in_each_step() -> None:
+    ratio = outside_ratio([2 * MS] * 5, _others(), 1.3)
+    assert ratio == pytest.approx(2.0, rel=0.02)
+    assert typical_excess_ns([2 * MS] * 5, _others()) == pytest.approx(MS, rel=0.02)
+    assert outside_ratio([MS // 2] * 5, _others(), 1.3) == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("slow", [133 * MS, 10_000 * MS])
+@pytest.mark.parametrize("steps", [2, 3, 5, 8])
+def test_one_interrupted_step_is_nothing(slow: int, steps: int) -> None:
+    """A row x133 its siblings was one step of five."""
+    for at in range(steps):
+        odd = [slow if step == at else MS for step in range(steps)]
+        others = _others(steps)
+        assert outside_ratio(odd, others, 1.3) is None
+        assert (typical_excess_ns(odd, others) or 0) < 0.05 * MS
+
+
+def test_an_interruption_of_another_does_not_hide_it() -> None:
+    others = _others()
+    others[1][3] = 50 * MS
+    assert outside_ratio([2 * MS] * 5, others, 1.3) == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_slow_step_of_all_says_nothing() -> None:
+    """The ratios are of one step."""
+    others = [[MS, MS, 40 * MS, MS, MS] for _ in range(4)]
+    assert typical_ratio([MS, MS, 40 * MS, MS, MS], others) == 1.0
+    assert outside_ratio([MS, MS, 40 * MS, MS, MS], others, 1.3) is None
+
+
+def test_layers_that_differ_anyway_have_no_odd_one() -> None:
+    """Stages of another size each: 1, 2, 3 and 5."""
+    others = [[size * MS] * 5 for size in (1, 2, 3)]
+    assert outside_ratio([5 * MS] * 5, others, 1.3) is None
+
+
+def test_little_is_known_of_two_or_of_nothing() -> None:
+    assert outside_ratio([5 * MS] * 5, _others(count=1), 1.3) is None
+    assert outside_ratio([], _others(), 1.3) is None
+    assert outside_ratio([MS] * 5, [[0] * 5, [0] * 5], 1.3) is None
+    assert typical_excess_ns([], _others()) is None
