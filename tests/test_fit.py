@@ -270,6 +270,12 @@ def test_no_room_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
         ({2: 100, 3: 110}, 8, 100, False),  # 10 a sample
         ({2: 100, 3: 110}, 100, 1000, True),
         ({2: 100}, 4, None, False),
+        ({2: 100}, 4, 1000, False),
+        ({2: 1000, 3: 1900}, 4, 2000, False),  # 2,800 in all, of which 1,000 are in use: nine tenths of 2,000
+        ({2: 1000, 3: 1900}, 4, 1999, True),
+        ({2: 300, 4: 100}, 100, 1, False),  # what shrinks is not taken to shrink on, nor to grow
+        ({2: 100, 4: 300}, 6, 440, True),  # 100 a sample, whatever the largest size
+        ({2: 100, 4: 300}, 6, 445, False),
     ],
 )
 def test_room(peaks: dict[int, int], size: int, free: int | None, lacks: bool, monkeypatch: pytest.MonkeyPatch) -> None:

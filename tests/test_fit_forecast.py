@@ -60,6 +60,7 @@ def run(batch_size: int, blocks: Sequence[Block], events: int, layers: tuple[str
         ((22, 45, 76), Polynomial(Fraction(0), Fraction(3), Fraction(4))),
         ((4, 12, 24), Polynomial(Fraction(0), Fraction(-2), Fraction(2))),  # pairs: b (b - 1) / 2
         ((40, 30, 20), Polynomial(Fraction(60), Fraction(-10), Fraction(0))),
+        ((2, 8, 18), Polynomial(Fraction(2), Fraction(-4), Fraction(2))),  # 2 (b - 1)²: from the first sample on
     ],
 )
 def test_sizes_of_tensors_at_2_3_4(values: tuple[int, int, int], expected: Polynomial) -> None:
@@ -73,6 +74,9 @@ def test_sizes_of_tensors_at_2_3_4(values: tuple[int, int, int], expected: Polyn
         (64, 128, 128),
         (1, 1000, 2),
         (516096, 765952, 1011712),  # pages of a library's workspace
+        (12, 32, 60),  # 4 b² - 4: less than nothing for no sample
+        (60, 55, 60),  # 100 - 30 b + 5 b²: shrinks at first
+        (60, 50, 20),  # bends down
     ],
 )
 def test_what_is_no_size_of_a_tensor_follows_its_mean_growth(values: tuple[int, int, int]) -> None:
@@ -89,6 +93,15 @@ def test_an_allocators_rounding_is_no_square() -> None:
     found = through(large, slack=512)
     assert (found.quadratic, found.exact) == (0, True)
     assert abs(found.at(1000) - 200_000_000) < 1000 * 512
+
+
+def test_a_line_and_a_constant_may_be_off_by_the_slack_and_no_more() -> None:
+    assert through([(2, 0), (3, 112), (4, 200)], slack=12) == Polynomial(Fraction(-200), Fraction(100), Fraction(0))
+    assert not through([(2, 0), (3, 113), (4, 200)], slack=12).exact
+    assert through([(2, 100), (3, 106), (4, 112)], slack=12) == Polynomial(Fraction(112), Fraction(0), Fraction(0))
+    assert through([(2, 100), (3, 107), (4, 113)], slack=12).linear == Fraction(13, 2)
+    # Within the slack of a line through both ends, which are alike, but not of the last.
+    assert through([(2, 112), (3, 118), (4, 100)], slack=12).linear == -6
 
 
 def test_values_are_whole_and_never_negative() -> None:
@@ -135,6 +148,26 @@ def test_blocks_from_before_the_step_come_in_any_order() -> None:
     two = [one[2], one[1], one[0]]
     found = align([run(2, one, 2), run(3, two, 2), run(4, one, 2)])
     assert found.bytes.tolist() == [[5, 5, 5], [3, 3, 3], [3, 3, 3]]
+
+
+def test_a_kind_of_which_one_run_has_more_is_not_matched_by_its_first_ones() -> None:
+    """What is left over is a remainder in each run: nothing is lost, and nothing is taken for something else."""
+    few = [Block("aten::mul", 10, 0, 4), Block("aten::mul", 20, 1, 4)]
+    many = [Block("aten::mul", 1, 0, 4), *(Block("aten::mul", 10 * size, size, 4) for size in (1, 2, 3))]
+    found = align([run(2, many, 5), run(3, few, 5), run(4, few, 5)])
+    for index, blocks in enumerate((many, few, few)):
+        alive = found.bytes[:, index].sum() + found.remainder[index].max()
+        assert alive == sum(block.bytes for block in blocks)
+
+
+def test_a_remainder_is_the_most_that_was_alive_at_its_moment() -> None:
+    """Between two blocks that are shared, the larger run has two of its own one after the other: the larger counts."""
+    shared = [Block("aten::mul", 10, 0, 9), Block("aten::exp", 10, 5, 9)]
+    more = [Block("aten::mm", 70, 1, 2), Block("aten::mm", 30, 3, 4)]
+    two = [Block("aten::mul", 10, 0, 5), Block("aten::exp", 10, 1, 5)]
+    found = align([run(2, [shared[0], *more, shared[1]], 9), run(3, two, 5), run(4, two, 5)])
+    assert found.remainder[0].tolist()[1] == 70
+    assert found.remainder[0].max() == 70 and not found.remainder[1:].any()
 
 
 def test_layers_are_known_by_path() -> None:
