@@ -16,13 +16,15 @@ from gradscope.attribute.carry import assign
 from gradscope.attribute.memory.amounts import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
 from gradscope.attribute.memory.step import MemoryInput
+from gradscope.attribute.nodes import OUTSIDE
+from gradscope.attribute.passes import Passes
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
 from gradscope.capture.environment import describe_environment
-from gradscope.capture.left import Capture, SurveyStep
+from gradscope.capture.left import Capture, SurveyStep, TimedSteps
 from gradscope.capture.memory import MemoryPass
-from gradscope.capture.naming import ModuleNames, name_modules, shown_path
+from gradscope.capture.naming import ModuleNames, name_called, shown_path
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
@@ -53,19 +55,18 @@ def analyse(
     assert timed is not None
     progress = progress or Progress()
     progress.phase("reading the trace")
-    names = name_modules(timed.recorder.called_roots(), known)
+    names = name_called(capture.registry, list(timed.recorder.roots), known)
     on_cuda = torch.cuda.is_initialized()
     table = read_trace(timed.profiler, device=on_cuda)
     progress.phase(f"attributing {len(table):,} events")
     timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
-    called = names.labels(timed.recorder.modules.by_number())
-    parents = names.calling_parents(called)
-    skeleton = read_skeleton(table, _relabelled(timed.recorder.table(), called), parents)
+    parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
+    skeleton = read_skeleton(table, _relabelled(timed.recorder.table(), names.rows), parents)
     notes = _read_survey(capture.survey, names, parents, on_cuda)
     skip = min(SETTLING_STEPS, timed.completed - 1)
     lines = capture.survey.lines if capture.survey is not None else []
     result = build_result(
-        assign(skeleton, skip, notes),
+        assign(skeleton, skip, notes, _passes(timed, names)),
         names.infos,
         lines,
         notes,
@@ -113,8 +114,7 @@ def _run_data(
     notes = [*versions.untried(torch.__version__), *capture.notes, *memory_notes, *result.notes]
     if capture.survey is None:
         notes.append(
-            "the run ended before the survey step: no source lines and no FLOPs; parameters and gradient sums are "
-            "charged to the layer whose node ran before them"
+            "the run ended before the survey step: no source lines and no FLOPs"
         )
     elif memory is None and capture.options.memory:
         notes.append("the run ended before the steps that measure memory")
@@ -151,12 +151,18 @@ def _run_data(
     )
 
 
+def _passes(timed: TimedSteps, names: ModuleNames) -> Passes:
+    rows = [*names.rows, OUTSIDE]
+    owners = [next((rows[label] for label in labels if rows[label] >= 0), OUTSIDE) for labels in timed.passes.owners]
+    return Passes(timed.passes.graphs, timed.passes.passes, owners)
+
+
 def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequence[int], on_cuda: bool) -> Notes | None:
     if survey is None:
         return None
     table = read_trace(survey.profiler, device=on_cuda, shapes=True)
     survey.profiler = None
-    calls = _relabelled(survey.recorder.table(), names.labels(survey.recorder.modules.by_number()))
+    calls = _relabelled(survey.recorder.table(), names.rows)
     return read_survey(
         SurveyInput(
             read_skeleton(table, calls, parents),
@@ -176,7 +182,7 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
     """
     table = read_memory_trace(found.profiler)
     found.profiler = None
-    calls = _relabelled(found.recorder.table(), names.labels(found.recorder.modules.by_number()))
+    calls = _relabelled(found.recorder.table(), names.rows)
     skeleton = read_skeleton(table, calls, parents)
     labels = [*names.labels(found.modules.by_number()), -1]
     figures = found.figures

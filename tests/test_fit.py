@@ -202,7 +202,7 @@ def test_a_defect_of_gradscope_is_not_blamed_on_the_model(monkeypatch: pytest.Mo
     def broken(*_: Any) -> None:
         torch.ones(2).view(3)
 
-    monkeypatch.setattr(step, "name_modules", broken)
+    monkeypatch.setattr(step, "name_called", broken)
     with pytest.raises(RuntimeError, match=r"^shape '\[3\]' is invalid"):
         fit(model(), torch.randn(6, 32))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN
+from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
     INHERIT,
     Rows,
@@ -31,11 +32,13 @@ class Assigned:
     notes: tuple[str, ...]
 
 
-def assign(skeleton: Skeleton, skip: int, survey: Notes | None) -> Assigned:
-    """Assign every row; ``survey`` None leaves lines out and guesses parameters from their neighbours.
+def assign(skeleton: Skeleton, skip: int, survey: Notes | None, passes: Passes | None = None) -> Assigned:
+    """Assign every row; ``survey`` None leaves lines out.
 
     Args:
         skip: steps at the start of the trace that do not count.
+        passes: the graphs of the backward passes; where a pass was not noted, parameters are the survey's, or else
+            guessed from their neighbours.
     """
     nodes = skeleton.nodes
     steps = find_steps(skeleton, skip)
@@ -46,6 +49,8 @@ def assign(skeleton: Skeleton, skip: int, survey: Notes | None) -> Assigned:
     plain = assign_rows(skeleton, np.full(len(nodes.row), OUTSIDE), *_no_sums())
     if survey is not None:
         carried.fill(skeleton, steps, survey, units, plain.owner[units])
+    if passes is not None:
+        carried.fill_passes(skeleton, replay(skeleton, passes))
     return _assigned(skeleton, steps, carried, surveyed=survey is not None)
 
 
@@ -89,6 +94,7 @@ class _Carried:
         self.line = np.full(rows, INHERIT, np.int64)
         self.parameter_owner = np.full(nodes, UNKNOWN, np.int64)
         self.receivers: dict[int, tuple[Receiver, ...]] = {}  # by row of the node
+        self.covered: set[int] = set()  # rows of nodes whose pass was noted
         self.steps = 0
         self.exact = 0
         self.units = 0
@@ -133,6 +139,30 @@ class _Carried:
             if survey.receivers[place]:
                 self.receivers[row] = survey.receivers[place]
 
+    def fill_passes(self, skeleton: Skeleton, replayed: Replayed) -> None:
+        """Fill from the graphs of the very passes that were timed: they know better than the survey."""
+        nodes, numbers = skeleton.nodes, skeleton.numbers
+        covered = np.flatnonzero(replayed.covered)
+        self.covered = set(nodes.row[covered].tolist())
+        self.parameter_owner[covered] = replayed.accumulate_owner[covered]
+        if not replayed.receivers:
+            self.receivers = {row: found for row, found in self.receivers.items() if row not in self.covered}
+            return
+        owner_of = dict(zip(nodes.row.tolist(), nodes.owner.tolist(), strict=True))
+        keys_of = zip(numbers.thread.tolist(), numbers.sequence.tolist(), strict=True)
+        row_of = dict(zip(keys_of, numbers.row.tolist(), strict=True))
+        thread_of = dict(zip(numbers.row.tolist(), numbers.thread.tolist(), strict=True))
+
+        def receiver(row: int, code: int) -> Receiver:
+            if code < 0:
+                return Receiver(-2 - code, NO_LINE)
+            target = row_of.get((thread_of[row], code))
+            return Receiver(OUTSIDE, NO_LINE) if target is None else Receiver(owner_of[target], int(self.line[target]))
+
+        self.receivers = {row: found for row, found in self.receivers.items() if row not in self.covered}
+        for row, codes in replayed.receivers.items():
+            self.receivers[row] = tuple(receiver(row, code) for code in codes)
+
     def describe(self) -> list[str]:
         """What the report must say about the fit."""
         if self.steps == 0 or self.exact == self.steps:
@@ -172,7 +202,7 @@ def _sums(skeleton: Skeleton, carried: _Carried, surveyed: bool) -> tuple[IntCol
             owners.append(max(receiver.owner, OUTSIDE))
             carried.line[row] = receiver.line
             rows.append(row)
-        elif not surveyed:
+        elif not surveyed and node not in carried.covered:
             owners.append(max(owner_of_node.get(node, OUTSIDE), OUTSIDE))
             rows.append(row)
     return np.array(rows, np.int64), np.array(owners, np.int64)

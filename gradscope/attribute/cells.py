@@ -16,6 +16,7 @@ from gradscope.tables import Int8Column, IntColumn, RowKind
 
 PYTHON = "(python)"  # a module's own time outside every op
 ENGINE = "(engine)"
+OWN = "(gradscope)"  # what gradscope itself does in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,12 @@ def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple
 def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contribution, tuple[str, ...]]:
     """Each row's own time, under the name that a reader knows it by."""
     table = assigned.skeleton.table
-    names = (*table.names, PYTHON, ENGINE)
+    names = (*table.names, PYTHON, ENGINE, OWN)
     op = table.name.astype(np.int64)
     python = np.isin(table.kind, (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE))
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
+    op[table.kind == RowKind.OWN] = len(table.names) + 2
     # The row of a node's function repeats the name of the engine's row around it: one call, not two.
     calls = np.ones(len(table), np.int64)
     inner = np.flatnonzero(table.parent >= 0)

@@ -197,6 +197,8 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     category[skeleton.recomputed] = Category.RECOMPUTE
     owner[skeleton.recomputed] = _recompute_owner(skeleton, node_rows, node_owner)
     category[sum_rows], owner[sum_rows] = Category.GRADIENT_SUM, sum_owner
+    own = table.kind == RowKind.OWN
+    category[own], owner[own] = Category.OTHER, OUTSIDE
     optimizer = table.kind == RowKind.OPTIMIZER
     category[optimizer], owner[optimizer] = Category.OPTIMIZER, OUTSIDE
     communication = (table.kind == RowKind.COMMUNICATION) & skeleton.in_backward

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.passes import PassRecorder
+from gradscope.capture.registry import ModuleRegistry
 from gradscope.capture.seen import Seen
 from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, SpanTable
 
@@ -20,6 +23,7 @@ class TimedSteps:
 
     profiler: Any
     recorder: CallRecorder
+    passes: PassRecorder
     completed: int = 0  # steps that ended, the settling ones included
 
 
@@ -41,6 +45,8 @@ class Capture:
     """Everything that a run left behind, before any of it is read."""
 
     options: Options
+    registry: ModuleRegistry = field(default_factory=ModuleRegistry)
+    modules: list[nn.Module] = field(default_factory=list)  # those of the registry that were alive at the end
     timed: TimedSteps | None = None
     survey: SurveyStep | None = None
     memory: MemoryPass | None = None
@@ -59,16 +65,17 @@ class Capture:
 
     def hold(self) -> None:
         """Keep the user's objects that are alive, now that nothing is measured any more: the report names them."""
+        self.modules = self.modules or self.registry.alive()
         for seen in self._seen():
             seen.hold()
 
     def let_go(self) -> None:
         """Hold nothing of the user's any more: the report is made."""
+        self.modules = []
         for seen in self._seen():
             seen.clear()
 
     def _seen(self) -> Iterator[Seen[Any]]:
-        yield from (part.recorder.modules for part in (self.timed, self.survey, self.memory) if part is not None)
         yield from (part.parameters for part in (self.survey, self.memory) if part is not None)
         if self.memory is not None:
             yield self.memory.modules

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gradscope import markers
-from gradscope.capture.guard import Guard
 from gradscope.capture.memory import STEPS, MemoryPass, MemoryTracer, Surroundings, finished_pass
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.survey import LineTracer
@@ -13,9 +12,9 @@ from gradscope.compat import TraceMarker, new_profiler
 class MemorySteps:
     """Marks where they begin and end, and looks at what lives between them."""
 
-    def __init__(self, surroundings: Surroundings, lines: LineTracer, guard: Guard) -> None:
+    def __init__(self, surroundings: Surroundings, lines: LineTracer, recorder: CallRecorder) -> None:
         self.profiler = new_profiler(memory=True)
-        self.recorder = CallRecorder(guard)
+        self.recorder = recorder
         self.tracer = MemoryTracer(self.recorder, surroundings)
         self.lines = lines
         self.completed = 0

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from gradscope import markers
 from gradscope.capture.guard import Guard
-from gradscope.capture.seen import Seen
+from gradscope.capture.registry import NOBODYS, ModuleRegistry
 from gradscope.capture.spans import SpanRecorder, SpanStack
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
@@ -28,21 +28,34 @@ class CallRecorder:
     none is timed wrongly (0.023 ms for an embedding that took 0.294), and they change the graph that is measured.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels, in the order of their first call
-        self.roots: list[int] = []  # labels of modules called while no other module was, each once
+    def __init__(self, guard: Guard | None = None, registry: ModuleRegistry | None = None) -> None:
+        self._guard = guard or Guard()
+        self.registry = registry or ModuleRegistry()  # gives modules their labels
+        self.roots: dict[int, None] = {}  # labels of modules called while no other module was, each once
         self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
+        self.root = NOBODYS  # label of the root that was called last
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules of the registry that live now; let go of the list soon."""
+        return self.registry.alive()
+
+    def called(self) -> set[int]:
+        """Labels of the modules that were called."""
+        return self._spans.labels()
+
+    def opened(self) -> int:
+        """How many calls were made so far."""
+        return len(self._spans)
+
+    def layout(self, first: int, base: int) -> tuple[tuple[int, int], ...]:
+        """From call ``first`` on: each one's label, and how far in front of number ``base`` its own begin."""
+        return self._spans.layout(first, base)
+
     def table(self) -> SpanTable:
         return self._spans.table()
-
-    def called_roots(self) -> list[nn.Module]:
-        """The modules of :attr:`roots` that are alive."""
-        found = (self.modules[label] for label in self.roots)
-        return [module for module in found if module is not None]
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -63,11 +76,14 @@ class CallRecorder:
         # Dynamo folds this to True while it traces and drops the rest: no graph break, nothing inside the region.
         if torch.compiler.is_compiling():
             return
-        label = self.modules.number(module)
         calls = self._stack.calls
+        label = self.registry.get(module)
+        if label is None or (label == NOBODYS and not calls):
+            label = self.registry.label(module, [self.registry.living(number) for number, _ in calls])
         if not calls:
-            if label not in self.roots:
-                self.roots.append(label)
+            self.root = label
+            self.roots[label] = None
+            self.registry.note_root_call(label)
             if self.on_root_call is not None and graph_task_id() == -1:
                 self.on_root_call(args)
         calls.append((id(module), self._spans.open(label)))  # by id: a call that never returns holds nothing

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from gradscope.capture.paths import inner_paths, join, own_parameters, shown_path, source_of, wrapped
+from gradscope.capture.registry import ModuleRegistry, Place
 from gradscope.tables import ModuleInfo, ParameterInfo
+
+__all__ = ["ModuleNames", "name_called", "name_modules", "shown_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class ModuleNames:
     index: Mapping[int, int]  # id(module) -> row
     tops: tuple[nn.Module, ...]  # the models: modules that lie in no other
     modules: tuple[nn.Module, ...]  # keeps the ids valid
+    rows: tuple[int, ...] = ()  # of each place of the registry; -1 for one without a row
 
     def labels(self, called: Sequence[nn.Module | None]) -> list[int]:
         """Row of each called module; -1 for one that no model holds, and for None."""
@@ -47,40 +51,47 @@ class ModuleNames:
         found = []
         for tensor in tensors:
             held = [(self.index[id(module)], name) for module, name in holders.get(id(tensor), ())]
-            full = [_join(self.infos[row].path, name) for row, name in held]
+            full = [join(self.infos[row].path, name) for row, name in held]
             found.append(ParameterInfo(full[0] if full else "", tuple(row for row, _ in held)))
         return tuple(found)
 
 
-def name_modules(roots: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> ModuleNames:
+def name_modules(
+    roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Sequence[nn.Module] = ()
+) -> ModuleNames:
     """Name all modules of the models that ran.
 
     Args:
         roots: modules that were called while no other module was, in order of first call.
         known: modules that the user has a name for; ``""`` for the model given to :func:`gradscope.profile`.
+        owners: modules without a name that hold roots and are never called themselves.
 
     A model that holds a called root names it, also when the model itself was never called. One model with parameters
     gets the path ``""``; of several, each is a tree of its own under its name. Others (a loss module) get their name.
     """
-    tops = _tops(roots, known)
+    tops = _tops(roots, known, owners)
     names = _top_names(tops, known)
     infos: list[ModuleInfo] = []
     index: dict[int, int] = {}
     modules: list[nn.Module] = []
     for top, name in zip(tops, names, strict=True):
-        for inner, module in top.named_modules():
+        for inner, module in inner_paths(top):
             if id(module) in index:
                 continue
-            path = _join(name, inner)
-            index[id(module)] = len(infos)
-            modules.append(module)
+            path = join(name, inner)
+            original = wrapped(module)
+            # One row for both: what torch.compile wraps has no name of its own.
+            index[id(module)] = index.setdefault(id(original), len(infos))
+            if index[id(module)] < len(infos):
+                continue
+            modules.append(original)
             infos.append(
                 ModuleInfo(
                     path=path,
-                    class_name=type(module).__name__,
+                    class_name=type(original).__name__,
                     parent=_parent(path, name),
-                    parameters=sum(p.numel() for p in module._parameters.values() if p is not None),
-                    source=_source(module),
+                    parameters=own_parameters(original),
+                    source=source_of(original),
                 )
             )
     # A shared module can appear first below a path whose parents were named in another model: make parents exist.
@@ -89,7 +100,137 @@ def name_modules(roots: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> 
     return ModuleNames(tuple(infos), index, tuple(tops), tuple(modules))
 
 
-def _tops(roots: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> list[nn.Module]:
+def name_called(registry: ModuleRegistry, roots: Sequence[int], known: Mapping[str, nn.Module]) -> ModuleNames:
+    """Name all modules of the models that ran, also those that are gone by now.
+
+    Args:
+        roots: labels of the places that were called while no other module was, in order of first call.
+        known: see :func:`name_modules`.
+
+    A copy of a model that lived for one step (a replica, a deepcopy) counts for the model that it is a copy of, if
+    that can be no other.
+    """
+    merged = _copies(registry, known)
+    living = [
+        module
+        for label in dict.fromkeys(merged.get(label, label) for label in roots)
+        if (module := registry.places[label].module()) is not None
+    ]
+    owners = []
+    if "" not in known:  # the user said what the root is
+        owners = [module for place in registry.places if place.is_owner and (module := place.module()) is not None]
+    return _Rows(registry, merged, name_modules(living, known, owners)).names(roots)
+
+
+def _copies(registry: ModuleRegistry, known: Mapping[str, nn.Module]) -> dict[int, int]:
+    """label of each root that was a short-lived copy -> label of what it was a copy of."""
+    shapes = _shapes(registry)
+    alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
+    for label, place in enumerate(registry.places):
+        if place.root == label and place.last_step >= 0 and place.inside is None:
+            alike[shapes[label][0]].append(label)
+    variables = {id(module) for module in known.values()}
+    found: dict[int, int] = {}
+    for labels in alike.values():
+        brief = [label for label in labels if _was_brief(registry.places[label], variables)]
+        if not any(registry.places[label].module() is None for label in brief):
+            continue
+        for label in brief:
+            sizes = shapes[label][1]
+            # A replica of DataParallel's has no parameters of its own.
+            same = [other for other in labels if shapes[other][1] == sizes or not any(sizes)]
+            lasting = [other for other in same if other not in brief]
+            target = lasting[0] if len(lasting) == 1 else [other for other in same if other in brief][-1]
+            if target != label:
+                found[label] = target
+    return found
+
+
+def _shapes(registry: ModuleRegistry) -> dict[int, tuple[tuple[tuple[str, str], ...], tuple[int, ...]]]:
+    """Of each root the paths and classes of all that lies in it, and the sizes of their own parameters."""
+    inner: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
+    for place in registry.places:
+        inner[place.root].append((place.path, place.class_name, place.parameters))
+    return {
+        root: (tuple(each[:2] for each in sorted(found)), tuple(each[2] for each in sorted(found)))
+        for root, found in inner.items()
+    }
+
+
+def _was_brief(place: Place, variables: set[int]) -> bool:
+    """Whether a root was called in one step only, and nothing of the user's has a name for it."""
+    module = place.module()
+    return place.first_step == place.last_step and (module is None or id(module) not in variables)
+
+
+class _Rows:
+    """Finds the row of each place, and makes rows for those that nothing stands at any more."""
+
+    def __init__(self, registry: ModuleRegistry, merged: Mapping[int, int], names: ModuleNames) -> None:
+        self._places, self._merged, self._names = registry.places, merged, names
+        self._infos = list(names.infos)
+        self._row_of = {info.path: row for row, info in enumerate(names.infos)}
+        self._found: dict[int, int] = {}
+        self._wanted: set[int] = set()
+
+    def names(self, roots: Sequence[int]) -> ModuleNames:
+        """The names with a row for every place below one of ``roots``."""
+        self._wanted = {self._merged.get(root, root) for root in roots}
+        rows = tuple(
+            self._row(label) if self._merged.get(place.root, place.root) in self._wanted else self._living(place)
+            for label, place in enumerate(self._places)
+        )
+        return replace(self._names, infos=tuple(self._infos), rows=rows)
+
+    def _living(self, place: Place) -> int:
+        module = place.module()
+        return -1 if module is None else self._names.index.get(id(module), -1)
+
+    def _row(self, label: int) -> int:
+        label = self._merged.get(label, label)
+        row = self._found.get(label)
+        if row is None:
+            row = self._found[label] = self._find(label, self._places[label])
+        return row
+
+    def _find(self, label: int, place: Place) -> int:
+        row = self._living(place)
+        if row >= 0:
+            return row
+        if place.root != label:
+            return self._at(place, self._row(place.root), place.path)
+        if place.inside is not None:
+            return self._at(place, self._row(place.inside[0]), place.inside[1])
+        return self._add(place, self._free_name(label, place), None)
+
+    def _at(self, place: Place, above: int, path: str) -> int:
+        full = join(self._infos[above].path, path)
+        if full in self._row_of:
+            return self._row_of[full]
+        parent = full.rpartition(".")[0]
+        while parent not in self._row_of and parent:
+            parent = parent.rpartition(".")[0]
+        return self._add(place, full, parent if parent in self._row_of else self._infos[above].path)
+
+    def _add(self, place: Place, path: str, parent: str | None) -> int:
+        row = self._row_of[path] = len(self._infos)
+        self._infos.append(ModuleInfo(path, place.class_name, parent, place.parameters, place.source))
+        return row
+
+    def _free_name(self, label: int, place: Place) -> str:
+        """The root path where nothing else can be meant, else the class, numbered."""
+        has_parameters = {self._merged.get(other.root, other.root) for other in self._places if other.parameters}
+        if "" not in self._row_of and has_parameters & self._wanted == {label}:
+            return ""
+        name, number = place.class_name, 2
+        while name in self._row_of:
+            name, number = f"{place.class_name}#{number}", number + 1
+        return name
+
+
+def _tops(
+    roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Sequence[nn.Module]
+) -> list[nn.Module]:
     holders = list(known.values())
     contents = {id(holder): {id(module) for module in holder.modules()} for holder in holders}
     outermost = [
@@ -99,7 +240,9 @@ def _tops(roots: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> list[nn
     ]
     tops: dict[int, nn.Module] = {}
     for root in roots:
-        holder = next((holder for holder in outermost if id(root) in contents[id(holder)]), root)
+        holder = next((holder for holder in outermost if id(root) in contents[id(holder)]), None)
+        if holder is None:
+            holder = next((owner for owner in owners if any(inner is root for inner in owner.modules())), root)
         tops.setdefault(id(holder), holder)
     inside = {id(inner) for top in tops.values() for inner in top.modules() if inner is not top}
     found = [top for top in tops.values() if id(top) not in inside]
@@ -129,10 +272,6 @@ def _top_names(tops: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> lis
         taken.add(name)
         names.append(name)
     return names
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def _parent(path: str, top: str) -> str | None:
@@ -172,7 +311,7 @@ def _with_tied(infos: list[ModuleInfo], modules: Sequence[nn.Module]) -> list[Mo
     for held in _holders(modules).values():
         if len(held) < 2:
             continue
-        names = [_join(infos[row_of[id(module)]].path, name) for module, name in held]
+        names = [join(infos[row_of[id(module)]].path, name) for module, name in held]
         for (module, _), own in zip(held, names, strict=True):
             tied[row_of[id(module)]].extend(other for other in names if other != own)
     return [
@@ -181,18 +320,3 @@ def _with_tied(infos: list[ModuleInfo], modules: Sequence[nn.Module]) -> list[Mo
         else info
         for row, info in enumerate(infos)
     ]
-
-
-def _source(module: nn.Module) -> str | None:
-    """``file:line`` of the class's forward, for classes that are not torch's own."""
-    forward = getattr(type(module), "forward", None)
-    code = getattr(forward, "__code__", None)
-    if code is None or type(module).__module__.partition(".")[0] == "torch":
-        return None
-    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
-
-
-def shown_path(file: str) -> str:
-    """``file`` relative to the working folder where it lies below it."""
-    folder = os.path.join(os.getcwd(), "")  # of every call: pathlib takes ten times as long
-    return file.removeprefix(folder)

@@ -113,6 +113,7 @@ class Session:
             self._postponed = True
             return False
         self.capture.steps_done += 1
+        self.capture.registry.step = self.capture.steps_done
         phase = self._phases[self._number]
         if phase.undisturbed and self._is_disturbed():
             self.steps_given_way += 1

@@ -37,6 +37,18 @@ class SpanRecorder:
         marker.__exit__(None, None, None)
         self._closed.append((number, sequence_number()))
 
+    def __len__(self) -> int:
+        """How many were opened so far."""
+        return len(self._opened)
+
+    def layout(self, first: int, base: int) -> tuple[tuple[int, int], ...]:
+        """Label and distance to number ``base`` of the spans from ``first`` on."""
+        return tuple((label, base - low) for _, label, low in self._opened[first:])
+
+    def labels(self) -> set[int]:
+        """Labels of all spans so far."""
+        return {label for _, label, _ in self._opened}
+
     def table(self) -> SpanTable:
         """All spans so far, row k for span k."""
         label = np.full(len(self._opened), -1, np.int64)

@@ -262,7 +262,7 @@ class GraphTracer:
         if variable is None:
             return GraphNode(node._sequence_nr(), -1, edges)
         index = self.parameters.number(variable)
-        self._handles.append(variable.register_post_accumulate_grad_hook(_parameter_marker(index)))
+        self._handles.append(variable.register_post_accumulate_grad_hook(parameter_marker(index)))
         return GraphNode(-1, index, edges)
 
 
@@ -272,7 +272,7 @@ def _node_of(root: Any) -> Any:
     return getattr(root, "node", None)  # a torch.autograd.graph.GradientEdge
 
 
-def _parameter_marker(index: int) -> Callable[[torch.Tensor], None]:
+def parameter_marker(index: int) -> Callable[[torch.Tensor], None]:
     name = markers.PARAMETER + str(index)
 
     def mark(_parameter: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from gradscope.analysis import read_memory_pass
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
-from gradscope.capture.naming import name_modules
+from gradscope.capture.naming import name_called
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
@@ -59,8 +59,8 @@ def measure_step(
     found = session.capture.memory
     if found is None:
         raise NothingMeasuredError("no memory was measured.")
-    names = name_modules(found.recorder.called_roots(), {"": workload.model})
-    parents = names.calling_parents(names.labels(found.recorder.modules.by_number()))
+    names = name_called(found.recorder.registry, list(found.recorder.roots), {"": workload.model})
+    parents = names.calling_parents([names.rows[label] for label in found.recorder.called() if label >= 0])
     blocks, foreign_bytes = _without_foreign(read_memory_pass(found, names, parents).blocks)
     session.capture.let_go()
     return MeasuredStep(blocks, names.infos, foreign_bytes)

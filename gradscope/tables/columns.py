@@ -35,6 +35,7 @@ class RowKind(IntEnum):
     PARAMETER = 12
     RECOMPUTE = 13
     SEEN = 14
+    OWN = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,22 @@ class GraphNode:
     sequence: int  # -1 for AccumulateGrad
     parameter: int  # index of the parameter of an AccumulateGrad; else -1
     edges: tuple[tuple[int, int], ...]  # (node, input number) in the order of the node's outputs; -1 for no node
+
+
+@dataclass(frozen=True, slots=True)
+class PassGraph:
+    """The graph of one kind of backward pass; ``sequence`` of its nodes counts back from the pass's base."""
+
+    nodes: tuple[GraphNode, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassNote:
+    """One outermost backward pass of a timed step."""
+
+    graph: int  # index of the PassGraph; -1 where it was not noted
+    base: int  # the number that the sequences of the graph count back from
 
 
 class Role(IntEnum):

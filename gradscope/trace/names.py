@@ -22,6 +22,7 @@ _MARKER_KINDS = {
     markers.FLOP: RowKind.FLOP,
     markers.PARAMETER: RowKind.PARAMETER,
     markers.SEEN: RowKind.SEEN,
+    markers.OWN: RowKind.OWN,
 }
 _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms", "_c10d_functional::")
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")

@@ -10,6 +10,7 @@ from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.memory import MemoryTracer
 from gradscope.capture.memory_steps import MemorySteps
+from gradscope.capture.modules import CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.survey import LineTracer
 from gradscope.compat import start_memory_profiler
@@ -26,13 +27,11 @@ class Memory(Phase):
 
     def enter(self, exits: ExitStack) -> None:
         run = self.run
-        timed = run.capture.timed
-        known = timed.recorder.modules if timed is not None else ()
-        models = run.surroundings.models
-        run.surroundings.models = lambda: (*models(), *known)
+        known, models = run.capture.registry.alive, run.surroundings.models
+        run.surroundings.models = lambda: (*models(), *known())
         exits.callback(setattr, run.surroundings, "models", models)
-        with_lines = run.capture.options.lines and not uses_compile(known, run.compiled_before)
-        steps = self._steps = MemorySteps(run.surroundings, LineTracer(run.line_mode, run.guard), run.guard)
+        with_lines = run.capture.options.lines and not uses_compile(known(), run.compiled_before)
+        steps = self._steps = MemorySteps(run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry))
         exits.enter_context(steps.recorder.recording())
         exits.enter_context(steps.tracer.tracing())
         exits.enter_context(run.marking_backward(_around(steps.tracer, steps.lines if with_lines else None)))

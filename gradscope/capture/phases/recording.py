@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-
-from torch import nn
 
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
@@ -25,15 +23,12 @@ class Recording(Phase):
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
         self._switches = SwitchWatch()
-        self._known: Iterable[nn.Module] = ()
 
     def enter(self, exits: ExitStack) -> None:
         run = self.run
-        timed = run.capture.timed
-        self._known = timed.recorder.modules if timed is not None else ()
         exits.enter_context(self._switches.watching(run.guard))
         recorder = run.recorder
-        if recorder is not None and not uses_compile(self._known, run.compiled_before):
+        if recorder is not None and not uses_compile(run.capture.registry.alive(), run.compiled_before):
             exits.enter_context(recorder.watching())
             run.line_mode.turn_on(recorder)
             exits.callback(run.line_mode.turn_off)
@@ -55,7 +50,7 @@ class Recording(Phase):
         }
         optimizers = run.surroundings.optimizers
         capture.optimizers = [optimizer_fact(each) for each in optimizers]
-        modules = (*self._known, *run.surroundings.models())
+        modules = (*capture.registry.alive(), *run.surroundings.models())
         capture.with_gradient = frozenset(
             id(each) for module in modules for each in parameters_of(module) if each.grad is not None
         )

@@ -23,7 +23,7 @@ class Survey(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
-        self._recorder = CallRecorder(run.guard)
+        self._recorder = CallRecorder(run.guard, run.capture.registry)
         self._graph = GraphTracer()
         self._tracer = LineTracer(run.line_mode, run.guard)
         self._profiler: Any = None
@@ -31,9 +31,8 @@ class Survey(Phase):
 
     def enter(self, exits: ExitStack) -> None:
         run = self.run
-        timed = run.capture.timed
         # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
-        self._compiled = uses_compile(timed.recorder.modules if timed is not None else (), run.compiled_before)
+        self._compiled = uses_compile(run.capture.registry.alive(), run.compiled_before)
         with_lines = run.capture.options.lines and not self._compiled
         self._recorder.on_root_call = run.guard.hook(self.name, self._note_batch)
         exits.callback(setattr, self._recorder, "on_root_call", None)  # else the run would hold itself alive

@@ -1,0 +1,111 @@
+"""Notes the graph of each backward pass of the timed steps, so that every AccumulateGrad has its own parameter.
+
+Walking a graph takes some 2 µs a node. So only the first pass of each kind is walked: passes are alike where the same
+modules were called in front of them and drew the same numbers. A model that does the same in every step is walked in
+the settling step alone; one that changes is walked when it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gradscope import markers
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.survey import parameter_marker
+from gradscope.compat import TraceMarker
+from gradscope.tables import GraphNode, PassGraph, PassNote
+
+_MOST_NODES = 1_000_000  # of all graphs together: some 300 bytes each
+
+
+class PassRecorder:
+    """Notes every outermost backward pass; told of the steps by :meth:`begin_step`."""
+
+    def __init__(self, calls: CallRecorder) -> None:
+        self.graphs: list[PassGraph] = []
+        self.passes: list[PassNote] = []  # one an outermost backward pass, in order
+        self.owners: list[tuple[int, ...]] = []  # of each parameter the labels of the modules that hold it
+        self._calls = calls
+        self._from = 0
+        self._known: dict[Any, int] = {}
+        self._nodes = 0
+        self._parameters: dict[int, int] = {}  # address of an AccumulateGrad's tensor in this walk -> its index
+        self._handles: list[Any] = []
+
+    def begin_step(self) -> None:
+        """What is called from now on is of the next step."""
+        self._from = self._calls.opened()
+
+    @contextmanager
+    def around(self, roots: Any) -> Iterator[None]:
+        """Around one outermost backward pass."""
+        with TraceMarker(markers.OWN + "0"):
+            self._note(roots)
+        yield
+
+    def forget(self) -> None:
+        """Take the marks off the parameters."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _note(self, roots: Any) -> None:
+        tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
+        starts = [
+            node for root in tensors if (node := getattr(root, "grad_fn", None) or getattr(root, "node", None)) is not None
+        ]
+        numbers = [node._sequence_nr() for node in starts]
+        base = max((number for number in numbers if number >= 0), default=-1)
+        key = (tuple(base - number for number in numbers), self._calls.layout(self._from, base))
+        graph = self._known.get(key)
+        if graph is None and self._nodes < _MOST_NODES:
+            graph = self._known[key] = len(self.graphs)
+            self.graphs.append(self._walk(starts, base))
+        self.passes.append(PassNote(-1 if graph is None else graph, base))
+
+    def _walk(self, starts: list[Any], base: int) -> PassGraph:
+        order: list[Any] = []
+        numbers: dict[Any, int] = {}
+        stack = starts[::-1]
+        while stack:
+            node = stack.pop()
+            if node in numbers:
+                continue
+            numbers[node] = len(order)
+            order.append(node)
+            stack.extend(below for below, _ in node.next_functions if below is not None)
+        self._nodes += len(order)
+        self._parameters.clear()
+        leaves: dict[int, Any] = {}
+        nodes = []
+        for index, node in enumerate(order):
+            below = node.next_functions
+            variable = getattr(node, "variable", None) if not below else None
+            if variable is None:
+                edges = tuple((numbers.get(target, -1), number) for target, number in below)
+                nodes.append(GraphNode(base - node._sequence_nr(), -1, edges))
+            else:
+                leaves[index] = variable
+                nodes.append(GraphNode(-1, self._parameter(variable), ()))
+        self._mark_ambiguous(nodes, leaves)
+        return PassGraph(tuple(nodes), tuple(node.name().rpartition("::")[2] for node in order))
+
+    def _parameter(self, variable: torch.Tensor) -> int:
+        index = self._parameters.get(id(variable))
+        if index is None:
+            index = self._parameters[id(variable)] = len(self.owners)
+            self.owners.append(self._calls.registry.owners_of(variable))
+        return index
+
+    def _mark_ambiguous(self, nodes: list[GraphNode], leaves: dict[int, Any]) -> None:
+        """Where one node hands gradients to parameters of several layers, the engine's order among them is its own."""
+        for node in nodes:
+            below = {target for target, _ in node.edges if target in leaves}
+            if len({self.owners[nodes[target].parameter] for target in below}) < 2:
+                continue
+            for target in below:
+                mark = parameter_marker(nodes[target].parameter)
+                self._handles.append(leaves[target].register_post_accumulate_grad_hook(mark))

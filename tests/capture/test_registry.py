@@ -1,0 +1,233 @@
+"""Paths of modules that come and go while a run is measured: replaced, copied, owned by what is never called."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.naming import name_called
+from gradscope.capture.registry import NOBODYS, ModuleRegistry
+
+X = torch.ones(2, 4)
+
+
+def measured(step: Callable[[int], Any], model: nn.Module | None = None, steps: int = 3) -> Any:
+    """Layers by path of a loop that calls ``step`` with the number of the step."""
+    with gradscope.profiling(model, steps=steps, warmup=1, memory=False) as prof:
+        for number in range(100):
+            step(number)
+            if prof.step():
+                break
+    return {row.path: row for row in prof.report.data.layers}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Bilinear], ids=["same class", "other class"])
+def test_a_layer_that_is_replaced_keeps_its_row(kind: Any) -> None:
+    model = Net()
+
+    def step(number: int) -> None:
+        model.head = nn.Linear(4, 2) if kind is nn.Linear or number % 2 else nn.Sequential(nn.Linear(4, 2))  # type: ignore[assignment]
+        model(X).sum().backward()
+
+    layers = measured(step, model)
+    assert layers["head"].calls == 1
+    assert layers["head"].backward_total_ns > 0 and layers["head"].forward_total_ns > 0
+    assert layers[""].calls == 1
+
+
+def test_a_layer_inside_a_list_is_replaced_and_another_is_added() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+
+    def step(number: int) -> None:
+        model[1][0] = nn.Linear(4, 4)
+        if number == 6:  # the second of three measured ones
+            model.append(nn.Tanh())
+        model(X).sum().backward()
+
+    layers = measured(step, model)
+    assert layers["1.0"].calls == 1 and layers["1.0"].backward_self_ns > 0
+    assert layers["2"].calls == pytest.approx(2 / 3)
+
+
+def test_a_model_that_is_built_again_in_each_step_is_one_tree() -> None:
+    def step(_: int) -> None:
+        Net()(X).sum().backward()
+
+    layers = measured(step)
+    assert {path: row.calls for path, row in layers.items()} == {"": 1, "body": 1, "head": 1}
+
+
+def test_short_lived_copies_count_for_their_original() -> None:
+    """As MAML makes them."""
+    model = Net()
+
+    def step(_: int) -> None:
+        for _ in range(2):
+            copy.deepcopy(model)(X).sum().backward()
+        model(X).sum().backward()
+
+    layers = measured(step)
+    assert {path: row.calls for path, row in layers.items()} == {"": 3, "body": 3, "head": 3}
+
+
+def test_replicas_count_for_their_original() -> None:
+    """As DataParallel makes them, which needs several devices."""
+    model = Net()
+
+    def replica() -> nn.Module:
+        made: Any = model._replicate_for_data_parallel()
+        for name, child in model._modules.items():
+            inner = child._replicate_for_data_parallel()  # type: ignore[union-attr]
+            for key, parameter in child._parameters.items():  # type: ignore[union-attr]
+                setattr(inner, key, parameter.clone())  # type: ignore[union-attr]
+            made._modules[name] = inner
+        return made  # type: ignore[no-any-return]
+
+    def step(_: int) -> None:
+        sum(replica()(X).sum() for _ in range(2)).backward()  # type: ignore[union-attr]
+        model(X).sum().backward()
+
+    layers = measured(step, model)
+    assert {path: row.calls for path, row in layers.items()} == {"": 3, "body": 3, "head": 3}
+
+
+def test_two_models_of_one_class_stay_two() -> None:
+    first, second = Net(), Net()
+
+    def step(_: int) -> None:
+        (first(X) + second(X)).sum().backward()
+
+    assert set(measured(step)) == {"Net", "Net.body", "Net.head", "Net#2", "Net#2.body", "Net#2.head"}
+
+
+def test_a_copy_of_the_one_part_that_it_can_be_of() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.other = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.other(copy.deepcopy(self.part)(x))
+            return out
+
+    model = Copies()
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    assert layers["part"].calls == 1 and layers["part.0"].calls == 1 and layers["part.0"].backward_self_ns > 0
+
+
+class Lit(nn.Module):
+    """Never called itself, as Lightning's modules are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Net(), nn.ModuleList([nn.Linear(2, 2)])
+
+    def training_step(self, x: Tensor) -> Tensor:
+        return self.decoder[0](self.encoder(x)).sum()  # type: ignore[no-any-return]
+
+
+def test_parts_of_an_owner_that_is_never_called_are_named_from_it() -> None:
+    model = Lit()
+    layers = measured(lambda _: model.training_step(X).backward())
+    assert set(layers) == {"", "encoder", "encoder.body", "encoder.head", "decoder", "decoder.0"}
+    assert layers[""].class_name == "Lit" and layers[""].calls == 0
+    assert layers["encoder.head"].backward_self_ns > 0
+
+
+def test_a_given_part_is_the_root_whoever_owns_it() -> None:
+    model = Lit()
+    assert set(measured(lambda _: model.encoder(X).sum().backward(), model.encoder)) == {"", "body", "head"}
+
+
+class Wrapper(nn.Module):
+    """Holds a compiled part and calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.compile(Net(), backend="eager")
+        self.tail = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.tail(self.part(x))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("whole", [False, True], ids=["a part", "the whole"])
+def test_what_compile_wraps_has_no_name_of_its_own(whole: bool) -> None:
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    model: Any = torch.compile(Net(), backend="eager") if whole else Wrapper()
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    expected = {"", "body", "head"} if whole else {"", "part", "part.body", "part.head", "tail"}
+    assert set(layers) == expected
+    assert layers["" if whole else "part"].class_name == "Net"
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+
+
+def test_no_module_is_kept_alive() -> None:
+    registry = ModuleRegistry()
+    model: Any = Net()
+    with CallRecorder(registry).recording():
+        model(X)
+        replaced = weakref.ref(model.head)
+        model.head = nn.Linear(4, 2)
+        model(X)
+        gc.collect()
+        assert replaced() is None
+    whole = weakref.ref(model)
+    del model
+    gc.collect()
+    assert whole() is None and registry.alive() == []
+
+
+def test_a_run_whose_model_is_gone_has_its_names_still() -> None:
+    registry = ModuleRegistry()
+    recorder = CallRecorder(registry)
+    model: Any = Net()
+    with recorder.recording():
+        model(X)
+    del model
+    gc.collect()
+    names = name_called(registry, list(recorder.roots), {})
+    assert [(info.path, info.class_name, info.parent, info.parameters) for info in names.infos] == [
+        ("", "Net", None, 0),
+        ("body", "Linear", "", 20),
+        ("head", "Linear", "", 10),
+    ]
+    assert names.rows == (0, 1, 2)
+
+
+def test_what_nobody_holds_is_nobodys() -> None:
+    registry = ModuleRegistry()
+    model = Net()
+    model.register_forward_pre_hook(lambda module, args: nn.ReLU()(args[0]))
+    labels = []
+    with CallRecorder(registry).recording():
+        model.body.register_forward_hook(lambda *_: labels.append(registry.get(nn.Identity())))
+        model(X)
+        loose = nn.Tanh()
+        model.body.register_forward_hook(lambda _m, _a, out: loose(out))
+        model(X)
+        assert registry.get(loose) == NOBODYS
