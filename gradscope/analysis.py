@@ -26,6 +26,7 @@ from gradscope.capture.left import Capture, SurveyStep, TimedSteps
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.naming import ModuleNames, name_called, shown_path
 from gradscope.capture.phases import SETTLING_STEPS
+from gradscope.capture.tree import parameters_of
 from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
@@ -90,6 +91,7 @@ def analyse(
         parameters=_count_parameters(names.tops),
         events=len(table),
         batch=capture.batch,
+        optimizer_steps=_optimizer_steps(capture, names),
     )
     partial = measured < capture.options.steps or capture.survey is None
     partial = partial or (memory is None and capture.options.memory)
@@ -112,10 +114,11 @@ def _run_data(
 ) -> RunData:
     memory_notes = capture.memory.notes if capture.memory is not None else []
     notes = [*versions.untried(torch.__version__), *capture.notes, *memory_notes, *result.notes]
+    if about.optimizer_steps:
+        parts = ", ".join(f"{count} of {name}" for name, count in about.optimizer_steps.items())
+        notes.append(f"a step holds {sum(about.optimizer_steps.values())} optimizer steps: {parts}")
     if capture.survey is None:
-        notes.append(
-            "the run ended before the survey step: no source lines and no FLOPs"
-        )
+        notes.append("the run ended before the survey step: no source lines and no FLOPs")
     elif memory is None and capture.options.memory:
         notes.append("the run ended before the steps that measure memory")
     if capture.given_way:
@@ -149,6 +152,24 @@ def _run_data(
         memory=memory.info if memory is not None else None,
         notes=tuple(notes),
     )
+
+
+def _optimizer_steps(capture: Capture, names: ModuleNames) -> dict[str, int] | None:
+    """How often each of several optimizers steps, by the layer that holds all that it optimizes, or by its class."""
+    inside = {
+        names.infos[names.index[id(module)]].path: {id(parameter) for parameter in parameters_of(module)}
+        for module in names.modules
+    }
+    known = set().union(*inside.values())
+    found: dict[str, int] = {}
+    for each in capture.cycle:
+        own = each.parameters & known
+        wanted = name = next((path for path, held in inside.items() if path and own and held == own), each.class_name)
+        number = 2
+        while name in found:
+            name, number = f"{wanted}#{number}", number + 1
+        found[name] = each.steps
+    return found or None
 
 
 def _passes(timed: TimedSteps, names: ModuleNames) -> Passes:

@@ -136,6 +136,12 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
         error = None
     known = _modules_in(script.namespace)
     about = WorkloadInfo(target=script.target, mode="script", steps=options.steps, warmup=options.warmup, loss=None)
+    session.capture.cycle = finder.cycle
+    if finder.cycles.irregular:
+        session.capture.notes.append(
+            "the optimizers step in no regular order: a step ends where the one that steps least often has stepped, "
+            "and steps may differ"
+        )
     if error is None and not finder.saw_backward:
         raise NothingMeasuredError(
             f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -40,6 +40,14 @@ class SurveyStep:
     has_flops: bool
 
 
+class StepsOfOptimizer(NamedTuple):
+    """How often one of several optimizers steps in a training step."""
+
+    class_name: str
+    parameters: frozenset[int]  # ids of those that it holds
+    steps: int
+
+
 @dataclass
 class Capture:
     """Everything that a run left behind, before any of it is read."""
@@ -53,6 +61,7 @@ class Capture:
     steps_done: int = 0  # of all phases
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
+    cycle: list[StepsOfOptimizer] = field(default_factory=list)  # of a training step; empty where there is one
     failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py
     given_way: int = 0  # steps in which the user's own profiler ran
     batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"

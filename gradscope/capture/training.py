@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gradscope.capture.cycles import CycleFinder
+from gradscope.capture.left import StepsOfOptimizer
 from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.seen import Seen
 from gradscope.compat import graph_task_id
@@ -42,8 +44,8 @@ class Steps(Protocol):
 class StepFinder:
     """Calls ``session.boundary()`` at the end of each training step of the process.
 
-    A step ends at ``optimizer.step()``. With several optimizers it is a whole round of them: until the one that
-    stepped first steps again. Optimizers that step inside backward end it when the backward pass returns. Without any
+    A step ends at ``optimizer.step()``. With several optimizers it is a whole cycle of them, found by watching: see
+    :class:`~gradscope.capture.cycles.CycleFinder`. Optimizers that step inside backward end it when the backward pass returns. Without any
     optimizer it ends with each outermost backward pass.
 
     After the last step :class:`StopRun` is raised, once, and in the main thread only.
@@ -58,8 +60,9 @@ class StepFinder:
         self._stops = not run_to_end
         self._say = say or (lambda _text: None)
         self._raised = False
-        self._round: list[int] = []  # numbers of the optimizers that have stepped in this round
-        self._last: int | None = None  # the one that ends a round, once a whole round was seen
+        self.cycles = CycleFinder(self._is_waiting)
+        self.cycle: list[StepsOfOptimizer] = []  # of a training step; empty where there is one optimizer
+        self._described: tuple[int, ...] = ()
         self._seen: Seen[Optimizer] = Seen()
         self._inside = False  # an optimizer has stepped in the backward pass that runs
         self._backwards = 0
@@ -88,14 +91,27 @@ class StepFinder:
 
     def _advance(self, number: int) -> None:
         """An optimizer has stepped, or all those inside of a backward pass have."""
-        if number in self._round:
-            # Only when one steps again is it known where the round ended; from now on it ends there.
-            self._last = self._round[-1]
-            self._round = []
-        self._round.append(number)
-        if number == self._last:
-            self._round = []
+        if self.cycles.advance(number):
+            if self._described != self.cycles.cycle:
+                self._described = self.cycles.cycle
+                self.cycle = self._describe()
             self._boundary()
+
+    def _is_waiting(self) -> bool:
+        """Whether the script has built an optimizer that has not stepped yet."""
+        stepped = {id(optimizer) for optimizer in self._seen}
+        return any(id(each) not in stepped and each not in self._others for each in _optimizers())
+
+    def _describe(self) -> list[StepsOfOptimizer]:
+        found = []
+        counts = self.cycles.counts()
+        for number, count in counts.items() if len(counts) > 1 else ():
+            optimizer = self._seen[number] if number != _INSIDE_BACKWARD else None
+            groups = optimizer.param_groups if optimizer is not None else []
+            parameters = frozenset(id(parameter) for group in groups for parameter in group["params"])
+            name = "optimizers inside backward" if optimizer is None else type(optimizer).__name__
+            found.append(StepsOfOptimizer(name, parameters, count))
+        return found
 
     def _went_backward(self) -> None:
         self.saw_backward = True

@@ -171,6 +171,7 @@ class WorkloadInfo:
     parameters: int = 0  # elements, each shared parameter once
     events: int = 0  # profiler events read
     batch: str | None = None  # tensors that the first call of a model in a step was given: "4x256 int64"
+    optimizer_steps: Mapping[str, int] | None = None  # of a step with several optimizers: {"critic": 3, "generator": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": Shared,
     "parameters of several layers": Mixed,
     "checkpoint": lambda: Again(reentrant=False),
-    "reentrant checkpoint": lambda: Again(reentrant=True),
 }
 
 
@@ -177,6 +176,15 @@ def test_accumulation_belongs_to_the_parameter(name: str) -> None:
     data, given, _ = measured(model)
     found = calls(data, "accumulate", "AccumulateGrad")
     assert found == given
+
+
+def test_accumulation_inside_of_reentrant_checkpoints() -> None:
+    """Its nested passes write weight, bias, and the gradient of the detached input, at each use."""
+    data, given, _ = measured(Again(reentrant=True))
+    found = calls(data, "accumulate", "AccumulateGrad")
+    uses = {row.path: round(row.calls * STEPS) for row in data.layers}
+    assert found["stem"] == given["stem"] and set(found) == set(given)
+    assert all(found[path] == 3 * uses[path] for path in found if path != "stem")
 
 
 def test_a_sum_belongs_to_the_layer_whose_value_has_several_users() -> None:

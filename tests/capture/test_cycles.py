@@ -1,0 +1,82 @@
+"""Where a training step of several optimizers ends."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+import pytest
+
+from gradscope.capture.cycles import CycleFinder
+
+
+def cut(order: str, built: str | None = None) -> str:
+    """The order with a bar behind each end of a step.
+
+    Args:
+        built: the optimizers that exist from the start; None: those of the order.
+    """
+    seen: set[str] = set()
+    finder = CycleFinder(lambda: bool(set(order if built is None else built) - seen))
+    found = ""
+    for name in order:
+        seen.add(name)
+        found += name + "|" * finder.advance(ord(name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        ("cccgcccgcccgcccg", "cccgcccg|cccg|cccg|"),
+        ("gcccgcccgcccgccc", "gcccgccc|gccc|gccc|"),
+        ("cgcccccgcccccgcccc", "cgcccccgcccc|cgcccc|"),
+        ("ababab", "abab|ab|"),
+        ("aabaabaab", "aabaab|aab|"),
+        ("abcabcabc", "abcabc|abc|"),
+        ("aaaa", "aa|a|a|"),
+    ],
+)
+def test_a_step_is_a_whole_cycle(order: str, steps: str) -> None:
+    assert cut(order) == steps
+
+
+def test_pretraining_of_one_is_no_part_of_the_cycle() -> None:
+    steps = cut("c" * 20 + "cg" * 6).split("|")[-4:-1]
+    assert [sorted(step) for step in steps] == [["c", "g"]] * 3
+
+
+def test_an_optimizer_that_has_not_stepped_is_waited_for() -> None:
+    """Five critic steps look like a cycle of one until the generator steps."""
+    assert cut("cccccgcccccgcccccg") == "cccccgcccccg|cccccg|"
+
+
+def test_it_is_not_waited_for_ever() -> None:
+    assert cut("a" * 14, built="ab") == "a" * 12 + "|a|a|"
+
+
+def test_an_optimizer_that_is_dropped_ends_no_step_any_more() -> None:
+    assert cut("ababaaaa") == "abab|aa|a|a|"
+
+
+def test_a_cycle_that_changes_is_found_again() -> None:
+    steps = cut("ababab" + "aab" * 6).split("|")[-3:-1]
+    assert [sorted(step) for step in steps] == [["a", "a", "b"]] * 2
+
+
+def test_one_that_is_built_late_is_found_all_the_same() -> None:
+    steps = cut("cccg" * 6, built="c").split("|")[-3:-1]
+    assert [sorted(step) for step in steps] == [["c", "c", "c", "g"]] * 2
+
+
+@pytest.mark.parametrize("period", [3, 5])
+def test_every_step_after_the_first_holds_the_same(period: int) -> None:
+    order = "".join(islice(cycle("c" * period + "g"), 60))
+    steps = cut(order).split("|")[1:-1]
+    assert len(steps) > 5 and set(steps) == {"c" * period + "g"}
+
+
+def test_no_order_at_all_falls_back_to_rounds_and_says_so() -> None:
+    finder = CycleFinder(lambda: False)
+    order = [(number * number) % 7 % 2 + (number % 5 == 0) for number in range(300)]
+    ends = [place for place, number in enumerate(order) if finder.advance(number)]
+    assert finder.irregular and len(ends) > 5
