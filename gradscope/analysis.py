@@ -19,12 +19,12 @@ from gradscope.attribute.memory.step import MemoryInput
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.passes import Passes
 from gradscope.attribute.result import Result, build_result
-from gradscope.attribute.rows import read_skeleton
+from gradscope.attribute.rows import reached_roots, read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.left import Capture, SurveyStep, TimedSteps
 from gradscope.capture.memory import MemoryPass
-from gradscope.capture.naming import ModuleNames, name_called, shown_path
+from gradscope.capture.naming import ModuleNames, name_called, roots_of_models, shown_path
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.tree import parameters_of
 from gradscope.diagnosis import diagnosed
@@ -56,13 +56,16 @@ def analyse(
     assert timed is not None
     progress = progress or Progress()
     progress.phase("reading the trace")
-    names = name_called(capture.registry, list(timed.recorder.roots), known)
     on_cuda = torch.cuda.is_initialized()
     table = read_trace(timed.profiler, device=on_cuda)
     progress.phase(f"attributing {len(table):,} events")
     timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
+    spans = timed.recorder.table()
+    roots = roots_of_models(capture.registry, timed.recorder.roots, reached_roots(table, spans), known)
+    names = name_called(capture.registry, roots, known)
     parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
-    skeleton = read_skeleton(table, _relabelled(timed.recorder.table(), names.rows), parents)
+    rows, outside = _rows_of_calls(capture, names, set(timed.recorder.roots))
+    skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside)
     notes = _read_survey(capture.survey, names, parents, on_cuda)
     skip = min(SETTLING_STEPS, timed.completed - 1)
     lines = capture.survey.lines if capture.survey is not None else []
@@ -90,7 +93,7 @@ def analyse(
         model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in top.parameters())),
         parameters=_count_parameters(names.tops),
         events=len(table),
-        batch=capture.batch,
+        batch=next((text for root, text in capture.batches.items() if text and names.rows[root] >= 0), None),
         optimizer_steps=_optimizer_steps(capture, names),
     )
     partial = measured < capture.options.steps or capture.survey is None
@@ -152,6 +155,16 @@ def _run_data(
         memory=memory.info if memory is not None else None,
         notes=tuple(notes),
     )
+
+
+def _rows_of_calls(capture: Capture, names: ModuleNames, roots: set[int]) -> tuple[list[int], tuple[str, ...]]:
+    """Row of each place, or -2 - k for what is called but is no layer; and the classes of these."""
+    rows = list(names.rows)
+    classes: dict[str, int] = {}
+    for label in roots:
+        if label >= 0 and rows[label] < 0:
+            rows[label] = -2 - classes.setdefault(capture.registry.places[label].class_name, len(classes))
+    return rows, tuple(classes)
 
 
 def _optimizer_steps(capture: Capture, names: ModuleNames) -> dict[str, int] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.carry import Assigned
-from gradscope.attribute.rows import Category
+from gradscope.attribute.rows import Category, outside_of
 from gradscope.tables import Int8Column, IntColumn, RowKind
 
 PYTHON = "(python)"  # a module's own time outside every op
@@ -76,12 +76,17 @@ def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple
 def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contribution, tuple[str, ...]]:
     """Each row's own time, under the name that a reader knows it by."""
     table = assigned.skeleton.table
-    names = (*table.names, PYTHON, ENGINE, OWN)
+    skeleton = assigned.skeleton
+    names = (*table.names, PYTHON, ENGINE, OWN, *(f"({name})" for name in skeleton.outside))
     op = table.name.astype(np.int64)
     python = np.isin(table.kind, (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE))
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
     op[table.kind == RowKind.OWN] = len(table.names) + 2
+    if skeleton.outside:
+        inside = outside_of(skeleton)
+        mine = (inside >= 0) & (assigned.rows.category == Category.OTHER)
+        op[mine] = len(table.names) + 3 + inside[mine]
     # The row of a node's function repeats the name of the engine's row around it: one call, not two.
     calls = np.ones(len(table), np.int64)
     inner = np.flatnonzero(table.parent >= 0)

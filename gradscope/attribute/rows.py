@@ -83,18 +83,22 @@ class Skeleton:
     in_backward: BoolColumn
     nodes: NodeRows
     numbers: NodeNumbers
-    calls: SpanTable
+    calls: SpanTable  # ``label`` is the index of the layer; -1 for none; -2 - k for ``outside[k]``
     parents: Sequence[int]  # of each layer its parent; OUTSIDE for a root
     sums: IntColumn  # ADD rows that stand directly in a NODE, behind the node's own function
     recomputed: IntColumn  # topmost rows of forward that a node ran again, outside of module calls
+    outside: tuple[str, ...] = ()  # classes of modules that are called but are no layers
 
 
-def read_skeleton(table: EventTable, calls: SpanTable, parents: Sequence[int]) -> Skeleton:
+def read_skeleton(
+    table: EventTable, calls: SpanTable, parents: Sequence[int], outside: tuple[str, ...] = ()
+) -> Skeleton:
     """Find the backward rows, the nodes and their owners, and what may be gradient sums.
 
     Args:
         calls: module calls; ``label`` is the index of the layer.
         parents: of each layer the index of its parent that is ever called; -1 for a root.
+        outside: classes of the modules whose label is -2, -3, ...
     """
     levels = Levels(table)
     marks = np.full(len(table), INHERIT, np.int8)
@@ -120,6 +124,7 @@ def read_skeleton(table: EventTable, calls: SpanTable, parents: Sequence[int]) -
         parents,
         _candidate_sums(table, numbers),
         _recomputed_rows(table, in_backward),
+        outside,
     )
 
 
@@ -186,6 +191,8 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     calls = np.flatnonzero(table.kind == RowKind.CALL)
     owner[calls] = span_labels(table, skeleton.calls, RowKind.CALL, calls)
     category[calls] = np.where(skeleton.in_backward[calls], Category.RECOMPUTE, Category.FORWARD)
+    no_layers = calls[skeleton.calls.label[table.argument[calls]] < 0]
+    category[no_layers[~skeleton.in_backward[no_layers]]] = INHERIT  # transforms and metrics: what runs around them
     windows = table.kind == RowKind.BACKWARD
     category[windows], owner[windows] = Category.ENGINE, OUTSIDE
     is_node = table.kind[nodes.row] == RowKind.NODE
@@ -254,6 +261,28 @@ class Steps:
     of_row: IntColumn  # number of the step, -1 before the first and after the last
 
 
+def outside_of(skeleton: Skeleton) -> IntColumn:
+    """For each row the index in ``skeleton.outside`` of the module around it that is no layer; -1 for none."""
+    table = skeleton.table
+    marks = np.full(len(table), INHERIT, np.int64)
+    calls = np.flatnonzero(table.kind == RowKind.CALL)
+    label = skeleton.calls.label[table.argument[calls]]
+    marks[calls] = np.where(label < OUTSIDE, -2 - label, OUTSIDE)
+    return skeleton.levels.propagate(marks, OUTSIDE).astype(np.int64)
+
+
+def reached_roots(table: EventTable, calls: SpanTable) -> set[int]:
+    """Labels of the calls outside of every other call whose nodes a backward pass ran."""
+    rows = np.flatnonzero(table.kind == RowKind.CALL)
+    outer = nearest(table, table.parent[rows].astype(np.int64), (RowKind.CALL,))
+    label = calls.label.copy()
+    label[table.argument[rows[outer >= 0]]] = -1  # takes that of the call around it
+    roots = SpanTable(label, calls.low, calls.high)
+    numbers = number_nodes(table)
+    found = NodeLabels(table, roots, RowKind.CALL).look_up(numbers.thread, numbers.sequence)
+    return set(np.unique(found[found >= 0]).tolist())
+
+
 def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False) -> Steps:
     """Cut the trace at its STEP markers, leaving out the first ``skip`` steps.
 
@@ -291,6 +320,8 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     loose = (rows.category == Category.OTHER) & np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (step >= 0)
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
+    asked = np.flatnonzero(loose)
+    loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
     category = rows.category.copy()
     category[loose] = Category.FORWARD
     return Rows(category, rows.owner)

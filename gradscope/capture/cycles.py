@@ -61,7 +61,10 @@ class CycleFinder:
         self._since.append(number)
         last = self.cycle[-1]
         ended = number == last and self._since.count(last) >= self.cycle.count(last)
-        broken = Counter(self._since) != Counter(self.cycle) if ended else self._since.count(number) > self.cycle.count(number)
+        if ended:
+            broken = Counter(self._since) != Counter(self.cycle)
+        else:
+            broken = self._since.count(number) > self.cycle.count(number)
         if broken and not self.irregular:
             return self._learn_again()
         if ended:

@@ -64,7 +64,7 @@ class Capture:
     cycle: list[StepsOfOptimizer] = field(default_factory=list)  # of a training step; empty where there is one
     failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py
     given_way: int = 0  # steps in which the user's own profiler ran
-    batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
+    batches: dict[int, str] = field(default_factory=dict)  # label of a root -> what it was first given in the survey
     # See settings.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)
     optimizers: list[OptimizerFact] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -98,6 +98,24 @@ def name_modules(
     infos = _with_known_parents(infos)
     infos = _with_tied(infos, modules)
     return ModuleNames(tuple(infos), index, tuple(tops), tuple(modules))
+
+
+def roots_of_models(
+    registry: ModuleRegistry, roots: Iterable[int], reached: Set[int], known: Mapping[str, nn.Module]
+) -> list[int]:
+    """The labels among ``roots`` that are layers: what backward reached, what has parameters, and the given model.
+
+    A transform of a dataset and a metric are modules too, but no part of the model.
+    """
+    trained = {place.root for place in registry.places if place.parameters}
+    given = known.get("")
+    return [
+        label
+        for label in roots
+        if label in reached
+        or registry.places[label].root in trained
+        or (given is not None and registry.places[label].module() is given)
+    ]
 
 
 def name_called(registry: ModuleRegistry, roots: Sequence[int], known: Mapping[str, nn.Module]) -> ModuleNames:
@@ -228,9 +246,7 @@ class _Rows:
         return name
 
 
-def _tops(
-    roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Sequence[nn.Module]
-) -> list[nn.Module]:
+def _tops(roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Sequence[nn.Module]) -> list[nn.Module]:
     holders = list(known.values())
     contents = {id(holder): {id(module) for module in holder.modules()} for holder in holders}
     outermost = [

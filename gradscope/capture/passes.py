@@ -15,7 +15,7 @@ import torch
 
 from gradscope import markers
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.survey import parameter_marker
+from gradscope.capture.survey import node_of, parameter_marker
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, PassGraph, PassNote
 
@@ -54,9 +54,7 @@ class PassRecorder:
 
     def _note(self, roots: Any) -> None:
         tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
-        starts = [
-            node for root in tensors if (node := getattr(root, "grad_fn", None) or getattr(root, "node", None)) is not None
-        ]
+        starts = [node for node in map(node_of, tensors) if node is not None]
         numbers = [node._sequence_nr() for node in starts]
         base = max((number for number in numbers if number >= 0), default=-1)
         key = (tuple(base - number for number in numbers), self._calls.layout(self._from, base))

@@ -192,9 +192,7 @@ class ModuleRegistry:
             reference = weakref.ref(module)
             shown = wrapped(module)
             self.places.append(
-                Place(
-                    root, path, type(shown).__name__, source_of(shown), own_parameters(shown), reference, -1, -1
-                )
+                Place(root, path, type(shown).__name__, source_of(shown), own_parameters(shown), reference, -1, -1)
             )
         else:  # another one stands there now
             place = self.places[label]

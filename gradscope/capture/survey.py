@@ -241,7 +241,7 @@ class GraphTracer:
 
     def _walk(self, roots: Any, visit: Callable[[list[Any]], None] | None) -> None:
         tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
-        starts = [node for node in (_node_of(root) for root in tensors) if node is not None]
+        starts = [node for node in (node_of(root) for root in tensors) if node is not None]
         order: list[Any] = []
         numbers: dict[Any, int] = {}
         stack = starts[::-1]
@@ -266,7 +266,7 @@ class GraphTracer:
         return GraphNode(-1, index, edges)
 
 
-def _node_of(root: Any) -> Any:
+def node_of(root: Any) -> Any:
     if isinstance(root, torch.Tensor):
         return root.grad_fn
     return getattr(root, "node", None)  # a torch.autograd.graph.GradientEdge

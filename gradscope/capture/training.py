@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.cycles import CycleFinder
-from gradscope.capture.left import StepsOfOptimizer
 from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.left import StepsOfOptimizer
 from gradscope.capture.seen import Seen
 from gradscope.compat import graph_task_id
 
@@ -45,8 +45,8 @@ class StepFinder:
     """Calls ``session.boundary()`` at the end of each training step of the process.
 
     A step ends at ``optimizer.step()``. With several optimizers it is a whole cycle of them, found by watching: see
-    :class:`~gradscope.capture.cycles.CycleFinder`. Optimizers that step inside backward end it when the backward pass returns. Without any
-    optimizer it ends with each outermost backward pass.
+    :class:`~gradscope.capture.cycles.CycleFinder`. Optimizers that step inside backward end it when the backward pass
+    returns. Without any optimizer it ends with each outermost backward pass.
 
     After the last step :class:`StopRun` is raised, once, and in the main thread only.
 

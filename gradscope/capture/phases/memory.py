@@ -31,7 +31,9 @@ class Memory(Phase):
         run.surroundings.models = lambda: (*models(), *known())
         exits.callback(setattr, run.surroundings, "models", models)
         with_lines = run.capture.options.lines and not uses_compile(known(), run.compiled_before)
-        steps = self._steps = MemorySteps(run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry))
+        steps = self._steps = MemorySteps(
+            run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry)
+        )
         exits.enter_context(steps.recorder.recording())
         exits.enter_context(steps.tracer.tracing())
         exits.enter_context(run.marking_backward(_around(steps.tracer, steps.lines if with_lines else None)))

@@ -48,10 +48,10 @@ class Survey(Phase):
 
     def _note_batch(self, args: Any) -> None:
         """Of the arguments, or where all are keywords of the batch that they come from."""
-        capture = self.run.capture
-        if capture.batch is None:
+        batches = self.run.capture.batches
+        if self._recorder.root not in batches:
             batch = self.run.surroundings.batch
-            capture.batch = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch)) or None
+            batches[self._recorder.root] = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch))
 
     def keep(self) -> None:
         if self.done:
