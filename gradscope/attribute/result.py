@@ -99,7 +99,7 @@ def build_result(
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     if survey is not None and has_flops:
-        rows = _with_flops(rows, survey.flops)
+        rows = _with_flops(rows, survey.flops, survey.calls)
     if device is not None:
         rows = _with_device(rows, assigned, device, self_times(table), own_ns)
     return Result(
@@ -240,7 +240,13 @@ def per_step(count: int, steps: int) -> float:
     return count // steps if count % steps == 0 else count / steps
 
 
-def _with_flops(rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int]) -> tuple[LayerRow, ...]:
+def _with_flops(
+    rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int], calls: Mapping[int, int]
+) -> tuple[LayerRow, ...]:
+    """Floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
+
+    What is called in the timed steps but was not in the survey has none: they are not known.
+    """
     forward: dict[int, int] = defaultdict(int)
     backward: dict[int, int] = defaultdict(int)
     for (owner, category), count in flops.items():
@@ -248,15 +254,16 @@ def _with_flops(rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int]
             forward[owner] += count
         elif category in BACKWARD_CATEGORIES:
             backward[owner] += count
-    return tuple(
-        replace(
-            row,
-            flops=forward[index] + backward[index],
-            forward_flops=forward[index],
-            backward_flops=backward[index],
-        )
-        for index, row in enumerate(rows)
-    )
+    result = []
+    for index, row in enumerate(rows):
+        seen = calls.get(index, 0)
+        if row.calls and not seen:
+            result.append(row)
+            continue
+        often = row.calls / seen if seen else 1
+        first, second = round(forward[index] * often), round(backward[index] * often)
+        result.append(replace(row, flops=first + second, forward_flops=first, backward_flops=second))
+    return tuple(result)
 
 
 def _with_device(

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest
-from gradscope.attribute.rows import NodeRows, Rows, Skeleton, assign_rows
+from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
 
 NO_LINE = -1
+_RANGE_CALLS = ("profiler::_record_function_", "PythonDispatchMode")
 _TRANSPARENT = (RowKind.CALL, RowKind.ANNOTATION, RowKind.BACKWARD, RowKind.STEP, RowKind.RECOMPUTE)
 
 
@@ -49,6 +50,7 @@ class Notes:
     node_line: IntColumn
     parameter_owner: IntColumn  # of each node that is an ACCUMULATE; OUTSIDE for the others
     receivers: tuple[tuple[Receiver, ...], ...]  # of each node: the values whose gradients it added to, in order
+    calls: dict[int, int]  # forward calls of each layer that was called
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
 
@@ -71,6 +73,7 @@ def read_survey(survey: SurveyInput) -> Notes:
         node_line=node_line,
         parameter_owner=parameter_owner,
         receivers=receivers,
+        calls=_calls(skeleton, rows),
         flops=_flops(table, rows),
         shapes=_shapes(table, rows),
     )
@@ -79,7 +82,10 @@ def read_survey(survey: SurveyInput) -> Notes:
 def unit_rows(skeleton: Skeleton) -> IntColumn:
     """Ops that user code or a module called itself: no op and no node between them and the Python code."""
     table = skeleton.table
-    rows = np.flatnonzero(np.isin(table.kind, (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)))
+    # The calls behind a record_function have rows under the survey's dispatch mode only.
+    is_range = np.array([name.startswith(_RANGE_CALLS) for name in table.names], bool)
+    wanted = np.isin(table.kind, (RowKind.OP, RowKind.ADD, RowKind.COMMUNICATION)) & ~is_range[table.name]
+    rows = np.flatnonzero(wanted)
     above = above_lines(table, rows)
     called = (above < 0) | np.isin(table.kind[above], _TRANSPARENT)
     # Checkpointing calls them from inside a node's function, but it is user code all the same.
@@ -178,6 +184,13 @@ def _window_of(table: EventTable, rows: IntColumn) -> list[int]:
     windows = windows[np.argsort(table.start_ns[windows])]
     place = np.searchsorted(table.start_ns[windows], table.start_ns[rows], side="right") - 1
     return [int(value) for value in place]
+
+
+def _calls(skeleton: Skeleton, rows: Rows) -> dict[int, int]:
+    table = skeleton.table
+    calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD))
+    labels, counts = np.unique(skeleton.calls.label[table.argument[calls]], return_counts=True)
+    return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
 
 def _flops(table: EventTable, rows: Rows) -> dict[tuple[int, int], int]:

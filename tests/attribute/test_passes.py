@@ -194,6 +194,16 @@ def test_a_sum_belongs_to_the_layer_whose_value_has_several_users() -> None:
     assert found == added
 
 
+def test_flops_are_those_of_a_call_times_the_calls() -> None:
+    """Of experts that the survey did not run they are not known."""
+    data, _, _ = measured(Experts(2))
+    experts = [row for row in data.layers if row.path.startswith("experts.")]
+    assert len({row.calls for row in experts}) > 1
+    for row in experts:
+        assert row.flops is None or row.flops == round(192 * row.calls)
+    assert 2 <= sum(row.flops is not None for row in experts if row.calls) < 7
+
+
 def test_no_mark_stays_on_a_parameter() -> None:
     model = Mixed()
     measured(model)
