@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -50,9 +50,9 @@ class Notes:
     node_line: IntColumn
     parameter_owner: IntColumn  # of each node that is an ACCUMULATE; OUTSIDE for the others
     receivers: tuple[tuple[Receiver, ...], ...]  # of each node: the values whose gradients it added to, in order
-    calls: dict[int, int]  # forward calls of each layer that was called
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
+    calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
 
 
 def read_survey(survey: SurveyInput) -> Notes:
@@ -73,8 +73,8 @@ def read_survey(survey: SurveyInput) -> Notes:
         node_line=node_line,
         parameter_owner=parameter_owner,
         receivers=receivers,
-        calls=_calls(skeleton, rows),
         flops=_flops(table, rows),
+        calls=_calls(skeleton, rows),
         shapes=_shapes(table, rows),
     )
 
