@@ -31,8 +31,8 @@ class Net(nn.Module):
             x = self.a(x)  # a
             with self.nested("nested"):
                 x = x * 2  # product
-            x = self.b(x)  # b
-        return x
+            out: Tensor = self.b(x)  # b
+        return out
 
 
 @pytest.mark.parametrize("around", [none, record_function], ids=["", "around"])
