@@ -175,7 +175,7 @@ def _finding(case: Case, layers: list[_Slow], excess: int) -> Finding:
         message = f"the backward pass is slow for what its forward pass does: {_plain(cause.name)} {what}"
     elif by_hand is not None:
         message = f"the backward pass of {by_hand.removesuffix('Backward')} is slow for what its forward pass does"
-        advice = "Write its backward with the products and reductions of torch, without a loop in Python"
+        advice = f"Look at why its backward needs {_plain(cause.name)}, and compute the same with less of it"
         code = f"class {by_hand.removesuffix('Backward')}(torch.autograd.Function): ...  # look at backward"
     else:
         message = f"the backward pass is slow for what its forward pass does, by {_plain(cause.name)}"

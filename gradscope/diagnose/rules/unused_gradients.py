@@ -70,8 +70,8 @@ def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
         f"{'it' if len(parameters) == 1 else 'them'}",
         evidence=f"{_sum(parameters)} in {_count_layers(layers)}{never}",
         advice=(
-            "Remove or freeze what no batch uses: DistributedDataParallel fails over it, or must search for it in each "
-            "step."
+            "Freeze what is not to be trained, as a target network: no time is lost to it, but DistributedDataParallel "
+            "fails over it, or must search for it in each step."
         ),
         code=_code(case, parameters, "each.grad is not None"),
     )
