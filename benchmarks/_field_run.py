@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
-import io
 import json
 import os
 import re
@@ -17,14 +15,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from _common import ROOT
 from _field_compare import Same, compare_files, compare_text, file_sums, new_lines, split_report
+from _field_sources import check_ready, export
 from field_programs.program import INSTALLED, Program
 
 START = Path(__file__).with_name("_field_start.py")
@@ -43,16 +40,8 @@ QUIET = {
 }
 
 
-# Pictures of a repository's documentation: large, and read by none of the programs.
-PICTURES = ("*.gif", "*.mp4", "*.ipynb", "*.pdf", "*.svg")
-
-
 # The folder that importing torch._dynamo makes: torch does so at the first use of most optimizers.
 TORCH_CACHE = "torchinductor_"
-
-
-class Missing(Exception):
-    """A program cannot be run: what lacks, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -69,78 +58,6 @@ class Ran:
     processor_s: float
     peak_bytes: int
     load: float
-
-
-def check_ready(program: Program, sources: Path) -> Path:
-    """The program's clone, or Missing with the commands that make it."""
-    source = sources / program.checkout
-    if program.repo != INSTALLED:
-        _check_clone(program, source)
-    lacking = [name for name in program.needs if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise Missing(
-            f"{program.name} imports {', '.join(lacking)}, which this Python lacks. Install it:\n"
-            f"  {sys.executable} -m pip install --no-deps {' '.join(lacking)}"
-        )
-    return source
-
-
-def _check_clone(program: Program, source: Path) -> None:
-    if not source.is_dir():
-        raise Missing(
-            f"{program.name}: {source} is missing. Get it:\n"
-            f"  git clone https://github.com/{program.repo} {source}\n"
-            f"  or let field.py do so: --get"
-        )
-    found = subprocess.run(["git", "-C", str(source), "cat-file", "-e", f"{program.commit}^{{commit}}"], check=False)
-    if found.returncode:
-        raise Missing(
-            f"{program.name}: {source} has no commit {program.commit}. Get it:\n"
-            f"  git -C {source} fetch origin {program.commit}"
-        )
-
-
-def export(program: Program, source: Path, folder: Path) -> Path:
-    """Write the repository as it is at the commit to ``folder``, make the data, and return the folder to run in."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    tree = () if program.repo == INSTALLED else read_tree(source, program.commit, program.without)
-    for path, content in tree:
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-    place = folder / program.folder
-    if program.data is not None:
-        theirs = file_sums(folder)
-        program.data(place)
-        ours = file_sums(folder)
-        changed = [path for path, digest in theirs.items() if ours.get(path) != digest]
-        if changed:
-            raise AssertionError(f"{program.name}: the maker of data changed {', '.join(changed)} of the repository")
-    return place
-
-
-def read_tree(source: Path, commit: str, without: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The path and content of each file of a commit; a clone without its large files, a partial one, lacks those."""
-    listing = subprocess.run(
-        ["git", "-C", str(source), "ls-tree", "-r", "-z", commit], stdout=subprocess.PIPE, check=True
-    )
-    found = [entry.partition(b"\t") for entry in listing.stdout.split(b"\0") if entry]
-    files = [(about.split(), path.decode(errors="surrogateescape")) for about, _, path in found]
-    wanted = [
-        (about[2], path)
-        for about, path in files
-        if about[0] in (b"100644", b"100755") and not any(fnmatch(path, pattern) for pattern in (*PICTURES, *without))
-    ]
-    batch = ["git", "-C", str(source), "cat-file", "--batch"]
-    asked = b"".join(name + b"\n" for name, _ in wanted)
-    answer = io.BytesIO(subprocess.run(batch, input=asked, capture_output=True, check=True).stdout)
-    for _, path in wanted:
-        size = answer.readline().split()[-1]
-        if size == b"missing":
-            continue
-        yield path, answer.read(int(size))
-        answer.read(1)
 
 
 def command_alone(program: Program) -> list[str]:
@@ -284,8 +201,11 @@ def cut_to(alone: Ran, printed: str) -> Ran:
 
 def left_behind(alone: Sequence[str], profiled: Sequence[str]) -> list[str]:
     """Temporary files that only the profiled run leaves; names that tempfile draws count by what is before them."""
-    general = [Counter(re.sub(r"[a-z0-9_]{8}$", "#", name) for name in names) for names in (alone, profiled)]
-    return sorted(name for name in general[1] - general[0] if not name.startswith(TORCH_CACHE))
+    counts = [
+        Counter(re.sub(r"[a-z0-9_]{8}$", "#", name) for name in names if not name.startswith(TORCH_CACHE))
+        for names in (alone, profiled)
+    ]
+    return sorted(counts[1] - counts[0])
 
 
 def _record(program: Program, alone: Ran, profiled: Ran, prints: Same, files: Same) -> dict[str, Any]:
@@ -345,13 +265,3 @@ def _measured(path: Path) -> dict[str, Any]:
         "findings": [f"{finding['severity']} {finding['rule']}" for finding in run["findings"]],
         "memory": run.get("memory") is not None,
     }
-
-
-def clone(program: Program, sources: Path, origin: str) -> None:
-    """Clone its repository, unless it is there; ``origin`` holds ``{repo}`` or ``{checkout}``."""
-    place = sources / program.checkout
-    if program.repo == INSTALLED or place.exists():
-        return
-    sources.mkdir(parents=True, exist_ok=True)
-    address = origin.format(repo=program.repo, checkout=program.checkout)
-    subprocess.run(["git", "clone", "--quiet", "--no-checkout", address, str(place)], check=True, cwd=ROOT)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from _common import ROOT, environment
-from _field_run import Missing, clone, run_program
+from _field_run import run_program
+from _field_sources import Missing, clone
 from _field_table import markdown, missed
 from field_programs import PROGRAMS, Program
 

@@ -11,13 +11,14 @@ sys.path.insert(0, str(BENCHMARKS))
 try:
     import _field_compare as compare
     import _field_run as running
+    import _field_sources as sources
     import _field_table as table
     import field
     from field_programs import PROGRAMS, Program
 finally:
     sys.path.remove(str(BENCHMARKS))
 
-__all__ = ["PROGRAMS", "Program", "compare", "field", "made_repository", "running", "table"]
+__all__ = ["PROGRAMS", "Program", "compare", "field", "made_repository", "running", "sources", "table"]
 
 HONEST = """\
 import sys, time

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .field_fixtures import HONEST, PROGRAMS, Program, compare, field, made_repository, numbers, running, table
+from .field_fixtures import HONEST, PROGRAMS, Program, compare, field, made_repository, numbers, running, sources, table
 
 COMMIT = "0" * 40
 TOY = Program(
@@ -76,7 +76,7 @@ def test_a_program_without_a_seed_is_given_one_or_said_to_vary(tmp_path: Path) -
 def test_a_time_limit_ends_the_program_and_its_children(tmp_path: Path) -> None:
     text = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)\n"
     program = toy(tmp_path, text)
-    place = running.export(program, tmp_path / "sources" / program.checkout, tmp_path / "tree")
+    place = sources.export(program, tmp_path / "sources" / program.checkout, tmp_path / "tree")
     ran = running.run_process(program, running.command_alone(program), place, tmp_path / "tree", 1.0)
     assert ran.timed_out
     assert gone(int(ran.stdout))
@@ -98,12 +98,12 @@ def gone(process: int) -> bool:
 def test_data_may_not_change_the_program(tmp_path: Path) -> None:
     program = toy(tmp_path, without=())
     with pytest.raises(AssertionError, match=r"^toy: the maker of data changed data.txt of the repository$"):
-        running.export(program, tmp_path / "sources" / program.checkout, tmp_path / "tree")
+        sources.export(program, tmp_path / "sources" / program.checkout, tmp_path / "tree")
 
 
 def test_missing_clone(tmp_path: Path) -> None:
-    with pytest.raises(running.Missing) as raised:
-        running.check_ready(TOY, tmp_path)
+    with pytest.raises(sources.Missing) as raised:
+        sources.check_ready(TOY, tmp_path)
     place = tmp_path / "someone+toy"
     assert str(raised.value) == (
         f"toy: {place} is missing. Get it:\n"
@@ -115,15 +115,15 @@ def test_missing_clone(tmp_path: Path) -> None:
 def test_missing_commit(tmp_path: Path) -> None:
     made_repository(tmp_path)
     place = tmp_path / "sources/someone+toy"
-    with pytest.raises(running.Missing) as raised:
-        running.check_ready(TOY, tmp_path / "sources")
+    with pytest.raises(sources.Missing) as raised:
+        sources.check_ready(TOY, tmp_path / "sources")
     assert str(raised.value) == f"toy: {place} has no commit {COMMIT}. Get it:\n  git -C {place} fetch origin {COMMIT}"
 
 
 def test_missing_package(tmp_path: Path) -> None:
     program = toy(tmp_path, needs=("json", "no_such_package"))
-    with pytest.raises(running.Missing, match=r"^toy imports no_such_package, which this Python lacks\. Install it:\n"):
-        running.check_ready(program, tmp_path / "sources")
+    with pytest.raises(sources.Missing, match=r"^toy imports no_such_package, which this Python lacks\. Install it:\n"):
+        sources.check_ready(program, tmp_path / "sources")
 
 
 def test_unknown_name(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_unknown_name(tmp_path: Path) -> None:
 def test_get_clones(tmp_path: Path) -> None:
     program = toy(tmp_path / "elsewhere")
     origin = str(tmp_path / "elsewhere/sources/{checkout}")
-    running.clone(program, tmp_path / "sources", origin)
-    assert running.check_ready(program, tmp_path / "sources") == tmp_path / "sources/someone+toy"
+    sources.clone(program, tmp_path / "sources", origin)
+    assert sources.check_ready(program, tmp_path / "sources") == tmp_path / "sources/someone+toy"
 
 
 @pytest.mark.parametrize(
