@@ -47,7 +47,9 @@ def test_frames_have_the_columns_of_the_file() -> None:
     ]
     assert list(report.ledger.columns) == ["row", "ns", "share"]
     assert list(report.memory.columns) == ["owner", "category", "bytes"]
-    assert list(report.saved.columns) == ["layer", "line", "node", "what", "shape", "dtype", "count", "bytes"]
+    assert list(report.saved.columns) == [
+        *("layer", "line", "node", "what", "shape", "dtype", "count", "bytes", "at_peak_bytes"),
+    ]
     assert list(report.held.columns) == ["layer", "line", "op", "count", "bytes"]
     assert list(report.copies.columns) == ["layer", "line", "phase", "op", "calls", "bytes"]
     assert list(report.retained.columns) == ["layer", "line", "op", "phase", "count", "bytes", "grows"]
@@ -112,10 +114,10 @@ def test_the_command_line_knows_every_table() -> None:
 def test_csv_of_memory() -> None:
     text = Report(memory_fixtures.mlp()).to_csv("saved")
     assert text == (
-        "layer,line,node,what,shape,dtype,count,bytes\n"
-        "1,mlp.py:14,ReluBackward0,result,32x64,float32,1,8192\n"
-        ",mlp.py:22,LogSoftmaxBackward0,result,32x10,float32,1,1280\n"
-        ",,NllLossBackward0,total_weight,1,float32,1,4\n"
+        "layer,line,node,what,shape,dtype,count,bytes,at_peak_bytes\n"
+        "1,mlp.py:14,ReluBackward0,result,32x64,float32,1,8192,\n"
+        ",mlp.py:22,LogSoftmaxBackward0,result,32x10,float32,1,1280,\n"
+        ",,NllLossBackward0,total_weight,1,float32,1,4,\n"
     )
     assert Report(RUNS["gpt"]).to_csv("saved") == text.partition("\n")[0] + "\n"
 

@@ -27,7 +27,8 @@ class SavedRow:
     shape: str  # "8x12x1024x1024", of the tensor that was saved; the storage may be larger
     dtype: str  # "float32"
     count: int
-    bytes: int  # of whole storages, each counted once in the step
+    bytes: int  # of whole storages, each counted once in the step; summed over its backward passes
+    at_peak_bytes: int | None = None  # of these, alive at the peak and waiting for their node; without the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class MemoryInfo:
     end_bytes: int  # allocated when it ended
     timeline: Sequence[TimelinePoint]  # thinned; every phase keeps its highest and lowest points
     phases: Sequence[PhaseSpan]
-    saved_bytes: int  # sum of SavedRow.bytes
+    saved_bytes: int  # sum of SavedRow.bytes, over all backward passes of the step
     saved: Sequence[SavedRow]  # largest first
     held_bytes: int
     held: Sequence[HeldRow]
@@ -133,6 +134,9 @@ class MemoryInfo:
     categories: Sequence[CategoryCourse] | None = None  # the timeline by category; None: written by an older version
     spans: Sequence[LayerSpan] | None = None  # in order of time, none overlapping another; None: as categories
     spans_left_out: int | None = None  # shorter ones, for which there was no room
+    saved_at_peak_bytes: int | None = None  # sum of SavedRow.at_peak_bytes; None: as categories
+    held_at_peak_bytes: int | None = None  # of what HeldRow counts, alive at the peak
+    backward_passes: int | None = None  # of the step, those of gradient accumulation each; None: as categories
 
 
 class MemoryCategory(StrEnum):

@@ -34,31 +34,58 @@ def holders_at(step: MeasuredStep, entry: int) -> tuple[HolderRow, ...]:
 def saved_rows(step: MeasuredStep) -> tuple[SavedRow, ...]:
     """What the step's graphs kept, equal tensors of one line together, largest first."""
     groups: dict[tuple[int, int, str, str, str, str], list[int]] = defaultdict(list)
+    at_peak: dict[tuple[int, int, str, str, str, str], int] = defaultdict(int)
+    waiting = _saved_at(step, step.running.peak)
     for storage in step.storages:
         note = storage.note
         key = (storage.layer, storage.line, note.node, note.what, note.shape, note.dtype)
         groups[key].append(note.bytes)
+        at_peak[key] += note.bytes if storage.block in waiting else 0
     rows = [
-        SavedRow(step.path(layer), step.place(line), node, what, shape, dtype, len(sizes), sum(sizes))
-        for (layer, line, node, what, shape, dtype), sizes in groups.items()
+        SavedRow(step.path(key[0]), step.place(key[1]), *key[2:], len(sizes), sum(sizes), at_peak[key])
+        for key, sizes in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
-    """Other activations that were alive when a backward pass of the step began, each block once."""
-    found, trace = step.found, step.trace
-    blocks: set[int] = set()
-    for start in backward_windows(trace)[0].tolist():
-        if not trace.start_ns <= start < trace.end_ns:
-            continue
+def _saved_at(step: MeasuredStep, entry: int) -> set[int]:
+    """The blocks that wait for a backward node then; those of the batch, which stay in any case, are none."""
+    found, time = step.found, int(step.running.time_ns[entry])
+    return {
+        int(found.block[index])
+        for index in alive_at(step.running, step.blocks, found, entry).tolist()
+        if found.category[index] is MemoryCategory.SAVED and not _released(int(found.saved_until[index]), time)
+    }
+
+
+def backward_passes(step: MeasuredStep) -> list[int]:
+    """When each of the step's outermost backward passes began."""
+    trace = step.trace
+    return [start for start in backward_windows(trace)[0].tolist() if trace.start_ns <= start < trace.end_ns]
+
+
+def _held_blocks(step: MeasuredStep) -> list[int]:
+    """Indices into ``step.found`` of other activations that were alive when a backward pass of the step began."""
+    found, blocks = step.found, set[int]()
+    for start in backward_passes(step):
         entry = int(np.searchsorted(step.running.time_ns, start, side="right")) - 1
         blocks |= set(alive_at(step.running, step.blocks, found, entry).tolist())
+    return [index for index in sorted(blocks) if found.category[index] is MemoryCategory.ACTIVATION]
+
+
+def held_at_peak(step: MeasuredStep) -> int:
+    """Bytes of what :func:`held_rows` counts that are alive at the peak."""
+    alive = set(alive_at(step.running, step.blocks, step.found, step.running.peak).tolist())
+    return sum(int(step.blocks.bytes[step.found.block[index]]) for index in _held_blocks(step) if index in alive)
+
+
+def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
+    """Other activations that were alive when a backward pass of the step began, each block once."""
+    found = step.found
     groups: dict[tuple[int, int, str], list[int]] = defaultdict(list)
-    for index in sorted(blocks):
-        if found.category[index] is MemoryCategory.ACTIVATION:
-            key = (int(found.layer[index]), int(found.line[index]), found.op[index] or PYTHON)
-            groups[key].append(int(step.blocks.bytes[found.block[index]]))
+    for index in _held_blocks(step):
+        key = (int(found.layer[index]), int(found.line[index]), found.op[index] or PYTHON)
+        groups[key].append(int(step.blocks.bytes[found.block[index]]))
     rows = [
         HeldRow(step.path(layer), step.place(line), op, len(sizes), sum(sizes))
         for (layer, line, op), sizes in groups.items()

@@ -11,7 +11,14 @@ from gradscope.attribute.memory.amounts import LayerMemory, LineMemory, amounts_
 from gradscope.attribute.memory.blocks import NEVER
 from gradscope.attribute.memory.copies import find_copies
 from gradscope.attribute.memory.course import categories_of, kept_entries, phases_of, timeline_of
-from gradscope.attribute.memory.liveset import held_rows, holders_at, retained_rows, saved_rows
+from gradscope.attribute.memory.liveset import (
+    backward_passes,
+    held_at_peak,
+    held_rows,
+    holders_at,
+    retained_rows,
+    saved_rows,
+)
 from gradscope.attribute.memory.places import phase_of
 from gradscope.attribute.memory.spans import spans_of
 from gradscope.attribute.memory.step import MeasuredStep, MemoryInput, SourceText, read_step
@@ -84,6 +91,9 @@ def _info(step: MeasuredStep, given: MemoryInput, copies: tuple[CopyRow, ...]) -
         categories=categories_of(running, step.blocks, step.found, entries),
         spans=spans,
         spans_left_out=spans_left_out,
+        saved_at_peak_bytes=sum(entry.at_peak_bytes or 0 for entry in saved),
+        held_at_peak_bytes=held_at_peak(step),
+        backward_passes=len(backward_passes(step)),
     )
 
 
