@@ -212,10 +212,11 @@ def test_three_dimensions_are_a_reason_too() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x), is_causal=True)
 
-    found = [each for each in of_recipes(case_of(Flat(), torch.randn(2, 256, 64))) if "math" in each.rule]
-    assert [each.message.rpartition(": ")[2] for each in found] == [
-        "query has 3 dimensions, and the other kernels take 4"
-    ]
+    x = torch.randn(2, 256, 64)
+    found = [each for each in of_recipes(case_of(Flat(), x)) if "math" in each.rule]
+    math = torch._fused_sdp_choice(x, x, x, is_causal=True) == 0  # torch 2.15 has the flash kernel take three as well
+    reasons = ["query has 3 dimensions, and the other kernels take 4"] if math else []
+    assert [each.message.rpartition(": ")[2] for each in found] == reasons
 
 
 def test_packed_attention_on_the_math_kernel_is_not_told_as_copies() -> None:
