@@ -84,7 +84,7 @@ assert fp32_precision({kind!r}) == "tf32"
 
 
 # Up to torch 2.12 convolutions have TF32 as a setting of their own, which the switch above all does not change.
-CONV_UNDER_IEEE = "ieee" if "2.13" <= torch.__version__[:4] else "tf32"
+CONV_UNDER_IEEE = "ieee" if torch.__version__[:4] >= "2.13" else "tf32"
 
 
 @pytest.mark.parametrize(
