@@ -16,7 +16,9 @@ from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
+from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import Run, StepRecorder, plan
+from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import graph_task_id, profiler_runs, watch_profilers
 from gradscope.errors import UsageError
 from gradscope.tables import Options, Progress
@@ -68,6 +70,7 @@ class Session:
             stack.enter_context(self.run.backward.installed())
             stack.enter_context(self.run.loaders.installed())
             stack.enter_context(watch_profilers(self._give_way, self._other_ended))
+            stack.enter_context(letting_others_leave(lambda mode: isinstance(mode, (LineMode, FlopMode))))
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.

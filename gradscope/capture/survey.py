@@ -23,9 +23,10 @@ import gradscope
 from gradscope import markers
 from gradscope.capture.frames import TORCH, is_standard
 from gradscope.capture.guard import Guard
+from gradscope.capture.modes import take_off
 from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
-from gradscope.compat import TraceMarker, function_mode
+from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
@@ -166,10 +167,9 @@ class LineMode(TorchFunctionMode):
         self.release()
 
     def release(self) -> None:
-        """Take the mode off torch's stack, where it lies on top."""
-        if self._entered and function_mode() is self:
+        """Take the mode off torch's stack, where it lies there."""
+        if self._entered and take_off(self):
             self._entered = False
-            self.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._tracer is None:
@@ -186,6 +186,15 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry  # loads triton where there is one: not at import
 
         self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_cpu_attention_formulas()}
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Until the block is left, on whatever part of torch's stack the mode lies then."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            take_off(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

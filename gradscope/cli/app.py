@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -68,16 +66,8 @@ def _program(
         raise typer.Exit(GradscopeError.exit_code)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run ``gradscope ARGUMENTS`` as the program of this process, and leave with its exit code.
-
-    Args:
-        arguments: without the program's name; None takes ``sys.argv[1:]``.
-    """
-    sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
-
-
-def _run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
+    """Run ``gradscope ARGUMENTS`` and return its exit code."""
     command = typer.main.get_command(app)
     try:
         # obj=True: this process is ours to its end, see report_stream.
@@ -88,7 +78,7 @@ def _run(arguments: list[str]) -> int:
     except _CommandLineError as error:
         say_error(_usage_message(error))
         return GradscopeError.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gradscope.errors import Terminated
 
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
+TERMINATED = 143  # and one that SIGTERM did
 
 
 def say(message: str) -> None:
@@ -33,6 +41,9 @@ def show_user_error(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         say("interrupted")
         return INTERRUPTED
+    if isinstance(error, Terminated):
+        say("terminated")
+        return TERMINATED
     cut_own_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
     if _is_out_of_memory(error):
@@ -55,3 +66,29 @@ def _system_exit_code(error: SystemExit) -> int:
         return error.code
     print(error.code, file=sys.stderr, flush=True)
     return 1
+
+
+@contextlib.contextmanager
+def raising_on_terminate() -> Iterator[None]:
+    """Let SIGTERM raise :class:`Terminated` inside the block, once: what was measured until then is written.
+
+    Only where nobody handles it otherwise. In processes that the block forks it ends them, as it would without.
+    """
+    here = os.getpid()
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, _frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != here:
+            os.kill(os.getpid(), number)
+            return
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

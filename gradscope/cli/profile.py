@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gradscope.cli.arguments import SCRIPT_ARGS, html_path_of, json_path_of, refuse_leftovers
-from gradscope.cli.failure import say, say_error, show_user_error
+from gradscope.cli.failure import raising_on_terminate, say, say_error, show_user_error
 from gradscope.cli.options import (
     Color,
     ColorOption,
@@ -186,9 +186,10 @@ def _measure(loaded: Workload | Script, request: Request) -> Outcome:
     # A script writes to the terminal as well: a line of ours that is drawn again and again would garble its own.
     progress = make_progress(quiet=request.quiet, live=not isinstance(loaded, Script))
     try:
-        if isinstance(loaded, Script):
-            return pipeline.profile_script(loaded, request.options, progress)
-        return pipeline.profile_workload(loaded, request.options, progress)
+        with raising_on_terminate():
+            if isinstance(loaded, Script):
+                return pipeline.profile_script(loaded, request.options, progress)
+            return pipeline.profile_workload(loaded, request.options, progress)
     finally:
         progress.done()
 

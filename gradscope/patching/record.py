@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+from gradscope.capture.guard import Guard
+from gradscope.patching.operations import canonical
 from gradscope.patching.recording import Recording
-from gradscope.patching.tape import Reads, Tape
+from gradscope.patching.tape import Reads, Tape, reads_content
 
 
 def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
@@ -24,8 +26,9 @@ class Recorder:
     """Writes down the torch calls that somebody else's mode hands to :meth:`call`, while :meth:`watching`.
 
     Attributes:
-        recording: what was written; None before, and where there were more than MOST_CALLS.
+        recording: what was written; None before, where there were more than MOST_CALLS, and where it failed.
         overflowed: whether there were.
+        failed: what went wrong in the writing, which then ended.
     """
 
     MOST_CALLS = 100_000  # each takes a kilobyte or two
@@ -33,12 +36,13 @@ class Recorder:
     def __init__(self) -> None:
         self.recording: Recording | None = None
         self.overflowed = False
+        self.failed: Exception | None = None
         self._tape: Tape | None = None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Until the block is left."""
-        tape = self._tape = Tape()
+    def watching(self, guard: Guard) -> Iterator[None]:
+        """Until the block is left; the guard notes what goes wrong in a hook."""
+        tape = self._tape = Tape(guard)
         try:
             with tape.hooked(), tape.inside_modules():
                 yield
@@ -46,26 +50,69 @@ class Recorder:
             self._tape = None
             tape.forget()
             self.recording = Recording(tape.nodes, tape.values)
-            if self.overflowed:
+            if self.overflowed or self.failed is not None:
                 self.forget()
         for value in tape.values:
             value.settle()
 
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, called from ``frame``."""
-        if self._tape is None:
+        """``function(*args, **kwargs)``, called from ``frame``; only what the function raises comes out."""
+        tape = self._writes()
+        if tape is None:
             return function(*args, **kwargs)
-        if len(self._tape.nodes) >= self.MOST_CALLS:
-            self.overflowed = True
+        return self._kept_apart(function, args, kwargs, lambda run: tape.call(function, frame, args, kwargs, run))
+
+    def read(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """The same for calls that read a tensor's content; others are called as they are."""
+        tape = self._writes()
+        if tape is None:
             return function(*args, **kwargs)
-        return self._tape.call(function, frame, args, kwargs)
+
+        def written(run: Callable[..., Any]) -> Any:
+            op = canonical(function)
+            return tape.read(run, op, frame, args, kwargs) if reads_content(op) else run(*args, **kwargs)
+
+        return self._kept_apart(function, args, kwargs, written)
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Inside the block, which is on the engine's way, calls that read a tensor's content are written down too.
 
         ``backward`` is itself a torch function, so that the other mode is off there.
         """
-        return nullcontext() if self._tape is None else Reads(self._tape, self.MOST_CALLS)
+        return nullcontext() if self._tape is None else Reads(self)
+
+    def _writes(self) -> Tape | None:
+        """The tape, where it is still written on."""
+        tape = self._tape if self.failed is None else None
+        if tape is not None and len(tape.nodes) >= self.MOST_CALLS:
+            self.overflowed = True
+            return None
+        return tape
+
+    def _kept_apart(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, written: Callable[[Callable[..., Any]], Any]
+    ) -> Any:
+        """``written`` of the function; where the writing fails it ends, and the user's call is made all the same."""
+        ran: list[Any] = []
+        raised: list[BaseException] = []
+
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                ran.append(function(*given, **named))
+            except BaseException as error:
+                raised.append(error)
+                raise
+            return ran[0]
+
+        try:
+            return written(run)
+        except Exception as error:
+            if any(error is each for each in raised):
+                raise
+            self.failed = error
+        finally:
+            raised.clear()  # its traceback holds this frame
+        return ran.pop() if ran else function(*args, **kwargs)
 
     def forget(self) -> None:
         """Let go of the modules and functions that were seen."""

@@ -11,13 +11,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gradscope.capture.frames import is_standard, stack
+from gradscope.capture.guard import Guard
 from gradscope.patching.operations import LOOKS, canonical
 from gradscope.patching.recording import Frame, Node, Place, Span, Value, version_of
 from gradscope.patching.stack import above_logging, is_skipped
@@ -42,12 +43,16 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 class Tape(TorchFunctionMode):
     """Writes down every call, with frames as far as they are the user's.
 
+    Args:
+        guard: notes what goes wrong in a hook; without one it is raised.
+
     Attributes:
         nodes, values: what was written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
         super().__init__()
+        self._guard = guard
         self.nodes: list[Node] = []
         self.values: list[Value] = []
         self._latest: dict[int, Value] = {}  # by id of the tensor
@@ -73,11 +78,14 @@ class Tape(TorchFunctionMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Frames are let go of when their module's forward ends."""
-        hook = nn.modules.module.register_module_forward_hook(self._left, always_call=True)
+        hook = nn.modules.module.register_module_forward_hook(self._guarded(self._left), always_call=True)
         try:
             yield
         finally:
             hook.remove()
+
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        return hook if self._guard is None else self._guard.hook("recording", hook)
 
     def forget(self) -> None:
         """Drop the frames and what their names hold."""
@@ -90,7 +98,7 @@ class Tape(TorchFunctionMode):
     def inside_modules(self) -> Iterator[None]:
         """Frames that call a model are not looked into: they go on, and with them what a look at their names keeps."""
         self._only_modules = True
-        hook = nn.modules.module.register_module_forward_pre_hook(self._entered)
+        hook = nn.modules.module.register_module_forward_pre_hook(self._guarded(self._entered))
         try:
             yield
         finally:
@@ -122,18 +130,25 @@ class Tape(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, sys._getframe(1), args, kwargs or {})
 
-    def call(self, func: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
-        """``func(*args, **kwargs)``, called from ``frame``, as a node."""
+    def call(
+        self, func: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any, run: Callable[..., Any] | None = None
+    ) -> Any:
+        """``func(*args, **kwargs)``, called from ``frame``, as a node.
+
+        Args:
+            run: called in the place of ``func``, which names the operation.
+        """
+        run = run or func
         self._let_go(frame)
         op = canonical(func)
         if op in LOOKS:
-            return self.read(func, op, frame, args, kwargs) if op in _SHOWS else func(*args, **kwargs)
+            return self.read(run, op, frame, args, kwargs) if op in _SHOWS else run(*args, **kwargs)
         inputs: list[Value] = []
         held: list[Tensor] = []
         kept_args = tuple(self._replaced(argument, inputs, held) for argument in args)
         kept_kwargs = {name: self._replaced(argument, inputs, held) for name, argument in kwargs.items()}
         versions = [version_of(tensor) for tensor in held]
-        result = func(*args, **kwargs)
+        result = run(*args, **kwargs)
         pairs = zip(held, versions, strict=True)
         changed = frozenset(self._storage(tensor) for tensor, version in pairs if version_of(tensor) != version)
         node = Node(
@@ -280,18 +295,27 @@ class Tape(TorchFunctionMode):
         return Span(line, end_line, column, end_column)
 
 
+class Reader(Protocol):
+    """Writes down the calls that read a tensor's content."""
+
+    def read(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
+        """``function(*args, **kwargs)``, called from ``frame``."""
+
+
+def reads_content(op: str) -> bool:
+    """Whether the operation reads a tensor's content into Python, or needs it to know how large its result is."""
+    return op in _READS
+
+
 class Reads(TorchFunctionMode):
     """Writes down only what reads a tensor's content."""
 
-    def __init__(self, tape: Tape, most: int) -> None:
+    def __init__(self, recorder: Reader) -> None:
         super().__init__()
-        self._tape, self._most = tape, most
+        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        op = canonical(func)
-        if op not in _READS or len(self._tape.nodes) >= self._most:
-            return func(*args, **(kwargs or {}))
-        return self._tape.read(func, op, sys._getframe(1), args, kwargs or {})
+        return self._recorder.read(func, sys._getframe(1), args, kwargs or {})
 
 
 def _is_plain(argument: Any) -> bool:

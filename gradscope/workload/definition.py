@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,12 +52,29 @@ class Workload:
             raise WorkloadError(
                 f"loss is {describe(self.loss)}, which cannot be called.\nGive a function loss(output, batch), or none."
             )
+        if self.loss is not None:
+            _check_signature(self.loss)
         if self.optimizer is not None and not isinstance(self.optimizer, torch.optim.Optimizer):
             raise WorkloadError(f"optimizer is {describe(self.optimizer)}; it must be a torch.optim.Optimizer.")
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else ", loss given"
         return f"<Workload {self.target or type(self.model).__name__}: batch {describe(self.batch)}{loss}>"
+
+
+def _check_signature(loss: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise WorkloadError(
+            f"loss is {name}{signature}, which cannot be called as loss(output, batch): {error}.\n"
+            "Give a function of both, as lambda output, batch: mean_error(output, batch[1])."
+        ) from None
 
 
 def _check_model(model: Any) -> None:

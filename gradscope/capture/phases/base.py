@@ -24,8 +24,10 @@ from gradscope.compat import ending_open_ranges, marking_recompute, start_profil
 class StepRecorder(Tracer, Protocol):
     """Writes down the torch calls of a step."""
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Until the block is left."""
+    failed: Exception | None  # what went wrong in the writing
+
+    def watching(self, guard: Guard) -> AbstractContextManager[None]:
+        """Until the block is left; the guard notes what goes wrong in a hook."""
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Around what runs inside the engine."""

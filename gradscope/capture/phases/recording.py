@@ -29,7 +29,7 @@ class Recording(Phase):
         exits.enter_context(self._switches.watching(run.guard))
         recorder = run.recorder
         if recorder is not None and not uses_compile(run.capture.registry.alive(), run.compiled_before):
-            exits.enter_context(recorder.watching())
+            exits.enter_context(recorder.watching(run.guard))
             run.line_mode.turn_on(recorder)
             exits.callback(run.line_mode.turn_off)
         else:
@@ -41,6 +41,8 @@ class Recording(Phase):
         if self.done:
             self.run.take_census()
         run, capture = self.run, self.run.capture
+        if run.recorder is not None and run.recorder.failed is not None:
+            run.guard.note(self.name, run.recorder.failed)
         measured = capture.timed.completed - SETTLING_STEPS if capture.timed is not None else 0
         capture.settings = {
             **self._switches.with_seen(current_settings()),

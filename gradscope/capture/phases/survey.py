@@ -42,7 +42,7 @@ class Survey(Phase):
         self._profiler = new_profiler(shapes=True)
         exits.enter_context(run.profiling(self._profiler))
         if not self._compiled:
-            exits.enter_context(FlopMode(run.guard))
+            exits.enter_context(FlopMode(run.guard).counting())
         if with_lines:
             exits.enter_context(self._tracer.recording())
 
