@@ -19,13 +19,17 @@ from gradscope.attribute.memory.step import MemoryInput
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.passes import Passes
 from gradscope.attribute.result import Result, build_result
-from gradscope.attribute.rows import reached_roots, read_skeleton
+from gradscope.attribute.rows import Skeleton, reached_roots, read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
 from gradscope.capture.environment import describe_environment
+from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture, SurveyStep, TimedSteps
 from gradscope.capture.memory import MemoryPass
+from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames, name_called, roots_of_models, shown_path
 from gradscope.capture.phases import SETTLING_STEPS
+from gradscope.capture.phases.memory import Memory
+from gradscope.capture.phases.survey import Survey
 from gradscope.capture.tree import parameters_of
 from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
@@ -57,7 +61,7 @@ def analyse(
     progress = progress or Progress()
     progress.phase("reading the trace")
     on_cuda = torch.cuda.is_initialized()
-    table = read_trace(timed.profiler, device=on_cuda)
+    table = read_trace(timed.profiler, device=on_cuda, calls=MODULE_CALLS not in capture.failed)
     progress.phase(f"attributing {len(table):,} events")
     timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
     spans = timed.recorder.table()
@@ -66,26 +70,23 @@ def analyse(
     parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
     rows, outside = _rows_of_calls(capture, names, set(timed.recorder.roots))
     skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside)
-    notes = _read_survey(capture.survey, names, parents, on_cuda)
     skip = min(SETTLING_STEPS, timed.completed - 1)
-    lines = capture.survey.lines if capture.survey is not None else []
-    result = build_result(
-        assign(skeleton, skip, notes, _passes(timed, names)),
-        names.infos,
-        lines,
-        notes,
-        _source_text(lines),
-        has_flops=capture.survey is not None and capture.survey.has_flops,
-    )
+    # What a later pass noted is added to what was timed; where that fails, the times stand without it.
+    guard = Guard(capture.failed)
+    passes = _passes(timed, names)
+    result = None
+    with guard.over(_SURVEY):
+        notes = _read_survey(capture.survey, names, parents, on_cuda)
+        result = _timed_result(skeleton, skip, names, passes, notes, capture.survey)
+    if result is None:
+        capture.survey = None
+        result = _timed_result(skeleton, skip, names, passes, None, None)
     memory = None
     if capture.memory is not None:
-        memory = read_memory_pass(capture.memory, names, parents)
-        text = _source_text(capture.memory.lines)
-        result = replace(
-            result,
-            layers=with_memory_of_layers(result.layers, memory.layers),
-            lines=with_memory_of_lines(result.lines, memory.lines, capture.memory.lines, names.infos, text),
-        )
+        with guard.over(_MEMORY):
+            found = read_memory_pass(capture.memory, names, parents)
+            result = _with_memory(result, found, capture.memory, names)
+            memory = found
     measured = timed.completed - skip
     about = replace(
         about,
@@ -100,9 +101,46 @@ def analyse(
     partial = partial or (memory is None and capture.options.memory)
     run = _run_data(capture, about, names, device, result, memory, partial=partial)
     progress.phase("looking for reasons")
-    run = diagnosed(run, capture, names, recorder or Recorder())
+    with guard.over("looking for reasons"):
+        run = diagnosed(run, capture, names, recorder or Recorder())
     progress.done()
-    return Report(run)
+    return Report(_with_failures(run, capture))
+
+
+_SURVEY, _MEMORY = "reading the survey", "reading the memory pass"  # under which the guard notes an error
+
+
+def _timed_result(
+    skeleton: Skeleton, skip: int, names: ModuleNames, passes: Passes, notes: Notes | None, survey: SurveyStep | None
+) -> Result:
+    """The timed steps, with what the survey noted where there was one."""
+    lines = survey.lines if survey is not None else []
+    return build_result(
+        assign(skeleton, skip, notes, passes),
+        names.infos,
+        lines,
+        notes,
+        _source_text(lines),
+        has_flops=survey is not None and survey.has_flops,
+    )
+
+
+def _with_memory(result: Result, memory: MemoryResult, found: MemoryPass, names: ModuleNames) -> Result:
+    text = _source_text(found.lines)
+    return replace(
+        result,
+        layers=with_memory_of_layers(result.layers, memory.layers),
+        lines=with_memory_of_lines(result.lines, memory.lines, found.lines, names.infos, text),
+    )
+
+
+def _with_failures(run: RunData, capture: Capture) -> RunData:
+    """Say what of gradscope's own failed, whenever that was."""
+    notes = [
+        f"gradscope failed at {part} ({text}): what depends on it is missing or incomplete"
+        for part, text in capture.failed.items()
+    ]
+    return replace(run, notes=(*run.notes, *notes))
 
 
 def _run_data(
@@ -120,18 +158,15 @@ def _run_data(
     if about.optimizer_steps:
         parts = ", ".join(f"{count} of {name}" for name, count in about.optimizer_steps.items())
         notes.append(f"a step holds {sum(about.optimizer_steps.values())} optimizer steps: {parts}")
-    if capture.survey is None:
+    if capture.survey is None and not capture.failed.keys() & {_SURVEY, Survey.name, MODULE_CALLS}:
         notes.append("the run ended before the survey step: no source lines and no FLOPs")
-    elif memory is None and capture.options.memory:
+    elif memory is None and capture.options.memory and not capture.failed.keys() & {_MEMORY, Memory.name, MODULE_CALLS}:
         notes.append("the run ended before the steps that measure memory")
     if capture.given_way:
         notes.append(
             f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} steps, "
             "which gradscope did not measure"
         )
-    notes += [
-        f"gradscope failed at {part} ({text}): what depends on it is missing" for part, text in capture.failed.items()
-    ]
     if about.loss == "mean of outputs":
         notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
     step = result.step

@@ -26,7 +26,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 from gradscope import versions
-from gradscope.errors import UnsupportedTorchError
+from gradscope.errors import UnsupportedTorchError, UsageError
 
 __all__ = [
     "Check",
@@ -35,7 +35,8 @@ __all__ = [
     "check",
     "checkpoint_frame",
     "ending_open_ranges",
-    "function_mode",
+    "dispatch_modes",
+    "function_modes",
     "graph_task_id",
     "held_by_checkpoint",
     "kineto_events",
@@ -43,7 +44,7 @@ __all__ = [
     "live_device_blocks",
     "marking_recompute",
     "new_profiler",
-    "profiler_runs",
+    "require_no_profiler",
     "quiet_kineto",
     "require",
     "saved_value",
@@ -86,8 +87,9 @@ TraceMarker: Any = _private("torch._C._profiler._RecordFunctionFast")
 #: The class of what a node's ``_raw_saved_*`` gives.
 SavedTensor: Any = _private("torch._C._autograd.SavedTensor")
 
-#: The innermost mode of ``torch.overrides`` that this thread is in; None outside them.
-function_mode: Callable[[], Any] = _private("torch.overrides._get_current_function_mode")
+#: The modes of ``torch.overrides`` that this thread is in, the innermost last; and those of ``__torch_dispatch__``.
+function_modes: Callable[[], list[Any]] = _private("torch.overrides._get_current_function_mode_stack")
+dispatch_modes: Callable[[], list[Any]] = _private("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
 
 
 def new_profiler(*, shapes: bool = False, memory: bool = False) -> Any:
@@ -181,6 +183,15 @@ def profiler_runs() -> bool:
     # A schedule prepares its profiler a step before it starts it; that alone shows nowhere else.
     made = (item for item in gc.get_objects() if type(item) is module.profile)
     return any(item.entered and item.kineto_results is None for item in made)
+
+
+def require_no_profiler() -> None:
+    """Raise :class:`UsageError` where a profiler runs in this process."""
+    if profiler_runs():
+        raise UsageError(
+            "a torch.profiler is running in this process, and PyTorch's profiler exists once in a process.\n"
+            "Call gradscope outside of it; nothing was changed."
+        )
 
 
 @contextlib.contextmanager
@@ -495,7 +506,12 @@ def require() -> None:
 
 @cache
 def check() -> tuple[Check, ...]:
-    """Run every private interface once on a graph of two nodes; cached for the process."""
+    """Run every private interface once on a graph of two nodes; cached for the process.
+
+    Raises:
+        UsageError: a profiler runs in this process, which one of ours would end.
+    """
+    require_no_profiler()
     probes: tuple[tuple[str, Callable[[], str]], ...] = (
         ("sequence numbers", _probe_sequence),
         ("backward marker", _probe_engine_entry),
@@ -567,11 +583,11 @@ def _probe_saved() -> str:
 
 
 def _probe_modes() -> str:
-    outside = function_mode()
+    outside = function_modes()
     with BaseTorchFunctionMode() as mode:
-        _expect(function_mode() is mode, "a function mode that was entered is not the current one")
-    _expect(function_mode() is outside, "a function mode that was left is still the current one")
-    return "torch.overrides._get_current_function_mode"
+        _expect(function_modes() == [*outside, mode], "a function mode that was entered is not the current one")
+    _expect(function_modes() == outside, "a function mode that was left is still the current one")
+    return "torch.overrides._get_current_function_mode_stack"
 
 
 def _probe_memory() -> str:

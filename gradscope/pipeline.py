@@ -12,6 +12,7 @@ from torch import nn
 
 from gradscope import compat
 from gradscope.analysis import analyse
+from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
@@ -244,10 +245,22 @@ def _outcome(
         if error is not None:
             return Outcome(None, error)
         raise NothingMeasuredError(_nothing_measured(about, capture))
+    guard = Guard()
     try:
-        return Outcome(analyse(capture, about, known, device, progress, recorder), error)
+        with guard.over(_READING):
+            return Outcome(analyse(capture, about, known, device, progress, recorder), error)
     finally:
         capture.let_go()
+    if error is not None:
+        return Outcome(None, error)
+    raise NothingMeasuredError(
+        f"{about.target or 'the loop'} was measured, but gradscope cannot read what it noted: "
+        f"{guard.failed[_READING]}.\n"
+        "This is a defect of gradscope: GRADSCOPE_DEBUG=1 shows where."
+    )
+
+
+_READING = "reading what was measured"  # under which the guard notes an error
 
 
 def _nothing_measured(about: WorkloadInfo, capture: Capture) -> str:

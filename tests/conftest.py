@@ -97,6 +97,19 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_error_kept_back() -> Iterator[None]:
+    """Fail a test in which something of gradscope's own failed: users get a note, which a test may not look at."""
+    from gradscope.capture import guard
+
+    kept: list[BaseException] = []
+    guard.listeners.append(kept.append)
+    yield
+    guard.listeners.remove(kept.append)
+    for error in kept:
+        raise AssertionError("an error of gradscope's own became a note") from error
+
+
+@pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a hook, a patch, a mode, a thread, or a file in the repository."""
     before, threads = _process(), set(threading.enumerate())

@@ -29,8 +29,8 @@ class Guard:
         failed: the parts in which something went wrong, each with the text of its first error.
     """
 
-    def __init__(self) -> None:
-        self.failed: dict[str, str] = {}
+    def __init__(self, failed: dict[str, str] | None = None) -> None:
+        self.failed = {} if failed is None else failed
 
     def note(self, part: str, error: BaseException) -> None:
         """Something went wrong in ``part``."""

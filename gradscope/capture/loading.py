@@ -14,7 +14,10 @@ from typing import Any
 from torch.utils.data import DataLoader, dataloader
 
 from gradscope.capture.frames import line_of
+from gradscope.capture.guard import Guard
 from gradscope.capture.naming import shown_path
+
+DATA_LOADING = "timing the data loading"  # under which the guard notes an error
 
 _Key = tuple[str, str, int, bool, bool]
 
@@ -30,7 +33,8 @@ class _Waited:
 class LoaderWatch:
     """Measures the calls for the next batch on the thread that trains, while :attr:`counting`."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self.counting = False
         self._thread = threading.get_ident()
         self._found: dict[_Key, _Waited] = {}
@@ -70,14 +74,16 @@ class LoaderWatch:
         try:
             return original(iterator)
         finally:
-            self._waited(iterator, frame).ns += time.perf_counter_ns() - start
+            with self._guard.over(DATA_LOADING):
+                self._waited(iterator, frame).ns += time.perf_counter_ns() - start
 
     def _iter(self, original: Callable[[Any], Any], loader: Any, frame: FrameType) -> Any:
         if not self.counting or threading.get_ident() != self._thread:
             return original(loader)
         start = time.perf_counter_ns()
         iterator = original(loader)
-        self._waited(iterator, frame).start_ns += time.perf_counter_ns() - start
+        with self._guard.over(DATA_LOADING):
+            self._waited(iterator, frame).start_ns += time.perf_counter_ns() - start
         return iterator
 
     def _waited(self, iterator: Any, frame: FrameType) -> _Waited:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradscope.compat import dispatch_modes, function_modes
 
 _STACKS: dict[type[Any], Callable[[], list[Any]]] = {
-    TorchFunctionMode: _get_current_function_mode_stack,
-    TorchDispatchMode: _get_current_dispatch_mode_stack,
+    TorchFunctionMode: function_modes,
+    TorchDispatchMode: dispatch_modes,
 }
 
 

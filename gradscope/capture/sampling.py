@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import Any
 
 from gradscope.capture.frames import OURS, TORCH, is_users, stack
+from gradscope.capture.guard import Guard
 from gradscope.capture.naming import shown_path
 
 _PERIOD_S = 0.001
@@ -24,7 +25,8 @@ _DECORATOR = f"{TORCH}utils/_contextlib.py"  # @torch.no_grad() on a function of
 class LineSampler:
     """Looks at the thread that made it, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._watched = threading.get_ident()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -53,6 +55,10 @@ class LineSampler:
         ]
 
     def _run(self) -> None:
+        with self._guard.over("sampling lines"):
+            self._sample()
+
+    def _sample(self) -> None:
         last = time.perf_counter_ns()
         while not self._stop.wait(_PERIOD_S):
             frame = sys._current_frames().get(self._watched)

@@ -19,7 +19,7 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import Run, StepRecorder, plan
 from gradscope.capture.survey import FlopMode, LineMode
-from gradscope.compat import graph_task_id, profiler_runs, watch_profilers
+from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
 from gradscope.errors import UsageError
 from gradscope.tables import Options, Progress
 
@@ -47,8 +47,9 @@ class Session:
         surroundings: Surroundings | None = None,
         recorder: StepRecorder | None = None,
     ) -> None:
-        guard = Guard()
-        self.run = Run(Capture(options), surroundings or Surroundings(), guard, recorder, BackwardWatch(guard))
+        capture = Capture(options)
+        guard = Guard(capture.failed)
+        self.run = Run(capture, surroundings or Surroundings(), guard, recorder, BackwardWatch(guard))
         self.finished = False
         self.steps_given_way = 0  # that ended while the user's own profiler ran
         self._progress = progress or Progress()
@@ -61,7 +62,8 @@ class Session:
         self._trainer: threading.Thread | None = None  # whose steps count
         self._postponed = False  # a step ended inside the engine
         self._others = 0  # profilers of the user's that run now
-        self._disturbed = False  # one ran since the last boundary
+        self._began = False  # one began since the last boundary
+        self._disturbed = False  # one ran since then
 
     def __enter__(self) -> Session:
         _claim(self)
@@ -118,8 +120,9 @@ class Session:
         self.capture.steps_done += 1
         self.capture.registry.step = self.capture.steps_done
         phase = self._phases[self._number]
+        began, self._began = self._began, False
         if phase.undisturbed and self._is_disturbed():
-            self.steps_given_way += 1
+            self.steps_given_way += began or self._others
             self._restart()
             self.finished = self.steps_given_way >= MOST_GIVEN_WAY
         elif not self._entered:
@@ -147,7 +150,6 @@ class Session:
             self.capture.hold()
             self.surroundings.forget()
             self._progress.done()
-            self.capture.failed |= self.run.guard.failed
             self.capture.given_way = self.steps_given_way
 
     def abandon(self) -> None:
@@ -228,10 +230,12 @@ class Session:
 
     def _give_way(self) -> None:
         """The user's code is about to start a profiler: ours stops first, whichever thread this is."""
-        if self._closed:
+        if self._closed or self.finished:
             return
         self._others = 1
-        self._disturbed = True
+        self._began = self._disturbed = True
+        if not self._phases[self._number].undisturbed:
+            return
         here = self._trainer is None or self._trainer is threading.current_thread()
         if here and graph_task_id() == -1:
             self._restart()  # at once, so that none of our rows get into the other's trace
@@ -262,11 +266,7 @@ def _claim(session: Session) -> None:
                 "gradscope is measuring in this process already: PyTorch's profiler exists once in a process.\n"
                 "Let the first measurement end before the next begins; this one has changed nothing."
             )
-        if profiler_runs():
-            raise UsageError(
-                "a torch.profiler is running in this process, and PyTorch's profiler exists once in a process.\n"
-                "Call gradscope outside of it; nothing was changed."
-            )
+        require_no_profiler()
         _current = weakref.ref(session)
 
 

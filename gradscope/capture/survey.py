@@ -81,7 +81,8 @@ class LineTracer:
             return function(*args, **kwargs)
         finally:
             if span is not None:
-                self.spans.close(span)
+                with self._guard.over(SOURCE_LINES):
+                    self.spans.close(span)
 
     def _label(self, frame: FrameType | None) -> int:
         while frame is not None:
@@ -202,10 +203,12 @@ class FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
             with self._guard.over(FLOPS):
-                count = int(formula(*args, **kwargs, out_val=result))
-                with TraceMarker(markers.FLOP + str(count)):
-                    pass
+                self._count(formula(*args, **kwargs, out_val=result))
         return result
+
+    def _count(self, flops: int) -> None:
+        with TraceMarker(markers.FLOP + str(int(flops))):
+            pass
 
 
 def _cpu_attention_formulas() -> dict[Any, Callable[..., int]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradscope import markers
 from gradscope.compat import kineto_events, kineto_tree
 from gradscope.tables import EventTable, Int32Column, IntColumn
 from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns, no_garbage_collection
@@ -22,30 +23,31 @@ from gradscope.trace.names import USER_SCOPE, classify_names
 from gradscope.trace.nesting import nest
 
 
-def read_trace(profiler: Any, *, device: bool = False, shapes: bool = False) -> EventTable:
+def read_trace(profiler: Any, *, device: bool = False, shapes: bool = False, calls: bool = True) -> EventTable:
     """Read all events of a stopped profiler.
 
     Args:
         profiler: a ``torch.profiler.profile``; it keeps its own copy of the events until it is dropped.
         device: the trace may hold device activities (CUDA).
         shapes: read the input shapes of each row.
+        calls: False where module calls were not all noted: their rows hold nothing then, for some have no end.
     """
     with no_garbage_collection():
         if not device and not shapes:
-            found = _from_tree(profiler)
+            found = _from_tree(profiler, calls=calls)
             if found is not None:
                 return found
-        return _from_list(kineto_events(profiler), device=device, shapes=shapes)
+        return _from_list(kineto_events(profiler), device=device, shapes=shapes, calls=calls)
 
 
-def _from_tree(profiler: Any) -> EventTable | None:
+def _from_tree(profiler: Any, *, calls: bool) -> EventTable | None:
     from gradscope.trace.tree import read_tree
 
     read = read_tree(kineto_tree(profiler))
-    return None if read is None else make_table(*read)
+    return None if read is None else make_table(*read, calls=calls)
 
 
-def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
+def _from_list(events: list[Any], *, device: bool, shapes: bool, calls: bool) -> EventTable:
     host, device_events = split_devices(events) if device else (events, [])
     names = Interner()
     name = _column(host, "name", names.__getitem__).astype(np.int32)
@@ -63,7 +65,7 @@ def _from_list(events: list[Any], *, device: bool, shapes: bool) -> EventTable:
         correlation=_column(host, "correlation_id") if device else None,
         shapes=[_shape_text(event.shapes()) for event in host] if shapes else None,
     )
-    table = make_table(columns, names, scopes)
+    table = make_table(columns, names, scopes, calls=calls)
     if columns.correlation is not None:
         table = replace(table, kernels=read_kernels(device_events, columns.correlation[row_order(columns)]))
         device_events.clear()
@@ -140,7 +142,11 @@ def _end_range_calls(
     return result
 
 
-def make_table(columns: RawColumns, names: Interner, scopes: Sequence[int]) -> EventTable:
+def make_table(columns: RawColumns, names: Interner, scopes: Sequence[int], *, calls: bool = True) -> EventTable:
+    """Columns as they were read -> sorted, nested and classified; ``calls`` as in :func:`read_trace`."""
+    if not calls:
+        is_call = np.array([text.startswith(markers.CALL) for text in names], bool)
+        columns.end_ns = np.where(is_call[columns.name], columns.start_ns, columns.end_ns)
     order = row_order(columns)
     start, thread = columns.start_ns[order], columns.thread[order]
     name = columns.name[order]

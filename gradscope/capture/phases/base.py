@@ -43,11 +43,13 @@ class Run:
     recorder: StepRecorder | None = None
     backward: BackwardWatch = field(default_factory=BackwardWatch)
     line_mode: LineMode = field(default_factory=LineMode)
-    loaders: LoaderWatch = field(default_factory=LoaderWatch)
-    sampler: LineSampler = field(default_factory=LineSampler)
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)
     profiler: Any = None  # gradscope's own, while it runs
+
+    def __post_init__(self) -> None:
+        self.loaders = LoaderWatch(self.guard)
+        self.sampler = LineSampler(self.guard)
 
     @contextmanager
     def marking_backward(self, around: Around | None = None) -> Iterator[None]:

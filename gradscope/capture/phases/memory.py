@@ -10,7 +10,7 @@ from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.memory import MemoryTracer
 from gradscope.capture.memory_steps import MemorySteps
-from gradscope.capture.modules import CallRecorder
+from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.survey import LineTracer
 from gradscope.compat import start_memory_profiler
@@ -47,7 +47,7 @@ class Memory(Phase):
         self._steps.end_step()
 
     def keep(self) -> None:
-        if self._steps is not None and self.name not in self.run.guard.failed:
+        if self._steps is not None and not self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             found = self.run.capture.memory = self._steps.result()
             if found is not None:
                 found.census = [*self.run.capture.census, *found.census]

@@ -9,7 +9,7 @@ from typing import Any
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.left import SurveyStep
-from gradscope.capture.modules import CallRecorder
+from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
@@ -58,7 +58,7 @@ class Survey(Phase):
             self.run.take_census()
         if self._compiled:
             self.run.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
-        if self.done < self.steps or self.name in self.run.guard.failed:
+        if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             return
         self.run.capture.survey = SurveyStep(
             profiler=self._profiler,

@@ -1,0 +1,186 @@
+"""An error in any hook or pass of gradscope's own is a note of the report: the user's run goes on as it would alone.
+
+Each case plants one error where gradscope runs between two lines of the user's, or reads what it noted afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.capture import guard
+from gradscope.errors import NothingMeasuredError
+from gradscope.pipeline import Outcome, profile_script
+from gradscope.tables import Options
+from gradscope.workload import Script, load_target
+
+_SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for epoch in range(8):
+    for x in DataLoader(torch.arange(32.0).reshape(4, 8), batch_size=1):
+        loss = model(x).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+ended = True
+"""
+
+# (module, class or None, function): what fails. Hooks, the beginnings and ends of phases and steps, readers.
+_HOOKS = [
+    ("capture.modules", "CallRecorder", "_enter"),
+    ("capture.modules", "CallRecorder", "_leave"),
+    ("capture.survey", "LineTracer", "_label"),
+    ("capture.survey", "GraphTracer", "_walk"),
+    ("capture.survey", "GraphTracer", "_note"),
+    ("capture.survey", "FlopMode", "_count"),
+    ("capture.spans", "SpanRecorder", "open"),
+    ("capture.spans", "SpanRecorder", "close"),
+    ("capture.phases.survey", "Survey", "_note_batch"),
+    ("capture.switches", "SwitchWatch", "look"),
+    ("capture.switches", "SwitchWatch", "with_seen"),
+    ("capture.loading", "LoaderWatch", "_waited"),
+    ("capture.loading", "LoaderWatch", "facts"),
+    ("capture.sampling", "LineSampler", "_sample"),
+    ("capture.sampling", "LineSampler", "facts"),
+    ("capture.faults", "FaultMeter", "start"),
+    ("capture.faults", "FaultMeter", "stop"),
+    ("capture.memory", "Surroundings", "note_optimizer"),
+    ("capture.memory", "MemoryTracer", "_note_inputs"),
+    ("capture.memory", "MemoryTracer", "_begin_backward"),
+    ("capture.memory", "MemoryTracer", "_gradients"),
+    ("capture.memory", "MemoryTracer", "see_all"),
+    ("capture.memory_steps", "MemorySteps", "begin"),
+    ("capture.memory_steps", "MemorySteps", "end_step"),
+    ("capture.memory_steps", "MemorySteps", "result"),
+    ("patching.tape", "Tape", "_replaced"),
+    ("patching.tape", "Tape", "_places"),
+    ("patching.tape", "Tape", "_entered"),
+    ("patching.tape", "Tape", "_left"),
+]
+_PHASES = [
+    (f"capture.phases.{name}", kind, function)
+    for name, kind in (
+        ("untimed", "WarmUp"),
+        ("untimed", "Unprofiled"),
+        ("survey", "Survey"),
+        ("recording", "Recording"),
+        ("memory", "Memory"),
+    )
+    for function in ("enter", "end_step", "keep", "begin_step")
+]
+_READERS = [
+    ("analysis", None, "_read_survey"),
+    ("analysis", None, "read_memory_pass"),
+    ("analysis", None, "diagnosed"),
+    ("diagnosis", None, "known_facts"),
+    ("diagnosis", None, "bounded"),
+]
+
+
+class Planted(RuntimeError):
+    """The error that is planted."""
+
+
+@pytest.fixture
+def kept() -> Iterator[list[BaseException]]:
+    """What guards have kept to themselves in this test, which none of the others may have."""
+    found: list[BaseException] = []
+    before = list(guard.listeners)
+    guard.listeners[:] = [found.append]
+    yield found
+    guard.listeners[:] = before
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, module: str, owner: str | None, name: str) -> list[int]:
+    """Let it raise whenever it is called; the list grows each time."""
+    calls: list[int] = []
+
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        calls.append(1)
+        raise Planted(f"{name} was called")
+
+    holder: Any = importlib.import_module(f"gradscope.{module}")
+    monkeypatch.setattr(holder if owner is None else getattr(holder, owner), name, fail)
+    return calls
+
+
+def _profiled(folder: Path) -> tuple[Outcome, dict[str, Any]]:
+    path = folder / "train.py"
+    path.write_text(_SCRIPT)
+    script = load_target(str(path))
+    assert isinstance(script, Script)
+    outcome = profile_script(script, Options(steps=2, warmup=2, run_to_end=True))
+    return outcome, dict(script.namespace)
+
+
+def _alone() -> list[float]:
+    names: dict[str, Any] = {}
+    exec(compile(_SCRIPT, "alone.py", "exec"), names)
+    return list(names["losses"])
+
+
+@pytest.mark.parametrize(("module", "owner", "name"), [*_HOOKS, *_PHASES, *_READERS])
+def test_the_run_goes_on_and_the_report_says_what_failed(
+    module: str,
+    owner: str | None,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: list[BaseException],
+) -> None:
+    calls = _plant(monkeypatch, module, owner, name)
+    outcome, names = _profiled(tmp_path)
+    assert calls, "the planted error was never reached: the case tests nothing"
+    assert outcome.error is None
+    assert names["ended"] and names["losses"] == _alone()
+    assert outcome.report is not None
+    run = outcome.report.data
+    assert run.workload.steps == 2 and run.step.backward_ns > 0
+    assert any("Planted: " in note for note in run.notes)
+    assert all(isinstance(error, Planted) for error in kept)
+
+
+@pytest.mark.parametrize("name", ["enter", "end_step", "keep"])
+def test_without_the_timed_steps_there_is_one_clear_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[BaseException]
+) -> None:
+    _plant(monkeypatch, "capture.phases.timed", "Timed", name)
+    with pytest.raises(NothingMeasuredError) as caught:
+        _profiled(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/train.py could not be measured: Planted: {name} was called.\nRun 'gradscope doctor' to see why."
+    )
+    assert kept
+
+
+def test_what_cannot_be_read_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[BaseException]
+) -> None:
+    _plant(monkeypatch, "capture.modules", "CallRecorder", "table")
+    with pytest.raises(NothingMeasuredError) as caught:
+        _profiled(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/train.py was measured, but gradscope cannot read what it noted: Planted: table was called.\n"
+        "This is a defect of gradscope: GRADSCOPE_DEBUG=1 shows where."
+    )
+
+
+def test_an_error_of_the_users_is_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_SCRIPT.replace("losses.append(loss.item())", "losses.append(loss.item()); 1 / (9 - len(losses))"))
+    script = load_target(str(path))
+    assert isinstance(script, Script)
+    outcome = profile_script(script, Options(steps=2, warmup=2))
+    assert isinstance(outcome.error, ZeroDivisionError)
