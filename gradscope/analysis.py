@@ -19,6 +19,7 @@ from gradscope.attribute.memory.step import MemoryInput
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
+from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.left import Capture, SurveyStep
 from gradscope.capture.memory import MemoryPass
@@ -28,8 +29,8 @@ from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
 from gradscope.tables import LineInfo, Progress, RunData, SpanTable, WorkloadInfo
-from gradscope.trace.events import read_trace
-from gradscope.trace.memory import read_memory_trace
+from gradscope.trace.join import joined
+from gradscope.trace.reader import TraceReader
 
 
 def analyse(
@@ -55,9 +56,13 @@ def analyse(
     progress.phase("reading the trace")
     names = name_modules(timed.recorder.called_roots(), known)
     on_cuda = torch.cuda.is_initialized()
-    table = read_trace(timed.profiler, device=on_cuda)
+    if timed.profiler is not None:
+        timed.tables.append(TraceReader(device=on_cuda).timed(timed.profiler))
+        timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
+    stretches = len(timed.tables)
+    table = joined(timed.tables)
+    timed.tables.clear()
     progress.phase(f"attributing {len(table):,} events")
-    timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
     called = names.labels(timed.recorder.modules.by_number())
     parents = names.calling_parents(called)
     skeleton = read_skeleton(table, _relabelled(timed.recorder.table(), called), parents)
@@ -90,8 +95,15 @@ def analyse(
         events=len(table),
         batch=capture.batch,
     )
-    partial = measured < capture.options.steps or capture.survey is None
-    partial = partial or (memory is None and capture.options.memory)
+    partial = measured < capture.options.steps or (capture.survey is None and LINES not in capture.left_out)
+    partial = partial or (memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out)
+    if stretches > 1:
+        capture.notes.append(
+            f"the profiled steps were taken in {stretches} stretches, an unprofiled step between each two: "
+            f"one makes {len(table) // timed.completed:,} rows of trace"
+        )
+    if capture.left_out:
+        capture.notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))
     run = _run_data(capture, about, names, device, result, memory, partial=partial)
     progress.phase("looking for reasons")
     run = diagnosed(run, capture, names, recorder or Recorder())
@@ -111,12 +123,12 @@ def _run_data(
 ) -> RunData:
     memory_notes = capture.memory.notes if capture.memory is not None else []
     notes = [*versions.untried(torch.__version__), *capture.notes, *memory_notes, *result.notes]
-    if capture.survey is None:
+    if capture.survey is None and LINES not in capture.left_out:
         notes.append(
             "the run ended before the survey step: no source lines and no FLOPs; parameters and gradient sums are "
             "charged to the layer whose node ran before them"
         )
-    elif memory is None and capture.options.memory:
+    elif memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out:
         notes.append("the run ended before the steps that measure memory")
     if capture.given_way:
         notes.append(
@@ -154,8 +166,10 @@ def _run_data(
 def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequence[int], on_cuda: bool) -> Notes | None:
     if survey is None:
         return None
-    table = read_trace(survey.profiler, device=on_cuda, shapes=True)
-    survey.profiler = None
+    if survey.table is None:
+        reader = TraceReader(device=on_cuda)
+        survey.table = reader.surveyed(survey.profiler, shapes=survey.has_shapes, flops=survey.has_flops)
+    table, survey.table, survey.profiler = survey.table, None, None
     calls = _relabelled(survey.recorder.table(), names.labels(survey.recorder.modules.by_number()))
     return read_survey(
         SurveyInput(
@@ -174,7 +188,7 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
         names: the rows of the layer table.
         parents: of each row the nearest parent that is called itself, see :meth:`ModuleNames.calling_parents`.
     """
-    table = read_memory_trace(found.profiler)
+    table = TraceReader().memory(found.profiler)
     found.profiler = None
     calls = _relabelled(found.recorder.table(), names.labels(found.recorder.modules.by_number()))
     skeleton = read_skeleton(table, calls, parents)

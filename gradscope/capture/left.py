@@ -11,29 +11,33 @@ import torch
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.seen import Seen
-from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, SpanTable
+from gradscope.tables import EventTable, GraphNode, LineInfo, OptimizerFact, Options, SpanTable
 
 
 @dataclass
 class TimedSteps:
     """What the profiled steps left behind."""
 
-    profiler: Any
+    profiler: Any  # None once its rows are in ``tables``
     recorder: CallRecorder
     completed: int = 0  # steps that ended, the settling ones included
+    tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
+    last_steps: int = 0  # that the last profiler saw
 
 
 @dataclass
 class SurveyStep:
     """What the survey left behind."""
 
-    profiler: Any
+    profiler: Any  # None once its rows are in ``table``
     recorder: CallRecorder
     line_spans: SpanTable
     lines: list[LineInfo]
     graphs: list[tuple[GraphNode, ...]]
     parameters: Seen[torch.Tensor]
     has_flops: bool
+    has_shapes: bool = True
+    table: EventTable | None = None
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Capture:
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py
     given_way: int = 0  # steps in which the user's own profiler ran
+    left_out: list[str] = field(default_factory=list)  # of steps of many operations, see budget.py
+    rows: float = 0.0  # of a timed trace that a step makes, where that led to it
     batch: str | None = None  # tensors that the survey's first model call was given: "4x256 int64"
     # See settings.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
-from gradscope.capture.phases import Run, StepRecorder, plan
+from gradscope.capture.phases import Reader, Run, StepRecorder, plan
 from gradscope.compat import graph_task_id, profiler_runs, watch_profilers
 from gradscope.errors import UsageError
 from gradscope.tables import Options, Progress
@@ -44,12 +44,15 @@ class Session:
         progress: Progress | None = None,
         surroundings: Surroundings | None = None,
         recorder: StepRecorder | None = None,
+        reader: Reader | None = None,
     ) -> None:
         guard = Guard()
         self.run = Run(Capture(options), surroundings or Surroundings(), guard, recorder, BackwardWatch(guard))
+        self.run.reader = reader
         self.finished = False
         self.steps_given_way = 0  # that ended while the user's own profiler ran
         self._progress = progress or Progress()
+        self.run.say = self._progress.say
         self._phases = plan(self.run)
         self._number = -1
         self._entered = False  # whether the current phase measures
@@ -164,6 +167,8 @@ class Session:
 
     def _next_phase(self) -> None:
         self._number += 1
+        while self._number < len(self._phases) and not self._phases[self._number].fits():
+            self._number += 1
         if self._number == len(self._phases):
             self.finished = True
             self.capture.hold()

@@ -1,4 +1,8 @@
-"""The steps that are timed, under the profiler."""
+"""The steps that are timed, under the profiler.
+
+The profiler holds every row until it stops. Where steps are of many operations, one profiler sees few of them, is read,
+and a step without a profiler follows before the next begins.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +26,66 @@ class Timed(Phase):
 
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
+        self._wanted = steps
         self._timed = TimedSteps(None, CallRecorder(run.guard))
+        self._stretch = ExitStack()  # of the profiler that runs
+        self._in_stretch = 0  # steps that it has seen
+
+    def again(self) -> Timed:
+        return Timed(self.run, self._wanted)
 
     def enter(self, exits: ExitStack) -> None:
-        self._timed.profiler = new_profiler()
+        options = self.run.capture.options
+        warning = self.run.budget.warning(options.steps, memory=options.memory)
+        if warning is not None:
+            self.run.say(warning)
         exits.callback(setattr, self.run.loaders, "counting", False)
-        exits.enter_context(self._timed.recorder.recording())
-        exits.enter_context(self.run.marking_backward())
-        exits.enter_context(self.run.profiling(self._timed.profiler))
-        self._mark()
+        exits.callback(self._close)
+        self._begin_stretch()
+
+    def _close(self) -> None:
+        self._stretch.close()
+
+    def _begin_stretch(self) -> None:
+        self._timed.profiler = new_profiler()
+        with ExitStack() as stretch:
+            stretch.enter_context(self._timed.recorder.recording())
+            stretch.enter_context(self.run.marking_backward())
+            stretch.enter_context(self.run.profiling(self._timed.profiler))
+            self._mark()
+            self._stretch = stretch.pop_all()
+        self._in_stretch = 0
 
     def end_step(self) -> None:
         synchronize()
-        self._timed.completed = self.done
+        if self._timed.profiler is None:  # a step between two stretches
+            self._begin_stretch()
+            return
+        self._timed.completed += 1
+        self._in_stretch += 1
         self._mark()
         self.run.loaders.counting = True  # the step before pays for the profiler's first touch
+        full = self._in_stretch >= self.run.budget.steps_at_once()
+        if full and self._timed.completed < self._wanted and self.run.reader is not None:
+            self._stretch.close()
+            read_timed(self.run, self._timed, self._in_stretch)
+            self.run.loaders.counting = False
+            self.steps += 1
 
     def _mark(self) -> None:
         with TraceMarker(markers.STEP + str(self._timed.completed)):
             pass
 
     def keep(self) -> None:
+        self._timed.last_steps = self._in_stretch
         self.run.capture.timed = self._timed
+
+
+def read_timed(run: Run, timed: TimedSteps, steps: int) -> None:
+    """Turn what the last profiler recorded, of so many steps, into columns, and let go of it."""
+    if run.reader is None or timed.profiler is None or steps == 0:
+        return
+    table = run.reader.timed(timed.profiler)
+    timed.profiler = None
+    timed.tables.append(table)
+    run.budget.read(len(table), steps)
