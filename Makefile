@@ -66,6 +66,7 @@ browser: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/analysis.py
+	$(BIN)/python benchmarks/huge_steps.py
 	$(BIN)/python benchmarks/truth_table.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/responsiveness.py

@@ -21,6 +21,7 @@ from gradscope.attribute.passes import Passes
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import Skeleton, reached_roots, read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
+from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture, SurveyStep, TimedSteps
@@ -35,8 +36,8 @@ from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
 from gradscope.tables import LineInfo, Progress, RunData, SpanTable, WorkloadInfo
-from gradscope.trace.events import read_trace
-from gradscope.trace.memory import read_memory_trace
+from gradscope.trace.join import joined
+from gradscope.trace.reader import TraceReader
 
 
 def analyse(
@@ -61,9 +62,13 @@ def analyse(
     progress = progress or Progress()
     progress.phase("reading the trace")
     on_cuda = torch.cuda.is_initialized()
-    table = read_trace(timed.profiler, device=on_cuda, calls=MODULE_CALLS not in capture.failed)
+    if timed.profiler is not None:
+        timed.tables.append(TraceReader(device=on_cuda).timed(timed.profiler, calls=MODULE_CALLS not in capture.failed))
+        timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
+    stretches = len(timed.tables)
+    table = joined(timed.tables)
+    timed.tables.clear()
     progress.phase(f"attributing {len(table):,} events")
-    timed.profiler = None  # its events are read: the memory goes back before the analysis needs some
     spans = timed.recorder.table()
     roots = roots_of_models(capture.registry, timed.recorder.roots, reached_roots(table, spans), known)
     names = name_called(capture.registry, roots, known)
@@ -97,8 +102,15 @@ def analyse(
         batch=next((text for root, text in capture.batches.items() if text and names.rows[root] >= 0), None),
         optimizer_steps=_optimizer_steps(capture, names),
     )
-    partial = measured < capture.options.steps or capture.survey is None
-    partial = partial or (memory is None and capture.options.memory)
+    partial = measured < capture.options.steps or (capture.survey is None and LINES not in capture.left_out)
+    partial = partial or (memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out)
+    if stretches > 1:
+        capture.notes.append(
+            f"the profiled steps were taken in {stretches} stretches, an unprofiled step between each two: "
+            f"one makes {len(table) // timed.completed:,} rows of trace"
+        )
+    if capture.left_out:
+        capture.notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))
     run = _run_data(capture, about, names, device, result, memory, partial=partial)
     progress.phase("looking for reasons")
     with guard.over("looking for reasons"):
@@ -158,9 +170,14 @@ def _run_data(
     if about.optimizer_steps:
         parts = ", ".join(f"{count} of {name}" for name, count in about.optimizer_steps.items())
         notes.append(f"a step holds {sum(about.optimizer_steps.values())} optimizer steps: {parts}")
-    if capture.survey is None and not capture.failed.keys() & {_SURVEY, Survey.name, MODULE_CALLS}:
+    known_reasons = capture.failed.keys() | capture.left_out
+    if capture.survey is None and not known_reasons & {_SURVEY, Survey.name, MODULE_CALLS, LINES}:
         notes.append("the run ended before the survey step: no source lines and no FLOPs")
-    elif memory is None and capture.options.memory and not capture.failed.keys() & {_MEMORY, Memory.name, MODULE_CALLS}:
+    elif (
+        memory is None
+        and capture.options.memory
+        and not known_reasons & {_MEMORY, Memory.name, MODULE_CALLS, MEMORY_PASS}
+    ):
         notes.append("the run ended before the steps that measure memory")
     if capture.given_way:
         notes.append(
@@ -229,8 +246,10 @@ def _passes(timed: TimedSteps, names: ModuleNames) -> Passes:
 def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequence[int], on_cuda: bool) -> Notes | None:
     if survey is None:
         return None
-    table = read_trace(survey.profiler, device=on_cuda, shapes=True)
-    survey.profiler = None
+    if survey.table is None:
+        reader = TraceReader(device=on_cuda)
+        survey.table = reader.surveyed(survey.profiler, shapes=survey.has_shapes, flops=survey.has_flops)
+    table, survey.table, survey.profiler = survey.table, None, None
     calls = _relabelled(survey.recorder.table(), names.rows)
     return read_survey(
         SurveyInput(
@@ -249,7 +268,7 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
         names: the rows of the layer table.
         parents: of each row the nearest parent that is called itself, see :meth:`ModuleNames.calling_parents`.
     """
-    table = read_memory_trace(found.profiler)
+    table = TraceReader().memory(found.profiler)
     found.profiler = None
     calls = _relabelled(found.recorder.table(), names.rows)
     skeleton = read_skeleton(table, calls, parents)

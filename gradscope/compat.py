@@ -46,6 +46,7 @@ __all__ = [
     "new_profiler",
     "require_no_profiler",
     "quiet_kineto",
+    "release_profiler",
     "require",
     "saved_value",
     "sequence_number",
@@ -54,6 +55,7 @@ __all__ = [
     "stop_profiler",
     "swap_engine_entry",
     "watch_profilers",
+    "without_rows",
 ]
 
 
@@ -101,22 +103,23 @@ def new_profiler(*, shapes: bool = False, memory: bool = False) -> Any:
             thread that starts it and the engine's own: one over every thread records no memory (torch 2.11 and 2.13).
     """
     if memory:
-        return _MemoryProfiler()
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
+        return _CpuProfiler(profile_memory=True)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    return profile(activities=activities, record_shapes=shapes, experimental_config=config)
+    if torch.cuda.is_available():
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        return profile(activities=activities, record_shapes=shapes, experimental_config=config)
+    return _CpuProfiler(record_shapes=shapes, experimental_config=config)
 
 
-class _MemoryProfiler:
-    """``torch.profiler.profile`` of the CPU's memory, by the class that it stands on.
+class _CpuProfiler:
+    """``torch.profiler.profile`` of the CPU, by the class that it stands on.
 
-    Its own start imports torch._inductor, to ask for CUDA graphs: a second in a process that has not compiled anything.
+    Its own start imports torch._inductor, to ask for CUDA graphs: a second and 140 MB in a process that has not
+    compiled anything. And it holds itself alive, with all its events, until Python looks for cycles.
     """
 
-    def __init__(self) -> None:
-        self.profiler = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
+    def __init__(self, **options: Any) -> None:
+        self.profiler: Any = torch.autograd.profiler.profile(use_kineto=True, **options)
 
     def start(self) -> None:
         self.profiler.__enter__()
@@ -271,6 +274,17 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def without_rows() -> Iterator[None]:
+    """On this thread a profiler sees what is allocated, and no operation. What opens a row inside never closes one."""
+    enable = torch._C._autograd._enable_record_function  # type: ignore[attr-defined]
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(True)
+
+
 _LOGGED_EVERY = 1000
 
 
@@ -282,6 +296,11 @@ def stop_profiler(profiler: Any) -> None:
     """Stop it without kineto's log lines."""
     with quiet_kineto(), _OWN:
         profiler.stop()
+
+
+def release_profiler(profiler: Any) -> None:
+    """Let go of the events of a stopped profiler, whoever still holds it."""
+    profiler.profiler = None
 
 
 def kineto_events(profiler: Any) -> list[Any]:

@@ -4,6 +4,7 @@
 
     [tool.gradscope]
     ignore = ["attention-by-hand"]  # rules whose findings are left out
+    memory-budget = "8GiB"  # what the notes of one pass may take, see gradscope profile --memory-budget
 
 The limits of ``gradscope check`` are below it, in ``[tool.gradscope.check]``.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from gradscope.errors import UsageError
 
 FILE = "pyproject.toml"
-_KEYS = ("ignore", "check")
+_KEYS = ("ignore", "memory-budget", "check")
 _WRITE = 'Write ignore = ["a-rule", "another-rule"]; gradscope rules lists them.'
 
 
@@ -30,6 +31,7 @@ class Config:
 
     file: Path | None = None  # where they stand
     ignore: tuple[str, ...] = ()
+    memory_budget: str | None = None
 
     def name(self, key: str) -> str:
         """What messages call a key."""
@@ -44,7 +46,10 @@ def find_config(folder: Path) -> Config:
             type.
     """
     found = find_table(folder)
-    return Config() if found is None else Config(found[0], _names(found[0], found[1].get("ignore", [])))
+    if found is None:
+        return Config()
+    file, table = found
+    return Config(file, _names(file, table.get("ignore", [])), _amount(file, table.get("memory-budget")))
 
 
 def find_table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
@@ -84,6 +89,14 @@ def refuse_unknown(file: Path, where: str, table: Mapping[str, Any], known: Sequ
             nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
             hint = f"Did you mean {nearest[0]}?" if nearest else f"There are {', '.join(known)}."
             raise UsageError(f"{file}: {where} has no key {key}.\n{hint}")
+
+
+def _amount(file: Path, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(
+            f'{file}: tool.gradscope.memory-budget is not text but {value!r}.\nWrite memory-budget = "4GiB".'
+        )
+    return value
 
 
 def _names(file: Path, value: Any) -> tuple[str, ...]:

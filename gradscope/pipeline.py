@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradscope import compat
+from gradscope.amounts import bytes_of
 from gradscope.analysis import analyse
 from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture
@@ -25,7 +26,8 @@ from gradscope.diagnose.engine import require_known
 from gradscope.errors import NothingMeasuredError, Terminated, UsageError
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
-from gradscope.tables import Options, Progress, WorkloadInfo
+from gradscope.tables import MEMORY_BUDGET, Options, Progress, WorkloadInfo
+from gradscope.trace.reader import TraceReader
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
 
@@ -50,6 +52,7 @@ def profile(
     lines: bool = True,
     memory: bool = True,
     ignore: Collection[str] = (),
+    memory_budget: int | str = MEMORY_BUDGET,
 ) -> Report:
     """Measure training steps of ``model`` and say where the backward pass goes.
 
@@ -67,6 +70,8 @@ def profile(
         lines: also measure by source line.
         memory: also measure memory, in two more steps.
         ignore: names of rules whose findings are left out, see ``gradscope rules``.
+        memory_budget: bytes, or a text as "4GiB", that the notes of one pass may take. A step of more operations is
+            measured in less detail; the report says which.
 
     Returns:
         A :class:`Report`. The model, its gradients, its buffers, the optimizer and the random state are as before.
@@ -80,7 +85,14 @@ def profile(
     workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss, optimizer=optimizer)
     require_known(ignore)
     options = Options(
-        steps=steps, warmup=warmup, device=device, seed=seed, lines=lines, memory=memory, ignore=tuple(ignore)
+        steps=steps,
+        warmup=warmup,
+        device=device,
+        seed=seed,
+        lines=lines,
+        memory=memory,
+        ignore=tuple(ignore),
+        memory_budget=bytes_of(memory_budget, "memory_budget"),
     )
     outcome = profile_workload(workload, options)
     if outcome.error is not None:
@@ -96,7 +108,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
     recorder = Recorder()
-    session = Session(options, progress, surroundings, recorder)
+    session = Session(options, progress, surroundings, recorder, TraceReader())
     kind: Any = "given"
     error: BaseException | None = None
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
@@ -118,7 +130,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     """Script mode: the script runs as ``__main__``, unedited, until enough steps were measured."""
     compat.require()
     recorder = Recorder()
-    session = Session(options, progress, recorder=recorder)
+    session = Session(options, progress, recorder=recorder, reader=TraceReader())
     say = (progress or Progress()).say
     finder = StepFinder(session, run_to_end=options.run_to_end, say=say)
     error: BaseException | None = None
@@ -165,7 +177,7 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
 
     Args:
         model: names the layers; without it the modules that run are named by their classes.
-        steps, warmup, lines, memory, ignore: as in :func:`profile`.
+        steps, warmup, lines, memory, ignore, memory_budget: as in :func:`profile`.
     """
 
     def __init__(
@@ -177,15 +189,23 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
         lines: bool = True,
         memory: bool = True,
         ignore: Collection[str] = (),
+        memory_budget: int | str = MEMORY_BUDGET,
     ) -> None:
         require_known(ignore)
         compat.require()
         self._model = model
-        self._options = Options(steps=steps, warmup=warmup, lines=lines, memory=memory, ignore=tuple(ignore))
+        self._options = Options(
+            steps=steps,
+            warmup=warmup,
+            lines=lines,
+            memory=memory,
+            ignore=tuple(ignore),
+            memory_budget=bytes_of(memory_budget, "memory_budget"),
+        )
         models = () if model is None else (model,)
         self._recorder = Recorder()
         surroundings = Surroundings(models=lambda: models)
-        self._session = Session(self._options, None, surroundings, self._recorder)
+        self._session = Session(self._options, None, surroundings, self._recorder, TraceReader())
         self._report: Report | None = None
         self._used = False
 

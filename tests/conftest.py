@@ -97,7 +97,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_error_kept_back() -> Iterator[None]:
+def no_error_kept_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which something of gradscope's own failed: users get a note, which a test may not look at."""
     from gradscope.capture import guard
 
@@ -105,6 +105,8 @@ def no_error_kept_back() -> Iterator[None]:
     guard.listeners.append(kept.append)
     yield
     guard.listeners.remove(kept.append)
+    if request.node.get_closest_marker("hostile_objects") is not None:
+        return
     for error in kept:
         raise AssertionError("an error of gradscope's own became a note") from error
 

@@ -45,7 +45,10 @@ def test_a_folder_without_any(tmp_path: Path) -> None:
         ("[tool.gradscope\n", " is not TOML: "),
         ("tool.gradscope = 3\n", ": tool.gradscope is not a table.\nWrite [tool.gradscope] and its keys below it."),
         ("[tool.gradscope]\nignores = []\n", ": tool.gradscope has no key ignores.\nDid you mean ignore?"),
-        ("[tool.gradscope]\ncolour = 1\n", ": tool.gradscope has no key colour.\nThere are ignore, check."),
+        (
+            "[tool.gradscope]\ncolour = 1\n",
+            ": tool.gradscope has no key colour.\nThere are ignore, memory-budget, check.",
+        ),
         (
             '[tool.gradscope]\nignore = "one"\n',
             ": tool.gradscope.ignore is not a list but 'one'.\n"

@@ -34,7 +34,7 @@ _ALLOWED: dict[str, set[str]] = {
     "kernels": _BASE,
     "diagnosis": {*_BASE, "compat", "capture", "diagnose", "limits", "patching"},
     "analysis": {*_BASE, "capture", "trace", "attribute", "diagnosis", "patching", "report"},
-    "pipeline": {*_BASE, "compat", "workload", "capture", "analysis", "diagnose", "patching", "report"},
+    "pipeline": {*_BASE, "compat", "workload", "capture", "trace", "analysis", "diagnose", "patching", "report"},
     "fitting": {*_BASE, "compat", "workload", "capture", "trace", "attribute", "report", "analysis"},
     "patching": {
         *_BASE,

@@ -14,30 +14,34 @@ from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.registry import ModuleRegistry
 from gradscope.capture.seen import Seen
-from gradscope.tables import GraphNode, LineInfo, OptimizerFact, Options, SpanTable
+from gradscope.tables import EventTable, GraphNode, LineInfo, OptimizerFact, Options, SpanTable
 
 
 @dataclass
 class TimedSteps:
     """What the profiled steps left behind."""
 
-    profiler: Any
+    profiler: Any  # None once its rows are in ``tables``
     recorder: CallRecorder
     passes: PassRecorder
     completed: int = 0  # steps that ended, the settling ones included
+    tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
+    last_steps: int = 0  # that the last profiler saw
 
 
 @dataclass
 class SurveyStep:
     """What the survey left behind."""
 
-    profiler: Any
+    profiler: Any  # None once its rows are in ``table``
     recorder: CallRecorder
     line_spans: SpanTable
     lines: list[LineInfo]
     graphs: list[tuple[GraphNode, ...]]
     parameters: Seen[torch.Tensor]
     has_flops: bool
+    has_shapes: bool = True
+    table: EventTable | None = None
 
 
 class StepsOfOptimizer(NamedTuple):
@@ -64,6 +68,8 @@ class Capture:
     cycle: list[StepsOfOptimizer] = field(default_factory=list)  # of a training step; empty where there is one
     failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py
     given_way: int = 0  # steps in which the user's own profiler ran
+    left_out: list[str] = field(default_factory=list)  # of steps of many operations, see budget.py
+    rows: float = 0.0  # of a timed trace that a step makes, where that led to it
     batches: dict[int, str] = field(default_factory=dict)  # label of a root -> what it was first given in the survey
     # See settings.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
-from gradscope.capture.phases import Run, StepRecorder, plan
+from gradscope.capture.phases import Phase, Reader, Run, StepRecorder, plan
 from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
 from gradscope.errors import UsageError
@@ -46,13 +46,16 @@ class Session:
         progress: Progress | None = None,
         surroundings: Surroundings | None = None,
         recorder: StepRecorder | None = None,
+        reader: Reader | None = None,
     ) -> None:
         capture = Capture(options)
         guard = Guard(capture.failed)
         self.run = Run(capture, surroundings or Surroundings(), guard, recorder, BackwardWatch(guard))
+        self.run.reader = reader
         self.finished = False
         self.steps_given_way = 0  # that ended while the user's own profiler ran
         self._progress = progress or Progress()
+        self.run.say = self._progress.say
         self._phases = plan(self.run)
         self._number = -1
         self._entered = False  # whether the current phase measures
@@ -170,6 +173,8 @@ class Session:
 
     def _next_phase(self) -> None:
         self._number += 1
+        while self._number < len(self._phases) and not self._fits(self._phases[self._number]):
+            self._number += 1
         if self._number == len(self._phases):
             self.finished = True
             self.capture.hold()
@@ -178,6 +183,11 @@ class Session:
         self._progress.phase(phase.name, phase.steps)
         if not (phase.undisturbed and self._is_disturbed()):
             self._enter()
+
+    def _fits(self, phase: Phase) -> bool:
+        with self.run.guard.over(phase.name):
+            return phase.fits()
+        return False
 
     def _enter(self) -> None:
         phase = self._phases[self._number]

@@ -82,6 +82,14 @@ IgnoreOption = Annotated[
         rich_help_panel=_REPORT,
     ),
 ]
+MemoryBudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-budget",
+        metavar="AMOUNT",
+        help="Most that one pass may hold; of a larger step less is measured. 4GiB by default.",
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that gradscope did not write.")]
 
 
@@ -113,6 +121,28 @@ def ignored_rules(given: Sequence[str] | None, folder: Path | None = None) -> tu
     _require_known(names, "--ignore")
     _require_known(config.ignore, config.name("ignore"))
     return tuple(dict.fromkeys((*names, *config.ignore)))
+
+
+def memory_budget(given: str | None, folder: Path | None = None) -> int:
+    """Bytes of ``--memory-budget``, else of [tool.gradscope] in the nearest pyproject.toml, else the default.
+
+    Args:
+        given: as on the command line.
+        folder: where the search for the file begins; the working folder by default.
+
+    Raises:
+        UsageError: it is not an amount of memory, or the file cannot be used.
+    """
+    from gradscope.amounts import bytes_of
+    from gradscope.config import find_config
+    from gradscope.tables import Options
+
+    if given is not None:
+        return bytes_of(given, "--memory-budget")
+    config = find_config(folder or Path.cwd())
+    if config.memory_budget is None:
+        return Options().memory_budget
+    return bytes_of(config.memory_budget, config.name("memory-budget"))
 
 
 def _require_known(names: Sequence[str], where: str) -> None:

@@ -17,6 +17,7 @@ from gradscope.cli.options import (
     DeviceOption,
     ForceOption,
     IgnoreOption,
+    MemoryBudgetOption,
     MinPercentOption,
     ModuleOption,
     NoHtmlOption,
@@ -31,6 +32,7 @@ from gradscope.cli.options import (
     TopOption,
     WarmupOption,
     ignored_rules,
+    memory_budget,
     view_options,
 )
 from gradscope.cli.page import write_page
@@ -72,6 +74,7 @@ def profile(
     seed: SeedOption = None,
     no_lines: NoLinesOption = False,
     no_memory: NoMemoryOption = False,
+    budget: MemoryBudgetOption = None,
     run_to_end: Annotated[
         bool, typer.Option("--run-to-end", help="Let a script go on after the measured steps.")
     ] = False,
@@ -126,6 +129,7 @@ def profile(
             memory=not no_memory,
             run_to_end=run_to_end,
             ignore=ignored_rules(ignore),
+            memory_budget=memory_budget(budget),
         ),
         json_path=run_path,
         html_path=page_path,

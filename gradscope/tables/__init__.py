@@ -59,11 +59,13 @@ from gradscope.tables.results import (
     check_conservation,
 )
 from gradscope.tables.settings import (
+    MEMORY_BUDGET,
     Options,
     Progress,
 )
 
 __all__ = [
+    "MEMORY_BUDGET",
     "AllocationTable",
     "BlockTable",
     "CHECKPOINT",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from gradscope.errors import UsageError
 
+MEMORY_BUDGET = 4 * 1024**3
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -21,6 +23,7 @@ class Options:
     timing: bool = True  # False: memory alone
     run_to_end: bool = False
     ignore: Sequence[str] = ()  # rules that are left out
+    memory_budget: int = MEMORY_BUDGET  # bytes that the notes of one pass may take
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that no run can have: Python takes any."""

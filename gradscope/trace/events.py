@@ -23,31 +23,34 @@ from gradscope.trace.names import USER_SCOPE, classify_names
 from gradscope.trace.nesting import nest
 
 
-def read_trace(profiler: Any, *, device: bool = False, shapes: bool = False, calls: bool = True) -> EventTable:
+def read_trace(
+    profiler: Any, *, device: bool = False, shapes: bool = False, whole: bool = False, calls: bool = True
+) -> EventTable:
     """Read all events of a stopped profiler.
 
     Args:
         profiler: a ``torch.profiler.profile``; it keeps its own copy of the events until it is dropped.
         device: the trace may hold device activities (CUDA).
-        shapes: read the input shapes of each row.
+        shapes: read the input shapes of each row, and all rows.
+        whole: read what aten ops call too: the survey's markers lie inside of ops.
         calls: False where module calls were not all noted: their rows hold nothing then, for some have no end.
     """
     with no_garbage_collection():
         if not device and not shapes:
-            found = _from_tree(profiler, calls=calls)
+            found = _from_tree(profiler, whole=whole, calls=calls)
             if found is not None:
                 return found
-        return _from_list(kineto_events(profiler), device=device, shapes=shapes, calls=calls)
+        return _from_list(kineto_events(profiler), device=device, shapes=shapes, whole=whole, calls=calls)
 
 
-def _from_tree(profiler: Any, *, calls: bool) -> EventTable | None:
+def _from_tree(profiler: Any, *, whole: bool = False, calls: bool = True) -> EventTable | None:
     from gradscope.trace.tree import read_tree
 
-    read = read_tree(kineto_tree(profiler))
+    read = read_tree(kineto_tree(profiler), whole=whole)
     return None if read is None else make_table(*read, calls=calls)
 
 
-def _from_list(events: list[Any], *, device: bool, shapes: bool, calls: bool) -> EventTable:
+def _from_list(events: list[Any], *, device: bool, shapes: bool, whole: bool = False, calls: bool = True) -> EventTable:
     host, device_events = split_devices(events) if device else (events, [])
     names = Interner()
     name = _column(host, "name", names.__getitem__).astype(np.int32)
@@ -63,7 +66,7 @@ def _from_list(events: list[Any], *, device: bool, shapes: bool, calls: bool) ->
         sequence=_column(host, "sequence_nr"),
         forward_thread=_column(host, "fwd_thread_id").astype(np.int32),
         correlation=_column(host, "correlation_id") if device else None,
-        shapes=[_shape_text(event.shapes()) for event in host] if shapes else None,
+        shapes=_shape_texts(host) if shapes else None,
     )
     table = make_table(columns, names, scopes, calls=calls)
     if columns.correlation is not None:
@@ -71,8 +74,7 @@ def _from_list(events: list[Any], *, device: bool, shapes: bool, calls: bool) ->
         device_events.clear()
     host.clear()
     events.clear()  # some 350 bytes each: given back before the analysis needs memory
-    # The survey's markers lie inside of ops.
-    return table if shapes else without_parts_of_ops(table)
+    return table if whole or shapes else without_parts_of_ops(table)
 
 
 def without_parts_of_ops(table: EventTable) -> EventTable:
@@ -180,6 +182,12 @@ def _column(events: Sequence[Any], attribute: str, convert: Callable[[Any], int]
         return np.empty(0, np.int64)
     values = map(getattr(type(events[0]), attribute), events)
     return np.fromiter(map(convert, values) if convert else values, dtype=np.int64, count=len(events))
+
+
+def _shape_texts(events: Sequence[Any]) -> list[str]:
+    """Equal texts are one object: a step has few shapes."""
+    known: dict[str, str] = {}
+    return [known.setdefault(text, text) for text in (_shape_text(event.shapes()) for event in events)]
 
 
 def _shape_text(shapes: Sequence[Sequence[int]]) -> str:

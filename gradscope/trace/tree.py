@@ -28,8 +28,12 @@ _name, _fields, _sequence = attrgetter("name"), attrgetter("extra_fields"), attr
 _start, _end, _start_tid = attrgetter("start_time_ns"), attrgetter("end_time_ns"), attrgetter("start_tid")
 
 
-def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None:
-    """Columns, names and the scope of each name; None where several threads ran forward. Empties ``roots``."""
+def read_tree(roots: list[Any], *, whole: bool = False) -> tuple[RawColumns, Interner, list[int]] | None:
+    """Columns, names and the scope of each name; None where several threads ran forward. Empties ``roots``.
+
+    Args:
+        whole: read what aten ops call too.
+    """
     names, scopes = Interner(), array("b")
     name, thread, start, end, sequence = array("i"), array("i"), array("q"), array("q"), array("q")
     shared: set[int] = set()  # names that both a node's function and an ordinary op may have
@@ -62,7 +66,7 @@ def read_tree(roots: list[Any]) -> tuple[RawColumns, Interner, list[int]] | None
                 if number in shared and int(fields[row].scope) == _BACKWARD_SCOPE
             ]
         for event, text, number, thread_number in zip(chunk, texts, numbers, threads, strict=True):
-            if number < 0 and text.startswith(BELOW_AUTOGRAD):
+            if number < 0 and not whole and text.startswith(BELOW_AUTOGRAD):
                 continue
             children = event.children
             if children:

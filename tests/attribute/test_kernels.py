@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import gradscope
-import gradscope.analysis
 from gradscope.tables import EventTable, KernelTable, RowKind
 from gradscope.trace.events import without_parts_of_ops
 from gradscope.trace.kernels import launchers
+from gradscope.trace.reader import TraceReader
 
 
 def test_a_kernel_finds_the_row_of_its_correlation() -> None:
@@ -68,13 +68,10 @@ def _with_kernels(table: EventTable) -> EventTable:
 
 
 def test_kernels_are_a_part_of_their_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_trace = gradscope.analysis.read_trace
-
-    def read(profiler: Any, *, device: bool = False, shapes: bool = False) -> EventTable:
-        table = read_trace(profiler, device=device, shapes=shapes)
-        return table if shapes else _with_kernels(table)
-
-    monkeypatch.setattr(gradscope.analysis, "read_trace", read)
+    timed = TraceReader.timed
+    monkeypatch.setattr(
+        TraceReader, "timed", lambda reader, profiler, **how: _with_kernels(timed(reader, profiler, **how))
+    )
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     data = gradscope.profile(model, torch.ones(32, 64), steps=2, warmup=1, memory=False).data
     assert {(row.layer, row.phase) for row in data.kernels} == {

@@ -189,7 +189,7 @@ def test_what_compile_wraps_has_no_name_of_its_own(whole: bool) -> None:
 def test_no_module_is_kept_alive() -> None:
     registry = ModuleRegistry()
     model: Any = Net()
-    with CallRecorder(registry).recording():
+    with CallRecorder(registry=registry).recording():
         model(X)
         replaced = weakref.ref(model.head)
         model.head = nn.Linear(4, 2)
@@ -204,7 +204,7 @@ def test_no_module_is_kept_alive() -> None:
 
 def test_a_run_whose_model_is_gone_has_its_names_still() -> None:
     registry = ModuleRegistry()
-    recorder = CallRecorder(registry)
+    recorder = CallRecorder(registry=registry)
     model: Any = Net()
     with recorder.recording():
         model(X)
@@ -224,7 +224,7 @@ def test_what_nobody_holds_is_nobodys() -> None:
     model = Net()
     model.register_forward_pre_hook(lambda module, args: nn.ReLU()(args[0]))
     labels = []
-    with CallRecorder(registry).recording():
+    with CallRecorder(registry=registry).recording():
         model.body.register_forward_hook(lambda *_: labels.append(registry.get(nn.Identity())))
         model(X)
         loose = nn.Tanh()

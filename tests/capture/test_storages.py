@@ -220,6 +220,7 @@ def test_containers_that_raise_hold_nothing() -> None:
 # --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.hostile_objects
 @pytest.mark.parametrize("kind", [Flat, Missing, Loop, Hides, Wrapper, Speaks])
 def test_a_step_goes_on_beside_tensors_that_raise(kind: type[Tensor]) -> None:
     gc.collect()  # what earlier tests left would be looked into as well

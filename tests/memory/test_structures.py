@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import gradscope.analysis
+import gradscope.trace.reader
 from gradscope import markers
 from gradscope.compat import kineto_tree, quiet_kineto
 
@@ -75,7 +75,7 @@ def seeded(build: Callable[[], Step]) -> Callable[[], Step]:
 def both(build: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """Peak as reported; as torch counts it in the measured step; steps that were taken."""
     peaks: list[int] = []
-    original = gradscope.analysis.read_memory_trace
+    original = gradscope.trace.reader.read_memory_trace
 
     def read(profiler: Any) -> Any:
         totals, steps = _totals(kineto_tree(profiler))
@@ -83,7 +83,7 @@ def both(build: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> tuple[in
         peaks.append(max(total for time, total, _ in totals if begin <= time <= end))
         return original(profiler)
 
-    monkeypatch.setattr(gradscope.analysis, "read_memory_trace", read)
+    monkeypatch.setattr(gradscope.trace.reader, "read_memory_trace", read)
     with counting():
         foreign, before = bytes_of_all_tensors(), counted_now()
         step, taken = seeded(build)(), []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gradscope import markers
+from gradscope.capture.budget import Budget
 from gradscope.capture.census import take_census
 from gradscope.capture.compiled import compiled_frames
 from gradscope.capture.engine import Around, BackwardWatch
@@ -19,6 +20,7 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.sampling import LineSampler
 from gradscope.capture.survey import LineMode, Tracer
 from gradscope.compat import ending_open_ranges, marking_recompute, start_profiler, stop_profiler
+from gradscope.tables import EventTable
 
 
 class StepRecorder(Tracer, Protocol):
@@ -31,6 +33,20 @@ class StepRecorder(Tracer, Protocol):
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Around what runs inside the engine."""
+
+
+class Reader(Protocol):
+    """Reads what profilers recorded, as ``gradscope.trace`` does, and lets go of what they hold."""
+
+    def timed(self, profiler: Any, *, calls: bool = True) -> EventTable:
+        """The rows of steps that were timed; without those of module calls where these could not all be noted."""
+
+    def surveyed(self, profiler: Any, *, shapes: bool, flops: bool) -> EventTable:
+        """The rows of the survey."""
+
+
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 @dataclass
@@ -46,10 +62,19 @@ class Run:
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)
     profiler: Any = None  # gradscope's own, while it runs
+    reader: Reader | None = None  # reads each pass before the next needs the memory; without it all is read at the end
+    say: Callable[[str], None] = _say_nothing  # tells the user something while the run goes on
+    budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
+        self.budget = Budget(self.capture.options.memory_budget)
         self.loaders = LoaderWatch(self.guard)
         self.sampler = LineSampler(self.guard)
+
+    def leave_out(self, what: Sequence[str]) -> None:
+        """Note what is not measured, for the budget's sake."""
+        self.capture.left_out += what
+        self.capture.rows = self.budget.rows
 
     @contextmanager
     def marking_backward(self, around: Around | None = None) -> Iterator[None]:
@@ -106,6 +131,10 @@ class Phase:
     def again(self) -> Phase:
         """One that is as this one was before it was entered."""
         return type(self)(self.run, self.steps)
+
+    def fits(self) -> bool:
+        """Whether the phase takes place at all, asked when its turn has come."""
+        return True
 
     def enter(self, exits: ExitStack) -> None:
         """Begin, between two steps; what is to be undone at the end goes onto ``exits``."""

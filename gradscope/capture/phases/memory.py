@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from gradscope.capture.budget import MEMORY_PASS
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.memory import MemoryTracer
@@ -13,7 +14,7 @@ from gradscope.capture.memory_steps import MemorySteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.survey import LineTracer
-from gradscope.compat import start_memory_profiler
+from gradscope.compat import new_profiler, start_memory_profiler, without_rows
 
 
 class Memory(Phase):
@@ -24,8 +25,41 @@ class Memory(Phase):
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
         self._steps: MemorySteps | None = None
+        self._inner = ExitStack()
+
+    def fits(self) -> bool:
+        if self.run.budget.has_memory_pass():
+            return True
+        self.run.leave_out([MEMORY_PASS])
+        return False
 
     def enter(self, exits: ExitStack) -> None:
+        exits.callback(self._close)
+        if self.run.budget.settles_lightly():
+            self._settle()
+        else:
+            self._measure(settled=False)
+
+    def _close(self) -> None:
+        self._inner.close()
+
+    def _settle(self) -> None:
+        """Watch the first step for allocations alone.
+
+        The allocator of the CPU remembers from one profiler to the next what it has reported; where rows would fill
+        the memory, only that is wanted of this step.
+        """
+        with ExitStack() as inner:
+            inner.enter_context(without_rows())
+            inner.enter_context(self.run.profiling(new_profiler(memory=True), start_memory_profiler))
+            self._inner = inner.pop_all()
+
+    def _measure(self, *, settled: bool) -> None:
+        with ExitStack() as inner:
+            self._put_up(inner, settled=settled)
+            self._inner = inner.pop_all()
+
+    def _put_up(self, exits: ExitStack, *, settled: bool) -> None:
         run = self.run
         known, models = run.capture.registry.alive, run.surroundings.models
         run.surroundings.models = lambda: (*models(), *known())
@@ -40,11 +74,17 @@ class Memory(Phase):
         exits.enter_context(run.profiling(steps.profiler, start_memory_profiler))
         if with_lines:
             exits.enter_context(steps.lines.recording())
-        steps.begin()
+        if settled:
+            steps.begin_settled()
+        else:
+            steps.begin()
 
     def end_step(self) -> None:
-        assert self._steps is not None
-        self._steps.end_step()
+        if self._steps is None:
+            self._inner.close()
+            self._measure(settled=True)
+        else:
+            self._steps.end_step()
 
     def keep(self) -> None:
         if self._steps is not None and not self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from gradscope.capture.budget import SurveyPlan
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.left import SurveyStep
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.phases.timed import read_timed
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler
@@ -28,9 +30,25 @@ class Survey(Phase):
         self._tracer = LineTracer(run.line_mode, run.guard)
         self._profiler: Any = None
         self._compiled = False
+        self._plan = SurveyPlan()
+
+    def fits(self) -> bool:
+        self._read_timed()
+        planned = self.run.budget.survey()
+        if not planned.takes_place:
+            self.run.leave_out(planned.left_out)
+        return planned.takes_place
+
+    def _read_timed(self) -> None:
+        """Now, and not before the unprofiled steps that follow them: these are to find memory as those before did."""
+        timed = self.run.capture.timed
+        if timed is not None:
+            with self.run.guard.over("reading the profiled steps"):
+                read_timed(self.run, timed, timed.last_steps)
 
     def enter(self, exits: ExitStack) -> None:
         run = self.run
+        self._plan = run.budget.survey()
         # Modes would send compiled code back to eager or break its graph: nodes of another step, other lines.
         self._compiled = uses_compile(run.capture.registry.alive(), run.compiled_before)
         with_lines = run.capture.options.lines and not self._compiled
@@ -39,9 +57,9 @@ class Survey(Phase):
         exits.enter_context(self._recorder.recording())
         around = _around(self._graph, self._tracer if with_lines else None)
         exits.enter_context(run.marking_backward(around))
-        self._profiler = new_profiler(shapes=True)
+        self._profiler = new_profiler(shapes=self._plan.shapes)
         exits.enter_context(run.profiling(self._profiler))
-        if not self._compiled:
+        if self._plan.flops and not self._compiled:
             exits.enter_context(FlopMode(run.guard).counting())
         if with_lines:
             exits.enter_context(self._tracer.recording())
@@ -60,15 +78,20 @@ class Survey(Phase):
             self.run.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
         if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             return
-        self.run.capture.survey = SurveyStep(
+        self.run.leave_out(self._plan.left_out)
+        survey = self.run.capture.survey = SurveyStep(
             profiler=self._profiler,
             recorder=self._recorder,
             line_spans=self._tracer.spans.table(),
             lines=self._tracer.lines,
             graphs=self._graph.graphs,
             parameters=self._graph.parameters,
-            has_flops=not self._compiled,
+            has_flops=self._plan.flops and not self._compiled,
+            has_shapes=self._plan.shapes,
         )
+        if self.run.reader is not None:
+            survey.table = self.run.reader.surveyed(self._profiler, shapes=survey.has_shapes, flops=survey.has_flops)
+            survey.profiler = None
 
 
 def _around(graph: GraphTracer, tracer: LineTracer | None) -> Around:

@@ -1,4 +1,8 @@
-"""The steps that are timed, under the profiler."""
+"""The steps that are timed, under the profiler.
+
+The profiler holds every row until it stops. Where steps are of many operations, one profiler sees few of them, is read,
+and a step without a profiler follows before the next begins.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from contextlib import ExitStack
 from gradscope import markers
 from gradscope.capture.engine import synchronize
 from gradscope.capture.left import TimedSteps
-from gradscope.capture.modules import CallRecorder
+from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.compat import TraceMarker, new_profiler
@@ -25,28 +29,70 @@ class Timed(Phase):
         super().__init__(run, steps)
         recorder = CallRecorder(run.guard, run.capture.registry)
         self._timed = TimedSteps(None, recorder, PassRecorder(recorder))
+        self._wanted = steps
+        self._stretch = ExitStack()  # of the profiler that runs
+        self._in_stretch = 0  # steps that it has seen
+
+    def again(self) -> Timed:
+        return Timed(self.run, self._wanted)
 
     def enter(self, exits: ExitStack) -> None:
-        self._timed.profiler = new_profiler()
+        options = self.run.capture.options
+        warning = self.run.budget.warning(options.steps, memory=options.memory)
+        if warning is not None:
+            self.run.say(warning)
         exits.callback(setattr, self.run.loaders, "counting", False)
         if not list(self.run.surroundings.models()):
             exits.callback(self.run.capture.registry.find_owners)
         exits.callback(self._timed.passes.forget)
-        exits.enter_context(self._timed.recorder.recording())
-        exits.enter_context(self.run.marking_backward(self._timed.passes.around))
-        exits.enter_context(self.run.profiling(self._timed.profiler))
-        self._mark()
+        exits.callback(self._close)
+        self._begin_stretch()
+
+    def _close(self) -> None:
+        self._stretch.close()
+
+    def _begin_stretch(self) -> None:
+        self._timed.profiler = new_profiler()
+        with ExitStack() as stretch:
+            stretch.enter_context(self._timed.recorder.recording())
+            stretch.enter_context(self.run.marking_backward(self._timed.passes.around))
+            stretch.enter_context(self.run.profiling(self._timed.profiler))
+            self._timed.passes.begin_step()
+            self._mark()
+            self._stretch = stretch.pop_all()
+        self._in_stretch = 0
 
     def end_step(self) -> None:
         synchronize()
-        self._timed.completed = self.done
+        if self._timed.profiler is None:  # a step between two stretches
+            self._begin_stretch()
+            return
+        self._timed.completed += 1
         self._timed.passes.begin_step()
+        self._in_stretch += 1
         self._mark()
         self.run.loaders.counting = True  # the step before pays for the profiler's first touch
+        full = self._in_stretch >= self.run.budget.steps_at_once()
+        if full and self._timed.completed < self._wanted and self.run.reader is not None:
+            self._stretch.close()
+            read_timed(self.run, self._timed, self._in_stretch)
+            self.run.loaders.counting = False
+            self.steps += 1
 
     def _mark(self) -> None:
         with TraceMarker(markers.STEP + str(self._timed.completed)):
             pass
 
     def keep(self) -> None:
+        self._timed.last_steps = self._in_stretch
         self.run.capture.timed = self._timed
+
+
+def read_timed(run: Run, timed: TimedSteps, steps: int) -> None:
+    """Turn what the last profiler recorded, of so many steps, into columns, and let go of it."""
+    if run.reader is None or timed.profiler is None or steps == 0:
+        return
+    table = run.reader.timed(timed.profiler, calls=MODULE_CALLS not in run.guard.failed)
+    timed.profiler = None
+    timed.tables.append(table)
+    run.budget.read(len(table), steps)

@@ -18,7 +18,11 @@ class WarmUp(Phase):
     def enter(self, exits: ExitStack) -> None:
         exits.callback(self.run.sampler.stop)
 
+    def begin_step(self) -> None:
+        self.run.budget.begin_step()
+
     def end_step(self) -> None:
+        self.run.budget.end_step()
         if self.done < self.steps:  # not in the first step, where a loop begins
             self.run.sampler.start()
 
@@ -35,10 +39,12 @@ class Unprofiled(Phase):
 
     def begin_step(self) -> None:
         self.run.faults.start()
+        self.run.budget.begin_step()
         self._started_ns = time.perf_counter_ns()
 
     def end_step(self) -> None:
         synchronize()
+        self.run.budget.end_step()
         self._walls_ns.append(time.perf_counter_ns() - self._started_ns)
         self.run.faults.stop()
 

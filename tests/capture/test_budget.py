@@ -1,0 +1,165 @@
+"""A step of many operations is measured within a budget, and what is left out for it is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradscope
+from gradscope.capture.budget import Budget, left_out_note
+from gradscope.cli.options import memory_budget
+from gradscope.errors import UsageError
+from gradscope.tables import MEMORY_BUDGET, RunData
+
+
+def budget_of(nodes: int, limit: int = MEMORY_BUDGET) -> Budget:
+    budget = Budget(limit)
+    budget.nodes = nodes
+    return budget
+
+
+def test_ordinary_steps_lack_nothing() -> None:
+    """A model of a hundred layers draws a few thousand nodes."""
+    budget = budget_of(5_000)
+    assert budget.steps_at_once() >= 6
+    assert budget.survey().left_out == []
+    assert budget.left_out(memory=True) == []
+    assert budget.warning(5, memory=True) is None
+
+
+@pytest.mark.parametrize("nodes", [10_000, 20_000, 30_000])
+def test_no_pass_takes_much_more_than_an_eighth_where_less_will_do(nodes: int) -> None:
+    assert budget_of(nodes).most_bytes(memory=True) < 1.5 * MEMORY_BUDGET / 4
+    assert budget_of(nodes).left_out(memory=True) == ["input shapes"]
+
+
+@pytest.mark.parametrize("nodes", [1, 1_000, 20_000, 100_000, 200_000, 300_000])
+@pytest.mark.parametrize("limit", [10**9, MEMORY_BUDGET, 10**11])
+def test_within_the_budget_but_for_one_step_alone(nodes: int, limit: int) -> None:
+    budget = budget_of(nodes, limit)
+    one_step = nodes * 5 * 2_500
+    assert budget.most_bytes(memory=True) <= max(limit, one_step)
+
+
+def test_what_was_read_counts_more_than_a_guess() -> None:
+    budget = budget_of(20_000)
+    budget.read(6_000, steps=2)
+    assert budget.rows == 3_000
+    assert budget.left_out(memory=True) == []
+
+
+def test_nodes_are_counted() -> None:
+    budget = Budget(MEMORY_BUDGET)
+    x = torch.ones(2, requires_grad=True)
+    for count in (30, 3, 7, 2):  # of the first a part may have run before, or two for one
+        budget.begin_step()
+        for _ in range(count):
+            x.exp()
+        budget.end_step()
+    assert budget.nodes == 7
+
+
+def test_warning_comes_with_an_estimate() -> None:
+    assert budget_of(200_000).warning(5, memory=True) == (
+        "a step draws 200,000 autograd nodes: measuring it takes about 3.30 GB of memory and 160 s; "
+        "input shapes, FLOPs and memory are not measured, to stay within the memory budget of 4.29 GB (--memory-budget)"
+    )
+    assert budget_of(1_000_000).warning(5, memory=False) == (
+        "a step draws 1,000,000 autograd nodes: measuring it takes about 12.5 GB of memory and 800 s; "
+        "input shapes, FLOPs and source lines are not measured, "
+        "to stay within the memory budget of 4.29 GB (--memory-budget)"
+    )
+
+
+def test_note() -> None:
+    assert left_out_note(["memory"], 1234.4, 10**9) == (
+        "a step makes 1,234 rows of trace: memory is not measured, "
+        "to stay within the memory budget of 1.00 GB (--memory-budget)"
+    )
+
+
+def profiled(budget: str, steps: int = 3) -> RunData:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)], nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    return gradscope.profile(
+        model, torch.ones(4, 8), optimizer=optimizer, steps=steps, warmup=1, memory_budget=budget
+    ).data
+
+
+def test_a_stretch_a_step_measures_the_same() -> None:
+    """Rows, calls, lines and memory are those of a run in one stretch; RunData checks that all adds up."""
+    whole, parts = profiled("4GiB"), profiled("3MB")
+    assert any("were taken in 3 stretches" in note for note in parts.notes)
+    assert not any("stretches" in note for note in whole.notes)
+    assert parts.workload.steps == whole.workload.steps == 3
+    assert parts.workload.events == whole.workload.events
+    assert not parts.partial
+    assert sum(note.endswith("(--memory-budget)") for note in parts.notes) == 1
+
+    def shape(run: RunData) -> object:
+        return (
+            [(row.path, row.calls, row.saved_bytes, row.flops) for row in run.layers],
+            [(row.file, row.line, row.layer) for row in run.lines],
+            sorted((str(row.layer), row.phase, row.name, row.calls) for row in run.ops),
+        )
+
+    assert shape(parts) == shape(whole)
+    assert parts.memory is not None and whole.memory is not None
+    assert parts.memory.peak_bytes == whole.memory.peak_bytes
+    assert parts.memory.at_peak == whole.memory.at_peak
+    assert parts.memory.start_bytes == whole.memory.start_bytes
+
+
+def test_what_does_not_fit_is_left_out_and_said() -> None:
+    run = profiled("200kB", steps=2)
+    (note,) = (note for note in run.notes if note.endswith("(--memory-budget)"))
+    assert (
+        ": input shapes, FLOPs, source lines and memory are not measured, to stay within the memory budget of 200 kB"
+        in note
+    )
+    assert not run.partial
+    assert run.memory is None
+    assert not run.lines
+    assert run.step.backward_ns > 0
+    assert not any("ended before" in note for note in run.notes)
+
+
+def test_option_and_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pyproject.toml").write_text('[tool.gradscope]\nmemory-budget = "2GiB"\n')
+    assert memory_budget(None, folder) == 2 * 1024**3
+    assert memory_budget("1g", folder) == 1024**3
+    (folder / "pyproject.toml").write_text("[tool.gradscope]\n")
+    assert memory_budget(None, folder) == MEMORY_BUDGET
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "memory-budget = 4",
+            'pyproject.toml: tool.gradscope.memory-budget is not text but 4.\nWrite memory-budget = "4GiB".',
+        ),
+        (
+            'memory-budget = "much"',
+            "pyproject.toml: tool.gradscope.memory-budget: much is not an amount of memory.\n"
+            "Give a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB; without one it is bytes.",
+        ),
+    ],
+)
+def test_bad_amounts(tmp_path_factory: pytest.TempPathFactory, text: str, message: str) -> None:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pyproject.toml").write_text(f"[tool.gradscope]\n{text}\n")
+    with pytest.raises(UsageError) as raised:
+        memory_budget(None, folder)
+    assert str(raised.value).endswith(message)
+
+
+def test_bad_option() -> None:
+    with pytest.raises(UsageError) as raised:
+        memory_budget("0")
+    assert str(raised.value) == (
+        "--memory-budget: 0 is no memory at all.\nGive a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
+    )
