@@ -70,7 +70,7 @@ class Recorder:
 
         def written(run: Callable[..., Any]) -> Any:
             op = canonical(function)
-            return tape.read(run, op, frame, args, kwargs) if reads_content(op) else run(*args, **kwargs)
+            return tape.read(function, op, frame, args, kwargs, run) if reads_content(op) else run(*args, **kwargs)
 
         return self._kept_apart(function, args, kwargs, written)
 

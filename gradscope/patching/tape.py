@@ -142,7 +142,7 @@ class Tape(TorchFunctionMode):
         self._let_go(frame)
         op = canonical(func)
         if op in LOOKS:
-            return self.read(run, op, frame, args, kwargs) if op in _SHOWS else run(*args, **kwargs)
+            return self.read(func, op, frame, args, kwargs, run) if op in _SHOWS else run(*args, **kwargs)
         inputs: list[Value] = []
         held: list[Tensor] = []
         kept_args = tuple(self._replaced(argument, inputs, held) for argument in args)
@@ -165,8 +165,20 @@ class Tape(TorchFunctionMode):
         node.caller = self._caller(frame)
         return result
 
-    def read(self, func: Callable[..., Any], op: str, frame: FrameType, args: Any, kwargs: Any) -> Any:
-        """``func(*args, **kwargs)`` as a node that uses nothing: what is only shown stands in nobody's way."""
+    def read(
+        self,
+        func: Callable[..., Any],
+        op: str,
+        frame: FrameType,
+        args: Any,
+        kwargs: Any,
+        run: Callable[..., Any] | None = None,
+    ) -> Any:
+        """``func(*args, **kwargs)`` as a node that uses nothing: what is only shown stands in nobody's way.
+
+        Args:
+            run: as of :meth:`call`.
+        """
         inputs: list[Value] = []
         kept_args = tuple(self._replaced(argument, inputs, []) for argument in args)
         node = Node(
@@ -174,7 +186,7 @@ class Tape(TorchFunctionMode):
         )
         self.nodes.append(node)
         node.places = self._places(frame, shown=True)
-        result = func(*args, **kwargs)
+        result = (run or func)(*args, **kwargs)
         node.outputs = tuple(self._new(tensor, node) for tensor in _tensors(result))
         return result
 
