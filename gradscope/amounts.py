@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 
 from gradscope.errors import UsageError
+from gradscope.texts import cut, visible
 
 # "24g" means 24 GiB: on a memory card, in Docker and to Java a bare letter is the binary multiple.
 _FACTORS = {
@@ -14,7 +15,7 @@ _FACTORS = {
     **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("kmgt", 1) for suffix in ("", "ib")},
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
 }
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+_AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{0,9})?|\.\d{1,9})\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def bytes_of(value: str | int, name: str = "--device-memory") -> int:
@@ -28,7 +29,7 @@ def bytes_of(value: str | int, name: str = "--device-memory") -> int:
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None or isinstance(value, (bool, float)):
         raise UsageError(
-            f"{name}: {text or repr(text)} is not an amount of memory.\n"
+            f"{name}: {cut(visible(text), 60) or repr(text)} is not an amount of memory.\n"
             "Give a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB; without one it is bytes."
         )
     amount = int(Fraction(match[1].rstrip(".") if not match[1].startswith(".") else f"0{match[1]}") * factor)

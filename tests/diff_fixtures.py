@@ -14,8 +14,9 @@ MS = 1_000_000
 
 
 def spread(steps: Sequence[int]) -> Spread:
-    """As gradscope writes it: the deviation of these steps themselves."""
-    return Spread(min(steps), int(statistics.median(steps)), max(steps), int(statistics.pstdev(steps)))
+    """As gradscope writes it: the deviation of these steps themselves; no time is negative."""
+    values = (min(steps), int(statistics.median(steps)), max(steps))
+    return Spread(*(max(value, 0) for value in values), int(statistics.pstdev(steps)))
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,13 @@ def test_mistakes_name_the_file_and_the_key(text: str, message: str, tmp_path: P
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path, "[tool.gradscope]\n")
 
-    def refuse(*_: object, **__: object) -> str:
+    def refuse(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(UsageError) as caught:
         find_config(tmp_path)
-    assert str(caught.value) == f"{file} cannot be read: Permission denied."
+    assert (
+        str(caught.value)
+        == f"{file} cannot be read: Permission denied.\nMend it, or run in a folder that is not below it."
+    )

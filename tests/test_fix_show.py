@@ -178,7 +178,11 @@ def damaged(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "x is not JSON: Expecting property name enclosed in double quotes (line 1, column 2)."),
+        (
+            "{",
+            "x is not JSON: Expecting property name enclosed in double quotes (line 1, column 2).\n"
+            "Write one with: gradscope fix TARGET",
+        ),
         ("[]", "x is not a FIX.json: it has no kind and sites.\nWrite one with: gradscope fix TARGET"),
         (damaged(kind="diff"), "x is not a FIX.json: it has no kind and sites.\nWrite one with: gradscope fix TARGET"),
         (

@@ -12,14 +12,16 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 
 # Each package may import what stands to its right; nothing else of gradscope.
-_BASE = {"errors", "markers", "units", "versions", "amounts", "tables"}
+_BASE = {"errors", "markers", "units", "versions", "texts", "inputs", "amounts", "tables"}
 _ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "markers": set(),
     "units": set(),
     "versions": set(),
-    "amounts": {"errors"},
-    "tables": {"errors", "units"},
+    "texts": set(),
+    "inputs": {"units"},
+    "amounts": {"errors", "texts"},
+    "tables": {"errors", "units", "texts"},
     "compat": _BASE,
     "devices": set(),
     "workload": {*_BASE, "compat"},
@@ -58,7 +60,7 @@ _ALLOWED: dict[str, set[str]] = {
         "recipes",
         "patching",
     },
-    "config": {"errors"},
+    "config": {"errors", "inputs", "texts"},
     "cli": {
         *_BASE,
         "config",

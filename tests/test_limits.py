@@ -96,10 +96,10 @@ def test_a_file_that_cannot_be_used(cache: Path, text: str, problem: str) -> Non
 def test_a_file_that_is_no_text_or_no_file(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_bytes(b"\xff\xfe")
-    assert read().problem == "it is not UTF-8 text"
+    assert read().problem == "it is not UTF-8 text (byte 0)"
     cache.unlink()
     cache.mkdir()
-    assert read().problem == "Is a directory"
+    assert read().problem == "it is a folder"
     with pytest.raises(OutputError) as caught:
         keep(CPU, 2)
     assert str(caught.value) == (

@@ -181,10 +181,11 @@ def put(value: Any, *keys: Any) -> Any:
 
 
 AGAIN = "Profile again to write a new one."
+WRITE = "Write one with: gradscope profile TARGET"
 BAD_FILES = {
-    "not json": ("hello", "run.json is not JSON: Expecting value (line 1, column 1)."),
-    "empty": ("", "run.json is not JSON: Expecting value (line 1, column 1)."),
-    "nan": ('{"schema_version": NaN}', "run.json is not JSON: it contains NaN."),
+    "not json": ("hello", f"run.json is not JSON: Expecting value (line 1, column 1).\n{WRITE}"),
+    "empty": ("", f"run.json is not JSON: it is empty.\n{WRITE}"),
+    "nan": ('{"schema_version": NaN}', f"run.json is not JSON: it contains NaN.\n{WRITE}"),
     "other json": (
         '{"traceEvents": []}',
         "run.json is not a RUN.json: it has no schema_version and ledger.\nWrite one with: gradscope profile TARGET",
@@ -289,10 +290,10 @@ def test_no_file_and_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Path("run.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RunFileError) as binary:
         load("run.json")
-    assert str(binary.value) == "run.json is not JSON: it is not UTF-8 text."
+    assert str(binary.value) == f"run.json cannot be read: it is not UTF-8 text (byte 0).\n{WRITE}"
     with pytest.raises(RunFileError) as folder:
         load(tmp_path)
-    assert str(folder.value) == f"{tmp_path} cannot be read: Is a directory."
+    assert str(folder.value) == f"{tmp_path} cannot be read: it is a folder.\n{WRITE}"
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

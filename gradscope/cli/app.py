@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from typing import Annotated
 
 import typer
@@ -17,6 +19,7 @@ from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
 from gradscope.cli.rules import rules
 from gradscope.cli.show import show
+from gradscope.cli.streams import reopen_closed_streams, silence
 from gradscope.errors import GradscopeError
 
 app = typer.Typer(
@@ -68,6 +71,28 @@ def _program(
 
 def run(arguments: list[str]) -> int:
     """Run ``gradscope ARGUMENTS`` and return its exit code."""
+    reopen_closed_streams()
+    code = _run(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+    except OSError as error:
+        code = code or _unwritable(error)
+    return code
+
+
+# Of writing: a full disk or quota, a file that is too large, a device or descriptor that is gone.
+_WRITING = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
+
+
+def _unwritable(error: OSError) -> int:
+    silence(sys.stdout)
+    say_error(f"stdout cannot be written: {error.strerror or error}.\nSend it to a file or a pipe that takes it.")
+    return GradscopeError.exit_code
+
+
+def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         # obj=True: this process is ours to its end, see report_stream.
@@ -80,6 +105,10 @@ def run(arguments: list[str]) -> int:
         return GradscopeError.exit_code
     except typer.Abort:
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in _WRITING:
+            raise
+        return _unwritable(error)
     return code if isinstance(code, int) else 0
 
 

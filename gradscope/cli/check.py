@@ -10,7 +10,7 @@ import typer
 
 from gradscope.amounts import bytes_of
 from gradscope.cli.options import Color, ColorOption
-from gradscope.cli.streams import reader_may_leave
+from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import BudgetExceededError
 
 if TYPE_CHECKING:
@@ -54,16 +54,17 @@ def check(
     from gradscope.compare.budgets import check as judge
     from gradscope.compare.checktext import offenders, print_check, to_json
     from gradscope.compare.settings import find_settings
+    from gradscope.config import working_folder
     from gradscope.report.runfile import load_run
 
-    settings = find_settings(Path.cwd())
+    settings = find_settings(working_folder())
     budgets = _budgets(settings, max_regression, max_memory_regression, max_peak, max_saved)
     reference = settings.baseline if baseline is None else baseline
     names = (str(run), None if reference is None else str(reference))
     checked = judge(load_run(run), None if reference is None else load_run(reference), budgets, names)
     with reader_may_leave(sys.stdout):
         if as_json:
-            sys.stdout.write(to_json(checked))
+            write_json(sys.stdout, to_json(checked))
         else:
             from gradscope.report.terminal import make_console
 

@@ -14,8 +14,9 @@ import typer
 from gradscope.cli.failure import say
 from gradscope.cli.options import Color, ColorOption, ForceOption, NoSourceOption
 from gradscope.cli.page import link
-from gradscope.cli.streams import reader_may_leave
+from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import UsageError
+from gradscope.texts import shown_path
 
 if TYPE_CHECKING:
     from gradscope.compare import Diff
@@ -114,7 +115,7 @@ def diff(
 
         head = DIFF_HEAD if format is Format.json else _NOT_KNOWABLE
         write_text(output, _text(found, format, options), head, force=force)
-        say(f"wrote {output}")
+        say(f"wrote {shown_path(output)}")
         return
     with reader_may_leave(sys.stdout):
         if format is Format.terminal:
@@ -122,7 +123,8 @@ def diff(
 
             found.print(make_console(sys.stdout, color.wanted), **options)
         else:
-            sys.stdout.write(_text(found, format, options))
+            text = _text(found, format, options)
+            write_json(sys.stdout, text) if format is Format.json else sys.stdout.write(text)
 
 
 def _page_path(format: Format, output: Path | None, html: Path | None) -> Path | None:
@@ -140,7 +142,7 @@ def _write_page(found: Diff, path: Path, *, source: bool, force: bool, open_it: 
     written = found.to_html(path, source=source, force=force)
     say(f"wrote {link(written, sys.stderr)}")
     if open_it and not webbrowser.open(written.resolve().as_uri()):
-        say(f"no browser could be started: open {written} yourself")
+        say(f"no browser could be started: open {shown_path(written)} yourself")
 
 
 def _text(found: Diff, format: Format, options: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ import typer
 from gradscope import versions
 from gradscope.cli.ceilings import Ceilings, calibrate_all, ceilings, print_ceilings
 from gradscope.cli.options import Color, ColorOption
-from gradscope.cli.streams import reader_may_leave
+from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import GradscopeError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def doctor(
     with reader_may_leave(sys.stdout):
         if as_json:
             record = {"ok": diagnosis.ok, **dataclasses.asdict(diagnosis)}
-            sys.stdout.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            write_json(sys.stdout, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         else:
             from gradscope.report.terminal import make_console
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradscope.errors import Terminated
+from gradscope.texts import visible
 
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 TERMINATED = 143  # and one that SIGTERM did
@@ -24,7 +25,8 @@ def say(message: str) -> None:
 
 def say_error(message: str) -> None:
     """Write one of our own error messages on stderr."""
-    say(f"error: {message}")
+    # What a message quotes may have come from anywhere.
+    say("error: " + "\n".join(visible(line) for line in message.split("\n")))
 
 
 def show_user_error(error: BaseException) -> int:

@@ -11,8 +11,9 @@ import typer
 from gradscope.cli.arguments import SCRIPT_ARGS
 from gradscope.cli.failure import say, show_user_error
 from gradscope.cli.options import Color, ColorOption, ForceOption, QuietOption, SeedOption
-from gradscope.cli.streams import reader_may_leave, report_stream
+from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, TargetError
+from gradscope.texts import shown_path
 
 if TYPE_CHECKING:
     from gradscope.fitting import FitReport
@@ -147,7 +148,7 @@ def _script_message(target: str) -> str:
 def _deliver(report: FitReport, request: Request, stream: TextIO) -> None:
     if request.to_stdout:
         with reader_may_leave(stream):
-            stream.write(report.to_json())
+            write_json(stream, report.to_json())
         return
     from gradscope.report.terminal import make_console
 
@@ -157,9 +158,9 @@ def _deliver(report: FitReport, request: Request, stream: TextIO) -> None:
             report.save(request.json_path, force=request.force)
         except OutputError as error:
             unwritten = error
-    with reader_may_leave(stream):
+    with reader_may_leave(stream, beside_files=request.json_path is not None and unwritten is None):
         report.print(make_console(stream, request.color))
     if unwritten is not None:
         raise unwritten
     if request.json_path is not None and not request.quiet:
-        say(f"wrote {request.json_path}")
+        say(f"wrote {shown_path(request.json_path)}")

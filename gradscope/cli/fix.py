@@ -26,8 +26,9 @@ from gradscope.cli.options import (
     WarmupOption,
 )
 from gradscope.cli.page import link
-from gradscope.cli.streams import reader_may_leave, report_stream
+from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
+from gradscope.texts import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,13 +222,11 @@ def _deliver(report: FixReport, request: Request, stream: TextIO, *, to_stdout: 
     except OutputError as error:
         unwritten = unwritten or error
     _drop_old(report, request)
-    with reader_may_leave(stream):
-        if to_stdout:
-            stream.write(report.to_json())
-        else:
-            from gradscope.report.terminal import make_console
-
-            report.print(make_console(stream, request.color), request.diff_path if report.data.diff else None)
+    unprinted: OutputError | None = None
+    try:
+        _print(report, request, stream, to_stdout=to_stdout, beside_files=bool(made))
+    except OutputError as error:  # the files are worth all the more
+        unprinted = error
     if request.html_path is not None and unwritten is None:
         page = report.to_html(request.html_path, source=request.source, force=request.force)
         made += [page] if page is not None else []
@@ -237,9 +236,21 @@ def _deliver(report: FixReport, request: Request, stream: TextIO, *, to_stdout: 
         import sys
 
         for name, backup in backups:
-            say(f"changed {name}; as it was: {backup}")
+            say(f"changed {visible(name)}; as it was: {visible(backup)}")
         for path in made:
             say(f"wrote {link(path, sys.stderr)}")
+    if unprinted is not None:
+        raise unprinted
+
+
+def _print(report: FixReport, request: Request, stream: TextIO, *, to_stdout: bool, beside_files: bool) -> None:
+    with reader_may_leave(stream, beside_files=beside_files and not to_stdout):
+        if to_stdout:
+            write_json(stream, report.to_json())
+            return
+        from gradscope.report.terminal import make_console
+
+        report.print(make_console(stream, request.color), request.diff_path if report.data.diff else None)
 
 
 def _drop_old(report: FixReport, request: Request) -> None:

@@ -114,10 +114,10 @@ def ignored_rules(given: Sequence[str] | None, folder: Path | None = None) -> tu
     Raises:
         UsageError: a rule is named that there is not, or the file cannot be used.
     """
-    from gradscope.config import find_config
+    from gradscope.config import find_config, working_folder
 
     names = [stripped for text in given or () for name in text.split(",") if (stripped := name.strip())]
-    config = find_config(folder or Path.cwd())
+    config = find_config(folder or working_folder())
     _require_known(names, "--ignore")
     _require_known(config.ignore, config.name("ignore"))
     return tuple(dict.fromkeys((*names, *config.ignore)))

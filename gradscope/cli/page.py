@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gradscope.cli.failure import say
+from gradscope.texts import shown_path
 
 if TYPE_CHECKING:
     from gradscope.report import Report
@@ -30,11 +31,11 @@ def write_page(
     if not quiet:
         say(f"wrote {link(written, sys.stderr)}")
     if open_it and not webbrowser.open(written.resolve().as_uri()):
-        say(f"no browser could be started: open {written} yourself")
+        say(f"no browser could be started: open {shown_path(written)} yourself")
 
 
 def link(path: Path, stream: TextIO) -> str:
     """``path``, on a terminal as a link to the file (OSC 8); terminals without links show the path alone."""
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
-        return str(path)
-    return f"\x1b]8;;{path.resolve().as_uri()}\x1b\\{path}\x1b]8;;\x1b\\"
+        return shown_path(path)
+    return f"\x1b]8;;{path.resolve().as_uri()}\x1b\\{shown_path(path)}\x1b]8;;\x1b\\"

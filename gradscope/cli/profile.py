@@ -36,8 +36,9 @@ from gradscope.cli.options import (
     view_options,
 )
 from gradscope.cli.page import write_page
-from gradscope.cli.streams import reader_may_leave, report_stream
+from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
+from gradscope.texts import shown_path
 
 if TYPE_CHECKING:
     from gradscope.pipeline import Outcome
@@ -201,7 +202,7 @@ def _measure(loaded: Workload | Script, request: Request) -> Outcome:
 def _deliver(report: Report, request: Request, stream: TextIO) -> None:
     if request.json_path is None:
         with reader_may_leave(stream):
-            stream.write(report.to_json())
+            write_json(stream, report.to_json())
         _write_page(report, request)
         return
     from gradscope.report.terminal import make_console
@@ -211,13 +212,19 @@ def _deliver(report: Report, request: Request, stream: TextIO) -> None:
         report.save(request.json_path, force=request.force)  # first: the report names the file
     except OutputError as error:
         unwritten = error
-    with reader_may_leave(stream):
-        report.print(make_console(stream, request.color), **request.view)
+    unprinted: OutputError | None = None
+    try:
+        with reader_may_leave(stream, beside_files=unwritten is None):
+            report.print(make_console(stream, request.color), **request.view)
+    except OutputError as error:  # the files are worth all the more
+        unprinted = error
     if unwritten is not None:
         raise unwritten
     if not request.quiet:
-        say(f"wrote {request.json_path}")
+        say(f"wrote {shown_path(request.json_path)}")
     _write_page(report, request)
+    if unprinted is not None:
+        raise unprinted
 
 
 def _write_page(report: Report, request: Request) -> None:

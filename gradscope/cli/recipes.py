@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli.options import Color, ColorOption
-from gradscope.cli.streams import reader_may_leave
+from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def recipes(
                 {**dataclasses.asdict(recipe), "figures": [dataclasses.asdict(row) for row in figures[recipe.name]]}
                 for recipe in chosen
             ]
-            sys.stdout.write(json.dumps(records if name is None else records[0], indent=1, ensure_ascii=False) + "\n")
+            write_json(
+                sys.stdout, json.dumps(records if name is None else records[0], indent=1, ensure_ascii=False) + "\n"
+            )
             return
         from gradscope.report.terminal import make_console
 

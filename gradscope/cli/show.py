@@ -25,8 +25,9 @@ from gradscope.cli.options import (
     view_options,
 )
 from gradscope.cli.page import beside, write_page
-from gradscope.cli.streams import reader_may_leave
+from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import UsageError
+from gradscope.texts import shown_path
 
 if TYPE_CHECKING:
     from gradscope.report import Report
@@ -65,6 +66,8 @@ class Table(str, Enum):
 _CHOOSING = (Format.terminal, Format.markdown)
 # Formats that people read; the others are for programs.
 _READ = (*_CHOOSING, Format.html)
+
+_JSON = (Format.json, Format.speedscope)
 
 # Nothing tells a text that we wrote from somebody else's: matches no beginning but that of an empty file.
 _NOT_KNOWABLE = re.compile(r"(?!)")
@@ -117,7 +120,7 @@ def show(
         from gradscope.report.outfile import write_text
 
         write_text(output, _text(report, format, table, view), _head(format), force=force)
-        say(f"wrote {output}")
+        say(f"wrote {shown_path(output)}")
         return
     with reader_may_leave(sys.stdout):
         if format is Format.terminal:
@@ -125,7 +128,8 @@ def show(
 
             report.print(make_console(sys.stdout, color.wanted), **view)
         else:
-            sys.stdout.write(_text(report, format, table, view))
+            text = _text(report, format, table, view)
+            write_json(sys.stdout, text) if format in _JSON else sys.stdout.write(text)
 
 
 def _check(format: Format, table: Table | None, view: dict[str, Any]) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import TextIO, cast
+
+from gradscope.errors import OutputError
 
 _STDOUT, _STDERR = 1, 2
 
@@ -64,14 +68,89 @@ def _writes_to_descriptor(stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def reader_may_leave(stream: TextIO) -> Iterator[None]:
-    """Write to ``stream`` inside the block; a reader that closes the pipe early, ``head`` for one, is no error."""
+def reader_may_leave(stream: TextIO, *, beside_files: bool = False) -> Iterator[None]:
+    """Write to ``stream`` inside the block; a reader that closes the pipe early, ``head`` for one, is no error.
+
+    What the stream's encoding cannot hold is spelled out, ``\\u2500``.
+
+    Args:
+        stream: stdout, as a rule.
+        beside_files: all of it is in files too, so that a stdout that was closed from the start is no error either.
+
+    Raises:
+        OutputError: nothing can be written, since the stream is closed or the device full.
+    """
     try:
-        yield
+        with _spelling_out(stream):
+            yield
         stream.flush()
     except (BrokenPipeError, SystemExit):  # rich turns the one into the other
-        # What is still in the buffer would fail again, and noisily, when the interpreter closes the stream.
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+        silence(stream)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        silence(stream)
+        raise OutputError(f"stdout cannot be written: {error.strerror or error}.\n{_ELSEWHERE}") from error
+    if (stream in _REOPENED or sys.stdout in _REOPENED) and not beside_files:
+        raise OutputError(f"stdout is closed.\n{_ELSEWHERE}")
+
+
+_ELSEWHERE = "Send it to a file or a pipe that takes it."
+# Stands for a stream that was closed when the program began.
+_REOPENED: list[TextIO] = []
+
+
+def reopen_closed_streams() -> None:
+    """Give the process a stdin, stdout and stderr that lead nowhere, where it was started without.
+
+    Otherwise the next file that is opened gets the stream's number, and whatever is printed by C code ends up in it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        with contextlib.suppress(OSError):
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:  # the number is taken: Python had another reason not to open it
+                os.close(handle)
+                handle = os.dup(number)
+            stream = cast(TextIO, os.fdopen(handle, mode, encoding="utf-8", errors="backslashreplace"))
+            setattr(sys, name, stream)
+            if name == "stdout":
+                _REOPENED.append(stream)
+
+
+@contextlib.contextmanager
+def _spelling_out(stream: TextIO) -> Iterator[None]:
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # it flushes, and what failed once fails again
+            stream.reconfigure(errors=before)
+
+
+def write_json(stream: TextIO, text: str) -> None:
+    """Write JSON so that it is the same JSON in any encoding."""
+    encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-")
+    stream.write(_ODD.sub(_escaped, text) if encoding.startswith("utf") else _NOT_ASCII.sub(_escaped, text))
+
+
+_ODD = re.compile("[\ud800-\udfff]")
+_NOT_ASCII = re.compile("[^\\x00-\\x7f]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def silence(stream: TextIO) -> None:
+    """Send what is left in the buffer nowhere: it would fail again, and noisily, when the interpreter closes it."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -14,6 +14,7 @@ from gradscope.compare.build import compare
 from gradscope.compare.changes import Change, Comparison
 from gradscope.errors import UsageError
 from gradscope.tables import RunData
+from gradscope.texts import cut, visible
 
 Result = Literal["ok", "noise", "over"]
 
@@ -148,8 +149,10 @@ def _no_layer(glob: str, paths: Sequence[str]) -> str:
     named = [path for path in paths if path]
     longer = [path for path in named if LayerLimit(f"**.{glob}", Fraction(0)).matches(path)]
     close = longer[:1] or difflib.get_close_matches(glob, named, n=1) or named[:1]
-    hint = f"A glob is for the whole path, such as {close[0]}; * stands for one part, ** for any." if close else ""
-    return f"--max-regression: no layer of either run matches {glob}.\n{hint}".rstrip()
+    hint = (
+        f"A glob is for the whole path, such as {_shown(close[0])}; * stands for one part, ** for any." if close else ""
+    )
+    return f"--max-regression: no layer of either run matches {_shown(glob)}.\n{hint}".rstrip()
 
 
 def _memory_regressions(comparison: Comparison, budgets: Budgets) -> Iterator[Judged]:
@@ -193,9 +196,9 @@ def percentage(text: object, name: str) -> Fraction:
     Raises:
         UsageError: it is no percentage of at least zero; ``name`` says where it stands.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*%\s*", str(text), re.ASCII)
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})\s*%\s*", str(text), re.ASCII)
     if match is None:
-        raise UsageError(f"{name}: {text} is not a percentage.\nGive one with its sign: 5%")
+        raise UsageError(f"{name}: {_shown(text)} is not a percentage.\nGive one with its sign: 5%")
     return Fraction(match[1]) / 100
 
 
@@ -209,12 +212,16 @@ def regressions(values: Sequence[str], name: str) -> tuple[Fraction | None, tupl
     for text in values:
         glob, equals, percents = text.rpartition("=")
         if equals and not glob.strip():
-            raise UsageError(f"{name}: {text} names no layer.\nGive 5% for the step, or GLOB=5%: h.*.attn=5%")
+            raise UsageError(f"{name}: {_shown(text)} names no layer.\nGive 5% for the step, or GLOB=5%: h.*.attn=5%")
         if equals:
             layers.append(LayerLimit(glob.strip(), percentage(percents, name)))
         else:
             whole = percentage(text, name)
     return whole, tuple(layers)
+
+
+def _shown(text: object) -> str:
+    return cut(visible(str(text)), 60)
 
 
 def allowed_text(judged: Judged) -> str:

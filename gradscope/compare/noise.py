@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 # The usual level of significance, for all rows of a table together.
 FALSE_ALARMS = 0.05
+# The series has half as many terms; beyond it the value changes by less than a hundredth, and is here the larger one.
+_MOST_FREEDOM = 1_000
 _ROUNDING = 1e-9  # 7.999999999999999 degrees of freedom are 8
 
 
@@ -103,6 +105,7 @@ def odd_one(pairs: Sequence[tuple[Measured, Measured]], floor: float) -> int | N
 @functools.cache
 def t_quantile(alpha: float, freedom: int) -> float:
     """The value that Student's t of ``freedom`` degrees exceeds in absolute value with probability ``alpha``."""
+    freedom = min(freedom, _MOST_FREEDOM)
     low, high = 0.0, math.pi / 2
     # The angle theta = atan(t / sqrt(freedom)) runs over a bounded range, so halving finds it to the last bit.
     while low < (middle := (low + high) / 2) < high:

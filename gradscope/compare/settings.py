@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradscope.config import find_table, refuse_unknown
+from gradscope.config import FILE, find_table, refuse_unknown
 from gradscope.errors import UsageError
+from gradscope.texts import shown_path, shown_repr
 
 _KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved")
 
@@ -26,7 +27,7 @@ class CheckSettings:
 
     def name(self, key: str) -> str:
         """What messages call a setting."""
-        return f"{self.file}: tool.gradscope.check.{key}"
+        return f"{shown_path(self.file or FILE)}: tool.gradscope.check.{key}"
 
 
 def find_settings(folder: Path) -> CheckSettings:
@@ -44,7 +45,8 @@ def _settings(file: Path, table: Mapping[str, Any]) -> CheckSettings:
     ours = table.get("check", {})
     if not isinstance(ours, dict):
         raise UsageError(
-            f"{file}: tool.gradscope.check is not a table.\nWrite [tool.gradscope.check] and its keys below it."
+            f"{shown_path(file)}: tool.gradscope.check is not a table.\n"
+            "Write [tool.gradscope.check] and its keys below it."
         )
     refuse_unknown(file, "tool.gradscope.check", ours, _KEYS)
     baseline = _text(file, ours, "baseline")
@@ -62,7 +64,10 @@ def _text(file: Path, table: Mapping[str, Any], key: str) -> str | None:
     value = table.get(key)
     if value is None or isinstance(value, str):
         return value
-    raise UsageError(f'{file}: tool.gradscope.check.{key} is not text but {value!r}.\nWrite {key} = "{_EXAMPLES[key]}"')
+    raise UsageError(
+        f"{shown_path(file)}: tool.gradscope.check.{key} is not text but {shown_repr(value)}.\n"
+        f'Write {key} = "{_EXAMPLES[key]}"'
+    )
 
 
 _EXAMPLES = {
@@ -80,7 +85,7 @@ def _texts(file: Path, table: Mapping[str, Any], key: str) -> Sequence[str] | No
         return value
     if isinstance(value, list):
         odd = next(item for item in value if not isinstance(item, str))
-        where = f"{file}: tool.gradscope.check.{key}"
-        raise UsageError(f'{where} holds {odd!r}, which is not text.\nWrite {key} = ["5%", "h.*.attn=10%"]')
+        where = f"{shown_path(file)}: tool.gradscope.check.{key}"
+        raise UsageError(f'{where} holds {shown_repr(odd)}, which is not text.\nWrite {key} = ["5%", "h.*.attn=10%"]')
     text = _text(file, table, key)
     return None if text is None else [text]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from gradscope.errors import RunFileError
 from gradscope.fixing.result import FIX_SCHEMA_VERSION, FixData
 from gradscope.report.reading import Mismatch, read_dataclass
-from gradscope.report.runfile import dump_record, to_record
+from gradscope.report.runfile import check_version, dump_record, parse_input, read_input, to_record
+from gradscope.texts import shown_path
 
 # What a FIX.json begins with: never to be taken for a RUN.json, nor the other way round.
 FIX_HEAD = re.compile(r'\s*\{\s*"kind":\s*"fix",\s*"schema_version":\s*\d+')
@@ -35,34 +34,26 @@ def load_fix(path: str | os.PathLike[str]) -> FixData:
     Raises :class:`~gradscope.errors.RunFileError` if it cannot be read, is not a FIX.json, is of a newer schema, or
     lacks a field or has one of the wrong type.
     """
-    name = str(path)
-    try:
-        return from_json(Path(path).read_text(encoding="utf-8"), name)
-    except FileNotFoundError as error:
-        raise RunFileError(f"{name}: no such file.\n{_WRITE_ONE}") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"{name} is not JSON: it is not UTF-8 text.") from error
-    except OSError as error:
-        raise RunFileError(f"{name} cannot be read: {error.strerror or error}.") from error
+    name = shown_path(path)
+    return from_json(read_input(path, name, _WRITE_ONE), name)
 
 
 def from_json(text: str, name: str = "the text") -> FixData:
     """The fix in ``text``; errors as in :func:`load_fix`, with ``name`` as the place."""
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RunFileError(f"{name} is not JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from error
+    record = parse_input(text, name, _WRITE_ONE)
     if not isinstance(record, dict) or record.get("kind") != "fix" or "sites" not in record:
         raise RunFileError(f"{name} is not a FIX.json: it has no kind and sites.\n{_WRITE_ONE}")
-    version = record.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise RunFileError(f"{name} is not a FIX.json: its schema_version is {version!r}.\n{_WRITE_ONE}")
-    if version > FIX_SCHEMA_VERSION:
-        raise RunFileError(
-            f"{name} has schema_version {version}; this gradscope reads up to {FIX_SCHEMA_VERSION}.\n"
-            f"It was written by gradscope {record.get('gradscope', '?')}: update gradscope, or fix again."
-        )
+    check_version(record, name, "FIX.json", FIX_SCHEMA_VERSION, "fix")
     try:
-        return read_dataclass(FixData, record, "")
+        fix = read_dataclass(FixData, record, "")
+        _require_spreads(fix)
+        return fix
     except Mismatch as error:
         raise RunFileError(f"{name} is damaged: {error}.\nRun gradscope fix again to write a new one.") from error
+
+
+def _require_spreads(fix: FixData) -> None:
+    """Raise :class:`Mismatch` where it is not known how steady a step was."""
+    for name, side in (("before", fix.before), ("after", fix.after)):
+        if side is not None and "wall_ns" not in side.spread:
+            raise Mismatch(f"{name}.spread.wall_ns is missing")

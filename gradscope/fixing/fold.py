@@ -73,7 +73,8 @@ def _address(members: list[FixSite], sites: Sequence[FixSite]) -> str:
 def _split(path: str) -> tuple[str, tuple[int, ...]]:
     """``h.3.attn`` as ``h.*.attn`` and 3."""
     words = path.split(".")
-    return ".".join("*" if word.isdecimal() else word for word in words), tuple(int(w) for w in words if w.isdecimal())
+    numbers = [word for word in words if word.isdecimal() and len(word) < 10]  # int() takes no text of thousands
+    return ".".join("*" if word in numbers else word for word in words), tuple(map(int, numbers))
 
 
 def _verdict(reason: str) -> str:

@@ -91,7 +91,7 @@ def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool) -> None:
     grid.row(
         [(marks.text(f"{name}{count}"), "")],
         [(marks.text(first.source), "dim")],
-        [(first.recipe, "")],
+        [(marks.text(first.recipe), "")],
         [(first.status, _STATUS[first.status])],
         number(_estimate(units.ns, row.predicted_saving_ns), "dim"),
         *measured_ns,

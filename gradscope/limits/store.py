@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gradscope.errors import OutputError
+from gradscope.inputs import NotJsonError, UnreadableError, parse_json, read_text
 from gradscope.tables import Limits
 
 _FORMAT = 1
+_MOST_BYTES = 10_000_000
 _ENDLESS = 1e30  # no machine's: neither infinite nor not a number
 
 
@@ -82,14 +84,14 @@ def kept(device_name: str, threads: int, torch_version: str | None = None) -> Li
 def read() -> Store:
     """All entries. Whatever is wrong with the file is a problem to tell of, no error."""
     try:
-        text = limits_file().read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Store()
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: nobody knows where home is
+        text = read_text(limits_file(), _MOST_BYTES)
+    except UnreadableError as error:
+        return Store(problem="" if error.missing else str(error))
+    except RuntimeError as error:  # nobody knows where home is
         return Store(problem=_reason(error))
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
+        record = parse_json(text, constants=True)
+    except NotJsonError:
         return Store(problem="it is not JSON")
     if not isinstance(record, dict) or record.get("gradscope_limits") != _FORMAT:
         return Store(problem="it was not written by this version of gradscope")
@@ -192,8 +194,6 @@ def _positive(number: Any) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

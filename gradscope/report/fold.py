@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from gradscope.report.amounts import Amounts, add_up, amounts_of
 from gradscope.tables import LayerRow
+from gradscope.tables.shape import parent_path
 from gradscope.tables.siblings import outside_ratio
 
 # One of three or more repeats stands out when it is this much costlier or cheaper than every other one ...
@@ -22,7 +23,11 @@ OUTLIER_RATIO = 1.25
 # ... and the difference is at least this share of the whole backward pass.
 OUTLIER_SHARE = 0.005
 
-_NUMBERED = re.compile(r"^(.*?)(\d+)$", re.ASCII)
+# Nine digits: nobody has more blocks, and int() takes no text of thousands.
+_NUMBERED = re.compile(r"^(.*?)(\d{1,9})$", re.ASCII | re.DOTALL)
+# Deeper layers stand beside each other on the last level: Python's recursion ends at a thousand calls, and each level
+# takes several.
+MOST_LEVELS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +102,34 @@ def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "") -> l
 def _link(rows: Sequence[LayerRow]) -> list[_Raw]:
     """Modules by parent. A parent that has no row is skipped: the nearest one on the path that has a row counts."""
     by_path = {row.path: _Raw(row, "") for row in rows}
+    levels: dict[str, int] = {}
     roots: list[_Raw] = []
     for raw in by_path.values():
-        parent = _parent_path(raw.row, by_path)
+        parent = _shown_parent(raw.row, by_path, levels)
         if parent is None:
             raw.name = raw.row.path
             roots.append(raw)
         else:
-            raw.name = raw.row.path[len(parent) + 1 :] if parent else raw.row.path
+            raw.name = raw.row.path.removeprefix(f"{parent}.") if parent else raw.row.path
             by_path[parent].children.append(raw)
     return roots
 
 
-def _parent_path(row: LayerRow, by_path: Mapping[str, _Raw]) -> str | None:
-    path = row.parent
-    while path is not None and path not in by_path:
-        path = path.rpartition(".")[0] if path else None
-    return None if path == row.path else path
+def _shown_parent(row: LayerRow, by_path: Mapping[str, _Raw], levels: dict[str, int]) -> str | None:
+    """The path of the layer that ``row`` is shown below; ``levels`` are those of the layers that were asked for."""
+    above: dict[str, None] = {}  # in order
+    path: str | None = row.path
+    while path is not None and path not in levels and path not in above:
+        above[path] = None
+        path = parent_path(by_path[path].row, by_path)
+    level = -1 if path is None else levels.get(path, -1)
+    for path in reversed(above):
+        level += 1
+        levels[path] = level
+    parent = parent_path(row, by_path)
+    while parent is not None and levels[parent] >= MOST_LEVELS:
+        parent = parent_path(by_path[parent].row, by_path)
+    return parent
 
 
 def _sign(raw: _Raw, signatures: dict[object, int]) -> None:
@@ -179,7 +195,7 @@ def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Place, l
     lead = f"{place.name}." if place.name and names[0].isdigit() else ""
     if len(members) == 1:
         return _merge(members[0], lead + names[0], before + names[0], least, repeats=1)
-    prefix = names[0].rstrip("0123456789")
+    prefix = _prefix(names[0])
     spans = _spans(sorted(int(name[len(prefix) :]) for name in names))
     first, last = spans[0].partition("-")[0], spans[-1].rpartition("-")[2]
     whole = len(spans) == 1
@@ -188,6 +204,12 @@ def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Place, l
     all_of_them = sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in numbered) == len(names)
     address = f"{before}{prefix}{'*' if all_of_them else _short(spans)}"
     return _merge([raw for member in members for raw in member], label, address, least, repeats=len(members))
+
+
+def _prefix(name: str) -> str:
+    """What stands before the number of a repeat."""
+    match = _NUMBERED.match(name)
+    return match[1] if match else name
 
 
 def _spans(numbers: list[int]) -> list[str]:

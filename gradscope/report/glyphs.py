@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from gradscope.texts import visible
+
 # One character for one, but for the ellipsis: columns keep their widths.
 _ASCII = str.maketrans(dict(zip("×µ·±─→÷├▲", "xu|~->/|^", strict=True)) | {"…": "..."})
 
@@ -31,8 +33,7 @@ class Glyphs:
 
     def text(self, text: str) -> str:
         """``text`` as this terminal can show it, on one line and without control characters."""
-        if not text.isprintable():
-            text = "".join(char if char.isprintable() else _visible(char) for char in text)
+        text = visible(text)
         if self.unicode:
             return text
         return text.translate(_ASCII).encode(self.encoding, "backslashreplace").decode(self.encoding)
@@ -68,9 +69,3 @@ def for_encoding(encoding: str | None) -> Glyphs:
     if encoding.lower().replace("_", "-").startswith("utf"):
         return Glyphs(encoding, True, "├─ ", "└─ ", "│  ", "█", "▏▎▍▌▋▊▉█", "░", "▁▂▃▄▅▆▇█", "…")
     return Glyphs("ascii", False, "|- ", "`- ", "|  ", "#", ".#", "-", ".:#", "...")
-
-
-def _visible(char: str) -> str:
-    if char in "\t\n\r":
-        return " "
-    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"

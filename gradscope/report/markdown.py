@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -11,9 +12,12 @@ from gradscope.report.findings import FindingRow
 from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
 from gradscope.report.tree import SAVED_MEMORY, TreeRow
 from gradscope.report.view import View
+from gradscope.texts import visible
 
 # Of a layer's own amounts, of those with all below it, and of its calls: None for several layers.
 _Text: TypeAlias = Callable[[Amounts, Amounts, float | None], str]
+# What begins a list or underlines a title, at the start of a line.
+_LIST = re.compile(r"^(\d*)([-+=.)])(?![^\s=-])")
 _INDENT = "&nbsp;&nbsp;&nbsp;"  # leading blanks vanish in a Markdown table
 
 
@@ -192,7 +196,7 @@ def _copies(about: str, copies: Largest[Copy]) -> str:
             percent,
             units.count(row.calls),
             f"`{_code(row.op)}`",
-            row.phase,
+            escape(row.phase),
             f"`{_code(row.layer)}`",
         ]
         for row, percent in zip(copies.rows, copies.percents, strict=False)
@@ -247,7 +251,7 @@ def _block(code: str, indent: str) -> str:
     fence = "```"
     while fence in code:
         fence += "`"
-    lines = [f"{fence}python", *code.splitlines(), fence]
+    lines = [f"{fence}python", *map(visible, code.splitlines()), fence]
     return "\n\n" + "\n".join(f"{indent}{line}" for line in lines)
 
 
@@ -263,12 +267,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, left_f
 
 
 def escape(text: str) -> str:
-    """``text`` as it is, on one line: nothing in it is Markdown or HTML."""
-    flat = " ".join(text.split())
+    """``text`` as it is, on one line: nothing in it is Markdown, HTML or a link, or hides or turns what follows."""
+    flat = visible(" ".join(text.split()))
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{char}" if char in "\\`*_[]|~#" else char for char in flat)
+    flat = "".join(f"\\{char}" if char in "\\`*_[]|~#" else char for char in flat)
+    flat = flat.replace("://", "&#58;//").replace("www.", "www&#46;")
+    return _LIST.sub(r"\1\\\2", flat)
 
 
 def _code(text: str) -> str:
     """``text`` for use between backticks in a table's cell."""
-    return " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+    flat = visible(" ".join(text.split())).replace("`", "'")
+    # Behind a backslash a bar ends the cell, however it is escaped.
+    return flat.replace("\\|", "\\ |").replace("|", "\\|")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import tempfile
 from pathlib import Path
 
-from gradscope.errors import OutputError
+from gradscope.errors import GradscopeError, OutputError
+from gradscope.texts import cut, shown_path, visible
 
 # What a RUN.json begins with; enough to know our own file without reading all of it.
 RUN_HEAD = re.compile(r'\s*\{\s*"schema_version":\s*\d+,\s*"gradscope":\s*"')
 
 _HEAD_CHARS = 4096
+_NAME = 40  # of the file's name in that of the one that is written first: both may have 255 bytes
 
 
 def check_output(path: str | os.PathLike[str], head: re.Pattern[str] = RUN_HEAD, force: bool = False) -> None:
@@ -21,26 +24,45 @@ def check_output(path: str | os.PathLike[str], head: re.Pattern[str] = RUN_HEAD,
 
     ``head`` is what a file written by gradscope begins with. An empty file may always be replaced.
     """
-    target = Path(path)
+    try:
+        _check(Path(path), head, force=force)
+    except GradscopeError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, a link to itself, a character that none has
+        raise _unwritable(path, error) from error
+
+
+def _check(target: Path, head: re.Pattern[str], *, force: bool) -> None:
+    name = shown_path(target)
     if target.is_dir():
-        raise OutputError(f"{target} is a folder.\nGive the path of a file, such as {target / 'run.json'}.")
+        raise OutputError(f"{name} is a folder.\nGive the path of a file, such as {shown_path(target / 'run.json')}.")
     folder = target.resolve().parent
     if not folder.is_dir():
-        raise OutputError(f"{target} cannot be written: the folder {folder} does not exist.\nCreate it first.")
+        raise OutputError(
+            f"{name} cannot be written: the folder {shown_path(folder)} does not exist.\nCreate it first."
+        )
     if _is_special(target):
         return
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{target} cannot be written: no permission to write in {folder}.\nChoose another path.")
+        raise OutputError(
+            f"{name} cannot be written: no permission to write in {shown_path(folder)}.\nChoose another path."
+        )
     if not force and target.exists() and not _is_ours(target, head):
         raise OutputError(
-            f"{target} exists and was not written by gradscope.\nChoose another path, or replace it with --force "
+            f"{name} exists and was not written by gradscope.\nChoose another path, or replace it with --force "
             "(in Python: force=True)."
         )
+
+
+def _unwritable(path: str | os.PathLike[str], error: Exception) -> OutputError:
+    reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+    return OutputError(f"{shown_path(path)} cannot be written: {cut(visible(reason), 200)}.\nChoose another path.")
 
 
 def write_text(path: str | os.PathLike[str], text: str, head: re.Pattern[str] = RUN_HEAD, force: bool = False) -> Path:
     """Write ``text`` as UTF-8 to ``path`` and return it; readers see the old file or the new one, never a part.
 
+    Lone surrogates, which a file name that is not UTF-8 has and UTF-8 has not, are spelled ``\\udcff``: JSON's own way.
     Raises :class:`OutputError` if the path cannot be written, or holds a file whose beginning does not match ``head``
     and ``force`` is not set.
     """
@@ -48,24 +70,24 @@ def write_text(path: str | os.PathLike[str], text: str, head: re.Pattern[str] = 
     target = Path(path)
     try:
         if _is_special(target):
-            target.write_text(text, encoding="utf-8")
+            target.write_text(text, encoding="utf-8", errors="backslashreplace")
         else:
             _replace(target.resolve(), text)  # through a symbolic link, not instead of it
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise OutputError(f"{target} cannot be written: {reason}.\nChoose another path.") from error
+        raise _unwritable(path, error) from error
     return target
 
 
 def _replace(target: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:_NAME]}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
         os.chmod(name, _mode(target))
         os.replace(name, target)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
         raise
 
 

@@ -1,15 +1,61 @@
-"""Values of parsed JSON, checked against the annotations of the dataclass that they are the fields of."""
+"""Values of parsed JSON, checked against the annotations of the dataclass that they are the fields of.
+
+The dataclasses are the schema: a field's annotation is its type, its name tells its range. A time, a size or a count is
+never negative and fits 64 bits, but for the fields of :data:`SIGNED`; no number is infinite or none.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from gradscope.texts import kind_of, shown_value
+
 # Fields that are called otherwise in JSON.
 RENAMED = {"class_name": "class"}
+
+# Fields that may be negative or of any size: what may be a loss as well as a saving, and errors and losses of a model.
+SIGNED = frozenset(
+    (
+        "predicted_saving_ns",
+        "predicted_saving_bytes",
+        "predicted_low_ns",
+        "predicted_high_ns",
+        "measured_saving_ns",
+        "measured_saving_bytes",
+        "outside_allocator_bytes",
+        "max_grad_error",
+        "original_grad_error",
+        "before",
+        "after",
+        "largest_difference",
+        "loss_difference",
+    )
+)
+# A hundred days, nine petabytes: sums over a thousand layers still are of 64 bits, as integers of DataFrames are. What
+# nobody sums may be larger: a step of a large model has more operations.
+_MOST = 2**53
+_UNSUMMED = frozenset(("flops", "forward_flops", "backward_flops"))
+_MOST_UNSUMMED = 2**63 - 1
+_MOST_FLOAT = sys.float_info.max
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Range:
+    """What a number may be."""
+
+    signed: bool
+    most: int  # of an integer
+    most_float: float
+
+
+_COUNT = _Range(False, _MOST, _MOST)
+_ANY = _Range(True, _MOST, _MOST_FLOAT)
+_RANGES = dict.fromkeys(SIGNED, _ANY) | {name: _Range(False, _MOST_UNSUMMED, _MOST) for name in _UNSUMMED}
 
 T = TypeVar("T")
 
@@ -38,12 +84,12 @@ def _plan(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
 def read_dataclass(cls: type[T], record: Any, where: str) -> T:
     """``record`` as an object of ``cls``; ``where`` is its place, for the message of a :class:`Mismatch`."""
     if not isinstance(record, dict):
-        raise Mismatch(f"{where or 'it'} is {_kind(record)}, not an object")
+        raise Mismatch(f"{where or 'it'} is {kind_of(record)}, not an object")
     values: dict[str, Any] = {}
     for name, key, annotation, may_lack in _plan(cast(Any, cls)):
         place = f"{where}.{key}" if where else key
         if record.get(key) is not None:
-            values[name] = _read(annotation, record[key], place)
+            values[name] = _read(annotation, record[key], place, _RANGES.get(name, _COUNT))
         elif not may_lack:
             raise Mismatch(f"{place} is missing")
         elif _optional(annotation):
@@ -51,66 +97,72 @@ def read_dataclass(cls: type[T], record: Any, where: str) -> T:
     return cls(**values)
 
 
-def _read(annotation: Any, value: Any, where: str) -> Any:
+def _read(annotation: Any, value: Any, where: str, limits: _Range) -> Any:
     """``value`` as ``annotation`` wants it; lists become tuples."""
+    if annotation is int or annotation is float:
+        return _read_number(annotation, value, where, limits)
     reader = _READERS.get(annotation)
     if reader is not None:
         return reader(value, where)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _read(next(one for one in arguments if one is not types.NoneType), value, where)
+        return _read(next(one for one in arguments if one is not types.NoneType), value, where, limits)
     if origin is Literal:
         if value not in arguments:
-            raise Mismatch(f"{where} is {value!r}, not one of {', '.join(map(str, arguments))}")
+            raise Mismatch(f"{where} is {shown_value(value)}, not one of {', '.join(map(str, arguments))}")
         return value
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise Mismatch(f"{where} is {_kind(value)}, not an object")
-        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+            raise Mismatch(f"{where} is {kind_of(value)}, not an object")
+        return {key: _read(arguments[1], item, f"{where}.{_key(key)}", limits) for key, item in value.items()}
     if origin is not None and issubclass(origin, Sequence):
         if not isinstance(value, list):
-            raise Mismatch(f"{where} is {_kind(value)}, not a list")
-        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+            raise Mismatch(f"{where} is {kind_of(value)}, not a list")
+        return tuple(_read(arguments[0], item, f"{where}[{i}]", limits) for i, item in enumerate(value))
     return read_dataclass(annotation, value, where)
 
 
-def _read_int(value: Any, where: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise Mismatch(f"{where} is {_kind(value)}, not an integer")
+def _key(key: str) -> str:
+    """A key that the file chose."""
+    return key if key.isidentifier() and len(key) < 40 else shown_value(key)
 
 
-def _read_float(value: Any, where: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise Mismatch(f"{where} is {_kind(value)}, not a number")
+def _read_number(annotation: type, value: Any, where: str, limits: _Range) -> int | float:
+    whole = annotation is int
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise Mismatch(f"{where} is {kind_of(value)}, not {'an integer' if whole else 'a number'}")
+    if not abs(value) <= (limits.most if whole else limits.most_float):  # not "greater": that holds of no NaN
+        raise Mismatch(f"{where} is too large a number")
+    if whole and not isinstance(value, int):
+        raise Mismatch(f"{where} is {kind_of(value)}, not an integer")
+    if value < 0 and not limits.signed:
+        raise Mismatch(f"{where} is {kind_of(value)}, and cannot be negative")
+    return value if whole else float(value)
 
 
 def _read_str(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
-    raise Mismatch(f"{where} is {_kind(value)}, not a string")
+    raise Mismatch(f"{where} is {kind_of(value)}, not a string")
 
 
 def _read_bool(value: Any, where: str) -> bool:
     if isinstance(value, bool):
         return value
-    raise Mismatch(f"{where} is {_kind(value)}, not true or false")
+    raise Mismatch(f"{where} is {kind_of(value)}, not true or false")
 
 
-_READERS: Mapping[Any, Any] = {
-    int: _read_int,
-    float: _read_float,
-    str: _read_str,
-    bool: _read_bool,
-    Any: lambda value, where: value,
-}
+def _read_plain(value: Any, where: str) -> Any:
+    """A string, a number or a bool: what stands under a key that is not known beforehand."""
+    if isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, (int, float)):
+        return _read_number(type(value), value, where, _ANY)
+    raise Mismatch(f"{where} is {kind_of(value)}, not a string, a number, true or false")
+
+
+_READERS: Mapping[Any, Any] = {str: _read_str, bool: _read_bool, Any: _read_plain}
 
 
 def _optional(annotation: Any) -> bool:
     return types.NoneType in get_args(annotation)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), f"the number {value}")

@@ -11,12 +11,14 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gradscope.errors import OutputError, RunFileError
+from gradscope.inputs import NotJsonError, UnreadableError, parse_json, read_text
 from gradscope.report.reading import RENAMED, Mismatch, read_dataclass
 from gradscope.tables import SCHEMA_VERSION, ConservationError, RunData
+from gradscope.tables.shape import ShapeError, check_tree
+from gradscope.texts import cut, shown_path, shown_repr, visible
 
 _ORDER = (
     "schema_version",
@@ -89,60 +91,75 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
     Raises :class:`RunFileError` if it cannot be read, is not JSON, is not a RUN.json, is of a newer schema, lacks a
     field or has one of the wrong type, or holds numbers that do not add up.
     """
-    name = str(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise RunFileError(f"{name}: no such file.\nWrite one with: gradscope profile TARGET") from error
-    except UnicodeDecodeError as error:
-        raise RunFileError(f"{name} is not JSON: it is not UTF-8 text.") from error
-    except OSError as error:
-        raise RunFileError(f"{name} cannot be read: {error.strerror or error}.") from error
-    return from_json(text, name)
+    name = shown_path(path)
+    return from_json(read_input(path, name, _WRITE_ONE), name)
 
 
 def from_json(text: str, name: str = "the text") -> RunData:
     """The run in ``text``; errors as in :func:`load_run`, with ``name`` as the place."""
+    return from_record(parse_input(text, name, _WRITE_ONE), name)
+
+
+def read_input(path: str | os.PathLike[str], name: str, hint: str) -> str:
+    """The text of the file at ``path``; raises :class:`RunFileError`, where ``hint`` says what to do next."""
     try:
-        record = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise RunFileError(f"{name} is not JSON: {error.msg} (line {error.lineno}, column {error.colno}).") from error
-    except (_NotFinite, RecursionError) as error:
-        raise RunFileError(f"{name} is not JSON: {error}.") from error
-    return from_record(record, name)
+        return read_text(path)
+    except UnreadableError as error:
+        reason = "no such file" if error.missing else f"cannot be read: {error}"
+        raise RunFileError(f"{name}{':' if error.missing else ''} {reason}.\n{hint}") from error
+
+
+def parse_input(text: str, name: str, hint: str) -> Any:
+    """What the JSON in ``text`` holds; raises :class:`RunFileError` as :func:`read_input`."""
+    try:
+        return parse_json(text)
+    except NotJsonError as error:
+        raise RunFileError(f"{name} is not JSON: {error}.\n{hint}") from error
+
+
+def check_version(record: Mapping[str, Any], name: str, kind: str, newest: int, again: str) -> None:
+    """Raise :class:`RunFileError` unless ``record`` is of a schema that this gradscope reads.
+
+    Args:
+        record: a parsed file.
+        name: what messages call it.
+        kind: what it should be, ``RUN.json``.
+        newest: schema_version that is read.
+        again: what writes another one: ``profile``.
+    """
+    version = record.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise RunFileError(
+            f"{name} is not a {kind}: its schema_version is {shown_repr(version)}.\n"
+            f"Write one with: gradscope {again} TARGET"
+        )
+    if version > newest:
+        writer = record.get("gradscope")
+        raise RunFileError(
+            f"{name} has schema_version {version}; this gradscope reads up to {newest}.\nIt was written by gradscope "
+            f"{cut(visible(writer), 40) if isinstance(writer, str) else '?'}: update gradscope, or {again} again."
+        )
 
 
 def from_record(record: Any, name: str) -> RunData:
     """The run in a parsed RUN.json; errors as in :func:`load_run`, with ``name`` as the place."""
     if not isinstance(record, dict) or "schema_version" not in record or "ledger" not in record:
         raise RunFileError(f"{name} is not a RUN.json: it has no schema_version and ledger.\n{_WRITE_ONE}")
-    version = record["schema_version"]
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise RunFileError(f"{name} is not a RUN.json: its schema_version is {version!r}.\n{_WRITE_ONE}")
-    if version > SCHEMA_VERSION:
-        raise RunFileError(
-            f"{name} has schema_version {version}; this gradscope reads up to {SCHEMA_VERSION}.\n"
-            f"It was written by gradscope {record.get('gradscope', '?')}: update gradscope, or profile again."
-        )
+    check_version(record, name, "RUN.json", SCHEMA_VERSION, "profile")
     try:
-        return read_dataclass(RunData, record, "")
-    except Mismatch as error:
+        run = read_dataclass(RunData, record, "")
+        check_tree(run.layers)
+        return run
+    except (Mismatch, ShapeError) as error:
         raise RunFileError(f"{name} is damaged: {error}.\nProfile again to write a new one.") from error
     except ConservationError as error:
         raise RunFileError(
-            f"{name} has numbers that do not add up: {error}.\nIt was changed after it was written; profile again."
+            f"{name} has numbers that do not add up: {cut(visible(str(error)), 300)}.\n"
+            "It was changed after it was written; profile again."
         ) from error
 
 
 _WRITE_ONE = "Write one with: gradscope profile TARGET"
-
-
-class _NotFinite(ValueError):
-    """A constant that JSON does not have."""
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise _NotFinite(f"it contains {constant}")
 
 
 def _plain_number(value: Any) -> Any:

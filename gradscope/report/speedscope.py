@@ -108,11 +108,16 @@ class _Frames:
 
     def stack(self, path: str) -> list[int]:
         """The frames from the root down to the layer."""
-        if path not in self._stacks:
-            row = self._rows[path]
-            above = self.stack(row.parent) if row.parent is not None and row.parent in self._rows else []
-            self._stacks[path] = [*above, self._append(_layer_frame(row))]
-        return self._stacks[path]
+        missing: dict[str, LayerRow] = {}  # in order
+        at: str | None = path
+        while at is not None and at in self._rows and at not in self._stacks and at not in missing:
+            missing[at] = self._rows[at]
+            at = self._rows[at].parent
+        stack = self._stacks.get(at, []) if at is not None else []
+        for row in reversed(missing.values()):
+            stack = [*stack, self._append(_layer_frame(row))]
+            self._stacks[row.path] = stack
+        return stack
 
     def _append(self, frame: dict[str, Any]) -> int:
         self.table.append(frame)
@@ -122,7 +127,7 @@ class _Frames:
 def _layer_frame(row: LayerRow) -> dict[str, Any]:
     frame: dict[str, Any] = {"name": f"{row.path} {row.class_name}".strip()}
     file, _, line = (row.source or "").rpartition(":")
-    if file and line.isdecimal():
+    if file and line.isdecimal() and len(line) < 10:
         frame |= {"file": file, "line": int(line)}
     return frame
 

@@ -65,7 +65,13 @@ def make_console(file: IO[str] | None = None, color: bool | None = None) -> Cons
     file = sys.stdout if file is None else file
     columns = os.environ.get("COLUMNS", "")
     terminal = file.isatty()
-    width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if terminal else _piped_width()
+    width = (
+        int(columns)
+        if columns.isdecimal() and len(columns) < 6 and int(columns) > 0
+        else None
+        if terminal
+        else _piped_width()
+    )
     return Console(
         file=file,
         width=width,

@@ -22,8 +22,9 @@ from gradscope.tables import RunData
 HTML_HEAD = re.compile(r"<!doctype html>\n<!-- gradscope report ")
 
 _TITLE_CHARS = 200
-# Inside a script element only "<" could end it; the others would matter in other places of a page.
-_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+# Inside a script element only "<" could end it; the others would matter in other places of a page,
+# and what turns the direction of text would turn the file's own, where it is read as text: the script spells it out.
+_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
