@@ -75,27 +75,27 @@ def analyse(
     parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
     rows, outside = _rows_of_calls(capture, names, set(timed.recorder.roots))
     skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside)
-    skip = min(SETTLING_STEPS, timed.completed - 1)
     # What a later pass noted is added to what was timed; where that fails, the times stand without it.
     guard = Guard(capture.failed)
     passes = _passes(timed, names)
     result = None
     with guard.over(_SURVEY):
         notes = _read_survey(capture.survey, names, parents, on_cuda)
-        result = _timed_result(skeleton, skip, names, passes, notes, capture.survey)
+        result = _timed_result(skeleton, timed, names, passes, notes, capture.survey)
     if result is None:
         capture.survey = None
-        result = _timed_result(skeleton, skip, names, passes, None, None)
+        result = _timed_result(skeleton, timed, names, passes, None, None)
     memory = None
     if capture.memory is not None:
         with guard.over(_MEMORY):
             found = read_memory_pass(capture.memory, names, parents)
             result = _with_memory(result, found, capture.memory, names)
             memory = found
-    measured = timed.completed - skip
+    measured = timed.completed - _settling(timed) - len(timed.interrupted)
     about = replace(
         about,
         steps=measured,
+        steps_left_out=len(timed.interrupted),
         model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in top.parameters())),
         parameters=_count_parameters(names.tops),
         events=len(table),
@@ -122,13 +122,24 @@ def analyse(
 _SURVEY, _MEMORY = "reading the survey", "reading the memory pass"  # under which the guard notes an error
 
 
+def _settling(timed: TimedSteps) -> int:
+    """Steps at the start that do not count; of a run that ended in the first, none."""
+    return min(SETTLING_STEPS, timed.completed - 1)
+
+
 def _timed_result(
-    skeleton: Skeleton, skip: int, names: ModuleNames, passes: Passes, notes: Notes | None, survey: SurveyStep | None
+    skeleton: Skeleton,
+    timed: TimedSteps,
+    names: ModuleNames,
+    passes: Passes,
+    notes: Notes | None,
+    survey: SurveyStep | None,
 ) -> Result:
     """The timed steps, with what the survey noted where there was one."""
+    skip = _settling(timed)
     lines = survey.lines if survey is not None else []
     return build_result(
-        assign(skeleton, skip, notes, passes),
+        assign(skeleton, skip, notes, passes, timed.interrupted),
         names.infos,
         lines,
         notes,

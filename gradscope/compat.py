@@ -606,7 +606,8 @@ def _probe_modes() -> str:
     with BaseTorchFunctionMode() as mode:
         _expect(function_modes() == [*outside, mode], "a function mode that was entered is not the current one")
     _expect(function_modes() == outside, "a function mode that was left is still the current one")
-    return "torch.overrides._get_current_function_mode_stack"
+    _expect(isinstance(dispatch_modes(), list), "the dispatch modes are no list")
+    return "torch.overrides and torch.utils._python_dispatch: the stacks of modes"
 
 
 def _probe_memory() -> str:

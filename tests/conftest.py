@@ -97,6 +97,19 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def steps_of_any_spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a small model on a busy machine differ by any factor; tests marked ``unsteady`` look at what follows."""
+    from gradscope import diagnosis
+    from gradscope.capture.phases import timed
+    from gradscope.report import header
+
+    if request.node.get_closest_marker("unsteady") is None:
+        monkeypatch.setattr(timed, "interrupted", lambda costs: [])
+        monkeypatch.setattr(diagnosis, "is_unreliable", lambda step: False)
+        monkeypatch.setattr(header, "is_unreliable", lambda step: False)
+
+
+@pytest.fixture(autouse=True)
 def no_error_kept_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which something of gradscope's own failed: users get a note, which a test may not look at."""
     from gradscope.capture import guard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,16 +33,23 @@ class Assigned:
     notes: tuple[str, ...]
 
 
-def assign(skeleton: Skeleton, skip: int, survey: Notes | None, passes: Passes | None = None) -> Assigned:
+def assign(
+    skeleton: Skeleton,
+    skip: int,
+    survey: Notes | None,
+    passes: Passes | None = None,
+    left_out: Collection[int] = (),
+) -> Assigned:
     """Assign every row; ``survey`` None leaves lines out.
 
     Args:
         skip: steps at the start of the trace that do not count.
+        left_out: numbers of other steps that do not count, from the start of the trace.
         passes: the graphs of the backward passes; where a pass was not noted, parameters are the survey's, or else
             guessed from their neighbours.
     """
     nodes = skeleton.nodes
-    steps = find_steps(skeleton, skip)
+    steps = find_steps(skeleton, skip, left_out=left_out)
     carried = _Carried(len(skeleton.table), len(nodes.row))
     units = unit_rows(skeleton)
     units = units[steps.of_row[units] >= 0]
@@ -104,7 +112,7 @@ class _Carried:
         table, nodes = skeleton.table, skeleton.nodes
         unit_step, node_step = steps.of_row[units], steps.of_row[nodes.row]
         names = table.names
-        for step in range(len(steps.bounds_ns) - 1):
+        for step in range(len(steps)):
             in_step = np.flatnonzero(unit_step == step)
             node_places = np.flatnonzero(node_step == step)
             unit_keys = keys(names, owner[in_step], table.name[units[in_step]])

@@ -60,7 +60,7 @@ def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple
     np.add.at(total, inverse, ns)
     count = np.zeros(len(unique), np.int64)
     np.add.at(count, inverse, calls)
-    steps = max(len(assigned.steps.bounds_ns) - 1, 1)
+    steps = max(len(assigned.steps), 1)
     return Cells(
         category=category[first],
         owner=owner[first],
@@ -127,7 +127,7 @@ def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribut
 
 def totals_by_step(assigned: Assigned, contributions: list[Contribution]) -> dict[Category, IntColumn]:
     """Per category the ns of each measured step."""
-    steps = len(assigned.steps.bounds_ns) - 1
+    steps = len(assigned.steps)
     found = {category: np.zeros(max(steps, 0), np.int64) for category in Category}
     for part in contributions:
         step = assigned.steps.of_row[part.row]
@@ -141,7 +141,7 @@ def layer_steps(
     assigned: Assigned, contributions: list[Contribution], layers: int, category: Category = Category.LAYER
 ) -> IntColumn:
     """``[layer, step]``: ns of the layers' own rows of one category, for the spread of each layer."""
-    steps = max(len(assigned.steps.bounds_ns) - 1, 0)
+    steps = len(assigned.steps)
     total = np.zeros((layers, steps), np.int64)
     for part in contributions:
         step, owner = assigned.steps.of_row[part.row], assigned.rows.owner[part.row]

@@ -136,7 +136,7 @@ def _ledger(cells: Cells) -> Ledger:
 
 
 def _step_times(assigned: Assigned, cells: Cells, by_step: Mapping[Category, IntColumn]) -> tuple[StepTimes, list[str]]:
-    wall = np.diff(assigned.steps.bounds_ns)
+    wall = assigned.steps.wall_ns
     backward = np.sum([by_step[category] for category in BACKWARD_CATEGORIES], axis=0)
     forward_ns = _sum(cells, cells.category == Category.FORWARD)
     backward_ns = _sum(cells, np.isin(cells.category, BACKWARD_CATEGORIES))
@@ -270,7 +270,7 @@ def _with_device(
     rows: tuple[LayerRow, ...], assigned: Assigned, device: DeviceTime, launch_ns: IntColumn, idle_ns: IntColumn
 ) -> tuple[LayerRow, ...]:
     measured = assigned.steps.of_row >= 0
-    steps = max(len(assigned.steps.bounds_ns) - 1, 1)
+    steps = max(len(assigned.steps), 1)
     kernel = np.zeros(len(rows), np.int64)
     known = device.row >= 0
     launcher = device.row[known]
@@ -354,7 +354,7 @@ def _kernels(
 ) -> tuple[KernelRow, ...]:
     kernels = assigned.skeleton.table.kernels
     assert kernels is not None
-    steps = max(len(assigned.steps.bounds_ns) - 1, 1)
+    steps = max(len(assigned.steps), 1)
     sums: dict[tuple[int, int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
     for kernel in np.flatnonzero(device.row >= 0).tolist():
         row = int(device.row[kernel])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -255,10 +255,19 @@ def _common_ancestor(labels: set[int], parents: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The measured steps: ``bounds_ns`` has one entry more than there are steps."""
+    """The measured steps, in the order of time."""
 
-    bounds_ns: IntColumn
-    of_row: IntColumn  # number of the step, -1 before the first and after the last
+    start_ns: IntColumn
+    end_ns: IntColumn
+    of_row: IntColumn  # number of the step, -1 outside of all
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def wall_ns(self) -> IntColumn:
+        """How long each took."""
+        return self.end_ns - self.start_ns
 
 
 def outside_of(skeleton: Skeleton) -> IntColumn:
@@ -283,8 +292,8 @@ def reached_roots(table: EventTable, calls: SpanTable) -> set[int]:
     return set(np.unique(found[found >= 0]).tolist())
 
 
-def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False) -> Steps:
-    """Cut the trace at its STEP markers, leaving out the first ``skip`` steps.
+def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False, left_out: Collection[int] = ()) -> Steps:
+    """Cut the trace at its STEP markers, leaving out the first ``skip`` steps and those whose number is ``left_out``.
 
     A marker written by an optimizer's hook lies inside the optimizer's own row: the step ends where that row ends, or
     with ``at_markers`` at the marker, so that what gradscope does there itself is in no step.
@@ -294,14 +303,17 @@ def find_steps(skeleton: Skeleton, skip: int, *, at_markers: bool = False) -> St
     markers = markers[np.argsort(table.argument[markers])]
     inside = nearest(table, markers, (RowKind.OPTIMIZER,))
     inside = np.full(len(markers), -1) if at_markers else inside
-    bounds = np.where(inside >= 0, table.end_ns[inside], table.start_ns[markers])[skip:]
+    bounds = np.where(inside >= 0, table.end_ns[inside], table.start_ns[markers])
+    kept = np.array([number for number in range(skip, len(bounds) - 1) if number not in left_out], np.int64)
+    place = np.full(max(len(bounds), 1), -1, np.int64)  # of each step among those that are kept
+    place[kept] = np.arange(len(kept))
     marks = np.full(len(table), INHERIT, np.int64)
     # Below the user's own record_function around a whole loop each row is timed by itself.
     above = np.where(table.parent >= 0, table.kind[table.parent], RowKind.ANNOTATION)
     free = above == RowKind.ANNOTATION
-    marks[free] = np.searchsorted(bounds, table.start_ns[free], side="right") - 1
-    marks[free & (marks >= len(bounds) - 1)] = -1
-    return Steps(bounds, skeleton.levels.propagate(marks, -1).astype(np.int64))
+    number = np.searchsorted(bounds, table.start_ns[free], side="right") - 1
+    marks[free] = np.where(number >= 0, place[number], -1)  # what follows the last marker is in no step
+    return Steps(bounds[kept], bounds[kept + 1], skeleton.levels.propagate(marks, -1).astype(np.int64))
 
 
 def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
@@ -310,7 +322,7 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     What a step computes before its first module call prepares data and stays between the phases, as do the batches of
     a DataLoader at any time; a step without any module call is all forward.
     """
-    begun = steps.bounds_ns[:-1].copy()
+    begun = steps.start_ns.copy()
     calls = np.flatnonzero((table.kind == RowKind.CALL) & (rows.category == Category.FORWARD) & (steps.of_row >= 0))
     if len(calls) and len(begun):
         first = np.full(len(begun), np.iinfo(np.int64).max)

@@ -25,6 +25,7 @@ class TimedSteps:
     recorder: CallRecorder
     passes: PassRecorder
     completed: int = 0  # steps that ended, the settling ones included
+    interrupted: frozenset[int] = frozenset()  # numbers of steps that the system interrupted, see interrupted.py
     tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
     last_steps: int = 0  # that the last profiler saw
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gradscope import units
 from gradscope.report.limited import backward_of, header_text
 from gradscope.report.memorywords import leaked_bytes, peak_place
-from gradscope.tables import MemoryInfo, RunData
+from gradscope.tables import MemoryInfo, RunData, is_unreliable
 
 # Standard deviation of the step's time over its mean, from which on the header warns.
 DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
@@ -71,11 +71,17 @@ _SLOWING = {"deterministic": "deterministic algorithms", "anomaly_mode": "anomal
 
 def _measured(run: RunData) -> str:
     work, step = run.workload, run.step
-    parts = [f"{work.steps} {'step' if work.steps == 1 else 'steps'} after {work.warmup} warm-up"]
+    left_out = work.steps_left_out
+    taken = f"{work.steps} of {work.steps + left_out}" if left_out else f"{work.steps}"
+    parts = [f"{taken} {'step' if taken == '1' else 'steps'} after {work.warmup} warm-up"]
+    if left_out:
+        parts.append(f"{left_out} left out, interrupted by the system")
     spread = step.spread.get("wall")
     if spread and step.wall_ns and work.steps > 1:
         deviation = spread.std_ns / step.wall_ns
         unsteady = " (unsteady: is the machine idle?)" if deviation > UNSTEADY else ""
+        if is_unreliable(step):
+            unsteady = " (too unsteady for alarms and savings: is the machine idle?)"
         parts.append(f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, ±{units.percent(deviation)}{unsteady}")
     if step.overhead is None:
         parts.append("overhead of profiling not measured")

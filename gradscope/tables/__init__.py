@@ -57,6 +57,7 @@ from gradscope.tables.results import (
     StepTimes,
     WorkloadInfo,
     check_conservation,
+    is_unreliable,
 )
 from gradscope.tables.settings import (
     MEMORY_BUDGET,
@@ -118,4 +119,5 @@ __all__ = [
     "TimelinePoint",
     "WorkloadInfo",
     "check_conservation",
+    "is_unreliable",
 ]

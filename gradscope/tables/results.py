@@ -164,13 +164,14 @@ class WorkloadInfo:
 
     target: str
     mode: Literal["model", "script", "loop"]
-    steps: int  # measured steps
+    steps: int  # measured steps, those that were interrupted left out
     warmup: int
     loss: Literal["given", "output", "mean of outputs"] | None  # None in script and loop mode
     model: str = ""  # class name of the root, or "Generator, Discriminator"
     parameters: int = 0  # elements, each shared parameter once
     events: int = 0  # profiler events read
     batch: str | None = None  # tensors that the first call of a model in a step was given: "4x256 int64"
+    steps_left_out: int = 0  # measured, and left out because the system interrupted them
     optimizer_steps: Mapping[str, int] | None = None  # of a step with several optimizers: {"critic": 3, "generator": 1}
 
 
@@ -220,6 +221,17 @@ class RunData:
 
 class ConservationError(AssertionError):
     """Numbers that must add up do not: a defect of gradscope, never of the user's model."""
+
+
+# Standard deviation of the step's time over its mean, from which on a time says too little to promise or to warn: the
+# mean of five such steps is known to 11 %, and a part of the step to much less.
+_UNRELIABLE = 0.25
+
+
+def is_unreliable(step: StepTimes) -> bool:
+    """Whether the steps differ so much from each other that their times support neither alarms nor savings."""
+    spread = step.spread.get("wall")
+    return spread is not None and spread.std_ns > _UNRELIABLE * step.wall_ns
 
 
 def check_conservation(run: RunData) -> None:

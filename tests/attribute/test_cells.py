@@ -33,7 +33,7 @@ def assigned(
 ) -> Assigned:
     """Rows with these marks; ``step`` is -1 for a row that is not measured."""
     rows = Rows(np.array(category, np.int8), np.array(owner, np.int64))
-    cuts = Steps(np.arange(steps + 1, dtype=np.int64), np.array(step, np.int64))
+    cuts = Steps(np.arange(steps), np.arange(1, steps + 1), np.array(step, np.int64))
     return Assigned(skeleton, rows, cuts, np.array(line, np.int64), ())
 
 

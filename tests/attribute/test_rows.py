@@ -93,7 +93,8 @@ MARKERS = (
 def test_a_step_ends_with_the_optimizers_row_or_at_the_marker(at_markers: bool) -> None:
     table = table_of(Row(RowKind.OP, 10, 20, "before"), *MARKERS)
     steps = find_steps(skeleton_of(table), 0, at_markers=at_markers)
-    assert steps.bounds_ns.tolist() == ([95, 195, 300] if at_markers else [100, 200, 300])
+    starts, ends = ([95, 195], [195, 300]) if at_markers else ([100, 200], [200, 300])
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == (starts, ends)
     of = {name: int(steps.of_row[place(table, name)]) for name in table.names if "step" not in name}
     assert (of["before"], of["first"], of["second"], of["afterwards"]) == (-1, 0, 1, -1)
     # What lies in one row is in one step: that in which the row began.
@@ -103,7 +104,7 @@ def test_a_step_ends_with_the_optimizers_row_or_at_the_marker(at_markers: bool) 
 def test_skipped_steps_do_not_count() -> None:
     table = table_of(*MARKERS)
     steps = find_steps(skeleton_of(table), 1)
-    assert steps.bounds_ns.tolist() == [200, 300]
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([200], [300])
     assert [int(steps.of_row[place(table, name)]) for name in ("first", "second", "afterwards")] == [-1, 0, -1]
 
 
@@ -136,7 +137,7 @@ def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
     of_row = np.searchsorted([100, 200, 300], table.start_ns, side="right") - 1
     of_row[of_row == 2] = -1
     rows = Rows(category, np.full(len(table), -1))
-    found = adopt_outside_ops(table, rows, Steps(np.array([100, 200, 300]), of_row))
+    found = adopt_outside_ops(table, rows, Steps(np.array([100, 200]), np.array([200, 300]), of_row))
     forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
     # The second step has no call at all: it is all forward.
     assert forward == {"call", "inside", "loss", "functional"}

@@ -58,7 +58,7 @@ def test_steps_follow_each_other() -> None:
     whole = joined([stretch(0, 2, 1000), stretch(2, 1, 9_000_000, op="aten::tanh"), stretch(3, 2, 7_000_000_000)])
     skeleton = read_skeleton(whole, SpanTable(*(np.empty(0, np.int64),) * 3), ())
     steps = find_steps(skeleton, 0)
-    assert np.diff(steps.bounds_ns).tolist() == [100] * 5
+    assert steps.wall_ns.tolist() == [100] * 5
     ops = np.flatnonzero(whole.kind == RowKind.OP)
     assert steps.of_row[ops].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert self_times(whole)[ops].tolist() == [40, 20] * 5
@@ -78,7 +78,7 @@ def test_step_ends_with_its_optimizer() -> None:
     ]
     whole = joined([table_of(rows), stretch(1, 1, 5000)])
     steps = find_steps(read_skeleton(whole, SpanTable(*(np.empty(0, np.int64),) * 3), ()), 0)
-    assert steps.bounds_ns.tolist() == [0, 120, 220]
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([0, 120], [120, 220])
 
 
 def test_rows_of_other_threads_are_cut_at_the_ends() -> None:

@@ -46,12 +46,12 @@ class MemoryTrace:
     @property
     def start_ns(self) -> int:
         """Start of the measured step."""
-        return int(self.assigned.steps.bounds_ns[0])
+        return int(self.assigned.steps.start_ns[0])
 
     @property
     def end_ns(self) -> int:
         """End of the measured step."""
-        return int(self.assigned.steps.bounds_ns[1])
+        return int(self.assigned.steps.end_ns[0])
 
     def category(self, rows: IntColumn) -> IntColumn:
         """Category of each row; OTHER for no row."""

@@ -6,10 +6,12 @@ and a step without a profiler follows before the next begins.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 
 from gradscope import markers
 from gradscope.capture.engine import synchronize
+from gradscope.capture.interrupted import StepCost, interrupted
 from gradscope.capture.left import TimedSteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.passes import PassRecorder
@@ -29,12 +31,14 @@ class Timed(Phase):
         super().__init__(run, steps)
         recorder = CallRecorder(run.guard, run.capture.registry)
         self._timed = TimedSteps(None, recorder, PassRecorder(recorder))
-        self._wanted = steps
+        self._planned = self._wanted = steps  # the second grows where steps were interrupted
+        self._costs: list[StepCost] = []  # of the steps after the settling ones
+        self._began: tuple[int, int] | None = None  # the step that runs: clock, and processor time
         self._stretch = ExitStack()  # of the profiler that runs
         self._in_stretch = 0  # steps that it has seen
 
     def again(self) -> Timed:
-        return Timed(self.run, self._wanted)
+        return Timed(self.run, self._planned)
 
     def enter(self, exits: ExitStack) -> None:
         options = self.run.capture.options
@@ -62,12 +66,19 @@ class Timed(Phase):
             self._stretch = stretch.pop_all()
         self._in_stretch = 0
 
+    def begin_step(self) -> None:
+        self._began = None if self._timed.profiler is None else _now()
+
     def end_step(self) -> None:
         synchronize()
+        now = _now()
         if self._timed.profiler is None:  # a step between two stretches
             self._begin_stretch()
             return
         self._timed.completed += 1
+        if self._began is not None and self._timed.completed > SETTLING_STEPS:
+            self._costs.append(StepCost(now[0] - self._began[0], now[1] - self._began[1]))
+        self._measure_again()
         self._timed.passes.begin_step()
         self._in_stretch += 1
         self._mark()
@@ -79,13 +90,27 @@ class Timed(Phase):
             self.run.loaders.counting = False
             self.steps += 1
 
+    def _measure_again(self) -> None:
+        """Take more steps in the place of those that were interrupted, once all are taken; as many again at most."""
+        if self._timed.completed == self._wanted:
+            planned = self._planned - SETTLING_STEPS
+            missing = planned - (len(self._costs) - len(interrupted(self._costs)))
+            more = max(0, min(missing, self._planned + planned - self._wanted))
+            self._wanted += more
+            self.steps += more
+
     def _mark(self) -> None:
         with TraceMarker(markers.STEP + str(self._timed.completed)):
             pass
 
     def keep(self) -> None:
         self._timed.last_steps = self._in_stretch
+        self._timed.interrupted = frozenset(SETTLING_STEPS + number for number in interrupted(self._costs))
         self.run.capture.timed = self._timed
+
+
+def _now() -> tuple[int, int]:
+    return time.perf_counter_ns(), time.process_time_ns()
 
 
 def read_timed(run: Run, timed: TimedSteps, steps: int) -> None:
