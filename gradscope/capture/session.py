@@ -82,6 +82,7 @@ class Session:
             note = self.run.guard.hook("noting optimizers", self.surroundings.note_optimizer)
             stack.callback(register_optimizer_step_post_hook(note).remove)
             self.backward.settled = self._settle
+            stack.callback(setattr, self.backward, "settled", None)  # else the run would hold itself alive
             self._installed = stack.pop_all()
         self._next_phase()
         self._begin_step()
