@@ -107,7 +107,7 @@ class Tape(TorchFunctionMode):
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         if self._depth == 0:
-            self._bottom = sys._getframe(1)
+            self._bottom = _caller(sys._getframe(1))
         self._depth += 1
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -328,6 +328,13 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.read(func, sys._getframe(1), args, kwargs or {})
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """The frame that calls the hook: the guard's, which lies above it, is gone when the module runs."""
+    while frame.f_back is not None and frame.f_globals.get("__name__") == Guard.__module__:
+        frame = frame.f_back
+    return frame
 
 
 def _is_plain(argument: Any) -> bool:

@@ -66,9 +66,9 @@ def _seen_cases() -> Iterator[list[Case]]:
     seen: list[Case] = []
     real = diagnosis.diagnose
 
-    def keep(case: Case, ignore: Any = ()) -> Any:
+    def keep(case: Case, ignore: Any = (), **options: Any) -> Any:
         seen.append(case)
-        return real(case, ignore)
+        return real(case, ignore, **options)
 
     diagnosis.diagnose = keep  # type: ignore[assignment]
     try:

@@ -83,7 +83,7 @@ def test_one_module_that_nothing_uses_is_named_whole() -> None:
     del model.shift
     (finding,) = unused(model)
     assert finding.code == "model.get_submodule('branches.three').requires_grad_(False)"
-    assert finding.advice.startswith("Remove or freeze what no batch uses")
+    assert finding.advice.startswith("Freeze what is not to be trained, as a target network")
 
 
 def test_gradients_without_an_optimizer_are_frozen_by_the_code() -> None:
