@@ -15,6 +15,9 @@ import torch.utils.checkpoint
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+# Before anything imports it: tests of other folders use it too.
+pytest.register_assert_rewrite("tests.memory.measuring")
+
 REPOSITORY = Path(__file__).parent.parent
 _BUILT = {"build", "dist"}
 _OPTIMIZER: Any = sys.modules[torch.optim.Optimizer.__module__]

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.register_assert_rewrite("tests.memory.measuring")
-
 
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
