@@ -71,11 +71,14 @@ def test_an_outlier_lies_beyond_the_ratio_on_either_side(cost: int, path: str | 
 
 
 def test_the_others_own_range_is_the_yardstick() -> None:
-    assert outlier([100_000, 120_000, 140_000, 170_000]) is None
-    assert outlier([100_000, 120_000, 140_000, 176_000]) == "3"
-    assert outlier([100_000, 120_000, 140_000, 79_000]) == "3"
-    found = folded(blocks([100_000, 120_000, 140_000, 60_000])).outlier
-    assert found is not None and found.ratio == 0.5  # over the median of the others
+    """They are 0.77, 1 and 1.27 times their others: three times that range is left on either side of it."""
+    others = [100_000, 120_000, 140_000]
+    assert outlier([*others, 333_986]) is None
+    assert outlier([*others, 333_987]) == "3"
+    assert outlier([*others, 36_769]) is None
+    assert outlier([*others, 36_768]) == "3"
+    found = folded(blocks([*others, 30_000])).outlier
+    assert found is not None and found.ratio == 0.25  # over the median of the others
 
 
 def test_an_outlier_matters_to_the_whole_pass() -> None:
@@ -85,11 +88,14 @@ def test_an_outlier_matters_to_the_whole_pass() -> None:
     assert outlier(costs, whole=WHOLE + 200) is None
 
 
-@pytest.mark.parametrize(("slow_steps", "path"), [(0, None), (2, None), (3, "2"), (4, "2")])
+@pytest.mark.parametrize(
+    ("slow_steps", "count", "path"),
+    [(0, 5, None), (3, 5, None), (4, 5, "2"), (5, 5, "2"), (3, 4, None), (4, 4, "2"), (7, 10, None), (8, 10, "2")],
+)
 @pytest.mark.parametrize("odd", [400_000, 10_000])
-def test_an_outlier_is_odd_in_more_than_half_of_the_steps(slow_steps: int, path: str | None, odd: int) -> None:
-    usual = [100_000] * 4
-    steps = [usual, usual, [odd] * slow_steps + [100_000] * (4 - slow_steps)]
+def test_an_outlier_is_odd_in_four_of_five_steps(slow_steps: int, count: int, path: str | None, odd: int) -> None:
+    usual = [100_000] * count
+    steps = [usual, usual, [odd] * slow_steps + [100_000] * (count - slow_steps)]
     assert outlier([100_000, 100_000, odd], steps) == path
 
 

@@ -24,6 +24,12 @@ def test_a_layer_that_is_slower_in_each_step() -> None:
     assert outside_ratio([MS // 2] * 5, _others(), 1.3) == pytest.approx(0.5, rel=0.02)
 
 
+def test_a_layer_that_takes_no_time_stands_out() -> None:
+    """As a frozen block does in backward; not where it took some in two steps of five."""
+    assert outside_ratio([0] * 5, _others(), 1.3) == 0
+    assert outside_ratio([0, 0, MS, 0, MS], _others(), 1.3) is None
+
+
 @pytest.mark.parametrize("slow", [133 * MS, 10_000 * MS])
 @pytest.mark.parametrize("steps", [2, 3, 5, 8])
 def test_one_interrupted_step_is_nothing(slow: int, steps: int) -> None:

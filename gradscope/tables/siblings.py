@@ -11,6 +11,7 @@ Source: the fence is that of J. Tukey, Exploratory Data Analysis (1977), "far ou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from statistics import median
 
 # How far outside the others' range a layer must be, in widths of that range.
@@ -63,14 +64,21 @@ def outside_ratio(odd: Sequence[int], others: Sequence[Sequence[int]], least: fl
         for index, each in enumerate(others)
         if (found := typical_ratio(each, [*others[:index], *others[index + 1 :]])) is not None
     ]
-    if ratio is None or ratio <= 0 or len(scatter) < 2 or max(ratio, 1 / ratio) < least:
+    if ratio is None or ratio < 0 or len(scatter) < 2:
         return None
-    apart = [each if ratio > 1 else 1 / max(each, 1e-9) for each in _ratios(odd, others)]
-    if sum(each < least for each in apart) > len(apart) // _ONE_IN:
+    apart = [_times(each, ratio > 1) for each in _ratios(odd, others)]
+    if _times(ratio, ratio > 1) < least or sum(each < least for each in apart) > len(apart) // _ONE_IN:
         return None
     lowest, highest = min(scatter), max(scatter)
     away = ratio - highest if ratio > 1 else lowest - ratio
     return ratio if away > FENCE * (highest - lowest) * min(ratio, 1.0) else None
+
+
+def _times(ratio: float, longer: bool) -> float:
+    """How many times as long, or as short: without end for a layer that takes no time, as a frozen one in backward."""
+    if longer:
+        return ratio
+    return 1 / ratio if ratio > 0 else inf
 
 
 def typical_excess_ns(odd: Sequence[int], others: Sequence[Sequence[int]]) -> int | None:

@@ -292,7 +292,7 @@ def with_loader() -> Made:
     from torch.utils.data import DataLoader, TensorDataset
 
     model = _mlp()
-    loader = DataLoader(TensorDataset(torch.randn(4096, 256)), batch_size=256, shuffle=True)
+    loader = DataLoader(TensorDataset(torch.randn(4096, 256)), batch_size=32, shuffle=True)
 
     def batches() -> Any:
         while True:

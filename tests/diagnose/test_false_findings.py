@@ -13,7 +13,8 @@ from tests.diagnose.corpus import ANYWHERE, TRIES
 from tests.diagnose.programs import PROGRAMS, Made, Program
 from tests.diagnose.run_case import case_of, loop_case
 
-pytestmark = pytest.mark.floors
+# What a user is told: with the floors, and only recipes that a micro-run of these very shapes found to gain something.
+pytestmark = [pytest.mark.floors, pytest.mark.micro_runs]
 
 
 def _case(made: Made) -> Case:
