@@ -300,10 +300,10 @@ def _too_short(target: str, capture: Capture) -> str:
     steps = f"{capture.steps_done} training step{'' if capture.steps_done == 1 else 's'}"
     options = capture.options
     needed = steps_to_first_result(options)
+    least = steps_to_first_result(Options(steps=1, warmup=1))
+    less = f", or measure less: --warmup 1 --steps 1 needs {least}" if least < needed else ""
     return (
         f"{target} ended after {steps}; nothing is measured before step {needed} "
         f"with --warmup {options.warmup} --steps {options.steps}.\n"
-        "Let it run longer, or measure less: --warmup 1 --steps 1 needs {least}.".format(
-            least=steps_to_first_result(Options(steps=1, warmup=1))
-        )
+        f"Let it run longer{less}."
     )

@@ -1,0 +1,272 @@
+"""Scripts that are hard to stop, that end in other ways, or that train in other places than a plain loop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradscope
+from gradscope.compat import dispatch_modes, function_modes
+from gradscope.errors import UsageError, WorkloadError
+
+_SETUP = """
+import os, sys, threading, time
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.ones(4, 8)).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+_RETRIES = """
+done = 0
+while done < 60:
+    try:
+        step()
+    except:
+        pass
+    done += 1
+print("trained", done)
+"""
+_IN_A_THREAD = """
+losses = []
+thread = threading.Thread(target=lambda: losses.extend(step() for _ in range(60)))
+thread.start()
+thread.join()
+print("trained", len(losses))
+"""
+_CLEANS_UP = """
+try:
+    for _ in range(60):
+        step()
+    result = 1
+finally:
+    print(result)
+"""
+_EXITS = """
+try:
+    for _ in range(60):
+        step()
+except BaseException:
+    sys.exit(7)
+"""
+_FORKS = """
+for number in range(60):
+    if number == 5 and os.fork() == 0:
+        step()
+        sys.exit(0)
+    step()
+os.wait()
+"""
+_IN_BACKWARD = """
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+def update(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(update)
+for _ in range(60):
+    model(torch.ones(4, 8)).mean().backward()
+print(round(model(torch.ones(4, 8)).mean().item(), 6))
+"""
+
+
+def _start(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
+    path = folder / "train.py"
+    path.write_text(_SETUP + text)
+    command = [sys.executable, "-m", "gradscope", "profile", str(path), "--no-html", "--steps", "2", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+
+
+def _profiled(folder: Path, text: str, *options: str) -> tuple[int, str, str]:
+    process = _start(folder, text, *options)
+    out, err = process.communicate(timeout=600)  # a hang is a failure, slowness is none
+    return process.returncode, out, err
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "gradscope-train.json").read_text())
+    return found
+
+
+def test_a_script_that_catches_everything_is_stopped_once_and_then_left_alone(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _RETRIES)
+    assert code == 0 and "trained 60" in out
+    assert err.count("the script caught the signal to stop: it runs to its end") == 1
+    assert not _run(tmp_path)["partial"]
+
+
+def test_a_script_that_trains_in_a_thread_runs_to_its_end(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _IN_A_THREAD)
+    assert code == 0 and "trained 60" in out
+    assert "a thread cannot be stopped: the script runs to its end" in err and "Traceback" not in err
+    assert not _run(tmp_path)["partial"]
+
+
+@pytest.mark.parametrize("text", [_CLEANS_UP, _EXITS], ids=["a finally that fails", "an exit of its own"])
+def test_what_a_script_does_while_it_is_stopped_is_no_failure(text: str, tmp_path: Path) -> None:
+    code, _, err = _profiled(tmp_path, text)
+    assert code == 0 and "Traceback" not in err
+    assert "while it was being stopped the script raised" in err
+    assert not _run(tmp_path)["partial"]
+
+
+def test_a_forked_process_reports_nothing(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _FORKS)
+    assert code == 0, err
+    assert out.count("gradscope 0.") == 1  # one report, the parent's
+
+
+def test_an_optimizer_inside_backward(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _IN_BACKWARD, "--run-to-end")
+    assert code == 0, err
+    path = tmp_path / "train.py"
+    alone = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert alone.stdout.strip() in out
+    run = _run(tmp_path)
+    assert run["workload"]["steps"] == 2 and not run["partial"]
+    assert {row["calls"] for row in run["layers"]} == {1}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
+def test_sigterm_writes_what_there_is(tmp_path: Path) -> None:
+    text = """
+for number in range(10**9):
+    step()
+    if number == 12:
+        open("ready", "w").close()
+        time.sleep(600)
+"""
+    process = _start(tmp_path, text)
+    until = time.monotonic() + 600
+    while not (tmp_path / "ready").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 143
+    assert err.splitlines()[-1] == "gradscope: terminated"
+    assert _run(tmp_path)["partial"] is True
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+class _Function(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_users_around_each_step_are_left_as_they_were_entered() -> None:
+    model, x = _model(), torch.ones(4, 8)
+    before = (function_modes(), dispatch_modes())
+    with gradscope.profiling(model, steps=2, warmup=1) as prof:
+        done = False
+        while not done:
+            with _Function() as function, _Dispatch() as dispatch:
+                assert function_modes().count(function) == dispatch_modes().count(dispatch) == 1
+                model(x).mean().backward()
+                done = prof.step()  # a phase begins and ends inside of the modes
+            assert function not in function_modes() and dispatch not in dispatch_modes()
+    assert (function_modes(), dispatch_modes()) == before
+    assert prof.report.data.lines
+
+
+def test_profiling_measures_one_loop() -> None:
+    model, x = _model(), torch.ones(4, 8)
+    prof = gradscope.profiling(model, steps=1, warmup=0)
+    with prof:
+        while not prof.step():
+            model(x).mean().backward()
+    with pytest.raises(UsageError) as caught, prof:
+        pass
+    assert str(caught.value) == (
+        "this gradscope.profiling has been used: it measures one loop.\n"
+        "Make another one for the next: with gradscope.profiling(model) as prof:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 1.5}, "steps is 1.5; it must be a whole number of at least 1."),
+        ({"steps": 0}, "steps is 0; it must be a whole number of at least 1."),
+        ({"steps": True}, "steps is True; it must be a whole number of at least 1."),
+        ({"warmup": -1}, "warmup is -1; it must be a whole number of at least 0."),
+        ({"memory": "no"}, "memory is 'no'; it must be True or False."),
+        ({"lines": 1}, "lines is 1; it must be True or False."),
+    ],
+)
+@pytest.mark.parametrize("how", ["profile", "profiling"])
+def test_arguments_are_checked_as_the_commands_are(how: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        if how == "profile":
+            gradscope.profile(_model(), torch.ones(4, 8), **options)
+        else:
+            gradscope.profiling(_model(), **options)
+    assert str(caught.value) == message
+
+
+def test_a_loss_of_one_argument() -> None:
+    def error(output: torch.Tensor) -> torch.Tensor:
+        return output.mean()
+
+    with pytest.raises(WorkloadError) as caught:
+        gradscope.profile(_model(), torch.ones(4, 8), error)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("loss is error(output") and first.endswith(": too many positional arguments.")
+    assert second == "Give a function of both, as lambda output, batch: mean_error(output, batch[1])."
+
+
+def test_a_model_that_gives_parameters_another_meaning() -> None:
+    class Odd(nn.Linear):
+        def parameters(self, group: str) -> Any:  # type: ignore[override]
+            raise RuntimeError(group)
+
+    report = gradscope.profile(Odd(8, 1), torch.ones(4, 8), steps=1, warmup=0)
+    assert report.data.workload.parameters == 9
+
+
+def test_a_global_whose_class_raises(tmp_path: Path) -> None:
+    text = """
+class Hides:
+    @property
+    def __class__(self):
+        raise RuntimeError("no class")
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+hidden = Hides()
+for _ in range(60):
+    step()
+"""
+    code, _, err = _profiled(tmp_path, text)
+    assert code == 0, err
+    assert not _run(tmp_path)["partial"]
