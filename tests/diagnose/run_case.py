@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,15 +84,18 @@ def findings_of(
     optimizer: Any = None,
     *,
     step: Callable[[], Any] | None = None,
+    by_calls: Collection[str] = (),
     **options: Any,
 ) -> list[Finding]:
     """All findings of a profiled run, also the small ones; a rule that fails is an error.
 
     Args:
         step: a step of a loop of the user's, instead of a batch.
+        by_calls: rules that judge what a call takes: each takes the same, see :func:`timed_by_calls`.
     """
     case = loop_case(step, model, **options) if step is not None else case_of(model, batch, loss, optimizer, **options)
-    return _all_of(case)
+    found = [each for each in _all_of(case) if each.rule not in by_calls]
+    return found + [each for each in (_all_of(timed_by_calls(case)) if by_calls else ()) if each.rule in by_calls]
 
 
 def _all_of(case: Case) -> list[Finding]:
