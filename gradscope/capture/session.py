@@ -62,6 +62,7 @@ class Session:
         self._exits = ExitStack()  # of the current phase
         self._installed = ExitStack()
         self._closed = False
+        self._abandoned = False
         self._trainer: threading.Thread | None = None  # whose steps count
         self._postponed = False  # a step ended inside the engine
         self._others = 0  # profilers of the user's that run now
@@ -113,6 +114,8 @@ class Session:
 
     def boundary(self) -> bool:
         """A step has ended. Returns True when enough has been measured."""
+        if self._abandoned:
+            return False  # a forked process runs on as it would alone
         if self.finished or self._closed:
             return True
         if not self._is_trainer():
@@ -158,7 +161,7 @@ class Session:
 
     def abandon(self) -> None:
         """Let go in a process that was forked: no profiler runs here, and what was measured is the parent's."""
-        self._closed = True
+        self._closed = self._abandoned = True
         self.run.profiler = None
         for stack in (self._exits, self._installed):
             self.run.guard.close("leaving a forked process", stack)

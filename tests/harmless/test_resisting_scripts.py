@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -69,27 +67,6 @@ try:
 except BaseException:
     sys.exit(7)
 """
-_FORKS = """
-for number in range(60):
-    if number == 5 and os.fork() == 0:
-        step()
-        sys.exit(0)
-    step()
-os.wait()
-"""
-_IN_BACKWARD = """
-optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-
-def update(p):
-    optimizers[p].step()
-    optimizers[p].zero_grad()
-
-for p in model.parameters():
-    p.register_post_accumulate_grad_hook(update)
-for _ in range(60):
-    model(torch.ones(4, 8)).mean().backward()
-print(round(model(torch.ones(4, 8)).mean().item(), 6))
-"""
 
 
 def _start(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
@@ -120,7 +97,8 @@ def test_a_script_that_catches_everything_is_stopped_once_and_then_left_alone(tm
 def test_a_script_that_trains_in_a_thread_runs_to_its_end(tmp_path: Path) -> None:
     code, out, err = _profiled(tmp_path, _IN_A_THREAD)
     assert code == 0 and "trained 60" in out
-    assert "a thread cannot be stopped: the script runs to its end" in err and "Traceback" not in err
+    assert "the script trains in a thread, which cannot be stopped: it runs to its end" in err
+    assert "Traceback" not in err
     assert not _run(tmp_path)["partial"]
 
 
@@ -130,43 +108,6 @@ def test_what_a_script_does_while_it_is_stopped_is_no_failure(text: str, tmp_pat
     assert code == 0 and "Traceback" not in err
     assert "while it was being stopped the script raised" in err
     assert not _run(tmp_path)["partial"]
-
-
-def test_a_forked_process_reports_nothing(tmp_path: Path) -> None:
-    code, out, err = _profiled(tmp_path, _FORKS)
-    assert code == 0, err
-    assert out.count("gradscope 0.") == 1  # one report, the parent's
-
-
-def test_an_optimizer_inside_backward(tmp_path: Path) -> None:
-    code, out, err = _profiled(tmp_path, _IN_BACKWARD, "--run-to-end")
-    assert code == 0, err
-    path = tmp_path / "train.py"
-    alone = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert alone.stdout.strip() in out
-    run = _run(tmp_path)
-    assert run["workload"]["steps"] == 2 and not run["partial"]
-    assert {row["calls"] for row in run["layers"]} == {1}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
-def test_sigterm_writes_what_there_is(tmp_path: Path) -> None:
-    text = """
-for number in range(10**9):
-    step()
-    if number == 12:
-        open("ready", "w").close()
-        time.sleep(600)
-"""
-    process = _start(tmp_path, text)
-    until = time.monotonic() + 600
-    while not (tmp_path / "ready").exists() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 143
-    assert err.splitlines()[-1] == "gradscope: terminated"
-    assert _run(tmp_path)["partial"] is True
 
 
 def _model() -> nn.Module:
@@ -242,15 +183,6 @@ def test_a_loss_of_one_argument() -> None:
     first, second = str(caught.value).splitlines()
     assert first.startswith("loss is error(output") and first.endswith(": too many positional arguments.")
     assert second == "Give a function of both, as lambda output, batch: mean_error(output, batch[1])."
-
-
-def test_a_model_that_gives_parameters_another_meaning() -> None:
-    class Odd(nn.Linear):
-        def parameters(self, group: str) -> Any:  # type: ignore[override]
-            raise RuntimeError(group)
-
-    report = gradscope.profile(Odd(8, 1), torch.ones(4, 8), steps=1, warmup=0)
-    assert report.data.workload.parameters == 9
 
 
 def test_a_global_whose_class_raises(tmp_path: Path) -> None:
