@@ -31,13 +31,13 @@ from gradscope.capture.naming import ModuleNames, name_called, roots_of_models, 
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
-from gradscope.capture.tree import parameters_of
 from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
 from gradscope.tables import LineInfo, Progress, RunData, SpanTable, WorkloadInfo
 from gradscope.trace.join import joined
 from gradscope.trace.reader import TraceReader
+from gradscope.tree import parameters_of
 
 
 def analyse(
@@ -96,7 +96,7 @@ def analyse(
         about,
         steps=measured,
         steps_left_out=len(timed.interrupted),
-        model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in top.parameters())),
+        model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in parameters_of(top))),
         parameters=_count_parameters(names.tops),
         events=len(table),
         batch=next((text for root, text in capture.batches.items() if text and names.rows[root] >= 0), None),
@@ -201,7 +201,7 @@ def _run_data(
     if capture.unprofiled_ns:
         unprofiled = sorted(capture.unprofiled_ns)[len(capture.unprofiled_ns) // 2]
         step = replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
-    parameters = [parameter for top in names.tops for parameter in top.parameters()]
+    parameters = [parameter for top in names.tops for parameter in parameters_of(top)]
     dtypes = {parameter.dtype for parameter in parameters}
     where = device or (parameters[0].device if parameters else torch.device("cpu"))
     return RunData(
@@ -313,5 +313,5 @@ def _source_text(lines: Sequence[LineInfo]) -> dict[tuple[str, int], tuple[str, 
 
 
 def _count_parameters(tops: Sequence[nn.Module]) -> int:
-    unique = {id(parameter): parameter.numel() for top in tops for parameter in top.parameters()}
+    unique = {id(parameter): parameter.numel() for top in tops for parameter in parameters_of(top)}
     return sum(unique.values())

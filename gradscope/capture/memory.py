@@ -26,6 +26,7 @@ from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, si
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
 from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
+from gradscope.tree import modules_of
 
 STEPS = 2  # one that settles, one that counts
 SETTLING = 1
@@ -273,7 +274,7 @@ class MemoryTracer:
         found: dict[int, nn.Module] = {}
         for model in (*self._around.models(), *self._recorder.modules):
             if id(model) not in found:
-                found |= {id(module): module for module in model.modules()}
+                found |= {id(module): module for module in modules_of(model)}
         return list(found.values())
 
 

@@ -10,6 +10,7 @@ import torch
 
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
+from gradscope.tree import parameters_of
 from gradscope.workload import Workload, call_model, scalar_loss
 
 
@@ -32,7 +33,7 @@ class Stepper:
     def __init__(self, workload: Workload) -> None:
         self.loss_kind = "given"
         self._workload = workload
-        self._parameters = list(workload.model.parameters())
+        self._parameters = list(parameters_of(workload.model))
         self._needs_closure = workload.optimizer is not None and _needs_closure(workload.optimizer)
 
     def step(self, batch: Any) -> None:

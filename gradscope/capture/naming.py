@@ -12,6 +12,7 @@ from torch import nn
 from gradscope.capture.paths import inner_paths, join, own_parameters, shown_path, source_of, wrapped
 from gradscope.capture.registry import ModuleRegistry, Place
 from gradscope.tables import ModuleInfo, ParameterInfo
+from gradscope.tree import modules_of, parameters_of
 
 __all__ = ["ModuleNames", "name_called", "name_modules", "shown_path"]
 
@@ -248,7 +249,7 @@ class _Rows:
 
 def _tops(roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Sequence[nn.Module]) -> list[nn.Module]:
     holders = list(known.values())
-    contents = {id(holder): {id(module) for module in holder.modules()} for holder in holders}
+    contents = {id(holder): {id(module) for module in modules_of(holder)} for holder in holders}
     outermost = [
         holder
         for holder in holders
@@ -258,9 +259,9 @@ def _tops(roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Se
     for root in roots:
         holder = next((holder for holder in outermost if id(root) in contents[id(holder)]), None)
         if holder is None:
-            holder = next((owner for owner in owners if any(inner is root for inner in owner.modules())), root)
+            holder = next((owner for owner in owners if any(inner is root for inner in modules_of(owner))), root)
         tops.setdefault(id(holder), holder)
-    inside = {id(inner) for top in tops.values() for inner in top.modules() if inner is not top}
+    inside = {id(inner) for top in tops.values() for inner in modules_of(top) if inner is not top}
     found = [top for top in tops.values() if id(top) not in inside]
     given = known.get("")
     if given is not None and all(given is not top for top in found):
@@ -269,7 +270,7 @@ def _tops(roots: Sequence[nn.Module], known: Mapping[str, nn.Module], owners: Se
 
 
 def _top_names(tops: Sequence[nn.Module], known: Mapping[str, nn.Module]) -> list[str]:
-    with_parameters = [top for top in tops if any(True for _ in top.parameters())]
+    with_parameters = [top for top in tops if any(True for _ in parameters_of(top))]
     given = known.get("")
     main = given if given is not None else with_parameters[0] if len(with_parameters) == 1 else None
     if main is None and len(tops) == 1:

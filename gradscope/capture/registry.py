@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from gradscope.capture.paths import inner_paths, join, own_parameters, shape_of, source_of, wrapped
+from gradscope.tree import modules_of, parameters_of
 
 NOBODYS = -1  # label of a module that no root holds
 
@@ -110,10 +111,12 @@ class ModuleRegistry:
             for module in all_modules():
                 if id(module) in wanted:
                     continue
-                held = [id(inner) for inner in module.modules() if id(inner) in wanted]
+                held = [id(inner) for inner in modules_of(module) if id(inner) in wanted]
                 if held:
                     holding[id(module)] = (module, held)
-            inside = {id(inner) for module, _ in holding.values() for inner in module.modules() if inner is not module}
+            inside = {
+                id(inner) for module, _ in holding.values() for inner in modules_of(module) if inner is not module
+            }
             outermost = [(module, held) for number, (module, held) in holding.items() if number not in inside]
             for module, _ in sorted(outermost, key=lambda item: -len(item[1])):
                 owner = self._add_root(module)
@@ -161,7 +164,7 @@ class ModuleRegistry:
     def _original_of(self, module: nn.Module, root: int) -> int | None:
         """The one module of the root that it can be a copy of: of the same class, with the same modules inside."""
         own = shape_of(module)
-        if not any(True for _ in module.parameters()):
+        if not any(True for _ in parameters_of(module)):
             return None  # a fresh ReLU is nobody's copy
         alike = [
             label

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gradscope.capture.storages import tensors_in
+from gradscope.tree import buffers_of, modules_of, parameters_of
 
 Undo = Callable[[], None]
 
@@ -41,15 +42,15 @@ def preserved(
     random state of Python, NumPy, torch and every CUDA device. Tensors and containers keep their identity. Parameters
     of a lazy module stay initialised.
     """
-    leaves = [*model.parameters(), *leaves_of(batch)]
+    leaves = [*parameters_of(model), *leaves_of(batch)]
     kept: list[torch.Tensor] = []
     undo: list[Undo] = [_random_state(kept), *(_gradient(leaf, kept) for leaf in leaves)]
     if optimizer is not None:
         undo.append(_optimizer_state(optimizer, kept))
         undo += [_content(parameter, kept) for parameter in _stepped(model, optimizer)]
-    undo += [_content(buffer, kept) for buffer in model.buffers() if not is_lazy(buffer)]
-    undo += [_attributes(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    home = next((parameter.device for parameter in model.parameters()), None)
+    undo += [_content(buffer, kept) for buffer in buffers_of(model) if not is_lazy(buffer)]
+    undo += [_attributes(module) for module in modules_of(model) if not isinstance(module, torch.jit.ScriptModule)]
+    home = next((parameter.device for parameter in parameters_of(model)), None)
     moves = device is not None and home is not None and home.type != device.type
     if moves:
         model.to(device)
@@ -76,7 +77,7 @@ def leaves_of(batch: Any) -> list[torch.Tensor]:
 
 def _stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Every parameter that a step may change: the model's, and what else the optimizer holds."""
-    found = {id(parameter): parameter for parameter in model.parameters()}
+    found = {id(parameter): parameter for parameter in parameters_of(model)}
     found |= {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     return [parameter for parameter in found.values() if not is_lazy(parameter)]
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from gradscope.capture.state import preserved
 from gradscope.fitting.shapes import BatchShapes, UnknownShapeError
+from gradscope.tree import modules_of, named_buffers_of, named_parameters_of
 from gradscope.workload import Workload, call_model, import_path, scalar_loss
 
 
@@ -77,8 +78,8 @@ def _held(workload: Workload, shapes: BatchShapes, size: int) -> int:
 
 
 def _state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    yield from named_parameters_of(model)
+    yield from named_buffers_of(model)
 
 
 class _StorageWatch(TorchDispatchMode):
@@ -118,7 +119,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    return any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in model.modules())
+    return any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in modules_of(model))
 
 
 _REASONS = {

@@ -18,6 +18,7 @@ from gradscope.fitting.predict import Forecast, Peak
 from gradscope.fitting.result import FitData, FitRow, MeasuredRow
 from gradscope.fitting.settings import Settings, trained
 from gradscope.fitting.words import UNSTEADY
+from gradscope.tree import parameters_of
 
 # CUDA's caching allocator gives out multiples of this.
 _CUDA_ROUNDING = 512
@@ -34,7 +35,7 @@ def judge(measured: Measured, settings: Settings) -> FitData:
     growth_at = settings.batch_sizes[-1]
     growth = predictor.forecast.saved_growth(growth_at)
     model, optimizer = measured.workload.model, measured.workload.optimizer
-    parameters = list(model.parameters())
+    parameters = list(parameters_of(model))
     trained_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained(model))
     dtypes = {parameter.dtype for parameter in parameters}
     return FitData(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradscope.tree import named_modules_of
 from gradscope.workload import call_model
 
 _Sizes = dict[str, list[tuple[int, ...]]]
@@ -22,7 +23,7 @@ def find_time_major(model: nn.Module, batches: Sequence[Any]) -> str | None:
     """
     layers = {
         name or type(module).__name__: module
-        for name, module in model.named_modules()
+        for name, module in named_modules_of(model)
         if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and not module.batch_first
     }
     if not layers:

@@ -11,6 +11,7 @@ from torch import nn
 from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting.sizes import Reserve, batch_sizes, reserve_of
+from gradscope.tree import parameters_of
 from gradscope.workload import Workload
 
 Sizes = str | int | Iterable[int]
@@ -113,4 +114,4 @@ def add_optimizer(workload: Workload, name: str | None) -> None:
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """Parameters that receive a gradient."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [parameter for parameter in parameters_of(model) if parameter.requires_grad]

@@ -18,6 +18,7 @@ from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
 from gradscope.tables import BlockTable, MemoryCategory, ModuleInfo, Options
+from gradscope.tree import parameters_of
 from gradscope.workload import Batches, Workload, import_path
 
 
@@ -49,7 +50,7 @@ def measure_step(
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
     # The first step of the memory pass is a warm-up; a lazy model needs one before that to know its parameters.
-    lazy = any(is_lazy(parameter) for parameter in workload.model.parameters())
+    lazy = any(is_lazy(parameter) for parameter in parameters_of(workload.model))
     session = Session(Options(warmup=int(lazy), lines=False, timing=False), None, surroundings)
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
         surroundings.ignored = (*copies, *ignored)

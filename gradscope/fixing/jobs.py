@@ -26,6 +26,7 @@ from gradscope.patching.proof import dropout_off
 from gradscope.patching.verify import verify
 from gradscope.report.runfile import to_record
 from gradscope.tables import Options, Progress
+from gradscope.tree import modules_of, parameters_of
 from gradscope.workload import Script, Workload, load_target
 
 RESULT = "result.json"
@@ -219,13 +220,13 @@ class _Texts:
 
 def _files_of(model: nn.Module) -> set[str]:
     """The files that the forwards of its modules stand in."""
-    codes = [getattr(getattr(type(module), "forward", None), "__code__", None) for module in model.modules()]
+    codes = [getattr(getattr(type(module), "forward", None), "__code__", None) for module in modules_of(model)]
     return {code.co_filename for code in codes if code is not None}
 
 
 def _device(workload: Workload) -> str:
     """Where the script has put its model."""
-    return str(next(parameter.device for parameter in workload.model.parameters()))
+    return str(next(parameter.device for parameter in parameters_of(workload.model)))
 
 
 def _key(name: str, key: tuple[str, str, str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradscope.tree import parameters_of
 from gradscope.workload import Workload
 
 Met = Callable[[str, Workload], bool]
@@ -60,7 +61,7 @@ class Roots:
     def _is_new(self, module: nn.Module) -> bool:
         if not torch.is_grad_enabled() or any(module is known for known in self._known):
             return False
-        return any(parameter.requires_grad for parameter in module.parameters())
+        return any(parameter.requires_grad for parameter in parameters_of(module))
 
     def _look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         name = type(module).__name__ if self._known else ""

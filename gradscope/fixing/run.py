@@ -19,6 +19,7 @@ from gradscope.patching.plan import plan
 from gradscope.patching.verify import verify
 from gradscope.report import Report
 from gradscope.tables import Progress, RunData, WorkloadInfo
+from gradscope.tree import parameters_of
 from gradscope.workload import Workload, resolve_device
 
 BASELINE = "the model as given"
@@ -102,7 +103,7 @@ def _planned(workload: Workload, settings: Settings, progress: Progress) -> FixR
     sites = planned_sites(found.sites, found.savings)
     patches = Patches(found)
     progress.done()
-    parameters = list(workload.model.parameters())
+    parameters = list(parameters_of(workload.model))
     dtypes = {parameter.dtype for parameter in parameters}
     about = WorkloadInfo(
         target=workload.target,

@@ -19,6 +19,7 @@ from gradscope.patching.replay import CACHE_BYTES
 from gradscope.patching.sites import Site, find_sites
 from gradscope.patching.source import SourceFile
 from gradscope.tables import CallFact, PlaceFact, TensorFact
+from gradscope.tree import modules_of
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -201,7 +202,7 @@ def _runs_torch_alone(site: Site) -> bool:
     """Whether a micro-run calls no code of the user's: the modules it is handed are torch's own, without hooks."""
     pieces = [piece for argument in site.matches[0].arguments for piece in argument.pieces]
     callers = [piece.node.caller for piece in pieces if isinstance(piece, (Called, Layer))]
-    modules = [module for caller in callers if caller is not None for module in caller.modules()]
+    modules = [module for caller in callers if caller is not None for module in modules_of(caller)]
     return all(type(module).__module__.startswith("torch.") and not _hooks_of(module) for module in modules)
 
 

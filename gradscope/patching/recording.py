@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gradscope.tree import modules_of
+
 
 @dataclass(eq=False)
 class Value:
@@ -136,7 +138,7 @@ class Node:
 
 
 def _holds_tensors(module: nn.Module) -> bool:
-    return any(each._parameters or each._buffers for each in module.modules())
+    return any(each._parameters or each._buffers for each in modules_of(module))
 
 
 @dataclass

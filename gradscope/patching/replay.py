@@ -15,6 +15,7 @@ from gradscope.patching.graph import remade
 from gradscope.patching.match import Argument, Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
 from gradscope.patching.recording import Node, Value
 from gradscope.patching.views import is_view
+from gradscope.tree import parameters_of
 
 # More than the caches of most processors hold for two threads; reading it takes 2 to 4 ms.
 CACHE_BYTES = 32 << 20
@@ -81,7 +82,7 @@ class Replay:
 
     def _backward(self, outputs: list[Tensor]) -> None:
         leaves = [tensor for tensor in self.given.values() if tensor.requires_grad]
-        leaves += [tensor for module in self.modules for tensor in module.parameters() if tensor.requires_grad]
+        leaves += [tensor for module in self.modules for tensor in parameters_of(module) if tensor.requires_grad]
         outputs = [output for output in outputs if output.requires_grad]
         if outputs and leaves:
             torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)

@@ -15,6 +15,7 @@ from gradscope.patching.match import Match
 from gradscope.patching.recording import Frame, Node, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.tree import named_modules_of
 
 Matcher = Callable[[Recording], Iterator[Match]]
 
@@ -80,7 +81,7 @@ def find_sites(
 class _Finder:
     def __init__(self, model: nn.Module, recording: Recording, files: dict[str, SourceFile]) -> None:
         self.recording = recording
-        self.paths = {module: path for path, module in model.named_modules()}
+        self.paths = {module: path for path, module in named_modules_of(model)}
         self.files = files
         self.found: dict[tuple[Any, ...], Site] = {}
 

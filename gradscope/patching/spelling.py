@@ -14,6 +14,7 @@ from gradscope.patching.refusal import Refusal
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import bound_names, names_in, within
 from gradscope.patching.texts import Texts
+from gradscope.tree import children_of
 
 _WIDTH = 100
 
@@ -118,7 +119,7 @@ class Spelling:
             raise Refusal(f"{text} is another module when the result is made")
         if is_hooked(called):
             raise Refusal(f"{text} has hooks, which would no longer be called")
-        if isinstance(called, nn.Module) and any(called.children()):
+        if isinstance(called, nn.Module) and any(children_of(called)):
             raise Refusal(f"{text} holds modules of its own")
         if isinstance(piece, Setting) and piece.node.caller is not called:
             raise Refusal(f"{text} is no module of torch: what it does with its settings is not known")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.patching.precision import InDouble, WithoutDropout
+from gradscope.tree import buffers_of, named_parameters_of, parameters_of
 
 Outcome = dict[str, Tensor]  # outputs and gradients by name
 
@@ -56,8 +57,8 @@ class Unit:
         args, kwargs = _fresh((self.args, self.kwargs))
         inputs = dict(_named_tensors("input", (args, kwargs)))
         leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
-        leaves |= {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}
-        read = [*self.module.parameters(), *self.module.buffers(), *inputs.values()]
+        leaves |= {name: tensor for name, tensor in named_parameters_of(self.module) if tensor.requires_grad}
+        read = [*parameters_of(self.module), *buffers_of(self.module), *inputs.values()]
         with ExitStack() as stack:
             stack.enter_context(_seeded(self.seed))
             stack.enter_context(torch.enable_grad())
@@ -85,7 +86,7 @@ class Unit:
         """Forward and backward as in training, dropout included; gradients are dropped."""
         args, kwargs = _fresh((self.args, self.kwargs), copies=False)
         leaves = [tensor for _, tensor in _named_tensors("", (args, kwargs)) if tensor.requires_grad]
-        leaves += [tensor for tensor in self.module.parameters() if tensor.requires_grad]
+        leaves += [tensor for tensor in parameters_of(self.module) if tensor.requires_grad]
         outputs = [tensor for _, tensor in _named_tensors("", self.call(*args, **kwargs)) if tensor.requires_grad]
         if outputs and leaves:
             upstream = [torch.ones_like(tensor) for tensor in outputs]
@@ -94,7 +95,7 @@ class Unit:
     @property
     def signature(self) -> tuple[Any, ...]:
         """Equal where the work is the same: the same code on the same shapes."""
-        tensors = [*self.module.parameters(), *(tensor for _, tensor in _named_tensors("", (self.args, self.kwargs)))]
+        tensors = [*parameters_of(self.module), *(tensor for _, tensor in _named_tensors("", (self.args, self.kwargs)))]
         return (type(self.module), tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
 
 

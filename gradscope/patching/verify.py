@@ -20,6 +20,7 @@ from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
 from gradscope.patching.unit import Unit, captured
 from gradscope.trace.peak import peaks_bytes
+from gradscope.tree import modules_of, parameters_of
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
 
 
@@ -153,7 +154,7 @@ class _Step:
 
     def _run(self) -> None:
         self._stepper.step(self.batch)
-        for parameter in self.workload.model.parameters():
+        for parameter in parameters_of(self.workload.model):
             parameter.grad = None
 
 
@@ -216,7 +217,7 @@ def _measured(swap: Swap, unit: Unit, device: torch.device, rounds: int) -> Gain
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation for the length of the block: two runs draw no random numbers that differ."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in modules_of(model)]
     model.eval()
     try:
         yield

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gradscope.errors import WorkloadError
+from gradscope.tree import named_parameters_of
 from gradscope.workload.describe import describe
 
 #: Names that a factory's dict may use and a module-level workload may define.
@@ -81,7 +82,7 @@ def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         hint = " Create it: Net(), not Net." if isinstance(model, type) and issubclass(model, nn.Module) else ""
         raise WorkloadError(f"model is {describe(model)}; it must be a torch.nn.Module.{hint}")
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters_of(model):
         if parameter.is_meta:
             raise WorkloadError(
                 f"model has parameters on the meta device, {name} for one: they hold no data to compute with.\n"

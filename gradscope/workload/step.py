@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gradscope.errors import UsageError, WorkloadError
+from gradscope.tree import buffers_of, parameters_of
 from gradscope.workload.definition import check_item, is_one_batch
 from gradscope.workload.describe import describe
 
@@ -56,7 +57,7 @@ def is_placed(model: nn.Module) -> bool:
 
 
 def _accelerator_of(model: nn.Module) -> torch.device | None:
-    tensors = itertools.chain(model.parameters(), model.buffers())
+    tensors = itertools.chain(parameters_of(model), buffers_of(model))
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
 
 

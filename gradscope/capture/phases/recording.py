@@ -12,7 +12,7 @@ from gradscope.capture.phases.base import Phase, Run, StepRecorder
 from gradscope.capture.phases.timed import SETTLING_STEPS
 from gradscope.capture.settings import current_settings, optimizer_fact
 from gradscope.capture.switches import SwitchWatch
-from gradscope.capture.tree import parameters_of
+from gradscope.tree import parameters_of
 
 
 class Recording(Phase):

@@ -5,7 +5,7 @@ A class may give ``parameters()``, ``named_modules()`` or ``buffers()`` another 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -33,19 +33,35 @@ def modules_of(top: nn.Module) -> Iterator[nn.Module]:
     return (module for _, module in named_modules_of(top))
 
 
+def children_of(top: nn.Module) -> Iterator[nn.Module]:
+    """The modules that ``top`` itself holds."""
+    return (child for child in top._modules.values() if child is not None)
+
+
+def named_parameters_of(top: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(path, parameter) of ``top`` and of all below it, each once."""
+    return _named((path, module._parameters) for path, module in named_modules_of(top))
+
+
+def named_buffers_of(top: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(path, buffer) of ``top`` and of all below it, each once."""
+    return _named((path, module._buffers) for path, module in named_modules_of(top))
+
+
 def parameters_of(top: nn.Module) -> Iterator[nn.Parameter]:
     """The parameters of ``top`` and of all below it, each once."""
-    return _each_once(parameter for module in modules_of(top) for parameter in module._parameters.values())
+    return (parameter for _, parameter in named_parameters_of(top))
 
 
 def buffers_of(top: nn.Module) -> Iterator[torch.Tensor]:
     """The buffers of ``top`` and of all below it, each once."""
-    return _each_once(buffer for module in modules_of(top) for buffer in module._buffers.values())
+    return (buffer for _, buffer in named_buffers_of(top))
 
 
-def _each_once(items: Iterator[Tensors | None]) -> Iterator[Tensors]:
+def _named(tables: Iterable[tuple[str, Mapping[str, Tensors | None]]]) -> Iterator[tuple[str, Tensors]]:
     seen: set[int] = set()
-    for item in items:
-        if item is not None and id(item) not in seen:
-            seen.add(id(item))
-            yield item
+    for path, table in tables:
+        for name, tensor in table.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{path}.{name}" if path else name, tensor
