@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,43 @@ thread = threading.Thread(target=lambda: losses.extend(step() for _ in range(60)
 thread.start()
 thread.join()
 print("trained", len(losses))
+"""
+_WAITS = """
+steps = 0
+while True:
+    step()
+    steps += 1
+    if steps == 30:
+        print("ready", flush=True)
+    if steps > 30:
+        time.sleep(0.05)
+"""
+_FORKS = """
+losses = [step() for _ in range(6)]
+child = os.fork()
+losses += [step() for _ in range(60)]
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    print("parent trained", len(losses))
+else:
+    print("child trained", len(losses), flush=True)
+    os._exit(5)
+"""
+_IN_BACKWARD = """
+optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+
+def update(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(update)
+losses = []
+for _ in range(60):
+    loss = model(torch.ones(4, 8)).square().mean()
+    loss.backward()
+    losses.append(loss.item())
+print("trained", losses)
 """
 _CLEANS_UP = """
 try:
@@ -108,6 +146,35 @@ def test_what_a_script_does_while_it_is_stopped_is_no_failure(text: str, tmp_pat
     assert code == 0 and "Traceback" not in err
     assert "while it was being stopped the script raised" in err
     assert not _run(tmp_path)["partial"]
+
+
+def test_sigterm_ends_the_script_and_writes_what_was_measured(tmp_path: Path) -> None:
+    process = _start(tmp_path, _WAITS, "--run-to-end")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 143, err
+    assert "gradscope: terminated" in err and "Traceback" not in err
+    run = _run(tmp_path)
+    assert run["layers"] and run["workload"]["steps"] == 2
+
+
+def test_a_fork_trains_on_as_it_would_alone(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _FORKS, "--run-to-end")
+    assert code == 0 and "Traceback" not in err, err
+    assert out.count("child trained 66") == out.count("parent trained 66") == 1
+    assert not _run(tmp_path)["partial"]
+
+
+def test_optimizers_inside_backward(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _IN_BACKWARD, "--run-to-end")
+    assert code == 0 and "Traceback" not in err, err
+    alone = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert alone.stdout and alone.stdout in out  # the same losses, to the last digit
+    run = _run(tmp_path)
+    assert not run["partial"]
+    assert not [note for note in run["notes"] if "Error: " in note]
 
 
 def _model() -> nn.Module:
