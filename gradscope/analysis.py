@@ -109,6 +109,11 @@ def analyse(
             f"the profiled steps were taken in {stretches} stretches, an unprofiled step between each two: "
             f"one makes {len(table) // timed.completed:,} rows of trace"
         )
+    if timed.passes.most_nodes:
+        capture.notes.append(
+            f"a backward pass runs more than {timed.passes.most_nodes:,} nodes, the most that can be looked at: whose "
+            "its gradient sums are is not known, nor all that its nodes keep"
+        )
     if capture.left_out:
         capture.notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))
     run = _run_data(capture, about, names, device, result, memory, partial=partial)

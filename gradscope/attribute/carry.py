@@ -59,7 +59,7 @@ def assign(
         carried.fill(skeleton, steps, survey, units, plain.owner[units])
     if passes is not None:
         carried.fill_passes(skeleton, replay(skeleton, passes))
-    return _assigned(skeleton, steps, carried, surveyed=survey is not None)
+    return _assigned(skeleton, steps, carried, surveyed=survey is not None and survey.graphs_known)
 
 
 def assign_surveyed(skeleton: Skeleton, skip: int, notes: Notes, line_spans: SpanTable) -> Assigned:
@@ -75,7 +75,7 @@ def assign_surveyed(skeleton: Skeleton, skip: int, notes: Notes, line_spans: Spa
     marked = np.flatnonzero(table.kind == RowKind.LINE)
     carried.line[marked] = line_spans.label[table.argument[marked]]
     carried.line[marked[carried.line[marked] < 0]] = INHERIT
-    return _assigned(skeleton, find_steps(skeleton, skip, at_markers=True), carried, surveyed=True)
+    return _assigned(skeleton, find_steps(skeleton, skip, at_markers=True), carried, surveyed=notes.graphs_known)
 
 
 def _assigned(skeleton: Skeleton, steps: Steps, carried: _Carried, *, surveyed: bool) -> Assigned:
@@ -194,7 +194,8 @@ def _accumulate_owners(skeleton: Skeleton, known: IntColumn) -> IntColumn:
 def _sums(skeleton: Skeleton, carried: _Carried, surveyed: bool) -> tuple[IntColumn, IntColumn]:
     """The gradient sums and their owners: the layer whose value has several users.
 
-    Without a survey the receiver is not known: the sum stays with the layer that delivered the gradient.
+    Without a survey, or where its graph was too deep, the receiver is not known: the sum stays with the layer that
+    delivered the gradient.
     """
     table = skeleton.table
     owner_of_node = dict(zip(skeleton.nodes.row.tolist(), skeleton.nodes.owner.tolist(), strict=True))

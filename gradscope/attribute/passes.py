@@ -71,7 +71,15 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
                     else -2 - max(passes.owners[graph[target].parameter], OUTSIDE)
                     for target in targets
                 )
+    _fill_marked(found, nodes.row, marked, passes.owners)
     return found
+
+
+def _fill_marked(found: Replayed, rows: IntColumn, marked: dict[int, int], owners: Sequence[int]) -> None:
+    """The marks of passes whose graph was too deep to be noted."""
+    for place in np.flatnonzero(np.isin(rows, list(marked)) & (found.covered == 0)).tolist():
+        found.covered[place] = 1
+        found.accumulate_owner[place] = owners[marked[int(rows[place])]]
 
 
 def pass_of(table: EventTable, rows: IntColumn) -> IntColumn:

@@ -53,6 +53,7 @@ class Notes:
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
     calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
+    graphs_known: bool = True  # False where one was too deep to be walked
 
 
 def read_survey(survey: SurveyInput) -> Notes:
@@ -76,6 +77,7 @@ def read_survey(survey: SurveyInput) -> Notes:
         flops=_flops(table, rows),
         calls=_calls(skeleton, rows),
         shapes=_shapes(table, rows),
+        graphs_known=all(survey.graphs),
     )
 
 

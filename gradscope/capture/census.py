@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
-from gradscope.capture.saved import GraphReader, nodes_below
+from gradscope.capture.graphs import most_nodes, walked
+from gradscope.capture.saved import GraphReader
 from gradscope.capture.storages import StorageNote, StorageReader, all_tensors
 
 _ROUNDED = 512  # CUDA's allocator gives whole multiples of it
@@ -20,7 +21,8 @@ def every_storage(reader: StorageReader, graphs: GraphReader) -> list[StorageNot
         with suppress(Exception):  # some wrappers have no graph, a subclass may do anything
             if tensor.grad_fn is not None:
                 functions.append(tensor.grad_fn)
-    for kept in graphs.kept_by(nodes_below(functions)):
+    # A quarter: the memory pass looks at the same graphs, and not from the same tensors.
+    for kept in graphs.kept_by(walked(functions, most_nodes() // 4)[0]):
         found += reader.storages(kept.tensor)
     return found
 

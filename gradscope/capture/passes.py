@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from gradscope import markers
+from gradscope.capture.graphs import most_nodes, starts_of, walked
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.survey import node_of, parameter_marker
+from gradscope.capture.survey import parameter_marker
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, PassGraph, PassNote
 
+_NOT_NOTED = -1  # in the place of a graph
 _MOST_NODES = 1_000_000  # of all graphs together: some 300 bytes each
 
 
@@ -29,6 +31,7 @@ class PassRecorder:
         self.graphs: list[PassGraph] = []
         self.passes: list[PassNote] = []  # one an outermost backward pass, in order
         self.owners: list[tuple[int, ...]] = []  # of each parameter the labels of the modules that hold it
+        self.most_nodes = 0  # that are looked at, where a pass had more
         self._calls = calls
         self._from = 0
         self._known: dict[Any, int] = {}
@@ -53,30 +56,42 @@ class PassRecorder:
             self._handles.pop().remove()
 
     def _note(self, roots: Any) -> None:
-        tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
-        starts = [node for node in map(node_of, tensors) if node is not None]
+        starts = starts_of(roots)
         numbers = [node._sequence_nr() for node in starts]
         base = max((number for number in numbers if number >= 0), default=-1)
         key = (tuple(base - number for number in numbers), self._calls.layout(self._from, base))
         graph = self._known.get(key)
         if graph is None and self._nodes < _MOST_NODES:
-            graph = self._known[key] = len(self.graphs)
-            self.graphs.append(self._walk(starts, base))
-        self.passes.append(PassNote(-1 if graph is None else graph, base))
+            graph = self._known[key] = self._noted(starts, base)
+        self.passes.append(PassNote(_NOT_NOTED if graph is None else graph, base))
 
-    def _walk(self, starts: list[Any], base: int) -> PassGraph:
-        order: list[Any] = []
-        numbers: dict[Any, int] = {}
-        stack = starts[::-1]
-        while stack:
-            node = stack.pop()
-            if node in numbers:
-                continue
-            numbers[node] = len(order)
-            order.append(node)
-            stack.extend(below for below, _ in node.next_functions if below is not None)
+    def _noted(self, starts: list[Any], base: int) -> int:
+        """Index of the graph; where it is too deep to be walked, the parameters mark themselves."""
+        order, whole = walked(starts)
         self._nodes += len(order)
         self._parameters.clear()
+        if not whole:
+            self._mark_all()
+            return _NOT_NOTED
+        self.graphs.append(self._graph(order, base))
+        return len(self.graphs) - 1
+
+    def _mark_all(self) -> None:
+        """Let every parameter of the modules that were called mark its AccumulateGrad."""
+        if self.most_nodes:
+            return
+        self.most_nodes = most_nodes()
+        marked: set[int] = set()
+        for module in self._calls.registry.alive():
+            for held in module._parameters.values():
+                if held is not None and held.requires_grad and held.is_leaf and id(held) not in marked:
+                    marked.add(id(held))
+                    self._handles.append(
+                        held.register_post_accumulate_grad_hook(parameter_marker(self._parameter(held)))
+                    )
+
+    def _graph(self, order: list[Any], base: int) -> PassGraph:
+        numbers = {node: number for number, node in enumerate(order)}
         leaves: dict[int, Any] = {}
         nodes = []
         for index, node in enumerate(order):

@@ -69,18 +69,6 @@ class GraphReader:
                     yield what, saved
 
 
-def nodes_below(functions: Iterable[Any]) -> list[Any]:
-    """Every node that can be reached from ``functions``, themselves included, each once."""
-    found: dict[Any, None] = {}
-    stack = list(functions)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found[node] = None
-            stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
-    return list(found)
-
-
 def _value_of(saved: Any) -> Any:
     """What a ``SavedTensor`` holds; None where an earlier pass has freed it."""
     try:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradscope
 from gradscope import markers
 from gradscope.capture.frames import TORCH, is_standard
+from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
 from gradscope.capture.seen import Seen
@@ -252,19 +253,11 @@ class GraphTracer:
                 self._handles.pop().remove()
 
     def _walk(self, roots: Any, visit: Callable[[list[Any]], None] | None) -> None:
-        tensors = (roots,) if isinstance(roots, torch.Tensor) else tuple(roots)
-        starts = [node for node in (node_of(root) for root in tensors) if node is not None]
-        order: list[Any] = []
-        numbers: dict[Any, int] = {}
-        stack = starts[::-1]
-        while stack:
-            node = stack.pop()
-            if node in numbers:
-                continue
-            numbers[node] = len(order)
-            order.append(node)
-            stack.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
-        self.graphs.append(tuple(self._note(node, numbers) for node in order))
+        order, whole = walked(starts_of(roots))
+        numbers = {node: number for number, node in enumerate(order)}
+        notes = tuple(self._note(node, numbers) for node in order)
+        # By a part of a graph no sum of gradients can be told.
+        self.graphs.append(notes if whole else ())
         if visit is not None:
             visit(order)
 
@@ -276,12 +269,6 @@ class GraphTracer:
         index = self.parameters.number(variable)
         self._handles.append(variable.register_post_accumulate_grad_hook(parameter_marker(index)))
         return GraphNode(-1, index, edges)
-
-
-def node_of(root: Any) -> Any:
-    if isinstance(root, torch.Tensor):
-        return root.grad_fn
-    return getattr(root, "node", None)  # a torch.autograd.graph.GradientEdge
 
 
 def parameter_marker(index: int) -> Callable[[torch.Tensor], None]:

@@ -57,7 +57,9 @@ def _run(folder: Path, text: str, *command: str) -> subprocess.CompletedProcess[
             f"for name in {_NAMES}: setattr(Net, name, property(lambda self: 1 / 0))", id="a property that raises"
         ),
         pytest.param(f"for name in {_NAMES}: setattr(Net, name, lambda self, *_, **__: None)", id="gives nothing"),
-        pytest.param("Net.parameters = lambda self: [{'params': tensors, 'lr': 0.1}]", id="gives an optimizer's groups"),
+        pytest.param(
+            "Net.parameters = lambda self: [{'params': tensors, 'lr': 0.1}]", id="gives an optimizer's groups"
+        ),
     ],
 )
 def test_the_report_is_that_of_a_plain_class(meaning: str, tmp_path: Path) -> None:
