@@ -30,6 +30,8 @@ from gradscope.tables import MEMORY_BUDGET, Options, Progress, WorkloadInfo
 from gradscope.trace.reader import TraceReader
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
+_WORKED_S = 0.1  # of processor time: a process that only looks something up takes less, one that trains takes more
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -135,7 +137,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     finder = StepFinder(session, run_to_end=options.run_to_end, say=say)
     error: BaseException | None = None
     seed_everything(options.seed)
-    process = os.getpid()
+    process, seconds = os.getpid(), _seconds_of_children()
     try:
         with session, finder.watching():
             script.run()
@@ -158,9 +160,26 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     if error is None and not finder.saw_backward:
         raise NothingMeasuredError(
             f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
-            "Profile a script that trains, or a file that defines workload() -> (model, batch)."
+            f"{_without_backward(_seconds_of_children() - seconds)}"
         )
     return _outcome(session.capture, about, known, None, error, progress, recorder)
+
+
+def _seconds_of_children() -> float:
+    """Processor time of all processes that this one has started and waited for."""
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def _without_backward(children: float) -> str:
+    """What to do next, where processes that the script started took so many seconds of processor time."""
+    advice = "Profile a script that trains, or a file that defines workload() -> (model, batch)."
+    if children < _WORKED_S:
+        return advice
+    return (
+        f"Processes that it started worked for {children:.1f} s: only the script's own process is measured.\n"
+        "Let it train there, or profile a file that defines workload() -> (model, batch)."
+    )
 
 
 class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(model) as prof

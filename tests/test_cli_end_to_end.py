@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def raises():
 """
 
 SCRIPT = """
-import os, subprocess, sys, time
+import os
+import re, subprocess, sys, time
 import torch
 from model import Net
 
@@ -258,6 +260,21 @@ def test_script_that_never_calls_backward() -> None:
         "Profile a script that trains, or a file that defines workload() -> (model, batch).\n"
     )
     assert not Path("gradscope-hello.json").exists()
+
+
+def test_script_that_trains_in_processes_of_its_own() -> None:
+    Path("launch.py").write_text(
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 0.5: pass'], check=True)\n"
+    )
+    ran = gradscope("profile", "launch.py")
+    assert ran.returncode == 3
+    assert re.search(
+        r"gradscope: error: launch\.py ran to its end without a backward pass: there is nothing to measure\.\n"
+        r"Processes that it started worked for 0\.\d s: only the script's own process is measured\.\n"
+        r"Let it train there, or profile a file that defines workload\(\) -> \(model, batch\)\.\n$",
+        ran.stderr,
+    )
 
 
 def test_cuda_where_there_is_none(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
