@@ -38,6 +38,7 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "graph_task_id",
+    "hook_dicts",
     "held_by_checkpoint",
     "kineto_events",
     "kineto_tree",
@@ -410,6 +411,12 @@ def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
         # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through when inactive.
         if module._engine_run_backward is replacement:
             module._engine_run_backward = original
+
+
+def hook_dicts(leaf: torch.Tensor) -> list[dict[Any, Any]]:
+    """The dictionaries of the hooks on a tensor without a node: on its gradient, and behind its accumulation."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return [hooks for name in names if (hooks := getattr(leaf, name, None))]
 
 
 @contextlib.contextmanager

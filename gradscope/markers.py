@@ -12,6 +12,7 @@ RECOMPUTE = "gradscope:recompute:"  # forward run again by checkpointing; number
 STEP = "gradscope:step:"  # empty; the boundary after step <number>
 LINE = "gradscope:line:"  # one torch function called by user code; number: row of the survey's LineTable
 FLOP = "gradscope:flop:"  # around one aten op; number: its floating-point operations
+HOOK = "gradscope:hook:"  # around one hook of the user's on a tensor, inside a backward pass; number: 0
 PARAMETER = "gradscope:parameter:"  # empty, inside an AccumulateGrad; number: index of the parameter
 OWN = "gradscope:own:"  # around what gradscope itself does in a step; number: 0
 SEEN = "gradscope:seen:"  # empty; the moment at which the tensors of that number were seen alive

@@ -46,6 +46,7 @@ def _process() -> dict[str, Any]:
         "global hooks": _hooks(),
         "engine entry": (autograd._engine_run_backward, graph._engine_run_backward),
         "Function.apply": torch.autograd.Function.__dict__["apply"],
+        "tensor hooks": (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook),
         "recompute hook": torch.utils.checkpoint._recomputation_hook,
         "function mode": _get_current_function_mode(),
         "dispatch mode": _get_current_dispatch_mode(),

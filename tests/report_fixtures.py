@@ -79,6 +79,10 @@ class _Layer:
     parent: str | None
     extra: dict[str, Any]
 
+    @property
+    def hook(self) -> int:
+        return int(self.extra.get("hook_ns", 0))
+
 
 @dataclass
 class RunBuilder:
@@ -177,7 +181,7 @@ class RunBuilder:
         )
 
     def _rows(self, rest: int) -> tuple[LayerRow, ...]:
-        own = {x.path: x.backward + x.accumulate + x.recompute + x.gradient_sum for x in self.layers}
+        own = {x.path: x.backward + x.accumulate + x.recompute + x.gradient_sum + x.hook for x in self.layers}
         whole = sum(own.values()) + rest
         backward = self._totals(own)
         forward = self._totals({x.path: x.forward for x in self.layers})
@@ -224,6 +228,7 @@ class RunBuilder:
                 ("accumulate", "AccumulateGrad", x.accumulate),
                 ("recompute", "aten::addmm", x.recompute),
                 ("gradient_sum", "aten::add", x.gradient_sum),
+                ("hook", "(python)", x.hook),
             ):
                 if value:
                     ops.append(OpRow(x.path, phase, name, x.calls, value))
@@ -265,8 +270,9 @@ def _ledger(rows: Sequence[LayerRow], outside: int, engine: int, unattributed: i
     recompute = sum(r.recompute_ns for r in rows)
     sums = sum(r.gradient_sum_ns for r in rows)
     accumulate = sum(r.accumulate_ns for r in rows)
+    hooks = sum(r.hook_ns for r in rows)
     return Ledger(
-        backward_ns=layers + recompute + sums + accumulate + outside + engine + unattributed + communication,
+        backward_ns=layers + recompute + sums + accumulate + hooks + outside + engine + unattributed + communication,
         layers_ns=layers,
         recompute_ns=recompute,
         gradient_sum_ns=sums,
@@ -275,6 +281,7 @@ def _ledger(rows: Sequence[LayerRow], outside: int, engine: int, unattributed: i
         communication_ns=communication,
         engine_ns=engine,
         unattributed_ns=unattributed,
+        hook_ns=hooks,
     )
 
 

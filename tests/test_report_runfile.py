@@ -83,7 +83,7 @@ def test_names_order_and_absence() -> None:
     assert linear["parent"] == "transformer.h.0.attn"
     assert list(record["ledger"]) == [
         *("backward_ns", "layers_ns", "recompute_ns", "gradient_sum_ns", "accumulate_ns"),
-        *("outside_modules_ns", "communication_ns", "engine_ns", "unattributed_ns"),
+        *("outside_modules_ns", "communication_ns", "engine_ns", "unattributed_ns", "hook_ns"),
     ]
     times = [row[key] for row in record["layers"] for key in row if key.endswith("_ns") and "steps" not in key]
     assert len(times) > 900
@@ -130,6 +130,13 @@ def test_a_file_from_before_memory_still_loads() -> None:
     assert run.memory is None
     assert all(getattr(row, name) is None for row in run.layers for name in names)
     assert all(row.saved_bytes is row.allocated_bytes is row.copied_bytes is None for row in run.lines)
+
+
+def test_a_file_from_before_hooks_had_a_part_still_loads() -> None:
+    record = json.loads(to_json(RUNS["gpt"]))
+    for row in (record["ledger"], *record["layers"]):
+        del row["hook_ns"]
+    assert from_json(json.dumps(record)) == RUNS["gpt"]
 
 
 def test_numpy_numbers_are_written_as_numbers() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
+from gradscope.attribute.hooks import is_module_hook
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
@@ -200,12 +202,18 @@ def _sums(skeleton: Skeleton, carried: _Carried, surveyed: bool) -> tuple[IntCol
     table = skeleton.table
     owner_of_node = dict(zip(skeleton.nodes.row.tolist(), skeleton.nodes.owner.tolist(), strict=True))
     rows, owners = [], []
+    above = table.parent[skeleton.sums].astype(np.int64)
+    left: Counter[int] = Counter(above[is_module_hook(table, above)].tolist())  # additions still to come, by node of a hook
     position: dict[int, int] = {}
     for row in skeleton.sums.tolist():
         node = int(table.parent[row])
+        receivers = carried.receivers.get(node, ())
+        if node in left:
+            left[node] -= 1
+            if left[node] >= len(receivers):
+                continue  # the hook's own: the engine's come last
         order = position.get(node, 0)
         position[node] = order + 1
-        receivers = carried.receivers.get(node, ())
         if receivers:
             receiver = receivers[min(order, len(receivers) - 1)]
             owners.append(max(receiver.owner, OUTSIDE))

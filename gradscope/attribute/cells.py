@@ -18,6 +18,8 @@ PYTHON = "(python)"  # a module's own time outside every op
 ENGINE = "(engine)"
 OWN = "(gradscope)"  # what gradscope itself does in a step
 
+_PYTHON_ROWS = (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE, RowKind.HOOK)
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:
@@ -79,7 +81,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     skeleton = assigned.skeleton
     names = (*table.names, PYTHON, ENGINE, OWN, *(f"({name})" for name in skeleton.outside))
     op = table.name.astype(np.int64)
-    python = np.isin(table.kind, (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE))
+    python = np.isin(table.kind, _PYTHON_ROWS)
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
     op[table.kind == RowKind.OWN] = len(table.names) + 2

@@ -25,10 +25,14 @@ class _Stretches:
 
 
 class NodeLabels:
-    """Answers (thread, sequence number) -> label of the innermost span of one kind."""
+    """Answers (thread, sequence number) -> label of the innermost span of one kind.
 
-    def __init__(self, table: EventTable, spans: SpanTable, kind: RowKind) -> None:
+    With ``latest`` the label is that of the span which opened or closed last: behind a call it is still the call's.
+    """
+
+    def __init__(self, table: EventTable, spans: SpanTable, kind: RowKind, *, latest: bool = False) -> None:
         self._threads: dict[int, _Stretches] = {}
+        self._latest = latest
         self._collect(table, spans, kind)
 
     def look_up(self, thread: Int32Column, sequence: IntColumn) -> IntColumn:
@@ -52,6 +56,8 @@ class NodeLabels:
         has_outer = outer >= 0
         position = np.searchsorted(rows, outer[has_outer])
         outer_label[has_outer] = label[position]
+        if self._latest:
+            outer_label = label
         thread = table.thread[rows]
         drew = np.flatnonzero((table.sequence >= 0) & (table.forward_thread == 0))
         drew_thread = table.thread[drew]

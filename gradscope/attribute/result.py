@@ -41,6 +41,7 @@ PHASES = {
     Category.RECOMPUTE: "recompute",
     Category.GRADIENT_SUM: "gradient_sum",
     Category.ACCUMULATE: "accumulate",
+    Category.HOOK: "hook",
     Category.COMMUNICATION: "communication",
     Category.ENGINE: "engine",
     Category.UNATTRIBUTED: "unattributed",
@@ -52,6 +53,7 @@ _LAYER_COLUMNS = {
     Category.RECOMPUTE: "recompute_ns",
     Category.GRADIENT_SUM: "gradient_sum_ns",
     Category.ACCUMULATE: "accumulate_ns",
+    Category.HOOK: "hook_ns",
     Category.FORWARD: "forward_self_ns",
 }
 
@@ -119,7 +121,7 @@ def _sum(cells: Cells, mask: np.ndarray) -> int:  # type: ignore[type-arg]
 
 def _ledger(cells: Cells) -> Ledger:
     part = {category: _sum(cells, (cells.category == category) & (cells.owner >= 0)) for category in Category}
-    owned = tuple(_LAYER_COLUMNS)[:4]
+    owned = tuple(category for category in _LAYER_COLUMNS if category != Category.FORWARD)
     outside = _sum(cells, np.isin(cells.category, owned) & (cells.owner < 0))
     whole = {category: _sum(cells, cells.category == category) for category in Category}
     return Ledger(
@@ -128,6 +130,7 @@ def _ledger(cells: Cells) -> Ledger:
         recompute_ns=part[Category.RECOMPUTE],
         gradient_sum_ns=part[Category.GRADIENT_SUM],
         accumulate_ns=part[Category.ACCUMULATE],
+        hook_ns=part[Category.HOOK],
         outside_modules_ns=outside,
         communication_ns=whole[Category.COMMUNICATION],
         engine_ns=whole[Category.ENGINE],
@@ -214,6 +217,7 @@ def _layers(
             backward_total_ns=int(backward_total[index]),
             recompute_ns=int(own["recompute_ns"][index]),
             accumulate_ns=int(own["accumulate_ns"][index]),
+            hook_ns=int(own["hook_ns"][index]),
             gradient_sum_ns=int(own["gradient_sum_ns"][index]),
             backward_share=int(backward_total[index]) / backward_ns if backward_ns else 0.0,
             backward_self_steps_ns=tuple(samples[Category.LAYER][index].tolist()),

@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from gradscope.attribute.hooks import hooked_modules, inside_hooks, is_module_hook
 from gradscope.attribute.nodes import (
     OUTSIDE,
     UNKNOWN,
@@ -38,10 +39,11 @@ class Category(IntEnum):
     RECOMPUTE = 3
     GRADIENT_SUM = 4
     ACCUMULATE = 5
-    COMMUNICATION = 6
-    ENGINE = 7
-    UNATTRIBUTED = 8
-    OPTIMIZER = 9
+    HOOK = 6  # the user's backward hooks
+    COMMUNICATION = 7
+    ENGINE = 8
+    UNATTRIBUTED = 9
+    OPTIMIZER = 10
 
 
 BACKWARD_CATEGORIES = tuple(category for category in Category if Category.LAYER <= category <= Category.UNATTRIBUTED)
@@ -107,6 +109,7 @@ def read_skeleton(
     in_backward = levels.propagate(marks, 0).astype(bool)
     numbers = number_nodes(table)
     owner = label_nodes(table, numbers, NodeLabels(table, calls, RowKind.CALL), RowKind.CALL, in_backward)
+    owner = hooked_modules(table, numbers, calls, owner)
     accumulate = np.flatnonzero(table.kind == RowKind.ACCUMULATE)
     unknown = np.full(len(accumulate), UNKNOWN, np.int64)
     every = np.concatenate([numbers.row, accumulate])
@@ -198,12 +201,16 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     is_node = table.kind[nodes.row] == RowKind.NODE
     node_rows, node_owner = nodes.row[is_node], nodes.owner[is_node]
     category[node_rows] = np.where(node_owner == UNKNOWN, Category.UNATTRIBUTED, Category.LAYER)
+    category[node_rows[is_module_hook(table, node_rows) & (node_owner != UNKNOWN)]] = Category.HOOK
     owner[node_rows] = np.where(node_owner == UNKNOWN, OUTSIDE, node_owner)
     accumulate = nodes.row[~is_node]
     category[accumulate], owner[accumulate] = Category.ACCUMULATE, accumulate_owner[~is_node]
     category[skeleton.recomputed] = Category.RECOMPUTE
     owner[skeleton.recomputed] = _recompute_owner(skeleton, node_rows, node_owner)
     category[sum_rows], owner[sum_rows] = Category.GRADIENT_SUM, sum_owner
+    category[table.kind == RowKind.HOOK] = Category.HOOK
+    within = calls[inside_hooks(table, skeleton.levels, INHERIT)[calls]]
+    category[within], owner[within] = INHERIT, INHERIT
     own = table.kind == RowKind.OWN
     category[own], owner[own] = Category.OTHER, OUTSIDE
     optimizer = table.kind == RowKind.OPTIMIZER

@@ -15,6 +15,7 @@ import torch
 
 from gradscope import markers
 from gradscope.capture.graphs import most_nodes, starts_of, walked
+from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.survey import parameter_marker
 from gradscope.compat import TraceMarker
@@ -27,12 +28,13 @@ _MOST_NODES = 1_000_000  # of all graphs together: some 300 bytes each
 class PassRecorder:
     """Notes every outermost backward pass; told of the steps by :meth:`begin_step`."""
 
-    def __init__(self, calls: CallRecorder) -> None:
+    def __init__(self, calls: CallRecorder, hooks: TensorHooks | None = None) -> None:
         self.graphs: list[PassGraph] = []
         self.passes: list[PassNote] = []  # one an outermost backward pass, in order
         self.owners: list[tuple[int, ...]] = []  # of each parameter the labels of the modules that hold it
         self.most_nodes = 0  # that are looked at, where a pass had more
         self._calls = calls
+        self._hooks = hooks or TensorHooks()
         self._from = 0
         self._known: dict[Any, int] = {}
         self._nodes = 0
@@ -111,6 +113,7 @@ class PassRecorder:
         if index is None:
             index = self._parameters[id(variable)] = len(self.owners)
             self.owners.append(self._calls.registry.owners_of(variable))
+            self._hooks.adopt(variable)
         return index
 
     def _mark_ambiguous(self, nodes: list[GraphNode], leaves: dict[int, Any]) -> None:

@@ -22,7 +22,7 @@ class _Time:
     total: bool = False  # with the layers below
 
 
-# "own" is what RUN.json has in four columns: backward nodes, recompute, accumulation and gradient sums.
+# "own" is what RUN.json has in five columns: backward nodes, recompute, accumulation, gradient sums and hooks.
 TIMES: Mapping[str, _Time] = {
     "backward_total_ns": _Time("backward", holds_nodes=True, total=True),
     "backward_own_ns": _Time("backward", holds_nodes=True),
@@ -30,6 +30,7 @@ TIMES: Mapping[str, _Time] = {
     "recompute_ns": _Time("backward"),
     "accumulate_ns": _Time("backward"),
     "gradient_sum_ns": _Time("backward"),
+    "hook_ns": _Time("backward"),
     "forward_total_ns": _Time("forward", total=True),
     "forward_self_ns": _Time("forward"),
 }

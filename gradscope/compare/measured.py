@@ -18,7 +18,7 @@ from gradscope.tables import LayerRow, RunData
 Phase = Literal["wall", "forward", "backward"]
 
 # Columns that are disjoint: a layer's part of the backward pass.
-OWN_BACKWARD = ("backward_self_ns", "recompute_ns", "accumulate_ns", "gradient_sum_ns")
+OWN_BACKWARD = ("backward_self_ns", "recompute_ns", "accumulate_ns", "gradient_sum_ns", "hook_ns")
 
 
 def own_backward_ns(row: LayerRow) -> int:

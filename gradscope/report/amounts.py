@@ -19,6 +19,7 @@ class Amounts:
     recompute_ns: int = 0
     accumulate_ns: int = 0
     gradient_sum_ns: int = 0
+    hook_ns: int = 0
     forward_ns: int = 0
     device_ns: int | None = None
     launch_ns: int | None = None
@@ -34,8 +35,8 @@ class Amounts:
 
     @property
     def backward_ns(self) -> int:
-        """Everything of the backward pass: own nodes, recompute, accumulation and gradient sums."""
-        return self.backward_self_ns + self.recompute_ns + self.accumulate_ns + self.gradient_sum_ns
+        """Everything of the backward pass: own nodes, recompute, accumulation, gradient sums and the user's hooks."""
+        return self.backward_self_ns + self.recompute_ns + self.accumulate_ns + self.gradient_sum_ns + self.hook_ns
 
     @property
     def ratio(self) -> float | None:
@@ -94,6 +95,7 @@ def amounts_of(row: LayerRow) -> Amounts:
         recompute_ns=row.recompute_ns,
         accumulate_ns=row.accumulate_ns,
         gradient_sum_ns=row.gradient_sum_ns,
+        hook_ns=row.hook_ns,
         forward_ns=row.forward_self_ns,
         forward_limited=limited(row.forward_limit_ns, row.forward_self_ns, row.bound_by),
         backward_limited=limited(row.backward_limit_ns, row.backward_self_ns, row.bound_by),

@@ -135,7 +135,7 @@ def _shown_parent(row: LayerRow, by_path: Mapping[str, _Raw], levels: dict[str, 
 def _sign(raw: _Raw, signatures: dict[object, int]) -> None:
     """Number equal structures equally, bottom up, and sum the backward times on the way."""
     row = raw.row
-    raw.backward_ns = row.backward_self_ns + row.recompute_ns + row.accumulate_ns + row.gradient_sum_ns
+    raw.backward_ns = amounts_of(row).backward_ns
     raw.steps_ns = list(row.backward_self_steps_ns)
     for child in raw.children:
         _sign(child, signatures)

@@ -87,6 +87,8 @@ def _fields(tree: Tree, scale: units.TimeScale) -> list[_Field]:
         fields = [backward, own_time, forward]
     fields[1:1] = _limit_fields(top, tree.metric, scale)
     fields.append(_Field("bwd:fwd", 3, lambda own, total: units.ratio(total.ratio)))
+    if top.hook_ns:
+        fields.append(_Field("hooks", 5, lambda own, total: scale.text(total.hook_ns)))
     if top.recompute_ns:
         fields.append(_Field("recompute", 5, lambda own, total: scale.text(total.recompute_ns)))
     if top.device_ns is not None:

@@ -17,6 +17,7 @@ _OUTSIDE = {
     "recompute_ns": "recompute of checkpoints",
     "gradient_sum_ns": "gradient accumulation at fan-out",
     "accumulate_ns": "writing parameters' gradients",
+    "hook_ns": "your backward hooks",
     "communication_ns": "communication",
     "engine_ns": "autograd overhead",
 }

@@ -23,6 +23,7 @@ _BACKWARD = {
     "recompute_ns": ("recompute", "(recompute)"),
     "gradient_sum_ns": ("gradient_sum", "(gradient sum)"),
     "accumulate_ns": ("accumulate", "(accumulate)"),
+    "hook_ns": ("hook", "(backward hooks)"),
 }
 _FORWARD = {"forward_self_ns": ("forward", None)}
 _OUTSIDE_PHASES = {

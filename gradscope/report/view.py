@@ -32,6 +32,7 @@ LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
     "recompute_ns": ("recompute", "forward run again by activation checkpointing"),
     "gradient_sum_ns": ("gradient sums", "adding gradients of values with several users"),
     "accumulate_ns": ("accumulate", "AccumulateGrad: writing the parameters' .grad"),
+    "hook_ns": ("backward hooks", "your hooks on modules, tensors and parameters"),
     "outside_modules_ns": ("outside modules", "nodes of no module: a functional loss, say"),
     "communication_ns": ("communication", "collectives of DDP and FSDP"),
     "engine_ns": ("engine", "autograd's engine, and Python between nodes"),
@@ -39,7 +40,7 @@ LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
 }
 
 # Phases of operations that are part of a layer's backward, and those with a row of their own in the ledger.
-_LAYER_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate"))
+_LAYER_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "hook"))
 _OTHER_PHASES = frozenset(("communication", "unattributed"))
 
 
@@ -175,7 +176,8 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
 def _check(tree: Tree, run: RunData) -> None:
     shown = add_up([*(row.node.own for row in tree.rows), *(hidden.own for hidden in tree.hidden), Amounts()])
     ledger = run.ledger
-    expected = ledger.layers_ns + ledger.recompute_ns + ledger.accumulate_ns + ledger.gradient_sum_ns
+    owned = (ledger.layers_ns, ledger.recompute_ns, ledger.accumulate_ns, ledger.gradient_sum_ns, ledger.hook_ns)
+    expected = sum(owned)
     if shown.backward_ns != expected:
         raise ConservationError(f"shown and hidden layers: {shown.backward_ns} != {expected} ns of backward")
     forward = sum(row.forward_self_ns for row in run.layers)

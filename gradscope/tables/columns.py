@@ -36,6 +36,7 @@ class RowKind(IntEnum):
     RECOMPUTE = 13
     SEEN = 14
     OWN = 15
+    HOOK = 16
 
 
 @dataclass(frozen=True, slots=True)

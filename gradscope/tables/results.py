@@ -53,12 +53,14 @@ class Ledger:
     communication_ns: int  # collectives of DDP and FSDP
     engine_ns: int  # the autograd engine itself, and Python between its nodes
     unattributed_ns: int  # nodes whose forward was not seen
+    hook_ns: int = 0  # the user's backward hooks, on modules and on tensors
 
     PARTS = (
         "layers_ns",
         "recompute_ns",
         "gradient_sum_ns",
         "accumulate_ns",
+        "hook_ns",
         "outside_modules_ns",
         "communication_ns",
         "engine_ns",
@@ -74,8 +76,9 @@ class Ledger:
 class LayerRow:
     """One module of the model, by path; ``""`` is the root. Self values unless the name says total.
 
-    The columns ``backward_self_ns``, ``recompute_ns``, ``accumulate_ns`` and ``gradient_sum_ns`` are disjoint.
-    ``backward_total_ns`` is the sum of these four over the layer and every layer below it, in the tree of paths.
+    The columns ``backward_self_ns``, ``recompute_ns``, ``accumulate_ns``, ``gradient_sum_ns`` and ``hook_ns`` are
+    disjoint. ``backward_total_ns`` is the sum of these five over the layer and every layer below it, in the tree of
+    paths.
     """
 
     path: str
@@ -94,6 +97,7 @@ class LayerRow:
     backward_share: float  # backward_total_ns / step.backward_ns, 0..1
     backward_self_steps_ns: Sequence[int] = ()  # backward_self_ns of each measured step: the layer's own spread
     forward_self_steps_ns: Sequence[int] = ()  # forward_self_ns of each measured step
+    hook_ns: int = 0  # the user's backward hooks on it, on what it made and on its parameters
     tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
     device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
     launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
@@ -138,7 +142,7 @@ class OpRow:
     """One operation of one layer in one phase. Summed over a layer and phase, ``self_ns`` is the layer's column."""
 
     layer: str | None  # None: outside every module
-    phase: str  # "forward", "backward", "recompute", "gradient_sum", "accumulate", "communication", "engine", ...
+    phase: str  # "forward", "backward", "recompute", "gradient_sum", "accumulate", "hook", "communication", ...
     name: str  # "aten::mm", "AddmmBackward0", "(python)" for a module's time outside any op
     calls: float  # per step
     self_ns: int
@@ -250,10 +254,11 @@ def check_conservation(run: RunData) -> None:
         ("recompute_ns", "recompute_ns"),
         ("gradient_sum_ns", "gradient_sum_ns"),
         ("accumulate_ns", "accumulate_ns"),
+        ("hook_ns", "hook_ns"),
     ):
         _require(sum(getattr(row, column) for row in run.layers), getattr(ledger, part), f"layers' {column}")
     roots = [row for row in run.layers if row.parent is None]
-    owned = ledger.layers_ns + ledger.recompute_ns + ledger.gradient_sum_ns + ledger.accumulate_ns
+    owned = ledger.layers_ns + ledger.recompute_ns + ledger.gradient_sum_ns + ledger.accumulate_ns + ledger.hook_ns
     _require(sum(row.backward_total_ns for row in roots), owned, "the roots' backward_total_ns")
     forward = sum(row.forward_self_ns for row in run.layers)
     _require(sum(row.forward_total_ns for row in roots), forward, "the roots' forward_total_ns")

@@ -23,6 +23,7 @@ _MARKER_KINDS = {
     markers.PARAMETER: RowKind.PARAMETER,
     markers.SEEN: RowKind.SEEN,
     markers.OWN: RowKind.OWN,
+    markers.HOOK: RowKind.HOOK,
 }
 _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms", "_c10d_functional::")
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")

@@ -26,10 +26,13 @@ from torch.utils.data import DataLoader
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model[0].weight.register_hook(lambda gradient: gradient * 2)
 losses = []
 for epoch in range(8):
     for x in DataLoader(torch.arange(32.0).reshape(4, 8), batch_size=1):
-        loss = model(x).mean()
+        out = model(x)
+        out.register_hook(lambda gradient: gradient / 2)
+        loss = out.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -41,6 +44,8 @@ ended = True
 _HOOKS = [
     ("capture.modules", "CallRecorder", "_enter"),
     ("capture.modules", "CallRecorder", "_leave"),
+    ("capture.hooks", "TensorHooks", "_registered"),
+    ("capture.hooks", "TensorHooks", "_mark"),
     ("capture.survey", "LineTracer", "_label"),
     ("capture.survey", "GraphTracer", "_walk"),
     ("capture.survey", "GraphTracer", "_note"),

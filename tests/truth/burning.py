@@ -27,7 +27,7 @@ _SPIN_NS = 400_000
 
 @dataclass(frozen=True)
 class Burned:
-    """One burn: ``kind`` is forward, recompute, backward, accumulate or outer; times of ``perf_counter_ns``."""
+    """One burn: ``kind`` is forward, recompute, backward, accumulate, hook or outer; times of ``perf_counter_ns``."""
 
     kind: str
     owner: str

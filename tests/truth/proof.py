@@ -23,7 +23,12 @@ WARMUP = 1
 RELATIVE = 0.03
 ABSOLUTE_NS = 300_000
 
-COLUMNS = {"forward_self_ns": "forward", "backward_self_ns": "backward", "recompute_ns": "recompute"}
+COLUMNS = {
+    "forward_self_ns": "forward",
+    "backward_self_ns": "backward",
+    "recompute_ns": "recompute",
+    "hook_ns": "hook",
+}
 
 FORWARD = ("forward_self_ns", "recompute_ns")
 
@@ -89,7 +94,7 @@ def compare(data: RunData, meter: Meter, expected: Expected) -> list[str]:
     """Every layer and column that is further from the truth than promised, one text each."""
     steps = data.workload.steps
     problems = []
-    for column in ("forward_self_ns", "backward_self_ns", "recompute_ns", "gradient_sum_ns", "accumulate_ns"):
+    for column in (*COLUMNS, "gradient_sum_ns", "accumulate_ns"):
         if column in expected.skip:
             continue
         truth = _truth(column, meter, expected, steps)
@@ -157,7 +162,10 @@ def table(data: RunData, meter: Meter) -> list[str]:
     """The report beside the truth, for the message of a failing test."""
     steps = data.workload.steps
     kinds = {kind: meter.totals_ns(kind) for kind in COLUMNS.values()}
-    lines = [f"ledger: {data.ledger}", "layer: forward | backward | recompute, each truth/report; sum; accumulate (ms)"]
+    lines = [
+        f"ledger: {data.ledger}",
+        "layer: forward | backward | recompute | hooks, each truth/report; sum; accumulate (ms)",
+    ]
     for row in data.layers:
         cells = [
             f"{kinds[kind].get(row.path, 0) / steps / 1e6:.2f}/{getattr(row, column) / 1e6:.2f}"

@@ -29,6 +29,7 @@ COLUMN_OF_PHASE = {
     "recompute": "recompute_ns",
     "gradient_sum": "gradient_sum_ns",
     "accumulate": "accumulate_ns",
+    "hook": "hook_ns",
 }
 
 
@@ -38,7 +39,10 @@ def check_sums(data: RunData) -> None:
     ledger, step = data.ledger, data.step
     assert sum(getattr(ledger, part) for part in Ledger.PARTS) == ledger.backward_ns == step.backward_ns
     assert step.forward_ns + step.backward_ns + step.optimizer_ns + step.other_ns == step.wall_ns
-    parts = {"backward_self_ns": "layers_ns", **{f"{name}_ns": f"{name}_ns" for name in ("recompute", "accumulate")}}
+    parts = {
+        "backward_self_ns": "layers_ns",
+        **{f"{name}_ns": f"{name}_ns" for name in ("recompute", "accumulate", "hook")},
+    }
     for column, part in {**parts, "gradient_sum_ns": "gradient_sum_ns"}.items():
         assert sum(getattr(row, column) for row in data.layers) == getattr(ledger, part), column
     check_totals(data.layers, ledger)
@@ -61,7 +65,7 @@ def check_ops(data: RunData) -> None:
 
 
 def check_totals(layers: Any, ledger: Ledger) -> None:
-    """A total is the row's four columns and its children's totals; every row but a root has its parent in the table."""
+    """A total is the row's five columns and its children's totals; every row but a root has its parent in the table."""
     by_path: dict[str, LayerRow] = {row.path: row for row in layers}
     children: Counter[str] = Counter()
     forward: Counter[str] = Counter()
@@ -72,7 +76,7 @@ def check_totals(layers: Any, ledger: Ledger) -> None:
             children[row.parent] += row.backward_total_ns
             forward[row.parent] += row.forward_total_ns
     for row in layers:
-        own = row.backward_self_ns + row.recompute_ns + row.gradient_sum_ns + row.accumulate_ns
+        own = sum(getattr(row, column) for phase, column in COLUMN_OF_PHASE.items() if phase != "forward")
         assert row.backward_total_ns == own + children[row.path], row.path
         assert row.forward_total_ns >= row.forward_self_ns
         assert row.backward_share == pytest.approx(row.backward_total_ns / ledger.backward_ns, abs=1e-9)

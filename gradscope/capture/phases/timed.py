@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from gradscope import markers
 from gradscope.capture.engine import synchronize
+from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.interrupted import StepCost, interrupted
 from gradscope.capture.left import TimedSteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
@@ -30,7 +31,8 @@ class Timed(Phase):
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
         recorder = CallRecorder(run.guard, run.capture.registry)
-        self._timed = TimedSteps(None, recorder, PassRecorder(recorder))
+        self._hooks = TensorHooks(run.guard)
+        self._timed = TimedSteps(None, recorder, PassRecorder(recorder, self._hooks))
         self._planned = self._wanted = steps  # the second grows where steps were interrupted
         self._costs: list[StepCost] = []  # of the steps after the settling ones
         self._began: tuple[int, int] | None = None  # the step that runs: clock, and processor time
@@ -49,6 +51,7 @@ class Timed(Phase):
         if not list(self.run.surroundings.models()):
             exits.callback(self.run.capture.registry.find_owners)
         exits.callback(self._timed.passes.forget)
+        exits.enter_context(self._hooks.marking())
         exits.callback(self._close)
         self._begin_stretch()
 

@@ -23,7 +23,7 @@ from gradscope.tables import Ledger, RunData
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_BACKWARD = frozenset(("backward", "recompute", "gradient_sum", "accumulate"))
+_BACKWARD = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "hook"))
 _FORWARD = frozenset(("forward",))
 _LIGHTER = 0.45  # of white, in the colour of a layer's own operations
 # Parts of the ledger that belong to no layer, and the phase that their operations are listed under.

@@ -30,6 +30,7 @@ _LAYER_NUMBERS = (
     "recompute_ns",
     "accumulate_ns",
     "gradient_sum_ns",
+    "hook_ns",
     "device_ns",
     "idle_ns",
     "forward_flops",

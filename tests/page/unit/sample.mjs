@@ -72,6 +72,7 @@ export function sample() {
           layers_ns: 96,
           recompute_ns: 0,
           gradient_sum_ns: 0,
+          hook_ns: 0,
           accumulate_ns: 4,
           outside_modules_ns: 0,
           communication_ns: 0,
@@ -94,6 +95,7 @@ export function sample() {
           recompute_ns: zeros,
           accumulate_ns: accumulate,
           gradient_sum_ns: zeros,
+          hook_ns: zeros,
         },
         ops: {
           layer: [3, 5, 5, -1, 3],

@@ -221,7 +221,12 @@ function layerFacts(run, node) {
   facts.push(node.calls > 0 ? `${formatCalls(node.calls)} calls a step` : "never called");
   const ratio = backwardRatio(node.total);
   if (ratio !== null) facts.push(`backward is ${formatRatio(ratio)} forward`);
-  const parts = { recompute_ns: "recompute", gradient_sum_ns: "gradient sums", accumulate_ns: "accumulate" };
+  const parts = {
+    recompute_ns: "recompute",
+    gradient_sum_ns: "gradient sums",
+    accumulate_ns: "accumulate",
+    hook_ns: "backward hooks",
+  };
   for (const [column, words] of Object.entries(parts)) {
     const value = sumOf(column);
     if (value) facts.push(`${words} ${formatTime(value)}`);

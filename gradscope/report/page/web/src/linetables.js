@@ -115,6 +115,7 @@ const LEDGER_ROWS = /** @type {const} */ ([
   ["recompute_ns", "recompute", "forward run again by activation checkpointing"],
   ["gradient_sum_ns", "gradient sums", "adding gradients of values with several users"],
   ["accumulate_ns", "accumulate", "AccumulateGrad: writing the parameters’ .grad"],
+  ["hook_ns", "backward hooks", "your hooks on modules, tensors and parameters"],
   ["outside_modules_ns", "outside modules", "nodes of no module: a functional loss, say"],
   ["communication_ns", "communication", "collectives of DDP and FSDP"],
   ["engine_ns", "engine", "autograd’s engine, and Python between its nodes"],
@@ -134,8 +135,12 @@ export function ledgerParts(run) {
 export function ledgerTable({ run, tree }) {
   const whole = run.whole[BACKWARD];
   const { baseline, joined } = run;
-  const rows = ledgerParts(run).map(({ key, words, meaning, ns }) => {
-    const was = Number(baseline?.info.ledger[key] ?? 0);
+  /** @param {string} key */
+  const wasOf = (key) => Number(baseline?.info.ledger[key] ?? 0);
+  // Few programs have hooks: the others need no row that says so.
+  const shown = ledgerParts(run).filter(({ key, ns }) => key !== "hook_ns" || ns > 0 || wasOf(key) > 0);
+  const rows = shown.map(({ key, words, meaning, ns }) => {
+    const was = wasOf(key);
     const change = joined ? makeChange(was, ns, joined.totals[key] ?? null) : null;
     return {
       cells: { part: words, meaning, time: ns, ...changeCells(change), share: shareOf(ns, whole) },

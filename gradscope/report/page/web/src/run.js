@@ -28,8 +28,11 @@ export const PARTS = /** @type {const} */ ([
   ["unattributed_ns", "unattributed", "unattributed", "nodes whose forward was not seen"],
 ]);
 
+// Columns that make up a layer's backward.
+const BACKWARD_COLUMNS = ["backward_self_ns", "recompute_ns", "accumulate_ns", "gradient_sum_ns", "hook_ns"];
+
 // Phases whose operations make up a layer's backward.
-export const LAYER_PHASES = new Set(["backward", "recompute", "gradient_sum", "accumulate"]);
+export const LAYER_PHASES = new Set(["backward", "recompute", "gradient_sum", "accumulate", "hook"]);
 const BACKWARD_PHASES = new Set([...LAYER_PHASES, "communication", "engine", "unattributed"]);
 
 /**
@@ -114,7 +117,7 @@ export function readRun(record, index) {
   /** @type {Amounts[]} */
   const own = names.map((/** @type {string} */ _, /** @type {number} */ i) => [
     layers.forward_self_ns[i],
-    layers.backward_self_ns[i] + layers.recompute_ns[i] + layers.accumulate_ns[i] + layers.gradient_sum_ns[i],
+    BACKWARD_COLUMNS.reduce((sum, column) => sum + layers[column][i], 0),
     saved ? (saved[i] ?? 0) : 0,
   ]);
   return {

@@ -1,0 +1,127 @@
+"""Marks the user's hooks on tensors, so that what they do in a backward pass has rows of its own.
+
+A hook runs inside the engine's row of the node that made the tensor, or of its AccumulateGrad: without a mark its time
+is theirs. Hooks of modules need none, for torch gives them nodes (``attribute.hooks``).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from gradscope import markers
+from gradscope.capture.guard import Guard
+from gradscope.compat import TraceMarker, hook_dicts
+
+TENSOR_HOOKS = "marking hooks on tensors"  # under which the guard notes an error
+
+_REGISTER = ("register_hook", "register_post_accumulate_grad_hook")
+_ORIGINAL = "_gradscope_original"
+
+
+class TensorHooks:
+    """Marks hooks on tensors while :meth:`marking`, and puts all of them back at its end.
+
+    Hooks are looked up by torch in a dictionary of each tensor, where the marked hook takes the original's place: the
+    user's handle removes it as before. Only the dictionaries are known here, by weak references.
+    """
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
+        self._on = False
+        self._changed: dict[int, weakref.ref[Any]] = {}  # by id of the dictionary
+
+    @contextmanager
+    def marking(self) -> Iterator[None]:
+        """Mark what is registered until the block is left."""
+        with ExitStack() as stack:
+            stack.callback(self._restore)
+            for name in _REGISTER:
+                self._watch(name, stack)
+            self._on = True
+            yield
+
+    def adopt(self, leaf: torch.Tensor) -> None:
+        """Mark the hooks that a tensor without a node has already."""
+        if self._on:
+            with self._guard.over(TENSOR_HOOKS):
+                for hooks in hook_dicts(leaf):
+                    for key in list(hooks):
+                        self._mark(hooks, key)
+
+    def _watch(self, name: str, stack: ExitStack) -> None:
+        original = getattr(torch.Tensor, name)
+
+        @functools.wraps(original)
+        def register(*args: Any, **kwargs: Any) -> Any:
+            handle = original(*args, **kwargs)
+            if self._on:
+                with self._guard.over(TENSOR_HOOKS):
+                    self._registered(handle)
+            return handle
+
+        def undo() -> None:
+            # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through when it is off.
+            if getattr(torch.Tensor, name) is register:
+                setattr(torch.Tensor, name, original)
+
+        setattr(torch.Tensor, name, register)
+        stack.callback(undo)
+
+    def _registered(self, handle: Any) -> None:
+        if not isinstance(handle, torch.utils.hooks.RemovableHandle):
+            return  # of a tensor class with hooks of its own kind
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None and handle.id in hooks:
+            self._mark(hooks, handle.id)
+
+    def _mark(self, hooks: Any, key: Any) -> None:
+        hook = hooks[key]
+        if _original(hook) is not None or not _is_users(hook):
+            return
+        hooks[key] = _marked(hook)
+        number = id(hooks)
+        if number not in self._changed:
+            changed = self._changed
+            self._changed[number] = weakref.ref(hooks, lambda _: changed.pop(number, None))
+
+    def _restore(self) -> None:
+        self._on = False
+        changed, self._changed = list(self._changed.values()), {}
+        for reference in changed:
+            hooks = reference() or {}
+            for key, hook in list(hooks.items()):
+                original = _original(hook)
+                if original is not None:
+                    hooks[key] = original
+
+
+def _original(hook: Any) -> Callable[..., Any] | None:
+    """What was marked, where ``hook`` is a mark."""
+    return vars(hook).get(_ORIGINAL) if type(hook) is FunctionType else None
+
+
+def _is_users(hook: Any) -> bool:
+    """Whether it is none of torch's own (FSDP has some), nor of gradscope's."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    module = getattr(hook, "__module__", None) or ""
+    return not str(module).startswith(("torch.", "gradscope."))
+
+
+def _marked(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(hook)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return hook(*args, **kwargs)
+        with TraceMarker(markers.HOOK + "0"):
+            return hook(*args, **kwargs)
+
+    setattr(marked, _ORIGINAL, hook)
+    return marked
