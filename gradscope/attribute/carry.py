@@ -203,7 +203,8 @@ def _sums(skeleton: Skeleton, carried: _Carried, surveyed: bool) -> tuple[IntCol
     owner_of_node = dict(zip(skeleton.nodes.row.tolist(), skeleton.nodes.owner.tolist(), strict=True))
     rows, owners = [], []
     above = table.parent[skeleton.sums].astype(np.int64)
-    left: Counter[int] = Counter(above[is_module_hook(table, above)].tolist())  # additions still to come, by node of a hook
+    # Additions still to come, by node of a hook.
+    left: Counter[int] = Counter(above[is_module_hook(table, above)].tolist())
     position: dict[int, int] = {}
     for row in skeleton.sums.tolist():
         node = int(table.parent[row])
