@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from gradscope.capture.paths import inner_paths, join, own_parameters, shown_path, source_of, wrapped
-from gradscope.capture.registry import ModuleRegistry, Place
+from gradscope.capture.paths import inner_paths, join, own_parameters, shape_of, shown_path, source_of, wrapped
+from gradscope.capture.registry import NOBODYS, ModuleRegistry, Place
 from gradscope.tables import ModuleInfo, ParameterInfo
 from gradscope.tree import modules_of, parameters_of
 
@@ -129,7 +129,8 @@ def name_called(registry: ModuleRegistry, roots: Sequence[int], known: Mapping[s
     A copy of a model that lived for one step (a replica, a deepcopy) counts for the model that it is a copy of, if
     that can be no other.
     """
-    merged = _copies(registry, known)
+    originals = _uncalled_originals(registry, known)
+    merged = _copies(registry, known, originals)
     living = [
         module
         for label in dict.fromkeys(merged.get(label, label) for label in roots)
@@ -141,12 +142,30 @@ def name_called(registry: ModuleRegistry, roots: Sequence[int], known: Mapping[s
     return _Rows(registry, merged, name_modules(living, known, owners)).names(roots)
 
 
-def _copies(registry: ModuleRegistry, known: Mapping[str, nn.Module]) -> dict[int, int]:
+def _uncalled_originals(registry: ModuleRegistry, known: Mapping[str, nn.Module]) -> set[int]:
+    """Labels of the named models that were not called, but are of the shape of a root that is gone: as in MAML."""
+    gone = {
+        _layers_of(registry, label)
+        for label, place in enumerate(registry.places)
+        if place.root == label and place.last_step >= 0 and place.module() is None
+    }
+    found = set()
+    for module in {id(module): module for module in known.values()}.values() if gone else ():
+        if registry.get(module) in {None, NOBODYS} and tuple(sorted(shape_of(module))) in gone:
+            found.add(registry.add_root(module))
+    return found
+
+
+def _layers_of(registry: ModuleRegistry, root: int) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((place.path, place.class_name) for place in registry.places if place.root == root))
+
+
+def _copies(registry: ModuleRegistry, known: Mapping[str, nn.Module], originals: set[int]) -> dict[int, int]:
     """label of each root that was a short-lived copy -> label of what it was a copy of."""
     shapes = _shapes(registry)
     alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
     for label, place in enumerate(registry.places):
-        if place.root == label and place.last_step >= 0 and place.inside is None:
+        if place.root == label and place.inside is None and (place.last_step >= 0 or label in originals):
             alike[shapes[label][0]].append(label)
     variables = {id(module) for module in known.values()}
     found: dict[int, int] = {}

@@ -45,6 +45,7 @@ class ModuleRegistry:
         self._guards: dict[int, weakref.ref[nn.Module]] = {}  # take the id out when the module dies
         self._known: dict[tuple[int, str], int] = {}  # (root, path) -> label
         self._walked: tuple[int, int] | None = None  # (root, step) of the last walk that found nothing new
+        self._compiled: list[weakref.ref[nn.Module]] = []  # each stands at the place of the module that it wraps
         self._lock = threading.RLock()
         self._holders: dict[int, list[int]] = {}  # id of a parameter -> labels of the modules that hold it
 
@@ -71,6 +72,12 @@ class ModuleRegistry:
                 return self._add_root(module)
             return self._label_inner(module, [caller for caller in callers if caller is not None])
 
+    def add_root(self, module: nn.Module) -> int:
+        """Label of a model that was never called itself, as its copies were."""
+        with self._lock:
+            found = self._labels.get(id(module), NOBODYS)
+            return self._add_root(module) if found == NOBODYS else found
+
     def note_root_call(self, label: int) -> None:
         """A module was called while no other was."""
         place = self.places[label]
@@ -79,8 +86,8 @@ class ModuleRegistry:
         place.last_step = self.step
 
     def alive(self) -> list[nn.Module]:
-        """The modules of all places that live now; let go of the list soon."""
-        found = (place.module() for place in self.places)
+        """The modules of all places that live now, and what torch.compile made of some; let go of the list soon."""
+        found = (reference() for reference in (*(place.module for place in self.places), *self._compiled))
         return [module for module in found if module is not None]
 
     def owners_of(self, tensor: Any) -> tuple[int, ...]:
@@ -164,8 +171,8 @@ class ModuleRegistry:
     def _original_of(self, module: nn.Module, root: int) -> int | None:
         """The one module of the root that it can be a copy of: of the same class, with the same modules inside."""
         own = shape_of(module)
-        if not any(True for _ in parameters_of(module)):
-            return None  # a fresh ReLU is nobody's copy
+        if not any(True for _ in parameters_of(module)) and not getattr(module, "_is_replica", False):
+            return None  # a fresh ReLU is nobody's copy; a replica of DataParallel's has no parameters of its own
         alike = [
             label
             for label, place in enumerate(self.places)
@@ -190,16 +197,17 @@ class ModuleRegistry:
 
     def _place(self, module: nn.Module, root: int, path: str) -> int:
         label = self._known.get((root, path))
+        shown = wrapped(module)
+        if shown is not module:
+            self._compiled.append(weakref.ref(module))
         if label is None:
             label = self._known[root, path] = len(self.places)
             reference = weakref.ref(module)
-            shown = wrapped(module)
             self.places.append(
                 Place(root, path, type(shown).__name__, source_of(shown), own_parameters(shown), reference, -1, -1)
             )
         else:  # another one stands there now
             place = self.places[label]
-            shown = wrapped(module)
             if place.module() is None or shown is module:
                 place.class_name, place.source = type(shown).__name__, source_of(shown)
                 place.parameters, place.module = own_parameters(shown), weakref.ref(module)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gradscope.capture.storages import tensors_in
 from gradscope.tree import modules_of
 
 
@@ -138,7 +139,8 @@ class Node:
 
 
 def _holds_tensors(module: nn.Module) -> bool:
-    return any(each._parameters or each._buffers for each in modules_of(module))
+    """Whether one hangs on it anywhere: a replica of DataParallel's has its parameters as plain attributes."""
+    return any(True for each in modules_of(module) for _ in tensors_in(vars(each)))
 
 
 @dataclass

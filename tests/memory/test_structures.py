@@ -19,9 +19,11 @@ from torch.profiler import ProfilerActivity, profile
 import gradscope.trace.reader
 from gradscope import markers
 from gradscope.compat import kineto_tree, quiet_kineto
+from tests.structures.every import EVERY
+from tests.structures.kit import Step, Structure
+from tests.truth.burning import Meter
 
 from .measuring import bytes_of_all_tensors, in_a_loop, memory_of
-from .structures import STRUCTURES, Step, sharded
 from .test_independent import total_allocated
 
 
@@ -62,17 +64,17 @@ def _totals(roots: list[Any]) -> tuple[list[tuple[int, int, int]], dict[str, int
     return totals, steps
 
 
-def seeded(build: Callable[[], Step]) -> Callable[[], Step]:
+def seeded(structure: Structure) -> Callable[[], Step]:
     """The same random numbers in both runs: how many rows of a table a batch reads depends on them."""
 
     def again() -> Step:
         torch.manual_seed(0)
-        return build()
+        return structure.build(Meter(scale=0)).step
 
     return again
 
 
-def both(build: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+def both(structure: Structure, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """Peak as reported; as torch counts it in the measured step; steps that were taken."""
     peaks: list[int] = []
     original = gradscope.trace.reader.read_memory_trace
@@ -86,7 +88,7 @@ def both(build: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> tuple[in
     monkeypatch.setattr(gradscope.trace.reader, "read_memory_trace", read)
     with counting():
         foreign, before = bytes_of_all_tensors(), counted_now()
-        step, taken = seeded(build)(), []
+        step, taken = seeded(structure)(), []
 
         def once() -> None:
             step()
@@ -96,13 +98,12 @@ def both(build: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> tuple[in
     return reported - foreign, peaks[0] - before, len(taken)
 
 
-@pytest.mark.parametrize("build", STRUCTURES, ids=lambda build: build.__name__.replace("_", " "))
-def test_peak(build: Callable[[], Step], monkeypatch: pytest.MonkeyPatch) -> None:
-    reported, counted, steps = both(build, monkeypatch)
-    assert (reported, counted) == (total_allocated(seeded(build), steps),) * 2
+@pytest.mark.parametrize("structure", EVERY, ids=lambda structure: structure.name)
+def test_peak(structure: Structure, monkeypatch: pytest.MonkeyPatch) -> None:
+    with structure.around():
+        reported, counted, steps = both(structure, monkeypatch)
+        assert (reported, counted) == (total_allocated(seeded(structure), steps),) * 2
 
 
-def test_peak_of_sharded_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    with sharded() as build:
-        reported, counted, steps = both(build, monkeypatch)
-        assert (reported, counted) == (total_allocated(seeded(build), steps),) * 2
+def test_there_are_enough_structures() -> None:
+    assert len(EVERY) >= 40

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from gradscope.capture.phases.timed import Timed
+
 from .burning import Meter
+from .proof import LEFT_OUT
 
 # A test that fails is repeated after a rest. Gradscope's faults stay: they put the same time into the same wrong row
 # each time. What a busy machine adds does not, and not all of it can be told from the clocks: a virtual machine that
@@ -23,17 +26,28 @@ REPEATED = pytest.StashKey[dict[str, int]]()
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     """Call the test as pytest does, again where it fails."""
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    for rest in RESTS_S if "meter" in arguments else ():  # the others look at no clock
+    repeats = "meter" in arguments and "note_repeat" not in arguments  # some look at no clock, some do so themselves
+    for rest in RESTS_S if repeats else ():
         try:
             pyfuncitem.obj(**arguments)
             return True
         except AssertionError:
-            repeated = pyfuncitem.config.stash.setdefault(REPEATED, {})
-            repeated[pyfuncitem.nodeid] = repeated.get(pyfuncitem.nodeid, 0) + 1
+            _note(pyfuncitem)
             arguments["meter"].clear()
             time.sleep(rest)
     pyfuncitem.obj(**arguments)
     return True
+
+
+def _note(test: pytest.Item) -> None:
+    repeated = test.config.stash.setdefault(REPEATED, {})
+    repeated[test.nodeid] = repeated.get(test.nodeid, 0) + 1
+
+
+@pytest.fixture
+def note_repeat(request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Note that something was repeated; for tests that repeat only what disagreed."""
+    return lambda: _note(request.node)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -44,6 +58,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture
 def meter() -> Meter:
     return Meter()
+
+
+@pytest.fixture(autouse=True)
+def left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell the proof which steps a run leaves out: the meter has burned in them too."""
+    original = Timed.keep
+
+    def keep(self: Timed) -> None:
+        original(self)
+        LEFT_OUT.clear()
+        LEFT_OUT.update(self._timed.interrupted)
+
+    monkeypatch.setattr(Timed, "keep", keep)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,9 @@ WARMUP = 1
 RELATIVE = 0.03
 ABSOLUTE_NS = 300_000
 
+# Numbers of the profiled steps that gradscope left out of the last run as interrupted; conftest.py notes them.
+LEFT_OUT: set[int] = set()
+
 COLUMNS = {
     "forward_self_ns": "forward",
     "backward_self_ns": "backward",
@@ -81,25 +84,71 @@ def prove(meter: Meter, run: Callable[[], Any], expected: Callable[[Meter, int],
     meter.clear()
     report = run()
     steps = report.data.workload.steps
-    problems = meter.select(steps)
-    problems += compare(report.data, meter, expected(meter, steps) if expected else Expected.nothing())
+    problems = dict.fromkeys(meter.select(steps, left_out=LEFT_OUT), "")
+    problems |= compare(report.data, meter, expected(meter, steps) if expected else Expected.nothing())
     if problems:
-        stolen_us = meter.stolen_ns() / steps / 1e3
-        lines = [*problems, f"(taken by other programs: {stolen_us:.0f} us a step)", *table(report.data, meter)]
-        raise AssertionError("\n".join(lines))
+        raise Disagreement(problems, meter, report.data)
     return report
 
 
-def compare(data: RunData, meter: Meter, expected: Expected) -> list[str]:
-    """Every layer and column that is further from the truth than promised, one text each."""
+class Disagreement(AssertionError):
+    """The report is further from the truth than promised.
+
+    Attributes:
+        problems: what each place (a column and a layer) shows.
+    """
+
+    def __init__(self, problems: Mapping[str, str], meter: Meter, data: RunData) -> None:
+        self.problems = problems
+        stolen_us = meter.stolen_ns() / data.workload.steps / 1e3
+        lines = [f"{place}: {text}" for place, text in problems.items()]
+        super().__init__(
+            "\n".join([*lines, f"(taken by other programs: {stolen_us:.0f} us a step)", *table(data, meter)])
+        )
+
+
+# Gradscope's faults stay: they put the same time into the same wrong row in every run. What a busy machine adds falls
+# on another row each time, the more of them the longer a step is.
+ATTEMPTS = 6
+
+
+def prove_each_place(meter: Meter, attempt: Callable[[], Any], note: Callable[[], None]) -> None:
+    """Prove that each layer and column is within the promise in one of some runs; in the first, where nobody disturbs.
+
+    Args:
+        attempt: builds everything afresh and proves it.
+        note: called where that has to be repeated.
+    """
+    wrong: set[str] | None = None
+    for number in range(ATTEMPTS):
+        try:
+            attempt()
+        except Disagreement as error:
+            places = set(error.problems)
+            wrong = places if wrong is None else wrong & places
+            if not wrong:
+                return
+            last = error
+        else:
+            return
+        if number + 1 < ATTEMPTS:
+            note()
+            meter.clear()
+            time.sleep(0.3 * number)
+    assert wrong is not None
+    raise AssertionError(f"in each of {ATTEMPTS} runs: {', '.join(sorted(wrong))}\nin the last:\n{last}") from None
+
+
+def compare(data: RunData, meter: Meter, expected: Expected) -> dict[str, str]:
+    """By place, "recompute_ns of 'h.0'", every layer and column that is further from the truth than promised."""
     steps = data.workload.steps
-    problems = []
+    problems: dict[str, str] = {}
     for column in (*COLUMNS, "gradient_sum_ns", "accumulate_ns"):
         if column in expected.skip:
             continue
         truth = _truth(column, meter, expected, steps)
         missing = set(truth) - {row.path for row in data.layers} - {OUTSIDE}
-        problems += [f"{column}: no layer {path!r} in the report" for path in sorted(missing) if truth[path] > 0]
+        problems |= {f"{column} of {path!r}": "not in the report" for path in sorted(missing) if truth[path] > 0}
         for row in data.layers:
             want, got = truth.get(row.path, 0.0), getattr(row, column)
             if column in FORWARD and row.path in expected.working:
@@ -107,12 +156,12 @@ def compare(data: RunData, meter: Meter, expected: Expected) -> list[str]:
             if not close(got, want) and got > want:
                 got = max(want, got - real_work_ns(data, row.path, column))
             if not close(got, want) and row.path not in expected.unknown:
-                problems.append(f"{column} of {row.path!r}: {got / 1e6:.3f} ms, truth {want / 1e6:.3f} ms")
+                problems[f"{column} of {row.path!r}"] = f"{got / 1e6:.3f} ms, truth {want / 1e6:.3f} ms"
     outside = _truth("backward_self_ns", meter, expected, steps).get(OUTSIDE, 0.0)
     if "outside" not in expected.skip and not close(data.ledger.outside_modules_ns, outside):
-        problems.append(f"outside modules: {data.ledger.outside_modules_ns / 1e6:.3f} ms, truth {outside / 1e6:.3f} ms")
+        problems["outside modules"] = f"{data.ledger.outside_modules_ns / 1e6:.3f} ms, truth {outside / 1e6:.3f} ms"
     if not close(data.ledger.unattributed_ns, 0):
-        problems.append(f"unattributed: {data.ledger.unattributed_ns / 1e6:.3f} ms")
+        problems["unattributed"] = f"{data.ledger.unattributed_ns / 1e6:.3f} ms"
     return problems
 
 
@@ -180,7 +229,7 @@ def measure(meter: Meter, run: Callable[[], Any]) -> Any:
     """Run once, without a comparison, for tests that look at one thing only."""
     meter.clear()
     report = run()
-    assert meter.select(report.data.workload.steps) == []
+    assert meter.select(report.data.workload.steps, left_out=LEFT_OUT) == []
     return report
 
 
