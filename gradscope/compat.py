@@ -34,7 +34,6 @@ __all__ = [
     "TraceMarker",
     "check",
     "checkpoint_frame",
-    "ending_open_ranges",
     "dispatch_modes",
     "function_modes",
     "graph_task_id",
@@ -84,8 +83,43 @@ sequence_number: Callable[[], int] = _private("torch.autograd._get_sequence_nr")
 #: -1 outside a backward pass of this thread.
 graph_task_id: Callable[[], int] = _private("torch._C._current_graph_task_id")
 
-#: ``with TraceMarker(name):`` puts one row into a running profiler's trace, at about 1 µs.
-TraceMarker: Any = _private("torch._C._profiler._RecordFunctionFast")
+_RecordFunctionFast: Any = _private("torch._C._profiler._RecordFunctionFast")
+_open_markers: set[Any] = set()  # of all threads
+
+
+class TraceMarker:
+    """``with TraceMarker(name):`` puts one row into a running profiler's trace, at about 1 µs.
+
+    One that is open, on any thread, when gradscope's profiler stops is ended before: it would write through a pointer
+    into what the profiler recorded. A thread may be inside a module's call then, and an error may keep a frame alive.
+    """
+
+    __slots__ = ("_range",)
+
+    def __init__(self, name: str) -> None:
+        self._range = _RecordFunctionFast(name)
+
+    def __enter__(self) -> None:
+        self._range.__enter__()
+        _open_markers.add(self._range)
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            _open_markers.remove(self._range)
+        except KeyError:  # its profiler has stopped
+            return
+        try:
+            self._range.__exit__(None, None, None)
+        except RuntimeError:  # the profiler has started since it was entered: there is no row to end
+            return
+
+
+def _end_open_markers() -> None:
+    with contextlib.suppress(KeyError):  # another thread has just ended the last one
+        while _open_markers:
+            with contextlib.suppress(RuntimeError):
+                _open_markers.pop().__exit__(None, None, None)
+
 
 #: The class of what a node's ``_raw_saved_*`` gives.
 SavedTensor: Any = _private("torch._C._autograd.SavedTensor")
@@ -133,6 +167,7 @@ def start_profiler(profiler: Any) -> None:
     """Start it without kineto's log lines, and without the once-only warning of torch 2.11 that cycles are not kept."""
     with quiet_kineto(), _no_cycle_warning(), _OWN:
         profiler.start()
+    _users_ranges.watch()
 
 
 class _Own(threading.local):
@@ -150,33 +185,46 @@ class _Own(threading.local):
 _OWN = _Own()
 
 
-@contextlib.contextmanager
-def ending_open_ranges() -> Iterator[None]:
-    """End the ``record_function`` ranges that were entered in the block and are open when it is left.
+class _UsersRanges:
+    """The ``record_function`` ranges that were entered since one of gradscope's profilers started.
 
-    A profiler runs inside the block. A range that outlives it holds a pointer into what the profiler recorded, which
-    it would write through when it ends under the next profiler. Ending it twice does nothing.
+    A range that outlives its profiler holds a pointer into what that recorded, which it would write through when it
+    ends. Ending it twice does nothing.
     """
-    kind: Any = torch.autograd.profiler.record_function
-    original = kind.__enter__
-    entered: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @functools.wraps(original)  # torch.jit reads the source of what it finds here
-    def enter(self: Any) -> Any:
-        result = original(self)
-        entered.add(self)
-        return result
+    def __init__(self) -> None:
+        self._entered: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._original: Any = None
+        self._enter: Any = None
 
-    kind.__enter__ = enter
-    try:
-        yield
-    finally:
-        if kind.__enter__ is enter:
-            kind.__enter__ = original
+    def watch(self) -> None:
+        kind: Any = torch.autograd.profiler.record_function
+        original, entered = kind.__enter__, self._entered
+
+        @functools.wraps(original)  # torch.jit reads the source of what it finds here
+        def enter(self: Any) -> Any:
+            result = original(self)
+            entered.add(self)
+            return result
+
+        kind.__enter__ = enter
+        self._original, self._enter = original, enter
+
+    def end(self) -> None:
+        """End those that are open, and watch no more."""
+        kind: Any = torch.autograd.profiler.record_function
+        if self._enter is not None and kind.__enter__ is self._enter:
+            kind.__enter__ = self._original
+        self._enter = None
+        entered = list(self._entered)
+        self._entered.clear()
         with torch._C.DisableTorchFunctionSubclass():
-            for each in list(entered):
+            for each in entered:
                 if each.record is not None:
                     torch.ops.profiler._record_function_exit._RecordFunction(each.record)
+
+
+_users_ranges = _UsersRanges()
 
 
 def profiler_runs() -> bool:
@@ -261,6 +309,7 @@ def start_memory_profiler(profiler: Any) -> object:
         profiler.start()
         while unknown and (held is None or not _logged(held)):
             unknown.pop()
+    _users_ranges.watch()
     return unknown
 
 
@@ -294,7 +343,9 @@ def _logged(held: int) -> bool:
 
 
 def stop_profiler(profiler: Any) -> None:
-    """Stop it without kineto's log lines."""
+    """End the ranges that are open, the user's and gradscope's, and stop it without kineto's log lines."""
+    _users_ranges.end()
+    _end_open_markers()
     with quiet_kineto(), _OWN:
         profiler.stop()
 

@@ -19,7 +19,7 @@ from gradscope.capture.loading import LoaderWatch
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.sampling import LineSampler
 from gradscope.capture.survey import LineMode, Tracer
-from gradscope.compat import ending_open_ranges, marking_recompute, start_profiler, stop_profiler
+from gradscope.compat import marking_recompute, start_profiler, stop_profiler
 from gradscope.tables import EventTable
 
 
@@ -93,7 +93,6 @@ class Run:
             kept = start(profiler)
             self.profiler = profiler
             stack.callback(self.stop_profiling)
-            stack.enter_context(ending_open_ranges())
             yield
         del kept  # a memory profiler needs it until here
 
