@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.capture.byhand import unwrapped
+
 
 def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
     """Whether compiled code ran in these steps: compiled modules, compiled functions in reach, or a new compilation."""
@@ -37,5 +39,5 @@ def _is_compiled(value: Any) -> bool:
 
 
 def _globals_of(module: nn.Module) -> list[Any]:
-    function = inspect.getattr_static(type(module), "forward", None)
+    function = unwrapped(inspect.getattr_static(type(module), "forward", None))
     return list(getattr(function, "__globals__", {}).values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradscope import markers
+from gradscope.capture.byhand import classes_to_watch, watching
 from gradscope.capture.guard import Guard
-from gradscope.capture.registry import NOBODYS, ModuleRegistry
+from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.spans import SpanRecorder, SpanStack
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
@@ -36,6 +37,7 @@ class CallRecorder:
         self.root = NOBODYS  # label of the root that was called last
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
+        self._by_hand = ExitStack()  # see byhand.py
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -65,6 +67,7 @@ class CallRecorder:
         with ExitStack() as stack:
             stack.enter_context(_no_compile_warning())
             stack.callback(self._close_above, 0)
+            self._watch_by_hand(stack)
             for handle in (
                 register_module_forward_pre_hook(self._guard.hook(MODULE_CALLS, self._enter)),
                 register_module_forward_hook(self._guard.hook(MODULE_CALLS, self._leave), always_call=True),
@@ -72,21 +75,66 @@ class CallRecorder:
                 stack.callback(handle.remove)
             yield
 
+    def look_for_calls_by_hand(self, leaves: Iterable[torch.Tensor], models: Iterable[nn.Module]) -> None:
+        """See calls that hooks do not tell of from now on, where what was called so far shows that there are some.
+
+        Args:
+            leaves: what the backward passes so far have led to.
+            models: those known.
+        """
+        labels = self.called()
+        known = {id(module): module for module in (*models, *self.registry.alive(), *all_modules())}
+        found = classes_to_watch(
+            known.values(), set(map(id, leaves)), lambda module: self.registry.get(module) in labels
+        )
+        if found - self.registry.called_by_hand:
+            self.registry.called_by_hand |= found
+            self._by_hand.close()
+            self._by_hand.enter_context(
+                watching(self.registry.called_by_hand, self._enter_by_hand, self._leave_by_hand)
+            )
+
+    def _watch_by_hand(self, stack: ExitStack) -> None:
+        self._by_hand = ExitStack()
+        stack.callback(self._by_hand.close)
+        kinds = self.registry.called_by_hand
+        self._by_hand.enter_context(watching(kinds, self._enter_by_hand, self._leave_by_hand))
+
+    def _enter_by_hand(self, module: nn.Module, args: Any) -> bool:
+        calls = self._stack.calls
+        if calls and calls[-1][0] == id(module):
+            return False  # torch's own way, or from one of the module's methods to the other
+        with self._guard.over(MODULE_CALLS):
+            self._open(module, args, by_hand=True)
+            return True
+        return False
+
+    def _leave_by_hand(self, module: nn.Module) -> None:
+        with self._guard.over(MODULE_CALLS):
+            self._leave(module, None, None)
+
     def _enter(self, module: nn.Module, args: Any) -> None:
         # Dynamo folds this to True while it traces and drops the rest: no graph break, nothing inside the region.
         if torch.compiler.is_compiling():
             return
         calls = self._stack.calls
+        if calls and calls[-1][2] and calls[-1][0] == id(module):
+            calls.append((id(module), None, False))  # a ``__call__`` of the class's own went on to torch's
+        else:
+            self._open(module, args, by_hand=False)
+
+    def _open(self, module: nn.Module, args: Any, *, by_hand: bool) -> None:
+        calls = self._stack.calls
         label = self.registry.get(module)
         if label is None or (label == NOBODYS and not calls):
-            label = self.registry.label(module, [self.registry.living(number) for number, _ in calls])
+            label = self.registry.label(module, [self.registry.living(number) for number, *_ in calls])
         if not calls:
             self.root = label
             self.roots[label] = None
             self.registry.note_root_call(label)
             if self.on_root_call is not None and graph_task_id() == -1:
                 self.on_root_call(args)
-        calls.append((id(module), self._spans.open(label)))  # by id: a call that never returns holds nothing
+        calls.append((id(module), self._spans.open(label), by_hand))  # by id: a call that never returns holds nothing
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -101,7 +149,9 @@ class CallRecorder:
     def _close_above(self, depth: int) -> None:
         calls = self._stack.calls
         while len(calls) > depth:
-            self._spans.close(calls.pop()[1])
+            span = calls.pop()[1]
+            if span is not None:
+                self._spans.close(span)
 
 
 @contextmanager

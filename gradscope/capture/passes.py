@@ -17,6 +17,7 @@ from gradscope import markers
 from gradscope.capture.graphs import most_nodes, starts_of, walked
 from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.seen import Seen
 from gradscope.capture.survey import parameter_marker
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, PassGraph, PassNote
@@ -32,6 +33,7 @@ class PassRecorder:
         self.graphs: list[PassGraph] = []
         self.passes: list[PassNote] = []  # one an outermost backward pass, in order
         self.owners: list[tuple[int, ...]] = []  # of each parameter the labels of the modules that hold it
+        self.leaves: Seen[torch.Tensor] = Seen()  # parameters that were reached
         self.most_nodes = 0  # that are looked at, where a pass had more
         self._calls = calls
         self._hooks = hooks or TensorHooks()
@@ -113,6 +115,7 @@ class PassRecorder:
         if index is None:
             index = self._parameters[id(variable)] = len(self.owners)
             self.owners.append(self._calls.registry.owners_of(variable))
+            self.leaves.number(variable)
             self._hooks.adopt(variable)
         return index
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from gradscope.capture import byhand
+
 
 def inner_paths(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """``top.named_modules()`` without the name under which torch.compile keeps what it wraps."""
@@ -56,8 +58,7 @@ def join(prefix: str, name: str) -> str:
 
 def source_of(module: nn.Module) -> str | None:
     """``file:line`` of the class's forward, for classes that are not torch's own."""
-    forward = getattr(type(module), "forward", None)
-    code = getattr(forward, "__code__", None)
+    code = getattr(byhand.unwrapped(getattr(type(module), "forward", None)), "__code__", None)
     if code is None or type(module).__module__.partition(".")[0] == "torch":
         return None
     return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"

@@ -45,6 +45,7 @@ class ModuleRegistry:
         self._guards: dict[int, weakref.ref[nn.Module]] = {}  # take the id out when the module dies
         self._known: dict[tuple[int, str], int] = {}  # (root, path) -> label
         self._walked: tuple[int, int] | None = None  # (root, step) of the last walk that found nothing new
+        self.called_by_hand: set[type[nn.Module]] = set()  # classes, see byhand.py
         self._compiled: list[weakref.ref[nn.Module]] = []  # each stands at the place of the module that it wraps
         self._lock = threading.RLock()
         self._holders: dict[int, list[int]] = {}  # id of a parameter -> labels of the modules that hold it

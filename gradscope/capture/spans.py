@@ -65,4 +65,5 @@ class SpanStack(threading.local):
     """The open module calls of one thread, innermost last."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, tuple[int, Any]]] = []  # id of the module, and its span
+        # id of the module, its span, and whether no hook of torch's has told of the call.
+        self.calls: list[tuple[int, tuple[int, Any] | None, bool]] = []

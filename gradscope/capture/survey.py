@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradscope
 from gradscope import markers
+from gradscope.capture import byhand
 from gradscope.capture.frames import TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
@@ -32,6 +33,7 @@ from gradscope.tables import GraphNode, LineInfo
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
+_BETWEEN = byhand.__file__  # wrappers between the user's own frames
 
 
 SOURCE_LINES, FLOPS = "noting source lines", "counting operations"  # under which the guard notes an error
@@ -130,10 +132,10 @@ class _Place(Enum):
 
 
 def _place_of(filename: str) -> _Place:
-    if filename.startswith(_OWN):
+    if filename.startswith(_OWN) and filename != _BETWEEN:
         return _Place.OURS
     # What logging prints is the line's that logs.
-    return _Place.LIBRARY if filename.startswith(TORCH) or is_standard(filename) else _Place.USER
+    return _Place.LIBRARY if filename.startswith((TORCH, _BETWEEN)) or is_standard(filename) else _Place.USER
 
 
 class Tracer(Protocol):

@@ -12,6 +12,24 @@ from tests.truth.burning import Burning, Meter, Source
 from .kit import Built, mean_square, network, structure, trained
 
 
+@structure()
+def forward_called_by_hand(meter: Meter) -> Built:
+    """No hook fires for the root."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.own = network(out=19), Burning(1, 2)
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.own.forward(self.first(x)) * self.scale.sum()
+            return out
+
+    model, x = Root(), torch.randn(21, 19)
+    return Built(None, trained(meter, model, lambda: mean_square(model.forward(x))).step)
+
+
 class ForwardOnly(nn.Linear):
     """As in forward-forward training: a layer with its own optimizer and loss, which calls its own forward."""
 

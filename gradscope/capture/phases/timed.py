@@ -10,6 +10,8 @@ import time
 from contextlib import ExitStack
 
 from gradscope import markers
+from gradscope.capture.byhand import BY_HAND
+from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import synchronize
 from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.interrupted import StepCost, interrupted
@@ -82,6 +84,9 @@ class Timed(Phase):
         if self._began is not None and self._timed.completed > SETTLING_STEPS:
             self._costs.append(StepCost(now[0] - self._began[0], now[1] - self._began[1]))
         self._measure_again()
+        if self._timed.completed == SETTLING_STEPS:
+            with self.run.guard.over(BY_HAND):
+                self._look_for_calls_by_hand()
         self._timed.passes.begin_step()
         self._in_stretch += 1
         self._mark()
@@ -92,6 +97,11 @@ class Timed(Phase):
             read_timed(self.run, self._timed, self._in_stretch)
             self.run.loaders.counting = False
             self.steps += 1
+
+    def _look_for_calls_by_hand(self) -> None:
+        run, timed = self.run, self._timed
+        if not uses_compile(run.capture.registry.alive(), run.compiled_before):
+            timed.recorder.look_for_calls_by_hand(timed.passes.leaves, run.surroundings.models())
 
     def _measure_again(self) -> None:
         """Take more steps in the place of those that were interrupted, once all are taken; as many again at most."""

@@ -1,0 +1,117 @@
+"""Sees module calls that torch's hooks do not: ``module.forward(x)``, and classes with a ``__call__`` of their own.
+
+Torch calls hooks in ``nn.Module.__call__``. Where a step went through models with modules that were never called that
+way, the classes of these get a wrapper around ``forward``, and around ``__call__`` where that is the class's own, while
+steps are recorded. Programs that call all of their modules as usual are not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from gradscope.tree import children_of, modules_of
+
+BY_HAND = "looking for modules called by hand"  # under which the guard notes an error
+
+_MISSING = object()
+_UNIMPLEMENTED = nn.Module.forward
+_TORCHS_CALL: Any = nn.Module.__call__
+
+
+def classes_to_watch(
+    modules: Collection[nn.Module], leaves: Collection[int], called: Callable[[nn.Module], bool]
+) -> set[type[nn.Module]]:
+    """The classes of modules that no hook has told of, in models of which something was called or trained.
+
+    Args:
+        modules: of the whole process.
+        leaves: ids of the parameters that backward passes have led to.
+        called: whether a hook has told of that module.
+    """
+    children = {id(child) for module in modules for child in children_of(module)}
+    found: set[type[nn.Module]] = set()
+    for top in modules:
+        if id(top) in children:
+            continue
+        inside = list(modules_of(top))
+        silent = [module for module in inside if not called(module)]
+        held = (tensor for module in silent for tensor in module._parameters.values())
+        if len(silent) < len(inside) or any(id(tensor) in leaves for tensor in held):
+            found |= {type(module) for module in silent}
+    return {kind for kind in found if _names_of(kind)}
+
+
+def _names_of(kind: type[nn.Module]) -> list[str]:
+    """The methods by which modules of this class may be called without a hook."""
+    if issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("torch._dynamo"):
+        return []
+    own = {"forward": _UNIMPLEMENTED, "__call__": _TORCHS_CALL}
+    return [
+        name
+        for name, torchs in own.items()
+        if type(getattr(kind, name)) is FunctionType and getattr(kind, name) is not torchs
+    ]
+
+
+@contextmanager
+def watching(
+    kinds: Collection[type[nn.Module]], enter: Callable[[nn.Module, Any], bool], leave: Callable[[nn.Module], None]
+) -> Iterator[None]:
+    """Tell of the calls of modules of these classes until the block is left.
+
+    Args:
+        enter: told of a module and its positional arguments; answers whether :obj:`leave` is to be told of the end.
+    """
+    with ExitStack() as stack:
+        for kind in kinds:
+            for name in _names_of(kind):
+                _wrap(kind, name, enter, leave, stack)
+        yield
+
+
+def unwrapped(function: Any) -> Any:
+    """What a wrapper of this file's stands for; anything else as it is."""
+    while getattr(function, "__code__", None) is not None and function.__code__.co_filename == __file__:
+        function = function.__wrapped__
+    return function
+
+
+def _wrap(
+    kind: type[nn.Module],
+    name: str,
+    enter: Callable[[nn.Module, Any], bool],
+    leave: Callable[[nn.Module], None],
+    stack: ExitStack,
+) -> None:
+    before = kind.__dict__.get(name, _MISSING)
+    function = cast(Callable[..., Any], getattr(kind, name))
+    on = True
+
+    @functools.wraps(function)
+    def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not on or not enter(self, args):
+            return function(self, *args, **kwargs)
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            leave(self)
+
+    def undo() -> None:
+        nonlocal on
+        on = False
+        # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through.
+        if kind.__dict__.get(name) is called:
+            if before is _MISSING:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, before)
+
+    setattr(kind, name, called)
+    stack.callback(undo)

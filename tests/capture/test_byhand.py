@@ -1,0 +1,189 @@
+"""Modules that are called in other ways than torch's have rows of their own; their classes are left as they were."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.capture import byhand
+from gradscope.tables import LayerRow, RunData
+from tests.structures import calls
+from tests.structures.kit import Built
+from tests.truth.burning import Meter
+
+
+def profiled(built: Built, **options: Any) -> RunData:
+    with gradscope.profiling(built.model, steps=1, warmup=1, memory=False, **options) as prof:
+        for _ in range(50):
+            built.step()
+            if prof.step():
+                break
+    data: RunData = prof.report.data
+    return data
+
+
+def rows(data: RunData) -> dict[str, LayerRow]:
+    return {row.path: row for row in data.layers}
+
+
+def test_root_whose_forward_is_called_by_hand() -> None:
+    data = profiled(calls.forward_called_by_hand(Meter(scale=0)))
+    layers = rows(data)
+    assert layers[""].class_name == data.workload.model == "Root"
+    assert (layers[""].calls, layers["first"].calls, layers["first.2"].calls, layers["own"].calls) == (1, 1, 1, 1)
+    assert layers["first"].parent == "" and layers[""].backward_self_ns > 0
+    assert "calls.py:" in (layers[""].source or "")
+    assert data.ledger.unattributed_ns == 0
+
+
+def test_layers_that_train_themselves() -> None:
+    data = profiled(calls.layers_that_train_themselves(Meter(scale=0)))
+    layers = rows(data)
+    assert (layers["layers.0"].calls, layers["layers.1"].calls) == (2, 2)
+    assert layers["layers.0"].class_name == "ForwardOnly" and layers["layers.0.burn"].calls == 2
+    for path in ("layers.0", "layers.1"):
+        assert layers[path].forward_self_ns > 0 and layers[path].backward_self_ns > 0 and layers[path].accumulate_ns > 0
+    own = {line.text: line.layer for line in data.lines}
+    line = next(text for text in own if "nn.functional.linear(x, self.weight" in text)
+    assert own[line] in {"layers.0", "layers.1"}
+
+
+def test_call_of_the_classs_own() -> None:
+    data = profiled(calls.call_overridden(Meter(scale=0)))
+    layers = rows(data)
+    assert data.workload.model == "OwnStack"
+    assert [layers[path].calls for path in ("", "dense.0", "dense.1", "dense.0.burn")] == [1, 1, 1, 1]
+    assert layers["dense.0"].backward_self_ns > 0 and data.ledger.outside_modules_ns < data.ledger.layers_ns
+
+
+def test_call_that_goes_on_to_torchs_is_one_call() -> None:
+    layers = rows(profiled(calls.call_that_goes_on_to_torchs(Meter(scale=0))))
+    assert [layers[path].calls for path in ("", "inner", "source", "inner.2")] == [1, 1, 1, 1]
+
+
+class Both(nn.Linear):
+    """Goes on to torch's call, and is never called but by hand in the step that looks."""
+
+    def __call__(self, x: Tensor, by_hand: bool = False) -> Any:
+        return self.forward(x) if by_hand else super().__call__(x)
+
+
+def test_class_that_is_called_in_both_ways() -> None:
+    one, other = Both(4, 5), Both(5, 3)
+    model, steps = nn.ModuleList([one, other]), iter(range(50))
+
+    def step() -> None:
+        by_hand = next(steps) % 2 == 0
+        other(one(torch.ones(2, 4), by_hand), by_hand).sum().backward()
+
+    layers = rows(profiled(Built(model, step)))
+    assert (layers["0"].calls, layers["1"].calls) == (1, 1)
+
+
+class Again(nn.Module):
+    """Calls its own forward by hand, twice deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        out: Tensor = self.forward(self.inner(x), depth - 1) if depth else x
+        return out
+
+
+def test_method_that_calls_itself_is_one_call() -> None:
+    model = Again()
+    layers = rows(profiled(Built(model, lambda: model.forward(torch.ones(2, 4)).sum().backward())))
+    assert (layers[""].calls, layers["inner"].calls) == (1, 2)
+
+
+def test_error_goes_its_way() -> None:
+    class Fails(Again):
+        seen = 0
+
+        def forward(self, x: Tensor, depth: int = 1) -> Tensor:
+            Fails.seen += 1
+            if Fails.seen == 6:
+                raise KeyError("a mistake of the model")
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    model = Fails()
+
+    def step() -> None:
+        try:
+            model.forward(torch.ones(2, 4)).sum().backward()
+        except KeyError:
+            model.inner(torch.ones(2, 4)).sum().backward()
+
+    with gradscope.profiling(model, steps=3, warmup=1, memory=False) as prof:
+        while True:
+            step()
+            if prof.step():
+                break
+    assert "forward" in vars(Fails) and byhand.unwrapped(Fails.forward) is Fails.forward
+    assert Fails.seen > 6 and rows(prof.report.data)["inner"].calls == 1
+
+
+def test_classes_are_as_before() -> None:
+    """Also where a class only inherits what was wrapped, and while it was, copies and pickles work."""
+    linear, before = nn.Linear.forward, (dict(vars(calls.ForwardOnly)), dict(vars(calls.OwnDense)))
+
+    class Inheriting(nn.Linear):
+        pass
+
+    model = Inheriting(4, 4)
+    seen: list[bool] = []
+
+    def step() -> None:
+        model.forward(torch.ones(2, 4)).sum().backward()
+        seen.append("forward" in vars(Inheriting))
+        assert copy.deepcopy(model).forward is not None and b"weight" in pickle.dumps(model.state_dict())
+
+    layers = rows(profiled(Built(model, step)))
+    assert layers[""].calls == 1 and any(seen) and not seen[0]
+    assert "forward" not in vars(Inheriting) and nn.Linear.forward is linear
+    profiled(calls.layers_that_train_themselves(Meter(scale=0)))
+    profiled(calls.call_overridden(Meter(scale=0)))
+    assert (dict(vars(calls.ForwardOnly)), dict(vars(calls.OwnDense))) == before
+
+
+def test_wrapper_of_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was put around ours meanwhile."""
+
+    class Own(Again):
+        def forward(self, x: Tensor, depth: int = 1) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out
+
+    model, steps = Own(), iter(range(50))
+    wrapped: list[Any] = []
+
+    def step() -> None:
+        if next(steps) == 5:
+            inner = Own.forward
+            Own.forward = lambda self, x: inner(self, x) * 2  # type: ignore[method-assign, assignment]
+            wrapped.append(Own.forward)
+        model.forward(torch.ones(2, 4)).sum().backward()
+
+    profiled(Built(model, step))
+    assert Own.forward is wrapped[0]
+    assert torch.equal(model.forward(torch.ones(2, 4)), 2 * model.inner(torch.ones(2, 4)))
+
+
+def test_programs_that_call_as_usual_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[Any] = []
+    original = byhand.watching
+    monkeypatch.setattr(
+        "gradscope.capture.modules.watching", lambda found, *rest: kinds.extend(found) or original(found, *rest)
+    )
+    from tests.structures import layers
+
+    profiled(layers.plain(Meter(scale=0)))
+    assert kinds == []
