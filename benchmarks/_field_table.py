@@ -33,9 +33,16 @@ def missed(record: Record) -> list[str]:
         return [*said, "nothing measured"]
     if (record["unattributed"] or 0) > UNATTRIBUTED_GOAL:
         said.append(f"{record['unattributed']:.1%} unattributed")
-    if not record["library"] and (record["no_line"] or 0) > NO_LINE_GOAL:
+    if _why_no_lines(record) is None and (record["no_line"] or 0) > NO_LINE_GOAL:
         said.append(f"{record['no_line']:.1%} without a line")
     return said
+
+
+def _why_no_lines(record: Record) -> str | None:
+    """Why backward has no lines of the program's own, where the report says so."""
+    if record["library"]:
+        return "(library)"
+    return "(torch.compile)" if any("uses torch.compile" in note for note in record["notes"]) else None
 
 
 def _percent(value: float | None) -> str:
@@ -73,7 +80,7 @@ def _row(record: Record) -> list[str]:
         _alike(record),
         str(record["steps"]) if seen else "none",
         _percent(record["unattributed"]) if seen else "–",
-        (_percent(record["no_line"]) + (" (library)" if record["library"] else "")) if seen else "–",
+        " ".join(filter(None, (_percent(record["no_line"]), _why_no_lines(record)))) if seen else "–",
         str(len(record["notes"])) if seen else "–",
         str(len(record["findings"])) if seen else "–",
         _ratio(record, "wall") + loaded,

@@ -215,6 +215,11 @@ def test_lines_of_a_library_are_not_the_programs() -> None:
     assert table.missed({**_RECORD, "no_line": 0.5, "library": True}) == []
 
 
+def test_kernels_of_torch_compile_have_no_lines() -> None:
+    note = "source lines and FLOPs are not measured: the model uses torch.compile"
+    assert table.missed({**_RECORD, "no_line": 0.5, "notes": [note]}) == []
+
+
 def test_the_list() -> None:
     """Forty programs at least, each told apart, at a whole commit; ports of programs that meet are not the same."""
     names = [program.name for program in PROGRAMS]
