@@ -5,7 +5,7 @@ A class may give ``parameters()``, ``named_modules()`` or ``buffers()`` another 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
@@ -14,8 +14,23 @@ from torch import nn
 Tensors = TypeVar("Tensors", bound=torch.Tensor)
 
 
-def named_modules_of(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) of ``top``, whose path is "", and of all below it, parents first, each once."""
+def join(path: str, name: str) -> str:
+    """The path of ``name`` below ``path``; either may be empty."""
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _path_below(_module: nn.Module, path: str, name: str) -> str:
+    return join(path, name)
+
+
+def named_modules_of(
+    top: nn.Module, path_below: Callable[[nn.Module, str, str], str] = _path_below
+) -> Iterator[tuple[str, nn.Module]]:
+    """(path, module) of ``top``, whose path is "", and of all below it, parents first, each once.
+
+    Args:
+        path_below: the path of what a module, whose own path is given, holds under a name.
+    """
     seen: set[int] = set()
     stack = [("", top)]
     while stack:
@@ -25,7 +40,7 @@ def named_modules_of(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         seen.add(id(module))
         yield path, module
         below = [(name, child) for name, child in module._modules.items() if child is not None]
-        stack += [(f"{path}.{name}" if path else name, child) for name, child in reversed(below)]
+        stack += [(path_below(module, path, name), child) for name, child in reversed(below)]
 
 
 def modules_of(top: nn.Module) -> Iterator[nn.Module]:
@@ -64,4 +79,4 @@ def _named(tables: Iterable[tuple[str, Mapping[str, Tensors | None]]]) -> Iterat
         for name, tensor in table.items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield f"{path}.{name}" if path else name, tensor
+                yield join(path, name), tensor

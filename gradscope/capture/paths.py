@@ -8,25 +8,16 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradscope.capture import byhand
+from gradscope.tree import join, named_modules_of
 
 
 def inner_paths(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """``top.named_modules()`` without the name under which torch.compile keeps what it wraps."""
-    seen: set[int] = set()
-    stack = [("", top)]
-    while stack:
-        path, module = stack.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield path, module
-        compiled = wrapped(module) is not module
-        below = [
-            (path if compiled and name == _ORIGINAL else join(path, name), inner)
-            for name, inner in module._modules.items()
-            if inner is not None
-        ]
-        stack.extend(reversed(below))
+    return named_modules_of(top, _path_below)
+
+
+def _path_below(module: nn.Module, path: str, name: str) -> str:
+    return path if name == _ORIGINAL and wrapped(module) is not module else join(path, name)
 
 
 _ORIGINAL = "_orig_mod"
@@ -49,11 +40,6 @@ def shape_of(module: nn.Module) -> tuple[tuple[str, str], ...]:
 def own_parameters(module: nn.Module) -> int:
     """Elements of its own parameters."""
     return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
-
-
-def join(prefix: str, name: str) -> str:
-    """The path of ``name`` below ``prefix``; either may be empty."""
-    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def source_of(module: nn.Module) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.capture.paths import inner_paths, join, own_parameters, shape_of, source_of, wrapped
-from gradscope.tree import modules_of, parameters_of
+from gradscope.capture.paths import inner_paths, own_parameters, shape_of, source_of, wrapped
+from gradscope.tree import join, modules_of, parameters_of
 
 NOBODYS = -1  # label of a module that no root holds
 
