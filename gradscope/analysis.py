@@ -307,7 +307,7 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
 def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:
     """Spans labelled by row of the layer table instead of by order of first call."""
     mapping = np.array([*rows, -1], np.int64)
-    return SpanTable(mapping[spans.label], spans.low, spans.high)
+    return replace(spans, label=mapping[spans.label])
 
 
 def _source_text(lines: Sequence[LineInfo]) -> dict[tuple[str, int], tuple[str, str]]:

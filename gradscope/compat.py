@@ -38,6 +38,7 @@ __all__ = [
     "function_modes",
     "graph_task_id",
     "hook_dicts",
+    "has_global_module_hooks",
     "held_by_checkpoint",
     "kineto_events",
     "kineto_tree",
@@ -462,6 +463,11 @@ def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
         # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through when inactive.
         if module._engine_run_backward is replacement:
             module._engine_run_backward = original
+
+
+def has_global_module_hooks() -> bool:
+    """Whether anybody has a hook on all modules of the process."""
+    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def hook_dicts(leaf: torch.Tensor) -> list[dict[Any, Any]]:

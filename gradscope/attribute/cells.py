@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.carry import Assigned
+from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, outside_of
+from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import Int8Column, IntColumn, RowKind
 
 PYTHON = "(python)"  # a module's own time outside every op
@@ -43,6 +45,19 @@ class Contribution:
     op: IntColumn
     ns: IntColumn
     calls: IntColumn
+    apart: bool = False  # gradscope's own: of no layer, and between the phases
+
+    def category(self, assigned: Assigned) -> Int8Column:
+        """Of each entry, what it was spent on."""
+        return np.full(len(self.row), Category.OTHER, np.int8) if self.apart else assigned.rows.category[self.row]
+
+    def owner(self, assigned: Assigned) -> IntColumn:
+        """Of each entry the layer; OUTSIDE."""
+        return np.full(len(self.row), OUTSIDE, np.int64) if self.apart else assigned.rows.owner[self.row]
+
+    def line(self, assigned: Assigned) -> IntColumn:
+        """Of each entry the source line; NO_LINE."""
+        return np.full(len(self.row), NO_LINE, np.int64) if self.apart else assigned.line[self.row]
 
 
 def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple[str, ...]) -> Cells:
@@ -51,9 +66,12 @@ def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple
     op = np.concatenate([part.op for part in contributions])
     ns = np.concatenate([part.ns for part in contributions])
     calls = np.concatenate([part.calls for part in contributions])
+    category = np.concatenate([part.category(assigned) for part in contributions])
+    owner = np.concatenate([part.owner(assigned) for part in contributions])
+    line = np.concatenate([part.line(assigned) for part in contributions])
     measured = assigned.steps.of_row[row] >= 0
-    row, op, ns, calls = row[measured], op[measured], ns[measured], calls[measured]
-    category, owner, line = assigned.rows.category[row], assigned.rows.owner[row], assigned.line[row]
+    op, ns, calls = op[measured], ns[measured], calls[measured]
+    category, owner, line = category[measured], owner[measured], line[measured]
     # One integer key a row: np.unique over it is a single sort.
     owners, lines = int(owner.max(initial=0)) + 3, int(line.max(initial=0)) + 3
     key = ((category.astype(np.int64) * owners + owner + 2) * lines + line + 2) * len(ops) + op
@@ -132,9 +150,9 @@ def totals_by_step(assigned: Assigned, contributions: list[Contribution]) -> dic
     steps = len(assigned.steps)
     found = {category: np.zeros(max(steps, 0), np.int64) for category in Category}
     for part in contributions:
-        step = assigned.steps.of_row[part.row]
+        step, of_part = assigned.steps.of_row[part.row], part.category(assigned)
         for category, total in found.items():
-            mine = (step >= 0) & (assigned.rows.category[part.row] == category)
+            mine = (step >= 0) & (of_part == category)
             np.add.at(total, step[mine], part.ns[mine])
     return found
 
@@ -146,7 +164,7 @@ def layer_steps(
     steps = len(assigned.steps)
     total = np.zeros((layers, steps), np.int64)
     for part in contributions:
-        step, owner = assigned.steps.of_row[part.row], assigned.rows.owner[part.row]
-        mine = (step >= 0) & (owner >= 0) & (assigned.rows.category[part.row] == category)
+        step, owner = assigned.steps.of_row[part.row], part.owner(assigned)
+        mine = (step >= 0) & (owner >= 0) & (part.category(assigned) == category)
         np.add.at(total, (owner[mine], step[mine]), part.ns[mine])
     return total

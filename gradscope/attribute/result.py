@@ -19,6 +19,7 @@ from gradscope.attribute.cells import (
     totals_by_step,
 )
 from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
+from gradscope.attribute.own import hook_cost, take_out
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, self_times
 from gradscope.attribute.survey import Notes
 from gradscope.tables import (
@@ -91,8 +92,11 @@ def build_result(
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
     own_ns = self_times(table) if device is None else self_times(table, device.start_ns, device.end_ns)
     own, names = own_contribution(assigned, own_ns)
-    parts = move_recompute_gaps(assigned, own)
-    if device is not None:
+    if device is None:  # else a part of it is hidden behind the device's work, nobody knows which
+        own, hooks = take_out(own, hook_cost(table, assigned.skeleton.calls), names)
+        parts = [*move_recompute_gaps(assigned, own), hooks]
+    else:
+        parts = move_recompute_gaps(assigned, own)
         parts.append(kernel_contribution(device, own.op))
     cells = make_cells(assigned, parts, names)
     step, notes = _step_times(assigned, cells, totals_by_step(assigned, parts))

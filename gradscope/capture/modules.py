@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from gradscope import markers
 from gradscope.capture.byhand import classes_to_watch, watching
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
-from gradscope.capture.spans import SpanRecorder, SpanStack
+from gradscope.capture.spans import CallCost, SpanRecorder, SpanStack
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
 
 MODULE_CALLS = "noting module calls"  # under which the guard notes an error
+
+_NOTHING = CallCost()
 
 
 class CallRecorder:
@@ -35,6 +38,7 @@ class CallRecorder:
         self.roots: dict[int, None] = {}  # labels of modules called while no other module was, each once
         self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
         self.root = NOBODYS  # label of the root that was called last
+        self.cost = _NOTHING  # of a call by torch's hooks, beside what these time themselves
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
         self._by_hand = ExitStack()  # see byhand.py
@@ -57,6 +61,7 @@ class CallRecorder:
         return self._spans.layout(first, base)
 
     def table(self) -> SpanTable:
+        """All calls so far, with what noting each one took."""
         return self._spans.table()
 
     @contextmanager
@@ -101,11 +106,12 @@ class CallRecorder:
         self._by_hand.enter_context(watching(kinds, self._enter_by_hand, self._leave_by_hand))
 
     def _enter_by_hand(self, module: nn.Module, args: Any) -> bool:
+        began = perf_counter_ns()
         calls = self._stack.calls
         if calls and calls[-1][0] == id(module):
             return False  # torch's own way, or from one of the module's methods to the other
         with self._guard.over(MODULE_CALLS):
-            self._open(module, args, by_hand=True)
+            self._open(module, args, began, by_hand=True)
             return True
         return False
 
@@ -117,13 +123,14 @@ class CallRecorder:
         # Dynamo folds this to True while it traces and drops the rest: no graph break, nothing inside the region.
         if torch.compiler.is_compiling():
             return
+        began = perf_counter_ns()
         calls = self._stack.calls
         if calls and calls[-1][2] and calls[-1][0] == id(module):
             calls.append((id(module), None, False))  # a ``__call__`` of the class's own went on to torch's
         else:
-            self._open(module, args, by_hand=False)
+            self._open(module, args, began, by_hand=False)
 
-    def _open(self, module: nn.Module, args: Any, *, by_hand: bool) -> None:
+    def _open(self, module: nn.Module, args: Any, began: int, *, by_hand: bool) -> None:
         calls = self._stack.calls
         label = self.registry.get(module)
         if label is None or (label == NOBODYS and not calls):
@@ -134,24 +141,35 @@ class CallRecorder:
             self.registry.note_root_call(label)
             if self.on_root_call is not None and graph_task_id() == -1:
                 self.on_root_call(args)
-        calls.append((id(module), self._spans.open(label), by_hand))  # by id: a call that never returns holds nothing
+        span = self._spans.open(label)
+        calls.append((id(module), span, by_hand))  # by id: a call that never returns holds nothing
+        beside = _NOTHING if by_hand else self.cost
+        around = span.began - began + beside.around
+        self._spans.charge(span, perf_counter_ns() - span.began + beside.inside, around)
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        began = perf_counter_ns()
         calls = self._stack.calls
         for depth in range(len(calls) - 1, -1, -1):
             if calls[depth][0] == id(module):
                 # Checkpointing stops a recompute with an exception: calls above this one never returned.
-                self._close_above(depth)
+                span = calls[depth][1]
+                ended = self._close_above(depth)
+                if span is not None:
+                    self._spans.charge(span, ended - began, perf_counter_ns() - ended)
                 return
 
-    def _close_above(self, depth: int) -> None:
+    def _close_above(self, depth: int) -> int:
+        """Close all calls above; returns when the last row ended, 0 where there was none."""
         calls = self._stack.calls
+        ended = 0
         while len(calls) > depth:
             span = calls.pop()[1]
             if span is not None:
-                self._spans.close(span)
+                ended = self._spans.close(span)
+        return ended
 
 
 @contextmanager

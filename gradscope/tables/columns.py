@@ -118,6 +118,11 @@ class SpanTable:
     label: IntColumn  # -1: something that gradscope has no name for
     low: IntColumn
     high: IntColumn  # equals the last number seen where the span never returned
+    # Where noting the span was timed: what it took of the time between the reads of the clock that are nearest to the
+    # span, what it took before and behind these, and how far these are apart.
+    inside_ns: IntColumn | None = None
+    around_ns: IntColumn | None = None
+    open_ns: IntColumn | None = None
 
     def __len__(self) -> int:
         return len(self.label)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from gradscope import markers
 from gradscope.capture.byhand import BY_HAND
+from gradscope.capture.callcost import CALL_COST, measure_call_cost
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import synchronize
 from gradscope.capture.hooks import TensorHooks
@@ -49,6 +50,8 @@ class Timed(Phase):
         warning = self.run.budget.warning(options.steps, memory=options.memory)
         if warning is not None:
             self.run.say(warning)
+        with self.run.guard.over(CALL_COST):
+            self._timed.recorder.cost = measure_call_cost(self.run.guard)
         exits.callback(setattr, self.run.loaders, "counting", False)
         if not list(self.run.surroundings.models()):
             exits.callback(self.run.capture.registry.find_owners)

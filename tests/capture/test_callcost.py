@@ -1,0 +1,113 @@
+"""What a module call costs with gradscope's hooks, by a clock that counts how often it is read."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from gradscope.capture import callcost, modules, spans
+from gradscope.capture.callcost import measure_call_cost, shared_cost
+from gradscope.capture.guard import Guard
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.spans import CallCost, SpanRecorder
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of the clock is 10 ns after the one before."""
+    clock = itertools.count(0, 10)
+    for module in (callcost, modules, spans):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def test_every_read_of_the_clock_is_in_one_place(counted: None) -> None:
+    """Two in each hook are apart by what it took outside of the row, two by what it took inside."""
+    recorder = CallRecorder()
+    with recorder.recording():
+        Pair()(1)
+    calls = recorder.table()
+    assert calls.inside_ns is not None and calls.around_ns is not None and calls.open_ns is not None
+    assert calls.inside_ns.tolist() == calls.around_ns.tolist() == [20] * 3
+    # A call's row is open over three reads; that of the pair over six more of each of the two in it.
+    assert calls.open_ns.tolist() == [30 + 2 * 60, 30, 30]
+
+
+def test_the_rest_of_the_cost_is_measured_on_an_empty_module(counted: None) -> None:
+    """Without hooks a call is 10 ns; with them 70, of which the hooks know 40: 20 more, in the parts' proportion."""
+    assert measure_call_cost(Guard()) == shared_cost(10, 20, 10) == CallCost(inside=6, around=14)
+
+
+def test_it_is_added_to_what_the_hooks_charged(counted: None) -> None:
+    recorder = CallRecorder()
+    recorder.cost = CallCost(1000, 2000)
+    with recorder.recording():
+        Pair()(1)
+    calls = recorder.table()
+    assert calls.inside_ns is not None and calls.around_ns is not None
+    assert calls.inside_ns.tolist() == [1020] * 3 and calls.around_ns.tolist() == [2020] * 3
+
+
+def test_charges_of_a_span_add_up() -> None:
+    recorder = SpanRecorder("gradscope:call:")
+    first, second = recorder.open(3), recorder.open(4)
+    recorder.charge(first, 5, 6)
+    recorder.close(second)
+    recorder.close(first)
+    recorder.charge(first, 50, 60)
+    calls = recorder.table()
+    assert calls.label.tolist() == [3, 4]
+    assert calls.inside_ns is not None and calls.around_ns is not None and calls.open_ns is not None
+    assert calls.inside_ns.tolist() == [55, 0] and calls.around_ns.tolist() == [66, 0]
+    assert (calls.open_ns > 0).all()
+
+
+def test_spans_that_nobody_charged_have_no_cost() -> None:
+    recorder = SpanRecorder("gradscope:line:")
+    recorder.close(recorder.open(0))
+    assert recorder.table().inside_ns is None
+    assert SpanRecorder("gradscope:line:").table().label.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [((0, 0, 0), (0, 0)), ((30, 10, 20), (15, 5)), ((10, 10, 50), (0, 0)), ((7, 0, 0), (7, 0))],
+)
+def test_the_cost_of_a_call_without_hooks_is_not_gradscopes(
+    parts: tuple[int, int, int], expected: tuple[int, int]
+) -> None:
+    assert shared_cost(*parts) == expected
+
+
+def test_hooks_of_the_user_never_see_the_empty_module() -> None:
+    seen: list[nn.Module] = []
+    handle = register_module_forward_pre_hook(lambda module, args: seen.append(module))
+    try:
+        assert measure_call_cost(Guard()) == CallCost()
+    finally:
+        handle.remove()
+    assert seen == []
+
+
+def test_calls_of_another_thread_meanwhile_spoil_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callcost, "_timed", lambda module: (module(), nn.Identity()(1)) and 1)
+    assert measure_call_cost(Guard()) == CallCost()
+
+
+def test_it_is_no_layer_of_anybodys() -> None:
+    recorder = CallRecorder()
+    measure_call_cost(Guard())
+    assert len(recorder.table()) == 0 and np.array(recorder.modules).size == 0
