@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.hooks import is_module_hook
-from gradscope.attribute.nodes import OUTSIDE, UNKNOWN
+from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
     INHERIT,
+    BoolColumn,
     Rows,
     Skeleton,
     Steps,
@@ -86,11 +87,23 @@ def _assigned(skeleton: Skeleton, steps: Steps, carried: _Carried, *, surveyed: 
     sum_rows, sum_owner = _sums(skeleton, carried, surveyed)
     rows = assign_rows(skeleton, accumulate_owner, sum_rows, sum_owner)
     rows = adopt_outside_ops(table, rows, steps)
-    # What Python does around recomputed ops has no line; least of all the one whose node set the recompute off.
-    again = skeleton.in_backward & np.isin(table.kind, (RowKind.CALL, RowKind.RECOMPUTE))
-    carried.line[again] = NO_LINE
+    carried.line[_without_line(skeleton)] = NO_LINE
     line = skeleton.levels.propagate(carried.line, NO_LINE).astype(np.int64)
     return Assigned(skeleton, rows, steps, line, tuple(carried.describe()))
+
+
+def _without_line(skeleton: Skeleton) -> IntColumn:
+    """Rows whose Python has no line: around ops that are recomputed since some node unpacked what it had saved.
+
+    The line of that node has nothing to do with it. A Function of Python's that calls modules in its backward does so
+    itself: theirs is the line that applied it.
+    """
+    table = skeleton.table
+    again = np.flatnonzero(skeleton.in_backward & np.isin(table.kind, (RowKind.CALL, RowKind.RECOMPUTE)))
+    around = nearest(table, again, (RowKind.NODE,))
+    # Torch's own nodes are numbered: MulBackward0.
+    of_python = np.array([not name[-1:].isdigit() for name in table.names], bool)
+    return again[(around < 0) | ~of_python[table.name[around]] | (table.kind[again] == RowKind.RECOMPUTE)]
 
 
 def _no_sums() -> tuple[IntColumn, IntColumn]:
@@ -120,7 +133,7 @@ class _Carried:
             unit_keys = keys(names, owner[in_step], table.name[units[in_step]])
             node_keys = keys(names, nodes.owner[node_places], table.name[nodes.row[node_places]])
             unit_match, node_match, exact = match_step(survey, unit_keys, node_keys)
-            self._note_units(units[in_step], np.array(unit_match, np.int64), survey)
+            self._note_units(units[in_step], np.array(unit_match, np.int64), survey, skeleton.in_backward)
             self._note_nodes(skeleton, node_places, np.array(node_match, np.int64), survey)
             self.steps += 1
             self.exact += exact
@@ -128,13 +141,16 @@ class _Carried:
     def fill_own(self, skeleton: Skeleton, notes: Notes) -> None:
         """Fill from notes that were read from this very trace."""
         units = unit_rows(skeleton)
-        self._note_units(units, np.arange(len(units)), notes)
+        self._note_units(units, np.arange(len(units)), notes, skeleton.in_backward)
         places = np.arange(len(skeleton.nodes.row))
         self._note_nodes(skeleton, places, places, notes)
 
-    def _note_units(self, rows: IntColumn, match: IntColumn, survey: Notes) -> None:
+    def _note_units(self, rows: IntColumn, match: IntColumn, survey: Notes, in_backward: BoolColumn) -> None:
         found = match >= 0
-        self.line[rows[found]] = survey.unit_line[match[found]]
+        line = survey.unit_line[match[found]]
+        # Inside a node what has no line of its own has the node's.
+        line[(line == NO_LINE) & in_backward[rows[found]]] = INHERIT
+        self.line[rows[found]] = line
         self.units += len(rows)
         self.matched += int(found.sum())
 

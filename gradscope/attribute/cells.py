@@ -120,7 +120,8 @@ def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribut
     """Charge the Python code between recomputed ops to the recompute instead of to the node that triggered it.
 
     A function that runs forward again (reentrant checkpointing, or one written by hand) does so before anything
-    else: what it spends up to the end of the last recomputed op is the recompute's.
+    else: what it spends up to the end of the last recomputed op is the recompute's, each piece of it that of the
+    recomputed row that follows.
     """
     table, category = assigned.skeleton.table, assigned.rows.category
     again = np.flatnonzero((category == Category.RECOMPUTE) & (table.parent >= 0))
@@ -128,21 +129,32 @@ def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribut
     again = again[(category[above] == Category.LAYER) & (table.kind[above] == RowKind.OP)]
     if not len(again):
         return [own]
-    function = table.parent[again]
     until = np.zeros(len(table), np.int64)
-    np.maximum.at(until, function, table.end_ns[again])
+    np.maximum.at(until, table.parent[again], table.start_ns[again])
     children = np.flatnonzero(table.parent >= 0)
+    children = children[table.start_ns[children] <= until[table.parent[children]]]
+    children = children[np.lexsort((table.start_ns[children], table.parent[children]))]
     parent = table.parent[children]
-    before = table.start_ns[children] < until[parent]
-    spent = np.zeros(len(table), np.int64)
-    np.add.at(spent, parent[before], (table.end_ns - table.start_ns)[children[before]])
-    functions, first = np.unique(function, return_index=True)
-    gap = np.clip(until[functions] - table.start_ns[functions] - spent[functions], 0, own.ns[functions])
+    first = np.diff(parent, prepend=-1) != 0
+    before = np.where(first, table.start_ns[parent], np.concatenate([[0], table.end_ns[children[:-1]]]))
+    gap = np.maximum(table.start_ns[children] - before, 0)
+    # The last child of each function that is looked at is a recomputed one: there is always one that follows.
+    place = np.where(np.isin(children, again), np.arange(len(children)), len(children))
+    follows = children[np.minimum.accumulate(place[::-1])[::-1]]
+    gap = _at_most(gap, parent, own.ns)
     ns = own.ns.copy()
-    ns[functions] -= gap
-    python = np.full(len(functions), len(table.names), np.int64)  # PYTHON, see own_contribution
-    nothing = np.zeros(len(functions), np.int64)
-    return [Contribution(own.row, own.op, ns, own.calls), Contribution(again[first], python, gap, nothing)]
+    np.subtract.at(ns, parent, gap)
+    python = np.full(len(children), len(table.names), np.int64)  # PYTHON, see own_contribution
+    return [Contribution(own.row, own.op, ns, own.calls), Contribution(follows, python, gap, np.zeros_like(gap))]
+
+
+def _at_most(gap: IntColumn, parent: IntColumn, own_ns: IntColumn) -> IntColumn:
+    """The gaps of each function, cut where they add up to more than its own time: children on other threads overlap."""
+    total = np.zeros(len(own_ns), np.int64)
+    np.add.at(total, parent, gap)
+    over = total[parent] > own_ns[parent]
+    cut: IntColumn = np.where(over, gap * own_ns[parent] // np.maximum(total[parent], 1), gap)
+    return cut
 
 
 def totals_by_step(assigned: Assigned, contributions: list[Contribution]) -> dict[Category, IntColumn]:

@@ -125,7 +125,10 @@ def test_a_nodes_function_is_no_second_call_and_markers_are_python() -> None:
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_python_before_the_last_recomputed_op_is_the_recomputes(before: int) -> None:
-    """A function of 100 ns: 10 of Python, an op of 20 again, 5 of Python, another, then its own op of 15."""
+    """A function of 100 ns: 10 of Python, an op of 20 again, 5 of Python, another, then its own op of 15.
+
+    Each piece is of the recomputed op that follows.
+    """
     table = table_of(
         Row(RowKind.BACKWARD, 0, 200, "backward"),
         Row(RowKind.NODE, 50, 160, "node", sequence=1, forward_thread=1),
@@ -142,8 +145,10 @@ def test_python_before_the_last_recomputed_op_is_the_recomputes(before: int) -> 
         ns[place(table, "function")] = before
         own = Contribution(own.row, own.op, ns, own.calls)
     plain, moved = move_recompute_gaps(made, own)
-    gap = before or 15
-    assert [names[op] for op in moved.op.tolist()] == [PYTHON]
-    assert (moved.row.tolist(), moved.ns.tolist(), moved.calls.tolist()) == ([place(table, "first")], [gap], [0])
+    gaps = [2, 1] if before else [10, 5]
+    gap = sum(gaps)
+    assert [names[op] for op in moved.op.tolist()] == [PYTHON, PYTHON]
+    rows = [place(table, "first"), place(table, "second")]
+    assert (moved.row.tolist(), moved.ns.tolist(), moved.calls.tolist()) == (rows, gaps, [0, 0])
     assert plain.ns.sum() + moved.ns.sum() == own.ns.sum()
     assert plain.ns[place(table, "function")] == own.ns[place(table, "function")] - gap

@@ -205,3 +205,61 @@ def test_lines_in_the_users_loop(meter: Meter) -> None:
 def test_no_lines_when_not_asked_for(meter: Meter) -> None:
     report = in_model_mode(Lined(meter), X, lambda output, batch: output.sum(), lines=False)()
     assert not report.data.lines
+
+
+class Adjoint(torch.autograd.Function):
+    """Solves backwards in time, as torchdiffeq's adjoint does: calls its module again, and has it differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, meter: Meter, field: nn.Module, y: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.meter, ctx.field = meter, field
+        with torch.no_grad():
+            y = y + field(y)
+        ctx.save_for_backward(y, *parameters)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        y, *parameters = ctx.saved_tensors
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for _ in range(3):
+            with torch.enable_grad():
+                y = y.detach().requires_grad_()
+                with ctx.meter.burn("python", "between", 1):  # Python between the operations
+                    pass
+                out = ctx.field(y)
+            slope, *found = torch.autograd.grad(out, (y, *parameters), -grad)
+            with ctx.meter.burn("python", "between", 1):
+                grad = grad - 0.1 * slope
+            for total, value in zip(sums, found, strict=True):
+                total.add_(value)
+        return (None, None, grad, *sums)
+
+
+class Field(nn.Module):
+    """Calls a module of its own, and burns between its operations."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter, self.inner = meter, nn.Linear(8, 8)
+
+    def forward(self, y: Tensor) -> Tensor:
+        y = self.inner(y)
+        with self.meter.burn("python", "field", 1):
+            return y.tanh()
+
+
+def test_everything_inside_a_functions_backward_has_a_line(meter: Meter) -> None:
+    """Python between its operations too: that of the operation that follows, or of the line that applied it."""
+    model = Field(meter)
+
+    def step() -> None:
+        Adjoint.apply(meter, model, X.clone().requires_grad_(), *model.parameters()).sum().backward()
+
+    report = measure(meter, in_a_loop(model, step))
+    ledger, steps = report.data.ledger, report.data.workload.steps
+    burned = sum(meter.totals_ns("python").values()) / steps
+    nodes = ledger.backward_ns - ledger.engine_ns
+    with_line = sum(row.backward_ns for row in report.data.lines)
+    assert burned > 9e6 and nodes > 9e6  # three rounds of three burns, and one that is forward
+    assert nodes - with_line <= 0.02 * nodes, (nodes, with_line, ledger)
