@@ -12,6 +12,8 @@ from gradscope import units
 # A run of a hundred thousand layers has about 100 MB; parsing needs some ten times the size of the file.
 MOST_BYTES = 500_000_000
 
+_OWN_HANDLES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+
 _KINDS = (
     (stat.S_ISDIR, "it is a folder"),
     (stat.S_ISFIFO, "it is a pipe, not a file"),
@@ -40,7 +42,9 @@ class NotJsonError(ValueError):
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
-    """The text of the file at ``path``; never waits for a pipe, and never reads a device.
+    """The text of the file at ``path``; never waits for a named pipe, and never reads a device.
+
+    A pipe that the shell opened for this process (``<(...)``, ``/dev/stdin``) is read to its end.
 
     Args:
         path: of the file.
@@ -68,11 +72,16 @@ def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
 
 
 def _read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    _require_file(os.stat(path), most)
+    opened = os.stat(path)
+    handed_over = stat.S_ISFIFO(opened.st_mode) and str(os.fspath(path)).startswith(_OWN_HANDLES)
+    if not handed_over:
+        _require_file(opened, most)
     # Not to wait, should a pipe have taken the file's place.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    without_waiting = 0 if handed_over else getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, os.O_RDONLY | without_waiting | getattr(os, "O_BINARY", 0))
     with os.fdopen(handle, "rb") as file:
-        _require_file(os.fstat(handle), most)
+        if not handed_over:
+            _require_file(os.fstat(handle), most)
         data = file.read(most + 1)
     if len(data) > most:
         raise UnreadableError(_too_large(len(data), most))

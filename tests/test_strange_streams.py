@@ -78,6 +78,13 @@ def test_a_reader_that_leaves() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"{\n", b"")
 
 
+@pytest.mark.parametrize("command", ["gradscope show <(cat run.json)", "cat run.json | gradscope show /dev/stdin"])
+def test_a_pipe_of_the_shells(command: str) -> None:
+    ran = shell(f"{command} -f json")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert json.loads(ran.stdout) == json.loads(to_json(load("run.json").data))
+
+
 # Without these Python takes UTF-8 where the locale is C.
 PLAIN = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
