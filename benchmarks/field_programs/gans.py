@@ -23,17 +23,14 @@ def _gan(name: str, options: str = "", epochs: int = 2) -> Program:
 
 PROGRAMS: tuple[Program, ...] = (
     _gan("gan"),
-    _gan("wgan", "--n_critic 3", epochs=4),
-    _gan("wgan_gp", "--n_critic 5", epochs=4),
-    _gan("wgan_div", "--n_critic 5", epochs=4),
+    _gan("wgan", "--n_critic 3", epochs=6),
+    _gan("wgan_gp", "--n_critic 5", epochs=8),
+    _gan("wgan_div", "--n_critic 5", epochs=8),
     _gan("acgan"),
     _gan("aae"),
-    _gan("began"),
     _gan("infogan"),
     _gan("lsgan"),
     _gan("relativistic_gan"),
-    _gan("softmax_gan"),
-    _gan("dragan"),
     _gan("ebgan"),
     _gan("sgan"),
 )

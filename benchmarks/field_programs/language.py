@@ -68,16 +68,17 @@ PROGRAMS: tuple[Program, ...] = (
         without=("input.txt",),
         data=text_file("input.txt"),
     ),
+    # Their --cuda turns it off.
     Program(
         "tcn-adding",
         *_TCN,
-        "TCN/adding_problem/add_test.py --seq_len 40 --levels 3 --nhid 16 --epochs 1 --batch_size 1000 --log-interval 5",  # noqa: E501
+        "TCN/adding_problem/add_test.py --cuda --seq_len 40 --levels 3 --nhid 16 --epochs 1 --batch_size 1000 --log-interval 5",  # noqa: E501
         environment={"PYTHONPATH": "."},
     ),
     Program(
         "tcn-copy",
         *_TCN,
-        "TCN/copy_memory/copymem_test.py --blank_len 40 --levels 3 --epochs 1 --batch_size 400 --iters 10",
+        "TCN/copy_memory/copymem_test.py --cuda --blank_len 40 --levels 3 --epochs 1 --batch_size 400 --iters 10",
         environment={"PYTHONPATH": "."},
         limit_s=400,
     ),

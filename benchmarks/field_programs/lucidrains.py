@@ -12,7 +12,7 @@ from denoising_diffusion_pytorch import GaussianDiffusion, Trainer, Unet
 model = Unet(dim=16, dim_mults=(1, 2), flash_attn=False)
 diffusion = GaussianDiffusion(model, image_size=32, timesteps=20, sampling_timesteps=5)
 trainer = Trainer(
-    diffusion, "pictures", train_batch_size=4, train_lr=8e-5, train_num_steps=24, gradient_accumulate_every=2,
+    diffusion, "pictures", train_batch_size=8, train_lr=8e-5, train_num_steps=24, gradient_accumulate_every=2,
     ema_decay=0.995, amp=False, calculate_fid=False, save_and_sample_every=23, num_samples=4,
 )
 trainer.train()
@@ -70,7 +70,7 @@ PROGRAMS: tuple[Program, ...] = (
         "9252ed7838021ee61e6c5be0930b3a9a88efdf06",
         "train_path_star.py",
         without=("data/*",),
-        needs=("einops", "einx", "loguru", "fire"),
+        needs=("einops", "einx", "loguru", "fire", "wandb"),
         seed=1,
         endless=True,
     ),
