@@ -272,7 +272,7 @@ def _read_survey(survey: SurveyStep | None, names: ModuleNames, parents: Sequenc
             read_skeleton(table, calls, parents),
             survey.line_spans,
             survey.graphs,
-            names.parameters(survey.parameters.by_number()),
+            names.parameters(survey.parameters.by_number(), survey.owners),
         )
     )
 
@@ -289,9 +289,16 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
     calls = _relabelled(found.recorder.table(), names.rows)
     skeleton = read_skeleton(table, calls, parents)
     labels = [*names.labels(found.modules.by_number()), -1]
+    for number, place in found.places.items():
+        labels[number] = names.rows[place] if labels[number] < 0 else labels[number]
     figures = found.figures
     given = MemoryInput(
-        survey=SurveyInput(skeleton, found.line_spans, found.graphs, names.parameters(found.parameters.by_number())),
+        survey=SurveyInput(
+            skeleton,
+            found.line_spans,
+            found.graphs,
+            names.parameters(found.parameters.by_number(), found.owners),
+        ),
         device=found.device,
         sightings=[replace(sighting, layer=labels[sighting.layer]) for sighting in found.sightings],
         saved=found.saved,

@@ -141,7 +141,7 @@ def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribut
     # The last child of each function that is looked at is a recomputed one: there is always one that follows.
     place = np.where(np.isin(children, again), np.arange(len(children)), len(children))
     follows = children[np.minimum.accumulate(place[::-1])[::-1]]
-    gap = _at_most(gap, parent, own.ns)
+    gap = _at_most(gap, parent.astype(np.int64), own.ns)
     ns = own.ns.copy()
     np.subtract.at(ns, parent, gap)
     python = np.full(len(children), len(table.names), np.int64)  # PYTHON, see own_contribution

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class SurveyStep:
     lines: list[LineInfo]
     graphs: list[tuple[GraphNode, ...]]
     parameters: Seen[torch.Tensor]
+    owners: Sequence[tuple[int, ...]]  # of each of them the labels of the modules that held it
     has_flops: bool
     has_shapes: bool = True
     table: EventTable | None = None

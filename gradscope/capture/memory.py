@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from gradscope import markers
 from gradscope.capture.census import every_storage, sizes_alive
 from gradscope.capture.modules import CallRecorder
+from gradscope.capture.registry import NOBODYS
 from gradscope.capture.saved import GraphReader, Kept
 from gradscope.capture.seen import Seen
 from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, tensors_in
@@ -51,9 +52,11 @@ class MemoryPass:
     lines: list[LineInfo]
     graphs: list[tuple[GraphNode, ...]]
     parameters: Seen[torch.Tensor]
+    owners: Sequence[tuple[int, ...]]  # of each of them the labels of the modules that held it
     device: str  # the one that is measured
     sightings: list[Sighting]  # ``layer`` indexes ``modules``
     modules: Seen[nn.Module]
+    places: Mapping[int, int]  # of those that were called, or lay in one that was: label in the registry
     saved: list[SavedTensor]
     figures: DeviceFigures | None
     notes: list[str]  # on what could not be measured
@@ -94,7 +97,8 @@ class MemoryTracer:
         self.saved: list[SavedTensor] = []
         self.census: list[Mapping[int, int]] = []  # storages of each size that were alive after each step
         self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels of sightings
-        self.graph = GraphTracer()
+        self.places: dict[int, int] = {}  # of a module's number its label in the registry, which outlives it
+        self.graph = GraphTracer(recorder.registry)
         self._recorder = recorder
         self._around = around
         self._marks = 0
@@ -180,7 +184,9 @@ class MemoryTracer:
             batch = {note.pointer for note in self._notes(tensors_in(self._around.batch))}
             # A leaf that a model was called with is data, also where it collects a gradient; any other is a parameter.
             constant = {note.pointer for note in self._notes(leaves)} - batch - self._inputs
-            constant |= {note.pointer for role, _, note in self._known() if role in _CONSTANT}
+            # Modules of the step may be gone when it has ended.
+            held = [each for each in self._known() if each[0] in _CONSTANT]
+            constant |= self._see(mark, held)
             for kept in self._graphs.kept_by(nodes):
                 for note in self._reader.storages(kept.tensor):
                     if note.device == self.device and note.pointer not in constant:
@@ -210,7 +216,7 @@ class MemoryTracer:
             for module in modules:
                 for tensor in getattr(module, name).values():
                     if tensor is not None:
-                        yield from ((role, self.modules.number(module), note) for note in self._reader.storages(tensor))
+                        yield from ((role, self._number(module), note) for note in self._reader.storages(tensor))
         owners = self._owners()
         for parameter in self._tensors_of_optimizers():
             yield from (
@@ -244,8 +250,16 @@ class MemoryTracer:
         for module in self._every_module():
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    owners.setdefault(id(parameter), self.modules.number(module))
+                    owners.setdefault(id(parameter), self._number(module))
         return owners
+
+    def _number(self, module: nn.Module) -> int:
+        """Its number, under which its place is noted once it has one."""
+        number = self.modules.number(module)
+        label = self._recorder.registry.get(module)
+        if label is not None and label != NOBODYS:
+            self.places[number] = label
+        return number
 
     def _tensors_of_optimizers(self) -> Iterator[torch.Tensor]:
         for optimizer in self._around.optimizers:
@@ -290,9 +304,11 @@ def finished_pass(profiler: Any, recorder: CallRecorder, tracer: MemoryTracer, l
         lines=lines.lines,
         graphs=tracer.graph.graphs,
         parameters=tracer.graph.parameters,
+        owners=tracer.graph.owners,
         device=tracer.device,
         sightings=tracer.sightings,
         modules=tracer.modules,
+        places=tracer.places,
         saved=tracer.saved,
         figures=tracer.figures(),
         notes=tracer.notes(),

@@ -46,11 +46,21 @@ class ModuleNames:
             found.append(parent if parent in callers or parent < 0 else found[parent])
         return found
 
-    def parameters(self, tensors: Sequence[torch.Tensor | None]) -> tuple[ParameterInfo, ...]:
-        """Name and owners of each leaf that received a gradient; none for one outside every module."""
+    def parameters(
+        self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Sequence[int]] = ()
+    ) -> tuple[ParameterInfo, ...]:
+        """Name and owners of each leaf that received a gradient; none for one outside every module.
+
+        Args:
+            owners: of each tensor the labels of the places that held it; they count where no module holds it now.
+        """
         holders = _holders(self.modules)
         found = []
-        for tensor in tensors:
+        for number, tensor in enumerate(tensors):
+            rows = [self.rows[label] for label in owners[number]] if number < len(owners) else []
+            if id(tensor) not in holders and any(row >= 0 for row in rows):
+                found.append(ParameterInfo("", tuple(row for row in rows if row >= 0)))
+                continue
             held = [(self.index[id(module)], name) for module, name in holders.get(id(tensor), ())]
             full = [join(self.infos[row].path, name) for row, name in held]
             found.append(ParameterInfo(full[0] if full else "", tuple(row for row, _ in held)))

@@ -26,6 +26,7 @@ from gradscope.capture.frames import TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
+from gradscope.capture.registry import ModuleRegistry
 from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
@@ -235,9 +236,11 @@ def _cpu_attention_formulas() -> dict[Any, Callable[..., int]]:
 class GraphTracer:
     """Notes the graph of each backward pass, and marks each AccumulateGrad with its parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: ModuleRegistry | None = None) -> None:
         self.graphs: list[tuple[GraphNode, ...]] = []  # one a backward pass, in order
         self.parameters: Seen[torch.Tensor] = Seen()
+        self.owners: list[tuple[int, ...]] = []  # of each of them the labels of the modules that held it
+        self._registry = registry or ModuleRegistry()
         self._handles: list[Any] = []
 
     @contextmanager
@@ -269,6 +272,8 @@ class GraphTracer:
         if variable is None:
             return GraphNode(node._sequence_nr(), -1, edges)
         index = self.parameters.number(variable)
+        if index == len(self.owners):
+            self.owners.append(self._registry.owners_of(variable))
         self._handles.append(variable.register_post_accumulate_grad_hook(parameter_marker(index)))
         return GraphNode(-1, index, edges)
 

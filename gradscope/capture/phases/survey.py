@@ -26,7 +26,7 @@ class Survey(Phase):
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
         self._recorder = CallRecorder(run.guard, run.capture.registry)
-        self._graph = GraphTracer()
+        self._graph = GraphTracer(run.capture.registry)
         self._tracer = LineTracer(run.line_mode, run.guard)
         self._profiler: Any = None
         self._compiled = False
@@ -86,6 +86,7 @@ class Survey(Phase):
             lines=self._tracer.lines,
             graphs=self._graph.graphs,
             parameters=self._graph.parameters,
+            owners=self._graph.owners,
             has_flops=self._plan.flops and not self._compiled,
             has_shapes=self._plan.shapes,
         )
