@@ -9,7 +9,7 @@ import torch
 
 from gradscope.patching import algebra
 from gradscope.patching.algebra import Sum, TooLongError
-from gradscope.patching.graph import CASTS, COPIES, cast_source, made_from, number
+from gradscope.patching.graph import CASTS, COPIES, cast_source, is_fixed, number
 from gradscope.patching.recording import Node, Value
 
 _FUNCTIONS: dict[str, Callable[[Sum], Sum]] = {
@@ -53,15 +53,17 @@ def constant(argument: Any) -> float | None:
     """A number, or a tensor of one that depends on no other than such tensors."""
     if not isinstance(argument, Value):
         return number(argument)
-    if argument.shape != () or any(leaf.shape != () or leaf.requires_grad for leaf in made_from(argument)):
-        return None
-    return number(argument)
+    return number(argument) if argument.shape == () and is_fixed(argument) else None
 
 
 def uncast(value: Value) -> Value:
     """What a tensor was before casts and copies."""
-    while (source := _handed_on(value)) is not None:
+    way = []
+    while (source := value.uncast or _handed_on(value)) is not None:
+        way.append(value)
         value = source
+    for each in way:
+        each.uncast = value
     return value
 
 

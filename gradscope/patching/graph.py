@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,13 +20,19 @@ _NEW_EACH_TIME = frozenset(
 )
 
 
+# Calls by which a tensor is made again: a number or a mask takes a few.
+_MOST_AGAIN = 1000
+
+
 def number(argument: Any) -> float | None:
     """A Python number, or a tensor of one that still exists."""
     if isinstance(argument, (int, float)) and not isinstance(argument, bool):
         return float(argument)
     if isinstance(argument, Value) and argument.shape == () and not argument.requires_grad:
-        tensor = remade(argument)
-        return None if tensor is None else float(tensor)
+        if argument.number is None:
+            tensor = remade(argument)
+            argument.number = (None if tensor is None else float(tensor),)
+        return argument.number[0]
     return None
 
 
@@ -79,46 +85,99 @@ def _numbers(arguments: list[Any]) -> Iterator[int]:
             yield from _numbers(list(each))
 
 
+def reached(value: Value) -> Iterator[Value]:
+    """``value`` and all that it depends on, each once."""
+    seen, left = {value}, [value]
+    while left:
+        each = left.pop()
+        yield each
+        for read in each.producer.inputs if each.producer is not None else ():
+            if read not in seen:
+                seen.add(read)
+                left.append(read)
+
+
 def made_from(value: Value) -> set[Value]:
     """The tensors that ``value`` depends on and that no recorded call made."""
-    if value.producer is None:
-        return {value}
-    return {leaf for read in value.producer.inputs for leaf in made_from(read)}
+    return {each for each in reached(value) if each.producer is None}
 
 
 def makers(value: Value) -> set[Node]:
     """The recorded calls that ``value`` comes from."""
-    if value.producer is None:
-        return set()
-    found = {value.producer}
-    for read in value.producer.inputs:
-        found |= makers(read)
-    return found
+    return {each.producer for each in reached(value) if each.producer is not None}
+
+
+def is_fixed(value: Value) -> bool:
+    """Whether it depends on nothing but tensors of one number without a gradient; looked up once for each tensor."""
+    left = [value]
+    while left:
+        each = left[-1]
+        node = each.producer
+        if node is None:
+            each.fixed = each.shape == () and not each.requires_grad
+        elif each.fixed is None:
+            unknown = [read for read in node.inputs if read.fixed is None]
+            if unknown and all(read.fixed is not False for read in node.inputs):
+                left += unknown
+                continue
+            each.fixed = not unknown and all(read.fixed for read in node.inputs)
+        left.pop()
+    return bool(value.fixed)
 
 
 def remade(value: Value) -> Tensor | None:
     """The tensor itself, or made again from those that still exist; None where that cannot be done faithfully."""
+    made: dict[Value, Tensor] = {}
+    left = [value]
+    while left:
+        each = left[-1]
+        tensor = made.get(each)
+        if tensor is None:
+            tensor = _still_there(each)
+        if tensor is None:
+            node = each.producer
+            is_none = each is not value and each.number == (None,)
+            if node is None or is_none or not _can_run_again(node) or len(made) + len(left) > _MOST_AGAIN:
+                return None
+            missing = [read for read in dict.fromkeys(node.inputs) if read not in made]
+            if missing:
+                left += missing
+                continue
+            tensor = _run_again(node, made)
+            if tensor is None:
+                return None
+        made[each] = tensor
+        left.pop()
+    return made[value]
+
+
+def _still_there(value: Value) -> Tensor | None:
+    if value.number is not None and value.number[0] is not None and value.dtype.is_floating_point:
+        return torch.tensor(value.number[0], dtype=value.dtype, device=value.device)
     tensor = value.tensor()
-    if tensor is not None and _unchanged(tensor, value):
-        return tensor.detach()
-    node = value.producer
-    if node is None or node.op in _NEW_EACH_TIME or len(node.outputs) != 1:
-        return None
-    if node.changed and (
-        not node.inputs or node.changed != {node.inputs[0].storage} or node.args[0] is not node.inputs[0]
-    ):
-        return None
+    return tensor.detach() if tensor is not None and _unchanged(tensor, value) else None
+
+
+def _can_run_again(node: Node) -> bool:
+    if node.op in _NEW_EACH_TIME or len(node.outputs) != 1:
+        return False
+    if not node.changed:
+        return True
+    return bool(node.inputs) and node.changed == {node.inputs[0].storage} and node.args[0] is node.inputs[0]
+
+
+def _run_again(node: Node, made: Mapping[Value, Tensor]) -> Tensor | None:
     try:
         with torch.no_grad():
-            args, kwargs = _remade_all(node.args), _remade_all(node.kwargs)
+            args, kwargs = _filled(node.args, made), _filled(node.kwargs, made)
             if node.changed:
                 args = (args[0].clone(), *args[1:])
-            made = node.function(*args, **kwargs)
+            result = node.function(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, LookupError):
         return None
     if node.op == "setitem":
-        made = args[0]
-    return made if isinstance(made, Tensor) else None
+        result = args[0]
+    return result if isinstance(result, Tensor) else None
 
 
 def _unchanged(tensor: Tensor, value: Value) -> bool:
@@ -128,16 +187,13 @@ def _unchanged(tensor: Tensor, value: Value) -> bool:
     return tensor.is_inference() or tensor._version == value.content[1]
 
 
-def _remade_all(arguments: Any) -> Any:
+def _filled(arguments: Any, made: Mapping[Value, Tensor]) -> Any:
     if isinstance(arguments, Value):
-        made = remade(arguments)
-        if made is None:
-            raise LookupError("a tensor that is gone")
-        return made
+        return made[arguments]
     if isinstance(arguments, tuple):
-        return tuple(_remade_all(each) for each in arguments)
+        return tuple(_filled(each, made) for each in arguments)
     if isinstance(arguments, list):
-        return [_remade_all(each) for each in arguments]
+        return [_filled(each, made) for each in arguments]
     if isinstance(arguments, dict):
-        return {name: _remade_all(each) for name, each in arguments.items()}
+        return {name: _filled(each, made) for name, each in arguments.items()}
     return arguments

@@ -40,6 +40,10 @@ class Value:
     kept: bool | None = None  # whether the tensor outlived the run, once that is settled
     same: bool = True  # whether it was still at this version then
     strides: tuple[int, ...] | None = None  # None: it has none, being sparse or nested
+    # What was found out about it, so that in a long chain it is looked up once.
+    number: tuple[float | None] | None = None  # its number; see graph.number
+    fixed: bool | None = None  # see graph.is_fixed
+    uncast: Value | None = None  # see formula.uncast
 
     @property
     def alive(self) -> bool:

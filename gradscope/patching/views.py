@@ -23,14 +23,24 @@ def is_view(node: Node) -> bool:
 
 def replayed(value: Value, root: Value, given: Tensor) -> Tensor | None:
     """What ``value`` would be if ``root``, from which views lead to it, had been ``given``; others are left out."""
-    if value is root:
-        return given
-    node = value.producer
-    if node is None or len(node.inputs) != 1:
-        return None
-    below = replayed(node.inputs[0], root, given)
-    if below is None or not is_view(node):
-        return below
+    way = []
+    while value is not root:
+        node = value.producer
+        if node is None or len(node.inputs) != 1:
+            return None
+        if is_view(node):
+            way.append((node, value))
+        value = node.inputs[0]
+    made: Tensor | None = given
+    for node, value in reversed(way):
+        made = _again(node, value, made)
+        if made is None:
+            return None
+    return made
+
+
+def _again(node: Node, value: Value, below: Tensor) -> Tensor | None:
+    """The output ``value`` of a view of ``below``."""
     try:
         made = node.function(*_with(node.args, below), **_with(node.kwargs, below))
     except (RuntimeError, TypeError, ValueError, IndexError):

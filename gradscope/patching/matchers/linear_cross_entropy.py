@@ -69,12 +69,9 @@ class _Head:
 def losses_of(logits: Value, classes: int, logarithmic: bool = False) -> Reached:
     """Everything that reads ``logits``, whose dimension ``classes`` holds the classes."""
     reached = Reached()
-    _follow(logits, classes, logarithmic, reached)
-    return reached
-
-
-def _follow(value: Value, classes: int, logarithmic: bool, reached: Reached) -> None:
-    for node in value.users:
+    left = [(node, logits, classes, logarithmic) for node in reversed(logits.users)]
+    while left:
+        node, value, classes, logarithmic = left.pop()
         if node.op in {"cross_entropy", "nll_loss"} and node.args and node.args[0] is value:
             if node.op == ("nll_loss" if logarithmic else "cross_entropy"):
                 reached.losses.append(node)
@@ -87,7 +84,9 @@ def _follow(value: Value, classes: int, logarithmic: bool, reached: Reached) -> 
             reached.others.append(node)
         else:
             reached.between.add(node)
-            _follow(node.output, after, logarithmic or node.op == "log_softmax", reached)
+            again = logarithmic or node.op == "log_softmax"
+            left += [(user, node.output, after, again) for user in reversed(node.output.users)]
+    return reached
 
 
 def _after(node: Node, value: Value, classes: int, logarithmic: bool) -> int | None:

@@ -112,19 +112,26 @@ def is_causal(mask: torch.Tensor, hides: str, shape: tuple[int, int]) -> bool:
 
 def _made(value: Value, frame: Frame, nodes: set[Node], fixed: list[Scalar]) -> bool:
     """Whether ``value`` is made under ``frame`` from sizes and fixed numbers alone."""
-    node = value.producer
-    if node is None or node.place_in(frame) is None or not node.places:
-        return False
-    nodes.add(node)
-    if node.op in _LIKE or (node.op.startswith("new_") and node.op in _FILLED):
-        return True
-    if node.op in _FILLED or node.op == "arange" or node.op in {"triu_indices", "tril_indices", "tensor"}:
-        return _made_alone(node, fixed)
-    if not node.inputs:
-        return False
-    if not (_plain_index(node) if node.op == "getitem" else _numbers_fixed(node, fixed)):
-        return False
-    return all(_made(read, frame, nodes, fixed) for read in _read(node))
+    left = [value]
+    while left:
+        node = left.pop().producer
+        if node is None or node.place_in(frame) is None or not node.places:
+            return False
+        if node in nodes:
+            continue
+        nodes.add(node)
+        if node.op in _LIKE or (node.op.startswith("new_") and node.op in _FILLED):
+            continue
+        if node.op in _FILLED or node.op == "arange" or node.op in {"triu_indices", "tril_indices", "tensor"}:
+            if not _made_alone(node, fixed):
+                return False
+            continue
+        if not node.inputs:
+            return False
+        if not (_plain_index(node) if node.op == "getitem" else _numbers_fixed(node, fixed)):
+            return False
+        left += reversed(_read(node))
+    return True
 
 
 def _read(node: Node) -> tuple[Value, ...]:

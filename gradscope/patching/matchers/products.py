@@ -13,6 +13,9 @@ _PRODUCTS = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
 
 VIEWS = frozenset({"view", "reshape", "flatten", "unflatten"})
 
+# What may stand between a product and the softmax, beside casts.
+_BETWEEN = frozenset({"mul", "div", "add", "sub", "masked_fill", "where", "setitem", *COPIES, *VIEWS})
+
 _DOTS = "αβγδεζηθ"  # labels for what an ellipsis stands for
 
 
@@ -137,19 +140,18 @@ def _turned(keys: Value, node: Node, last: Node) -> tuple[Operand, set[Node]]:
 
 def leads_to_product(value: Value) -> bool:
     """Whether a product of two tensors stands behind, over what may stand between it and the softmax."""
-    while value.producer is not None:
+    seen, left = {value}, [value]
+    while left:
+        value = left.pop()
         node = value.producer
+        if node is None or (node.op not in _BETWEEN and not is_product(node) and cast_source(value) is None):
+            continue
         if is_product(node):
             return True
-        allowed = {"mul", "div", "add", "sub", "masked_fill", "where", "setitem", *COPIES, *VIEWS}
-        if node.op not in allowed and cast_source(value) is None:
-            return False
-        read = [each for each in node.inputs if math.prod(each.shape) == math.prod(value.shape)]
-        if len(read) > 1:
-            return any(leads_to_product(each) for each in read)
-        if not read:
-            return False
-        value = read[0]
+        for each in node.inputs:
+            if each not in seen and math.prod(each.shape) == math.prod(value.shape):
+                seen.add(each)
+                left.append(each)
     return False
 
 

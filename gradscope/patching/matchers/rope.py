@@ -87,11 +87,14 @@ def _match(rotation: Rotation, layout: Layout) -> Match:
 
 def _is_viewed(value: Value) -> bool:
     """Whether a view is taken that is only possible in some layouts of memory."""
-    return any(
-        node.op in {"view", "view_as_complex"} or ((is_view(node) or node.op in CASTS) and _is_viewed(node.output))
-        for node in value.users
-        if node.outputs
-    )
+    left = list(value.users)
+    while left:
+        node = left.pop()
+        if node.outputs and node.op in {"view", "view_as_complex"}:
+            return True
+        if node.outputs and (is_view(node) or node.op in CASTS):
+            left += node.output.users
+    return False
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradscope.patching.graph import CASTS
 from gradscope.patching.recording import Node, Value
-from gradscope.patching.views import VIEWS
+from gradscope.patching.views import is_view
 from gradscope.recipes.rope import rope
 
 # What brings a table to [tokens, pairs] or [batch, tokens, pairs], as text and as an index.
@@ -129,16 +129,11 @@ class _Again:
 
 def key_of(value: Value) -> object:
     """Equal for tensors that the same views show."""
-    node = value.producer
-    if node is not None and node.op in VIEWS and len(node.inputs) == 1 and not node.changed:
-        return (
-            node.op,
-            node.outputs.index(value),
-            repr(_shown(node.args)),
-            repr(_shown(node.kwargs)),
-            key_of(node.inputs[0]),
-        )
-    return value.content
+    views = []
+    while (node := value.producer) is not None and is_view(node):
+        views.append((node.op, node.outputs.index(value), repr(_shown(node.args)), repr(_shown(node.kwargs))))
+        value = node.inputs[0]
+    return value.content, *views
 
 
 def _shown(arguments: Any) -> Any:

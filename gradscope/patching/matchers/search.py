@@ -171,12 +171,14 @@ class _Walk:
         self.complete = True
         self._given, self._through, self._seen = given, through, set[Value]()
         self._classes = {uncast(each).index for each in given}
-        self._go(output)
+        self._left = [output]
+        while self._left and self.complete:
+            value = self._left.pop()
+            if value not in self._seen:
+                self._seen.add(value)
+                self._visit(value)
 
-    def _go(self, value: Value) -> None:
-        if value in self._seen or not self.complete:
-            return
-        self._seen.add(value)
+    def _visit(self, value: Value) -> None:
         origin = uncast(value).index
         node = value.producer
         if origin in self._classes:
@@ -192,7 +194,7 @@ class _Walk:
         self.nodes.add(node)
         for read in node.inputs:
             if node.op not in {"to", "type_as", "type"} or read is node.inputs[0]:
-                self._go(read)
+                self._left.append(read)
 
     def _leads_to_given(self, value: Value) -> bool:
         """Whether it is a cast or copy of a given tensor, and not that itself."""
