@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,55 @@ def proves(
     except (RuntimeError, TypeError, ValueError, LookupError):
         return False
     return True
+
+
+class Proofs:
+    """Proofs of one recording: what a loop does in each of its rounds is proved once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, bool] = {}
+
+    def proves(
+        self,
+        name: str,
+        nodes: Iterable[Node],
+        output: Value,
+        given: Sequence[Value],
+        formula: Sum,
+        wanted: Sum,
+        function: Callable[[Mapping[int, Tensor]], Tensor],
+    ) -> bool:
+        """As :func:`proves`; ``name`` tells functions apart."""
+        key = (name, _form(nodes, output, given))
+        if key not in self._known:
+            self._known[key] = proves(nodes, output, given, formula, wanted, function)
+        return self._known[key]
+
+
+def _form(nodes: Iterable[Node], output: Value, given: Sequence[Value]) -> object:
+    """Equal for equal calls of tensors of equal shapes, with the same numbers."""
+    numbers = {value: f"given {number}" for number, value in enumerate(given)}
+
+    def shown(argument: Any) -> object:
+        if isinstance(argument, Value):
+            if argument in numbers:
+                return numbers[argument]
+            origin = uncast(argument)
+            known = next((name for value, name in numbers.items() if uncast(value) is origin), None)
+            return known if known is not None else ("number", constant(argument))
+        if isinstance(argument, (tuple, list)):
+            return tuple(shown(each) for each in argument)
+        if isinstance(argument, dict):
+            return tuple((name, shown(each)) for name, each in argument.items())
+        return repr(argument)
+
+    calls = []
+    for node in sorted(nodes, key=lambda each: each.index):
+        calls.append((node.op, shown(node.args), shown(node.kwargs)))
+        for value in node.outputs:
+            numbers[value] = f"made {len(numbers)}"
+    shapes = tuple((value.shape, value.dtype) for value in given)
+    return shapes, tuple(calls), numbers.get(output)
 
 
 def evaluate(formula: Sum, tensors: Mapping[int, Tensor]) -> Tensor:

@@ -93,6 +93,7 @@ class Formulas:
         self._known: dict[int, Sum] = {}
         self._none: set[int] = set()  # what is no formula
         self._deep = 0
+        self._too_deep: dict[int, int] = {}  # how deep it was already where that was too deep
 
     def of(self, value: Value) -> Sum:
         """What ``value`` is.
@@ -102,7 +103,7 @@ class Formulas:
         """
         found = self._known.get(value.index)
         if found is None:
-            if self._deep >= _DEEPEST:
+            if self._deep >= self._too_deep.get(value.index, _DEEPEST):
                 raise _TooDeepError
             if value.index in self._none:
                 raise TooLongError
@@ -110,6 +111,7 @@ class Formulas:
             try:
                 found = self._known[value.index] = self._read(value)
             except _TooDeepError:  # from a nearer result it may be reached
+                self._too_deep[value.index] = self._deep - 1
                 raise
             except TooLongError:
                 self._none.add(value.index)

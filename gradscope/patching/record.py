@@ -126,4 +126,5 @@ class Recorder:
             for value in self.recording.values:
                 value.producer = None
                 value.users.clear()
+            self.recording.found.clear()
             self.recording = None

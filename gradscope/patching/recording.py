@@ -153,6 +153,7 @@ class Recording:
 
     nodes: list[Node]
     values: list[Value]
+    found: dict[str, Any] = field(default_factory=dict)  # what one matcher found and others ask for again, by its name
 
     def executed_in(self, frame: Frame) -> list[Node]:
         """The calls made by ``frame`` or below it."""

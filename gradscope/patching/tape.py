@@ -57,7 +57,8 @@ class Tape(TorchFunctionMode):
         self.values: list[Value] = []
         self._latest: dict[int, Value] = {}  # by id of the tensor
         self._tensors = 0
-        self._storages: dict[int, tuple[int, list[weakref.ref[Tensor]]]] = {}  # by address: a number, who uses it
+        # By address: a number, and who uses it, by id.
+        self._storages: dict[int, tuple[int, dict[int, weakref.ref[Tensor]]]] = {}
         self._addresses = 0
         self._frames: dict[int, tuple[FrameType, Frame]] = {}
         self._count = 0
@@ -157,7 +158,7 @@ class Tape(TorchFunctionMode):
         node.autocast = any(map(_casts, {value.device.type for value in inputs}))
         self.nodes.append(node)
         for value in inputs:
-            if node not in value.users:
+            if not value.users or value.users[-1] is not node:  # given twice
                 value.users.append(node)
         made = [args[0]] if op == "setitem" else _tensors(result)  # an assignment returns nothing
         node.outputs = tuple(self._new(tensor, node) for tensor in made)
@@ -239,12 +240,12 @@ class Tape(TorchFunctionMode):
         """A number for the tensor's memory; an address that was freed and is used again has another."""
         address = _address(tensor)
         known = self._storages.get(address)
-        if known is None or not any(user() is not None for user in known[1]):
+        if known is None or not _is_used(known[1]):
             self._addresses += 1
-            known = self._storages[address] = (self._addresses, [])
-        if not any(user() is tensor for user in known[1]):
-            known[1][:] = [user for user in known[1] if user() is not None]
-            known[1].append(weakref.ref(tensor))
+            known = self._storages[address] = (self._addresses, {})
+        user = known[1].get(id(tensor))
+        if user is None or user() is not tensor:
+            known[1][id(tensor)] = weakref.ref(tensor)
         return known[0]
 
     def _places(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:
@@ -353,6 +354,16 @@ def _clear(frame: FrameType, known: Frame) -> None:
             frame.clear()
         except RuntimeError:  # still running: it lets go of its names itself
             return
+
+
+def _is_used(users: dict[int, weakref.ref[Tensor]]) -> bool:
+    """Whether one of them lives; those in front that do not are taken out."""
+    while users:
+        first = next(iter(users))
+        if users[first]() is not None:
+            return True
+        del users[first]
+    return False
 
 
 def _address(tensor: Tensor) -> int:

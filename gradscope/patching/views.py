@@ -31,12 +31,13 @@ def replayed(value: Value, root: Value, given: Tensor) -> Tensor | None:
         if is_view(node):
             way.append((node, value))
         value = node.inputs[0]
-    made: Tensor | None = given
+    shown = given
     for node, value in reversed(way):
-        made = _again(node, value, made)
+        made = _again(node, value, shown)
         if made is None:
             return None
-    return made
+        shown = made
+    return shown
 
 
 def _again(node: Node, value: Value, below: Tensor) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from gradscope.patching.again import CONSTANTS, proves
 from gradscope.patching.formula import Formulas, uncast
 from gradscope.patching.graph import number
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.matchers.search import Region, after, before, formula_of, region
+from gradscope.patching.matchers.search import Region, after, before, formula_of, is_function_of, region
 from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "gelu"
@@ -27,8 +28,10 @@ _NEAR = 0.2
 _SIGNS = frozenset({"tanh", "erf", "erfc", "special_erfc", "special_ndtr", "sigmoid", "exp"})
 
 # After so many of them that are no GELU's, one after the other, the rest is taken for more of the same: a recurrence
-# has some in each of its steps, and looking at one takes 10 ms there.
+# has some in each of its steps, and looking at one takes 1 ms there.
 _FRUITLESS = 150
+
+_KEPT = 100  # tensors whose formulas are kept: calls nearby begin with the same
 
 
 def matches(recording: Recording) -> Iterator[Match]:
@@ -87,8 +90,11 @@ class _Unit:
 def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
     """GELUs with their approximation, and formulas that are GELU but for their numbers."""
     inside: set[Node] = set()
+    given: dict[Value, _Wanted] = {}
     fruitless = 0
     for node in recording.nodes:
+        if len(given) > _KEPT:
+            given.clear()
         if not node.outputs or not node.inputs or node in inside:
             continue
         if fruitless == _FRUITLESS:
@@ -96,9 +102,9 @@ def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
         if own and node.op == "gelu":
             if not _is_added(node.inputs[0]):  # not worth a proof
                 continue
-            found = _unit(node.output, node.inputs[0], CONSTANTS, Formulas(node.inputs[0], alone=True))
+            found = _unit(node.output, _Wanted(node.inputs[0]), CONSTANTS)
         elif node.op in _SIGNS:
-            found = _around(node, CONSTANTS) or _around(node, _NEAR)
+            found = _around(node, given)
         else:
             continue
         fruitless += 1
@@ -108,23 +114,50 @@ def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
             yield found
 
 
-def _around(sign: Node, tolerance: float) -> _Unit | None:
-    """The unit that the call ``sign`` is a part of."""
-    for x in before(sign.inputs[0], sign.output.shape):
-        formulas = Formulas(x, alone=True)
-        for output in reversed(after(sign.output, x.shape)):
-            found = _unit(output, x, tolerance, formulas)
-            if found is not None:
-                return found
+class _Wanted:
+    """The formulas of a GELU of ``x``."""
+
+    def __init__(self, x: Value) -> None:
+        self.x, self.formulas = x, Formulas(x, alone=True)
+
+    @cached_property
+    def by_name(self) -> dict[str, algebra.Sum]:
+        """Exact, by tanh, by the logistic function."""
+        leaf = self.formulas.leaf(self.x)
+        return {name: _formula(leaf, name) for name in ("none", "tanh", "logistic")}
+
+
+def _around(sign: Node, given: dict[Value, _Wanted]) -> _Unit | None:
+    """The unit that the call ``sign`` is a part of; one with other numbers where there is none.
+
+    Args:
+        given: what was looked at for calls before; it is added to.
+    """
+    values = before(sign.inputs[0], sign.output.shape)
+    for x in values:
+        if x not in given:
+            given[x] = _Wanted(x)
+    begins = [
+        wanted for wanted in map(given.__getitem__, values) if is_function_of(wanted.formulas, sign.output, wanted.x)
+    ]
+    if not begins:
+        return None
+    ends = {wanted: after(sign.output, wanted.x.shape)[::-1] for wanted in begins}
+    for tolerance in (CONSTANTS, _NEAR):
+        for wanted in begins:
+            for output in ends[wanted]:
+                found = _unit(output, wanted, tolerance)
+                if found is not None:
+                    return found
     return None
 
 
-def _unit(output: Value, x: Value, tolerance: float, formulas: Formulas) -> _Unit | None:
-    formula = formula_of(formulas, output)
+def _unit(output: Value, given: _Wanted, tolerance: float) -> _Unit | None:
+    formula = formula_of(given.formulas, output)
     if formula is None:
         return None
-    for approximate in ("none", "tanh", "logistic"):
-        wanted = _formula(formulas.leaf(x), approximate)
+    x = given.x
+    for approximate, wanted in given.by_name.items():
         if not algebra.close(formula, wanted, tolerance):
             continue
         found = region(output, (x,))

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching import algebra
-from gradscope.patching.again import CONSTANTS, proves
+from gradscope.patching.again import CONSTANTS, Proofs
 from gradscope.patching.algebra import Sum
 from gradscope.patching.formula import Formulas, is_half, uncast
 from gradscope.patching.graph import CASTS, argument
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
-from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, formula_of, region
+from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, formula_of, is_function_of, region
 from gradscope.patching.recording import Node, Recording, Value
 
 # How near a formula's numbers come that is divided by one less than the number of features.
@@ -64,15 +64,22 @@ def layer(recording: Recording) -> Iterator[Match]:
     return (_match(found) for found in norms(recording) if found.centred)
 
 
-def norms(recording: Recording) -> Iterator[Norm]:
+def norms(recording: Recording) -> list[Norm]:
     """Every normalisation that is spelled out, and formulas that are one but for their numbers."""
+    known: list[Norm] | None = recording.found.get("norms")
+    if known is not None:
+        return known
+    norms: list[Norm] = []
     inside: set[Node] = set()
+    proofs = Proofs()
     for node in recording.nodes:
         if node.op in _STATISTICS and node.inputs and len(node.inputs[0].shape) > 1 and node not in inside:
-            found = _around(node, CONSTANTS) or _around(node, _NEAR)
+            found = _around(node, proofs)
             if found is not None:
                 inside |= found.region.nodes
-                yield found
+                norms.append(found)
+    recording.found["norms"] = norms
+    return norms
 
 
 def _match(found: Norm) -> Match:
@@ -107,22 +114,44 @@ def _of_torch(node: Node) -> Match:
     return Match(RMS, RMS, tuple(arguments), frozenset({node}), node.output, reasons=reasons)
 
 
-def _around(statistic: Node, tolerance: float) -> Norm | None:
-    """The normalisation that ``statistic`` is a part of, with as much of weight and bias as there is."""
+def _around(statistic: Node, proofs: Proofs) -> Norm | None:
+    """The normalisation that ``statistic`` is a part of, with as much of weight and bias as there is.
+
+    One with other numbers where there is none.
+    """
+    spelled: list[_Spelled] = []
     for x in before(statistic.inputs[0], statistic.inputs[0].shape):
+        if not is_function_of(Formulas(x, alone=True), statistic.inputs[0], x):
+            continue
+        known: dict[tuple[int, ...], Formulas] = {}
         outputs = {output for made in statistic.outputs for output in after(made, x.shape)}
         for output in sorted(outputs, key=lambda each: -each.index):
-            found = _norm(x, output, tolerance)
-            if found is not None:
-                return found
-    return None
+            each = _spelled(x, output, known)
+            if each is not None:
+                norm = _norm(each, CONSTANTS, proofs)
+                if norm is not None:
+                    return norm
+                spelled.append(each)
+    return next(filter(None, (_norm(each, _NEAR, proofs) for each in spelled)), None)
 
 
-def _norm(x: Value, output: Value, tolerance: float) -> Norm | None:
+@dataclass(frozen=True)
+class _Spelled:
+    """A tensor that may be a normalised ``x``, as a formula."""
+
+    x: Value
+    output: Value
+    formulas: Formulas
+    formula: Sum
+    used: list[Value]  # vectors of the features
+    eps: float
+
+
+def _spelled(x: Value, output: Value, known: dict[tuple[int, ...], Formulas]) -> _Spelled | None:
     vectors = _vectors(output, x.shape)
     if len(vectors) > 4:
         return None
-    formulas = Formulas(x, *vectors, alone=True)
+    formulas = known.setdefault(tuple(each.index for each in vectors), Formulas(x, *vectors, alone=True))
     formula = formula_of(formulas, output)
     if formula is None:
         return None
@@ -130,6 +159,12 @@ def _norm(x: Value, output: Value, tolerance: float) -> Norm | None:
     used = [value for value in vectors if formulas.index(value) in formula.leaves]
     if eps is None or formula.leaves - {formulas.index(each) for each in (x, *used)}:
         return None
+    return _Spelled(x, output, formulas, formula, used, eps)
+
+
+def _norm(spelled: _Spelled, tolerance: float, proofs: Proofs) -> Norm | None:
+    x, output, used, eps = spelled.x, spelled.output, spelled.used, spelled.eps
+    formulas, formula = spelled.formulas, spelled.formula
     for centred in (False, True):
         for weight, bias in _roles(used, centred):
             wanted = _formula(formulas, x, weight, bias, eps, centred)
@@ -156,7 +191,8 @@ def _norm(x: Value, output: Value, tolerance: float) -> Norm | None:
                     return recipes.layer_norm(given, given.shape[-1:], scale, shift, eps)
                 return recipes.rms_norm(given, given.shape[-1:], scale, eps)
 
-            if not proves(found.nodes, output, found.given, formula, wanted, unit):
+            name = f"{centred} {weight is None} {bias is None} {eps}"
+            if not proofs.proves(name, found.nodes, output, found.given, formula, wanted, unit):
                 return None
             return _with_reasons(found, centred, weight, bias, eps)
     return None

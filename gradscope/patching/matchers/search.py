@@ -122,6 +122,18 @@ def formula_of(formulas: Formulas, value: Value) -> Sum | None:
         return None
 
 
+def is_function_of(formulas: Formulas, value: Value, x: Value, deep: int = 1) -> bool:
+    """Whether ``value`` is a formula of ``x`` alone with at most ``deep`` functions one in the other.
+
+    What gives a pattern away is; so is what any result of the pattern contains. In a recurrence, where every step is
+    within reach of the next, this leaves few tensors to begin with.
+    """
+    formula = formula_of(formulas, value)
+    if formula is None or formula.leaves != {formulas.index(x)}:
+        return False
+    return all(atom.depth <= deep for product, _ in formula.terms for atom, _ in product)
+
+
 def region(output: Value, given: Iterable[Value]) -> Region | None:
     """The calls that make ``output`` of ``given``; None where it is not made of these alone.
 

@@ -10,33 +10,53 @@ from gradscope import recipes
 from gradscope.patching import algebra
 from gradscope.patching.again import CONSTANTS, proves
 from gradscope.patching.formula import Formulas, uncast
+from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, common_frame, formula_of, region
+from gradscope.patching.matchers.search import (
+    NOT_CONTIGUOUS,
+    Region,
+    after,
+    before,
+    common_frame,
+    formula_of,
+    is_function_of,
+    region,
+)
 from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "swiglu"
 
 _FRUITLESS = 150  # as for GELU: a recurrence has some in each of its steps
+_MULTIPLIES = frozenset({"mul", "div", "rdiv", "addcmul", "neg", "positive", "reciprocal", *CASTS, *COPIES})
+_MOST_FACTORS = 24
+_KEPT = 100  # gates whose formulas are kept
+_MOST_SINCE = 500  # calls between a gate's function and what it is multiplied with
 _SIGNS = frozenset({"silu", "sigmoid", "exp", "tanh"})
 
 
 def matches(recording: Recording) -> Iterator[Match]:
     """Every gated unit by silu."""
     seen: set[Value] = set()
+    known: dict[Value, Formulas] = {}
     fruitless = 0
     for node in recording.nodes:
         if node.op in _SIGNS and node.outputs and node.inputs and fruitless < _FRUITLESS:
-            found = next(filter(None, (_from(gate, node) for gate in before(node.inputs[0], node.output.shape))), None)
+            if len(known) > _KEPT:
+                known.clear()
+            gates = before(node.inputs[0], node.output.shape)
+            found = next(filter(None, (_from(gate, node, known) for gate in gates)), None)
             fruitless = 0 if found is not None else fruitless + 1
             if found is not None and found.output not in seen:
                 seen.add(found.output)
                 yield _match(found)
 
 
-def _from(gate: Value, sign: Node) -> Region | None:
-    """The unit of ``gate`` around the call ``sign``."""
-    formulas = Formulas(gate, alone=True)
-    if (unit := formula_of(formulas, sign.output)) is None or unit.leaves != {formulas.index(gate)}:
+def _from(gate: Value, sign: Node, known: dict[Value, Formulas]) -> Region | None:
+    """The unit of ``gate`` around the call ``sign``; ``known`` are formulas by gates seen before."""
+    formulas = known.get(gate)
+    if formulas is None:
+        formulas = known[gate] = Formulas(gate, alone=True)
+    if not is_function_of(formulas, sign.output, gate):
         return None
     for output in after(sign.output, gate.shape):
         node = output.producer
@@ -51,24 +71,38 @@ def _from(gate: Value, sign: Node) -> Region | None:
 
 def _others(output: Value, gate: Value, sign: Node) -> list[Value]:
     """What the unit may be multiplied with."""
+    factors = _factors(output)
     return [
         value
         for value in before(output, gate.shape)
-        if value is not output and uncast(value) is not uncast(gate) and sign not in _made_since(value, gate)
+        if value in factors and uncast(value) is not uncast(gate) and not _may_depend(value, sign)
     ]
 
 
-def _made_since(value: Value, gate: Value) -> set[Node]:
-    """The calls after the gate's own that ``value`` comes from."""
-    begin = gate.producer.index if gate.producer is not None else -1
+def _factors(output: Value) -> set[Value]:
+    """The tensors that ``output`` is a product or a quotient of, however it is bracketed."""
+    found: set[Value] = set()
+    frontier = [output]
+    while frontier and len(found) < _MOST_FACTORS:
+        node = frontier.pop().producer
+        if node is not None and node.op in _MULTIPLIES:
+            frontier += [read for read in node.inputs if read not in found]
+            found |= set(node.inputs)
+    return found
+
+
+def _may_depend(value: Value, sign: Node) -> bool:
+    """Whether ``value`` comes from the call ``sign``, or from so many later ones that it is not looked for."""
     found: set[Node] = set()
     frontier = [value]
     while frontier:
         node = frontier.pop().producer
-        if node is not None and node not in found and node.index > begin:
+        if node is not None and node not in found and node.index >= sign.index:
             found.add(node)
             frontier += node.inputs
-    return found
+            if node is sign or len(found) > _MOST_SINCE:
+                return True
+    return False
 
 
 def _unit(output: Value, gate: Value, up: Value) -> Region | None:
