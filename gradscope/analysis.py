@@ -188,13 +188,13 @@ def _run_data(
         notes.append(f"a step holds {sum(about.optimizer_steps.values())} optimizer steps: {parts}")
     known_reasons = capture.failed.keys() | capture.left_out
     if capture.survey is None and not known_reasons & {_SURVEY, Survey.name, MODULE_CALLS, LINES}:
-        notes.append("the run ended before the survey step: no source lines and no FLOPs")
+        notes.append(f"the run ended before the survey step: no source lines and no FLOPs{_needed(capture)}")
     elif (
         memory is None
         and capture.options.memory
         and not known_reasons & {_MEMORY, Memory.name, MODULE_CALLS, MEMORY_PASS}
     ):
-        notes.append("the run ended before the steps that measure memory")
+        notes.append(f"the run ended before the steps that measure memory{_needed(capture)}")
     if capture.given_way:
         notes.append(
             f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} steps, "
@@ -223,6 +223,11 @@ def _run_data(
         memory=memory.info if memory is not None else None,
         notes=tuple(notes),
     )
+
+
+def _needed(capture: Capture) -> str:
+    """How long a run must be for all that was asked for."""
+    return f" (a whole report takes {capture.steps_needed} steps; there were {capture.steps_done})"
 
 
 def _rows_of_calls(capture: Capture, names: ModuleNames, roots: set[int]) -> tuple[list[int], tuple[str, ...]]:

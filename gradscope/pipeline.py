@@ -323,6 +323,6 @@ def _too_short(target: str, capture: Capture) -> str:
     less = f", or measure less: --warmup 1 --steps 1 needs {least}" if least < needed else ""
     return (
         f"{target} ended after {steps}; nothing is measured before step {needed} "
-        f"with --warmup {options.warmup} --steps {options.steps}.\n"
+        f"with --warmup {options.warmup} --steps {options.steps}, and a whole report takes {capture.steps_needed}.\n"
         f"Let it run longer{less}."
     )

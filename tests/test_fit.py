@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradscope
-from gradscope.errors import UsageError, WorkloadError
+from gradscope.errors import NothingMeasuredError, UsageError, WorkloadError
 from gradscope.fitting import room, step
 from gradscope.fitting.align import Run
 from gradscope.fitting.judge import Predictor
@@ -426,3 +426,12 @@ def test_tensors_that_are_not_the_models_are_not_counted() -> None:
     del dataset
     assert beside.rows[0].peak_bytes == plain.rows[0].peak_bytes
     assert any(" that are not the model's were alive in this process: not counted" in note for note in beside.notes)
+
+
+def test_a_step_that_is_too_large_for_the_memory_budget() -> None:
+    with pytest.raises(NothingMeasuredError) as raised:
+        gradscope.fit(nn.Linear(2, 1), torch.ones(4, 2), batch_sizes="8", memory_budget=1000)
+    assert str(raised.value) == (
+        "a step makes 15 rows of trace: memory is not measured, to stay within the memory budget of 1.00 kB "
+        "(--memory-budget)."
+    )

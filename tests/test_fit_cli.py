@@ -227,3 +227,14 @@ def test_public_names() -> None:
     assert callable(gradscope.fit)
     assert gradscope.FitReport is FitReport
     assert {"fit", "FitReport"} <= set(dir(gradscope))
+
+
+def test_memory_budget(seen: Seen, run: Runner) -> None:
+    """By option, else by pyproject.toml, else the default."""
+    assert run("fit", "model.py", "--batch-sizes", "8").code == 0
+    assert seen.settings.memory_budget == 4 * 1024**3
+    Path("pyproject.toml").write_text('[tool.gradscope]\nmemory-budget = "2GiB"\n')
+    assert run("fit", "model.py", "--batch-sizes", "8").code == 0
+    assert seen.settings.memory_budget == 2 * 1024**3
+    assert run("fit", "model.py", "--batch-sizes", "8", "--memory-budget", "1g").code == 0
+    assert seen.settings.memory_budget == 1024**3

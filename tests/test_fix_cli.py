@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from gradscope import recipes
+from gradscope.errors import UsageError
 from gradscope.fixing import load_fix
 from gradscope.fixing import run as fixing
 from gradscope.fixing.report import FixReport
@@ -302,3 +303,18 @@ def test_an_interrupted_run_writes_nothing(
     assert files() == {"model.py", "train.py"} and Path("model.py").read_text() == MODEL
     assert not any("forward" in vars(module) for module in made[0].modules())
     assert random is not None and os.getcwd() == str(folder)
+
+
+def test_memory_budget(folder: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By option, else by pyproject.toml: both profiles of a fix are taken within it."""
+    seen: list[int] = []
+
+    def stop(workload: Any, settings: Any, *_: Any) -> FixReport:
+        seen.append(settings.options.memory_budget)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(fixing, "fix_workload", stop)
+    Path("pyproject.toml").write_text('[tool.gradscope]\nmemory-budget = "2GiB"\n')
+    run("fix", "model.py")
+    run("fix", "model.py", "--memory-budget", "1g")
+    assert seen == [2 * 1024**3, 1024**3]

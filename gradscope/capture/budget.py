@@ -30,7 +30,11 @@ _COMFORT = 8  # what can be had in another way, or done without, takes at most t
 LINES, MEMORY_PASS = "source lines", "memory"  # what is left out when a pass is
 
 _WARN_BYTES = 1024**3
-_CPU_NS_A_ROW = 20_000  # of profiling, reading and assigning it, each measured step
+# What a profiled step takes, with reading and assigning its rows, over one without a profiler: 5 to 9 where operations
+# are small, as they are where a step has many (benchmarks/huge_steps.py).
+_OVER_UNPROFILED = 8
+_OTHER_PROFILED = 3  # the survey and the memory pass, beside the measured steps
+_UNPROFILED = 6  # between and behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +120,30 @@ class Budget:
             passes.append(MEMORY if self.settles_lightly() else MEMORY_TWO_STEPS)
         return round(self.rows * max(passes))
 
-    def warning(self, steps: int, *, memory: bool) -> str | None:
-        """What the user should know before the profiler starts; None for most steps."""
+    def seconds(self, steps: int, step_ns: float) -> float:
+        """How long a run is likely to take from the first profiled step on.
+
+        Args:
+            steps: that are measured.
+            step_ns: of a step without a profiler.
+        """
+        return step_ns * ((steps + 1 + _OTHER_PROFILED) * _OVER_UNPROFILED + _UNPROFILED + steps) / 1e9
+
+    def warning(self, steps: int, step_ns: float, *, memory: bool) -> str | None:
+        """What the user should know before the profiler starts; None for most steps.
+
+        Args:
+            steps: that are measured.
+            step_ns: of a step without a profiler.
+            memory: whether memory was asked for.
+        """
         wanted = self.most_bytes(memory=memory)
         left_out = self.left_out(memory=memory)
         if wanted < min(_WARN_BYTES, self.limit) and not left_out:
             return None
-        seconds = self.rows * (steps + 3) * _CPU_NS_A_ROW / 1e9
         text = (
             f"a step draws {self.nodes:,} autograd nodes: measuring it takes about {units.size(wanted)} of memory "
-            f"and {seconds:.0f} s"
+            f"and {self.seconds(steps, step_ns):.0f} s"
         )
         if left_out:
             text += f"; {_not_measured(left_out)}, {_within(self.limit)}"

@@ -65,6 +65,7 @@ class Capture:
     survey: SurveyStep | None = None
     memory: MemoryPass | None = None
     steps_done: int = 0  # of all phases
+    steps_needed: int = 0  # of all phases, for a whole report
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)
     cycle: list[StepsOfOptimizer] = field(default_factory=list)  # of a training step; empty where there is one

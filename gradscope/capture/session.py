@@ -150,6 +150,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self.capture.steps_needed = sum(phase.steps_in_all() for phase in self._phases)
         try:
             self._leave()
         finally:

@@ -10,7 +10,15 @@ import typer
 
 from gradscope.cli.arguments import SCRIPT_ARGS
 from gradscope.cli.failure import say, show_user_error
-from gradscope.cli.options import Color, ColorOption, ForceOption, QuietOption, SeedOption
+from gradscope.cli.options import (
+    Color,
+    ColorOption,
+    ForceOption,
+    MemoryBudgetOption,
+    QuietOption,
+    SeedOption,
+    memory_budget,
+)
 from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, TargetError
 from gradscope.texts import shown_path
@@ -62,6 +70,7 @@ def fit(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where these run.")] = "auto",
     seed: SeedOption = None,
+    budget: MemoryBudgetOption = None,
     json_path: Annotated[
         str | None,
         typer.Option("--json", metavar="PATH", help="Write FIT.json to PATH; - is stdout, without a report."),
@@ -86,6 +95,7 @@ def fit(
         optimizer=optimizer,
         device=device,
         seed=seed,
+        memory_budget=memory_budget(budget),
     )
     request = Request(
         target=target,

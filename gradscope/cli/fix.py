@@ -14,6 +14,7 @@ from gradscope.cli.options import (
     Color,
     ColorOption,
     DeviceOption,
+    MemoryBudgetOption,
     ModuleOption,
     NoHtmlOption,
     NoLinesOption,
@@ -24,6 +25,7 @@ from gradscope.cli.options import (
     StepsOption,
     TargetArgument,
     WarmupOption,
+    memory_budget,
 )
 from gradscope.cli.page import link
 from gradscope.cli.streams import reader_may_leave, report_stream, write_json
@@ -81,6 +83,7 @@ def fix(
     seed: SeedOption = None,
     no_lines: NoLinesOption = False,
     no_memory: NoMemoryOption = False,
+    budget: MemoryBudgetOption = None,
     output: Annotated[
         str | None,
         typer.Option(
@@ -131,7 +134,15 @@ def fix(
         args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         module=module,
         settings=Settings(
-            Options(steps=steps, warmup=warmup, device=device, seed=seed, lines=not no_lines, memory=not no_memory),
+            Options(
+                steps=steps,
+                warmup=warmup,
+                device=device,
+                seed=seed,
+                lines=not no_lines,
+                memory=not no_memory,
+                memory_budget=memory_budget(budget),
+            ),
             chosen_recipes(only, skip, list(MATCHERS)),
             dry_run,
             curve_steps,

@@ -134,12 +134,12 @@ def memory_budget(given: str | None, folder: Path | None = None) -> int:
         UsageError: it is not an amount of memory, or the file cannot be used.
     """
     from gradscope.amounts import bytes_of
-    from gradscope.config import find_config
+    from gradscope.config import find_config, working_folder
     from gradscope.tables import Options
 
     if given is not None:
         return bytes_of(given, "--memory-budget")
-    config = find_config(folder or Path.cwd())
+    config = find_config(folder or working_folder())
     if config.memory_budget is None:
         return Options().memory_budget
     return bytes_of(config.memory_budget, config.name("memory-budget"))

@@ -65,7 +65,7 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
         device = resolve_device(settings.device, workload.model)
         workload.batch = to_device(workload.batch, device)
         shapes.note(size, workload.batch)
-        step = _measured(source, workload, size, device, settings.seed)
+        step = _measured(source, workload, size, device, settings)
         runs[size] = Run(size, step.blocks, tuple(info.path for info in step.infos))
         if size != settings.check:
             infos = step.infos
@@ -84,9 +84,9 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
     return Measured(source.target, device, runs, infos, kept, shapes, tuple(notes))
 
 
-def _measured(source: Source, workload: Workload, size: int, device: torch.device, seed: int | None) -> MeasuredStep:
+def _measured(source: Source, workload: Workload, size: int, device: torch.device, settings: Settings) -> MeasuredStep:
     try:
-        return measure_step(workload, device, source.keeps(), seed)
+        return measure_step(workload, device, source.keeps(), settings.seed, settings.memory_budget)
     except GradscopeError:
         raise
     except Exception as error:

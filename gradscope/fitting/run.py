@@ -15,7 +15,7 @@ from gradscope.fitting.measure import measure_all
 from gradscope.fitting.report import FitReport
 from gradscope.fitting.settings import Amount, Settings, Sizes, settings_of
 from gradscope.fitting.sources import FactorySource, ScaledSource, Source
-from gradscope.tables import Progress
+from gradscope.tables import MEMORY_BUDGET, Progress
 from gradscope.workload import Factory, Workload, accepts_batch_size, describe, workload_from
 
 
@@ -31,6 +31,7 @@ def fit(
     measure: Sizes | None = None,
     device: str = "auto",
     seed: int | None = None,
+    memory_budget: Amount = MEMORY_BUDGET,
 ) -> FitReport:
     """Predict the peak memory of a training step at batch sizes that are not run.
 
@@ -46,12 +47,14 @@ def fit(
         measure: three batch sizes to run and predict from, and a fourth to check with; (2, 3, 4, 8) by default.
         device: where the steps run: "cpu", "cuda", or "auto": where the model is, or CUDA where there is one.
         seed: for ``torch.manual_seed`` before each measured size.
+        memory_budget: bytes, or a text as "4GiB", that measuring a step may take, beside the step itself.
 
     Returns:
         A :class:`FitReport`. The model, its gradients, its buffers, the optimizer and the random state are as before.
 
     Raises:
         UsageError: an argument has a value that cannot be used.
+        NothingMeasuredError: a step makes more notes than fit into the budget.
         WorkloadError: the batch cannot be made in other sizes; the message shows how to supply a function that can.
         Exception: whatever the model raises, with its own traceback.
     """
@@ -64,6 +67,7 @@ def fit(
         optimizer=name,
         device=device,
         seed=seed,
+        memory_budget=memory_budget,
     )
     own = None if isinstance(optimizer, str) else optimizer
     return fit_source(_source(model, batch, loss, own), settings)

@@ -11,6 +11,7 @@ from torch import nn
 from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting.sizes import Reserve, batch_sizes, reserve_of
+from gradscope.tables import MEMORY_BUDGET
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload
 
@@ -38,6 +39,7 @@ class Settings:
         device_memory_text: as the user wrote it.
         optimizer: name in :data:`OPTIMIZERS` that a workload without one shall step.
         device: where the steps run: "auto", "cpu" or "cuda".
+        memory_budget: bytes that measuring a step may take, beside the step itself.
     """
 
     batch_sizes: tuple[int, ...]
@@ -49,6 +51,7 @@ class Settings:
     optimizer: str | None = None
     device: str = "auto"
     seed: int | None = None
+    memory_budget: int = MEMORY_BUDGET
 
 
 def settings_of(
@@ -60,6 +63,7 @@ def settings_of(
     optimizer: str | None = None,
     device: str = "auto",
     seed: int | None = None,
+    memory_budget: Amount = MEMORY_BUDGET,
 ) -> Settings:
     """Settings from what the user typed.
 
@@ -80,6 +84,7 @@ def settings_of(
         optimizer=optimizer,
         device=device,
         seed=seed,
+        memory_budget=bytes_of(memory_budget, "memory_budget"),
     )
 
 

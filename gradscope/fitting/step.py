@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.parameter import is_lazy
 
 from gradscope.analysis import read_memory_pass
+from gradscope.capture.budget import left_out_note
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
 from gradscope.capture.naming import name_called
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
-from gradscope.tables import BlockTable, MemoryCategory, ModuleInfo, Options
-from gradscope.tree import parameters_of
+from gradscope.tables import MEMORY_BUDGET, BlockTable, MemoryCategory, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
 
 
@@ -32,7 +31,11 @@ class MeasuredStep:
 
 
 def measure_step(
-    workload: Workload, device: torch.device, ignored: Sequence[torch.Tensor], seed: int | None
+    workload: Workload,
+    device: torch.device,
+    ignored: Sequence[torch.Tensor],
+    seed: int | None,
+    memory_budget: int = MEMORY_BUDGET,
 ) -> MeasuredStep:
     """Run a few steps of ``workload`` and measure the memory of the last; everything is put back as it was.
 
@@ -41,23 +44,26 @@ def measure_step(
         device: where the model is moved to.
         ignored: tensors that are alive though training would not hold them.
         seed: set before the first step.
+        memory_budget: bytes that measuring may take.
 
     Raises:
-        NothingMeasuredError: no step had a backward pass.
+        NothingMeasuredError: no step had a backward pass, or one makes more notes than fit into the budget.
         Exception: whatever the model raises.
     """
     gc.collect()  # cycles of an earlier step would count as memory of this one
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
     surroundings = Surroundings(models=lambda: (workload.model,), optimizers=optimizers)
-    # The first step of the memory pass is a warm-up; a lazy model needs one before that to know its parameters.
-    lazy = any(is_lazy(parameter) for parameter in parameters_of(workload.model))
-    session = Session(Options(warmup=int(lazy), lines=False, timing=False), None, surroundings)
+    # It tells how many operations a step has, and a lazy model its parameters.
+    options = Options(warmup=1, lines=False, timing=False, memory_budget=memory_budget)
+    session = Session(options, None, surroundings)
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
         surroundings.ignored = (*copies, *ignored)
         seed_everything(seed)
         with session, import_path(workload.folder):
             run_steps(workload, Batches(workload.batch, device), session)
     found = session.capture.memory
+    if found is None and session.capture.left_out:
+        raise NothingMeasuredError(f"{left_out_note(session.capture.left_out, session.capture.rows, memory_budget)}.")
     if found is None:
         raise NothingMeasuredError("no memory was measured.")
     names = name_called(found.recorder.registry, list(found.recorder.roots), {"": workload.model})

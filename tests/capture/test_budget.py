@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch import nn
 
 import gradscope
 from gradscope.capture.budget import Budget, left_out_note
+from gradscope.capture.left import Capture
+from gradscope.capture.memory import Surroundings
+from gradscope.capture.phases.base import Run
+from gradscope.capture.phases.timed import Timed
 from gradscope.cli.options import memory_budget
-from gradscope.errors import UsageError
-from gradscope.tables import MEMORY_BUDGET, RunData
+from gradscope.errors import NothingMeasuredError, UsageError
+from gradscope.tables import MEMORY_BUDGET, Options, RunData
 
 
 def budget_of(nodes: int, limit: int = MEMORY_BUDGET) -> Budget:
@@ -25,7 +31,7 @@ def test_ordinary_steps_lack_nothing() -> None:
     assert budget.steps_at_once() >= 6
     assert budget.survey().left_out == []
     assert budget.left_out(memory=True) == []
-    assert budget.warning(5, memory=True) is None
+    assert budget.warning(5, 1e9, memory=True) is None
 
 
 @pytest.mark.parametrize("nodes", [10_000, 20_000, 30_000])
@@ -61,15 +67,28 @@ def test_nodes_are_counted() -> None:
 
 
 def test_warning_comes_with_an_estimate() -> None:
-    assert budget_of(200_000).warning(5, memory=True) == (
-        "a step draws 200,000 autograd nodes: measuring it takes about 3.30 GB of memory and 160 s; "
+    assert budget_of(200_000).warning(5, 3.3e9, memory=True) == (
+        "a step draws 200,000 autograd nodes: measuring it takes about 3.30 GB of memory and 274 s; "
         "input shapes, FLOPs and memory are not measured, to stay within the memory budget of 4.29 GB (--memory-budget)"
     )
-    assert budget_of(1_000_000).warning(5, memory=False) == (
-        "a step draws 1,000,000 autograd nodes: measuring it takes about 12.5 GB of memory and 800 s; "
+    assert budget_of(1_000_000).warning(5, 0.5e9, memory=False) == (
+        "a step draws 1,000,000 autograd nodes: measuring it takes about 12.5 GB of memory and 42 s; "
         "input shapes, FLOPs and source lines are not measured, "
         "to stay within the memory budget of 4.29 GB (--memory-budget)"
     )
+
+
+def test_the_estimate_follows_what_a_step_takes_on_this_machine() -> None:
+    budget = budget_of(200_000)
+    assert budget.seconds(5, 6e9) == 2 * budget.seconds(5, 3e9)
+    said: list[str] = []
+    run = Run(Capture(Options()), Surroundings())
+    run.say, run.budget.nodes = said.append, 200_000
+    run.capture.unprofiled_ns = [3_300_000_000, 3_300_000_000, 90_000_000_000]
+    phase = Timed(run, 6)
+    with ExitStack() as exits:
+        phase.enter(exits)
+    assert " and 274 s" in said[0]
 
 
 def test_note() -> None:
@@ -162,4 +181,53 @@ def test_bad_option() -> None:
         memory_budget("0")
     assert str(raised.value) == (
         "--memory-budget: 0 is no memory at all.\nGive a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
+    )
+
+
+def looped(steps: int, budget: str = "4GiB") -> RunData:
+    """A loop of so many steps, told nothing of when enough is measured."""
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+    with gradscope.profiling(model, steps=3, warmup=1, memory_budget=budget) as prof:
+        for _ in range(steps):
+            model(torch.ones(4, 8)).sum().backward()
+            prof.step()
+    return prof.report.data
+
+
+WHOLE = 1 + 3 + 4 + 2 + 1 + 1 + 2  # warm-up, unprofiled, one that settles and the measured, ..., memory
+
+
+def test_batches_that_end_early_are_told_how_many_are_needed() -> None:
+    assert not looped(WHOLE).partial
+    run = looped(9)
+    assert run.partial
+    assert (
+        f"the run ended before the survey step: no source lines and no FLOPs (a whole report takes {WHOLE} steps; "
+        "there were 9)"
+    ) in run.notes
+    run = looped(WHOLE - 1)
+    assert run.partial
+    assert (
+        f"the run ended before the steps that measure memory (a whole report takes {WHOLE} steps; "
+        f"there were {WHOLE - 1})"
+    ) in run.notes
+
+
+def test_steps_between_stretches_are_counted_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four stretches need three more steps, which are known as soon as the first stretch has begun."""
+    monkeypatch.setattr("gradscope.capture.phases.timed.interrupted", lambda costs: frozenset())
+    assert not looped(WHOLE + 3, "1MB").partial
+    for steps in (6, 9, WHOLE):
+        run = looped(steps, "1MB")
+        assert run.partial
+        assert any(f"(a whole report takes {WHOLE + 3} steps; there were {steps})" in note for note in run.notes)
+
+
+def test_nothing_measured_says_how_long_a_run_must_be() -> None:
+    with pytest.raises(NothingMeasuredError) as raised:
+        looped(4)
+    assert str(raised.value) == (
+        "the loop ended after 4 training steps; nothing is measured before step 6 with --warmup 1 --steps 3, "
+        f"and a whole report takes {WHOLE}.\n"
+        "Let it run longer, or measure less: --warmup 1 --steps 1 needs 4."
     )

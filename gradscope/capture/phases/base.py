@@ -131,6 +131,10 @@ class Phase:
         """One that is as this one was before it was entered."""
         return type(self)(self.run, self.steps)
 
+    def steps_in_all(self) -> int:
+        """How many it takes, as far as that is known by now; more than ``steps`` where it will ask for more."""
+        return self.steps
+
     def fits(self) -> bool:
         """Whether the phase takes place at all, asked when its turn has come."""
         return True

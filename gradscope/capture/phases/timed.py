@@ -6,6 +6,7 @@ and a step without a profiler follows before the next begins.
 
 from __future__ import annotations
 
+import statistics
 import time
 from contextlib import ExitStack
 
@@ -47,7 +48,8 @@ class Timed(Phase):
 
     def enter(self, exits: ExitStack) -> None:
         options = self.run.capture.options
-        warning = self.run.budget.warning(options.steps, memory=options.memory)
+        step_ns = statistics.median(self.run.capture.unprofiled_ns or [0])
+        warning = self.run.budget.warning(options.steps, step_ns, memory=options.memory)
         if warning is not None:
             self.run.say(warning)
         with self.run.guard.over(CALL_COST):
@@ -59,6 +61,13 @@ class Timed(Phase):
         exits.enter_context(self._hooks.marking())
         exits.callback(self._close)
         self._begin_stretch()
+
+    def steps_in_all(self) -> int:
+        """One more between each two stretches that are to come."""
+        if self.run.reader is None:
+            return self.steps
+        left = self._wanted - self._timed.completed + (0 if self._timed.profiler is None else self._in_stretch)
+        return self.steps + max(-(-left // self.run.budget.steps_at_once()) - 1, 0)
 
     def _close(self) -> None:
         self._stretch.close()
