@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.hooks import is_module_hook
+from gradscope.attribute.linematch import NOT_TOLD, lines_of_nodes, operations_of
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
@@ -127,16 +128,28 @@ class _Carried:
         table, nodes = skeleton.table, skeleton.nodes
         unit_step, node_step = steps.of_row[units], steps.of_row[nodes.row]
         names = table.names
+        differing: list[IntColumn] = []
         for step in range(len(steps)):
             in_step = np.flatnonzero(unit_step == step)
             node_places = np.flatnonzero(node_step == step)
             unit_keys = keys(names, owner[in_step], table.name[units[in_step]])
             node_keys = keys(names, nodes.owner[node_places], table.name[nodes.row[node_places]])
             unit_match, node_match, exact = match_step(survey, unit_keys, node_keys)
-            self._note_units(units[in_step], np.array(unit_match, np.int64), survey, skeleton.in_backward)
             self._note_nodes(skeleton, node_places, np.array(node_match, np.int64), survey)
+            if unit_keys == survey.unit_key or survey.matcher is None:
+                found = np.array(unit_match, np.int64)
+                self._note_units(units[in_step], found, survey, skeleton.in_backward)
+            else:
+                calls = np.flatnonzero((table.kind == RowKind.CALL) & (steps.of_row == step))
+                ran = operations_of(skeleton, units[in_step], unit_keys, calls)
+                self._tell_lines(units[in_step], survey.matcher.lines(ran), skeleton.in_backward)
+            if node_keys != survey.node_key:
+                differing.append(node_places)
             self.steps += 1
             self.exact += exact
+        if differing:
+            places = np.sort(np.concatenate(differing))
+            self.line[nodes.row[places]] = lines_of_nodes(skeleton, places, units, self.line)
 
     def fill_own(self, skeleton: Skeleton, notes: Notes) -> None:
         """Fill from notes that were read from this very trace."""
@@ -153,6 +166,14 @@ class _Carried:
         self.line[rows[found]] = line
         self.units += len(rows)
         self.matched += int(found.sum())
+
+    def _tell_lines(self, rows: IntColumn, line: IntColumn, in_backward: BoolColumn) -> None:
+        told = line != NOT_TOLD
+        line = np.where(told, line, NO_LINE)
+        line[(line == NO_LINE) & in_backward[rows]] = INHERIT
+        self.line[rows] = line
+        self.units += len(rows)
+        self.matched += int(told.sum())
 
     def _note_nodes(self, skeleton: Skeleton, places: IntColumn, match: IntColumn, survey: Notes) -> None:
         found = match >= 0
@@ -196,7 +217,7 @@ class _Carried:
         share = 100.0 * self.matched / max(self.units, 1)
         return [
             f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
-            f"their source lines are matched by the order within each layer ({share:.1f} % of operations matched)"
+            f"their source lines are told call by call, and {share:.1f} % of operations have one"
         ]
 
 

@@ -1,8 +1,8 @@
 """Reads the survey step into notes by position, and carries them over to the timed steps.
 
 A step that does the same thing twice runs the same ops and the same nodes in the same order, so note *k* of the survey
-belongs to op or node *k* of a timed step. The names are compared; where they differ, the notes go by occurrence:
-the n-th ``aten::mm`` of a layer is the survey's n-th ``aten::mm`` of that layer.
+belongs to op or node *k* of a timed step. The names are compared; where they differ, lines are told call by call
+(``linematch``), and what else the survey knows goes by occurrence.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradscope.attribute.linematch import LineMatcher, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest
 from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
@@ -53,6 +54,7 @@ class Notes:
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
     calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
+    matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
 
 
@@ -67,9 +69,13 @@ def read_survey(survey: SurveyInput) -> Notes:
     receivers = _receivers(survey, parameter, owners, node_line)
     rows = assign_rows(skeleton, parameter_owner, np.empty(0, np.int64), np.empty(0, np.int64))
     units = unit_rows(skeleton)
+    unit_key = keys(table.names, rows.owner[units], table.name[units])
+    unit_line = _line_of_units(table, units, survey.line_spans)
+    calls = np.flatnonzero(table.kind == RowKind.CALL)
     return Notes(
-        unit_key=keys(table.names, rows.owner[units], table.name[units]),
-        unit_line=_line_of_units(table, units, survey.line_spans),
+        unit_key=unit_key,
+        unit_line=unit_line,
+        matcher=LineMatcher(operations_of(skeleton, units, unit_key, calls), unit_line),
         node_key=keys(table.names, nodes.owner, table.name[nodes.row]),
         node_line=node_line,
         parameter_owner=parameter_owner,

@@ -1,0 +1,187 @@
+"""Tells the source lines of a step that did not run what the survey step ran, call by call.
+
+Operations are compared within one call of a layer (or outside of all calls), never across calls: a call that ran what
+a call of the same layer ran in the survey has its lines; where several such calls had different ones, that at the same
+place of a caller that did the same decides. In any other call an operation has a line where the two
+operations before and behind it, or one of each, were seen in the survey around one of the same name, and always at one
+line. What else there is has none. A node has the line of the operation that drew its number.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.attribute.nodes import nearest
+from gradscope.attribute.rows import INHERIT, Skeleton
+from gradscope.tables import IntColumn, RowKind
+
+NOT_TOLD = -3
+_NO_LINE = -1
+_ENDS = (RowKind.NODE, RowKind.CALL, RowKind.RECOMPUTE)  # where the search for a line around an operation ends
+_AROUND = (2, 1)  # operations on each side that are compared
+
+Site = tuple[tuple["int | str", ...], int]  # what the caller did, operations and calls of layers, and the place in it
+_Key = tuple[int, str]  # layer and name of an operation
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What a step ran, one entry an operation that Python called itself."""
+
+    keys: Sequence[_Key]
+    calls: IntColumn  # number of the innermost module call around it; -1 outside of every call
+    sites: Mapping[int, Site]  # of each call
+
+
+def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], calls: IntColumn) -> Operations:
+    """The operations of one step.
+
+    Args:
+        units: their rows.
+        keys: (layer, name) of each.
+        calls: rows of the step's module calls.
+    """
+    table = skeleton.table
+    around, above = (_calls_around(skeleton, rows) for rows in (units, calls))
+    numbers = table.argument[calls]
+    label = skeleton.calls.label[numbers]
+    inside: dict[int, list[tuple[int, int | str, int]]] = defaultdict(list)
+    for call, row, (_, name) in zip(around.tolist(), units.tolist(), keys, strict=True):
+        inside[call].append((row, name, -1))
+    for call, row, layer, number in zip(above.tolist(), calls.tolist(), label.tolist(), numbers.tolist(), strict=True):
+        inside[call].append((row, layer, number))
+    sites: dict[int, Site] = {}
+    for found in inside.values():
+        found.sort(key=lambda item: item[0])
+        did = tuple(what for _, what, _ in found)
+        sites |= {number: (did, place) for place, (_, _, number) in enumerate(found) if number >= 0}
+    return Operations(keys, around, sites)
+
+
+def _calls_around(skeleton: Skeleton, rows: IntColumn) -> IntColumn:
+    table = skeleton.table
+    around = nearest(table, table.parent[rows].astype(np.int64), (RowKind.CALL,))
+    return np.where(around >= 0, table.argument[around], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The operations of one layer in one call, by their places among all."""
+
+    owner: int
+    call: int
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+
+
+class LineMatcher:
+    """Knows the survey's operations by call.
+
+    Args:
+        survey: what it ran.
+        lines: the line of each operation.
+    """
+
+    def __init__(self, survey: Operations, lines: IntColumn) -> None:
+        self._sites = survey.sites
+        self._calls: dict[int, list[tuple[_Stretch, tuple[int, ...]]]] = defaultdict(list)
+        for stretch in _stretches(survey):
+            self._calls[stretch.owner].append((stretch, tuple(int(lines[place]) for place in stretch.places)))
+        self._windows: dict[int, dict[tuple[str, ...], int]] = {}
+
+    def lines(self, step: Operations) -> IntColumn:
+        """The line of each operation of another step; :data:`NOT_TOLD` where the survey does not tell it."""
+        result = np.full(len(step.keys), NOT_TOLD, np.int64)
+        for stretch in _stretches(step):
+            result[list(stretch.places)] = self._told(stretch, step.sites.get(stretch.call))
+        return result
+
+    def _told(self, stretch: _Stretch, site: Site | None) -> Sequence[int]:
+        known = self._calls[stretch.owner]
+        same = [(each, lines) for each, lines in known if each.names == stretch.names]
+        if not same:
+            windows = self._windows_of(stretch.owner)
+            return [_first(windows, stretch.names, place) for place in range(len(stretch.names))]
+        if len({lines for _, lines in same}) > 1 and site is not None:
+            same = [(each, lines) for each, lines in same if self._sites.get(each.call) == site] or same
+        columns = zip(*(lines for _, lines in same), strict=True)
+        return [column[0] if len(set(column)) == 1 else NOT_TOLD for column in columns]
+
+    def _windows_of(self, owner: int) -> dict[tuple[str, ...], int]:
+        if owner not in self._windows:
+            found: dict[tuple[str, ...], int] = {}
+            for each, lines in self._calls[owner]:
+                names = each.names
+                for place, line in enumerate(lines):
+                    for around in _AROUND:
+                        window = _window(names, place, around)
+                        found[window] = line if found.get(window, line) == line else NOT_TOLD
+            self._windows[owner] = found
+        return self._windows[owner]
+
+
+def _stretches(step: Operations) -> list[_Stretch]:
+    places: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, ((owner, _), call) in enumerate(zip(step.keys, step.calls.tolist(), strict=True)):
+        places[owner, call].append(place)
+    return [
+        _Stretch(owner, call, tuple(step.keys[place][1] for place in found), tuple(found))
+        for (owner, call), found in places.items()
+    ]
+
+
+def _window(names: tuple[str, ...], place: int, around: int) -> tuple[str, ...]:
+    """The name at ``place`` between its neighbours; "" stands for the beginning and the end of the call."""
+    return tuple(names[index] if 0 <= index < len(names) else "" for index in range(place - around, place + around + 1))
+
+
+def _first(windows: dict[tuple[str, ...], int], names: tuple[str, ...], place: int) -> int:
+    for around in _AROUND:
+        line = windows.get(_window(names, place, around))
+        if line is not None:
+            return line
+    return NOT_TOLD
+
+
+def lines_of_nodes(skeleton: Skeleton, places: IntColumn, units: IntColumn, line: IntColumn) -> IntColumn:
+    """The line of each of the nodes at ``places`` of ``skeleton.nodes``: that of the operation that drew its number.
+
+    Args:
+        units: rows of operations whose ``line``, by row, is known or known to be none; INHERIT stands for that of
+            the node around it.
+    """
+    table = skeleton.table
+    drew = np.flatnonzero((table.sequence >= 0) & (table.forward_thread == 0))
+    has_line = np.zeros(len(table), bool)
+    has_line[units] = line[units] != INHERIT
+    number_of = dict(zip(skeleton.numbers.row.tolist(), range(len(skeleton.numbers.row)), strict=True))
+    rows = skeleton.nodes.row[places]
+    found = np.full(len(places), _NO_LINE, np.int64)
+    by_row: dict[int, int] = {}
+    makers = _makers(skeleton, drew)
+    for index, row in enumerate(rows.tolist()):  # in the order in which they ran: what made a node has run before it
+        maker = int(makers[number_of[row]]) if row in number_of else -1
+        while maker >= 0 and not has_line[maker] and table.kind[maker] not in _ENDS:
+            maker = int(table.parent[maker])
+        if maker >= 0:
+            found[index] = line[maker] if has_line[maker] else by_row.get(maker, _NO_LINE)
+        by_row[row] = int(found[index])
+    return found
+
+
+def _makers(skeleton: Skeleton, drew: IntColumn) -> IntColumn:
+    """Of each node of ``skeleton.numbers`` the last row of its thread that started with its number, or a lower one."""
+    table, numbers = skeleton.table, skeleton.numbers
+    found = np.full(len(numbers.row), -1, np.int64)
+    for thread in np.unique(numbers.thread).tolist():
+        mine = drew[table.thread[drew] == thread]
+        nodes = np.flatnonzero((numbers.thread == thread) & (numbers.sequence >= 0))
+        if len(mine) and len(nodes):
+            drawn = np.maximum.accumulate(table.sequence[mine])
+            place = np.searchsorted(drawn, numbers.sequence[nodes], side="right") - 1
+            found[nodes] = np.where(place >= 0, mine[place], -1)
+    return found

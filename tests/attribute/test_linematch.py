@@ -1,0 +1,144 @@
+"""Lines of steps that differ from the survey: by call, and none where it cannot be told. Counts, no clock."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site
+from gradscope.tables import RunData
+
+
+def operations(*calls: tuple[int, str], sites: dict[int, Site] | None = None, first: int = 0) -> Operations:
+    """What a step ran: (layer, names of the operations) of each call, in order."""
+    keys = [(owner, name) for owner, names in calls for name in names.split()]
+    numbers = [first + number for number, (_, names) in enumerate(calls) for _ in names.split()]
+    return Operations(keys, np.array(numbers, np.int64), sites or {})
+
+
+SURVEY = LineMatcher(
+    operations((0, "mul add"), (1, "exp"), (0, "mul add"), (2, "a b c b d")),
+    np.array([10, 11, 20, 10, 11, 30, 31, 32, 33, 34]),
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([(0, "mul add")], [10, 11]),  # once instead of twice
+        ([(1, "exp"), (0, "mul add"), (0, "mul add"), (0, "mul add")], [20, 10, 11, 10, 11, 10, 11]),
+        ([(3, "mul add")], [NOT_TOLD] * 2),  # a layer that the survey did not call
+        ([(2, "a b c b d c b d")], [30, 31, 32, 33, NOT_TOLD, NOT_TOLD, 33, 34]),  # one turn more of a loop
+        ([(1, "neg exp")], [NOT_TOLD] * 2),  # another branch, whose exp need not be the one that was seen
+        ([(0, "add")], [NOT_TOLD]),
+    ],
+)
+def test_each_call_is_told_by_itself(calls: list[tuple[int, str]], expected: list[int]) -> None:
+    assert SURVEY.lines(operations(*calls)).tolist() == expected
+
+
+def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
+    did, other = ("mul", 1, "add", 1), ("add", 1, "mul", 1)
+    survey = LineMatcher(operations((1, "relu"), (1, "relu"), sites={0: (did, 1), 1: (did, 3)}), np.array([5, 6]))
+
+    def told(*sites: Site) -> list[int]:
+        step = operations(*[(1, "relu")] * len(sites), sites=dict(enumerate(sites, 7)), first=7)
+        return survey.lines(step).tolist()
+
+    assert told((did, 3), (did, 1), (did, 3)) == [6, 5, 6]
+    assert told((other, 1), (other, 3)) == [NOT_TOLD] * 2
+
+
+# -- in real programs --------------------------------------------------------------------------------------------------
+
+X = torch.ones(2, 4)
+STEPS = 6
+
+
+class Changing(nn.Module):
+    """What it does changes from step to step; each way uses operations that no other line has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.act = nn.Linear(4, 4), nn.Tanh()
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.stem(x)
+        order = (self.first, self.second) if self.seen % 2 else (self.second, self.first)
+        for each in order[: 1 + self.seen % 3]:
+            x = each(x)
+        for _ in range(1 + self.seen % 4):
+            x = self.act(x)
+        return x
+
+    def first(self, x: Tensor) -> Tensor:
+        return x.sinh()
+
+    def second(self, x: Tensor) -> Tensor:
+        return x.cosh()
+
+
+def measured(model: nn.Module) -> RunData:
+    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
+        while True:
+            model(X).sum().backward()
+            if prof.step():
+                return prof.report.data
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return next(first + number for number, line in enumerate(lines) if text in line)
+
+
+def test_lines_of_a_program_that_changes_are_right_or_none() -> None:
+    """No line has time that is not its own: sinh and cosh lie on one line each, and nowhere else."""
+    data = measured(Changing())
+    lines = {row.line: row.forward_ns for row in data.lines}
+    for function, text in ((Changing.first, "sinh"), (Changing.second, "cosh")):
+        whole = sum(op.self_ns for op in data.ops if (op.phase, op.name) == ("forward", f"aten::{text}"))
+        assert lines.get(line_of(function, text), 0) <= whole
+    whole = sum(op.self_ns for op in data.ops if (op.phase, op.name) == ("forward", "aten::tanh"))
+    assert lines[line_of(Changing.forward, "self.act")] == whole  # one line, however often
+    assert any("told call by call" in note for note in data.notes)
+
+
+class Mixed(nn.Module):
+    """Experts in another order in each step, some of them twice: every layer does what it always does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(Expert() for _ in range(3))
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.stem(x)
+        for number in range(3 + self.seen % 3):
+            x = self.experts[(self.seen + number) % 3](x)
+        return x
+
+
+class Expert(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sinh()
+        return x.mul(2).cosh()
+
+
+def test_every_node_of_layers_that_come_and_go_is_on_its_own_line() -> None:
+    data = measured(Mixed())
+    first, second = (line_of(Expert.forward, text) for text in ("x.sinh()", "cosh"))
+    rows = {row.line: row.backward_ns for row in data.lines}
+    experts = [op for op in data.ops if op.phase == "backward" and (op.layer or "").startswith("experts")]
+    assert rows[first] > 0 and rows[second] > 0
+    assert rows[first] + rows[second] == pytest.approx(sum(op.self_ns for op in experts), abs=len(experts))
