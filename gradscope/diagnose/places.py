@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradscope.diagnose.calls import VIEWS
 from gradscope.diagnose.case import Case, Floor, by_source, severity_of
-from gradscope.tables import CallFact, Finding, PlaceFact, TensorFact
+from gradscope.tables import CallFact, Finding, MemoryInfo, PlaceFact, SavedRow, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -276,10 +276,10 @@ def _why_math_anywhere(call: CallFact, query: TensorFact, value: TensorFact) -> 
 
 
 def scores_kept(case: Case, lines: Collection[str | None], scores: Sequence[tuple[int, ...]]) -> int:
-    """Bytes of tensors the form of these scores that the lines keep for backward."""
+    """Bytes of tensors the form of these scores that the lines keep for backward, and that are alive at the peak."""
     ends = tuple({f"{shape[-2]}x{shape[-1]}" for shape in scores})
     saved = case.run.memory.saved if case.run.memory is not None else ()
-    return sum(row.bytes for row in saved if row.line in lines and row.shape.endswith(ends))
+    return alive_at_peak(row for row in saved if row.line in lines and row.shape.endswith(ends))
 
 
 def _by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
@@ -310,3 +310,17 @@ def where(sources: Sequence[str]) -> str:
     numbers = sorted(int(source.rpartition(":")[2]) for source in sources)
     span = f", {numbers[0]} to {numbers[-1]}" if len(files) == 1 else ""
     return f"{len(sources)} lines{span}"
+
+
+def alive_at_peak(rows: Iterable[SavedRow]) -> int:
+    """Bytes of what is kept for backward that are alive at the peak: no cure can free more there.
+
+    All of them where the report does not say.
+    """
+    return sum(row.bytes if row.at_peak_bytes is None else min(row.bytes, row.at_peak_bytes) for row in rows)
+
+
+def of_passes(memory: MemoryInfo) -> str:
+    """What to say behind an amount that is kept in each backward pass of a step, where there are several."""
+    passes = memory.backward_passes or 1
+    return f", summed over {passes} backward passes" if passes > 1 else ""

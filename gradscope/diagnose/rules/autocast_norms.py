@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.places import alive_at_peak
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -110,10 +111,10 @@ def _casts_ns(case: Case, path: str, norms: int) -> int:
 
 
 def _kept(case: Case, layers: set[str]) -> int:
-    """Half of the bytes of the float32 inputs: those of a dtype half as wide are kept instead."""
+    """Half of the bytes of the float32 inputs at the peak: those of a dtype half as wide are kept instead."""
     saved = case.run.memory.saved if case.run.memory is not None else ()
     return sum(
-        row.bytes // 2
+        alive_at_peak([row]) // 2
         for row in saved
         if row.layer in layers and row.dtype == "float32" and row.what == "input" and row.node.startswith(_NODES)
     )

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.places import alive_at_peak, of_passes
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -116,7 +117,7 @@ def _finding(
     again = sum(row.self_ns for row in rows)
     part = percent(total / max(memory.saved_bytes, 1))
     results = f"{counted(len(kept))} result{'' if len(kept) == 1 else 's'}"
-    evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward"
+    evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward{of_passes(memory)}"
     if again:
         evidence += f"; making {'it' if len(kept) == 1 else 'them'} again takes about {time_text(again)} of a step"
     inner, outer = _names(case, call, users[0], kept[0])
@@ -127,7 +128,7 @@ def _finding(
         line=source,
         message=f"both the input and the result of {name} are kept for backward",
         evidence=evidence,
-        predicted_saving_bytes=total,
+        predicted_saving_bytes=alive_at_peak(result for _, result in kept) or None,
         advice=f"If memory is short, checkpoint {name} with the linear layer after it: only {name} is run again.",
         code=f"checkpoint(lambda h: {outer}({inner}), h, use_reentrant=False)",
     )

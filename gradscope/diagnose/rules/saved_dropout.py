@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, Severity
+from gradscope.diagnose.places import alive_at_peak, of_passes
 from gradscope.diagnose.rules.attention_by_hand import calls_without_recipe
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
@@ -66,7 +67,12 @@ def _masks(case: Case, memory: MemoryInfo, source: str | None, calls: list[CallF
     below = layers_of(case, calls[0])[1:]
     layers = {calls[0].layer, *(path for path in below if case.layers[path].class_name == "Dropout")}
     rows = [row for row in memory.saved if row.line == source and row.layer in layers and _is_mask(row, shapes)]
-    return [replace(row, count=1, bytes=row.bytes // row.count) for row in rows for _ in range(row.count)][: len(calls)]
+    return [one for row in rows for one in [_one_of(row)] * row.count][: len(calls)]
+
+
+def _one_of(row: SavedRow) -> SavedRow:
+    at_peak = None if row.at_peak_bytes is None else row.at_peak_bytes // row.count
+    return replace(row, count=1, bytes=row.bytes // row.count, at_peak_bytes=at_peak)
 
 
 def _is_mask(row: SavedRow, shapes: set[str]) -> bool:
@@ -83,10 +89,11 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
     drawing = sum(row.self_ns for row in rows)
     part = total / max(memory.saved_bytes, 1)
     masks = f"{counted(len(kept))} mask{'' if len(kept) == 1 else 's'}"
-    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward"
+    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward{of_passes(memory)}"
     if drawing:
         evidence += f"; drawing them takes {time_text(drawing)} of a step"
-    severity: Severity = "warning" if total >= 0.1 * memory.peak_bytes else "info"
+    freed = alive_at_peak(kept)
+    severity: Severity = "warning" if freed >= 0.1 * memory.peak_bytes else "info"
     return Finding(
         rule=RULE.name,
         severity=severity,
@@ -94,7 +101,7 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
         line=source,
         message="the masks of dropout are kept for backward",
         evidence=evidence,
-        predicted_saving_bytes=total,
+        predicted_saving_bytes=freed or None,
         advice="Use the recipe dropout, which keeps a seed and makes the mask again in backward.",
         code="from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
     )
