@@ -126,7 +126,7 @@ class CallRecorder:
         began = perf_counter_ns()
         calls = self._stack.calls
         if calls and calls[-1][2] and calls[-1][0] == id(module):
-            calls.append((id(module), None, False))  # a ``__call__`` of the class's own went on to torch's
+            calls.append((id(module), None, False, 0, 0))  # a ``__call__`` of the class's own went on to torch's
         else:
             self._open(module, args, began, by_hand=False)
 
@@ -142,10 +142,11 @@ class CallRecorder:
             if self.on_root_call is not None and graph_task_id() == -1:
                 self.on_root_call(args)
         span = self._spans.open(label)
-        calls.append((id(module), span, by_hand))  # by id: a call that never returns holds nothing
-        beside = _NOTHING if by_hand else self.cost
-        around = span.began - began + beside.around
-        self._spans.charge(span, perf_counter_ns() - span.began + beside.inside, around)
+        opened = span[2]
+        inside, around = _NOTHING if by_hand else self.cost
+        inside += perf_counter_ns() - opened
+        # By id: a call that never returns holds nothing.
+        calls.append((id(module), span, by_hand, inside, around + opened - began))
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -155,21 +156,16 @@ class CallRecorder:
         for depth in range(len(calls) - 1, -1, -1):
             if calls[depth][0] == id(module):
                 # Checkpointing stops a recompute with an exception: calls above this one never returned.
-                span = calls[depth][1]
-                ended = self._close_above(depth)
-                if span is not None:
-                    self._spans.charge(span, ended - began, perf_counter_ns() - ended)
+                self._close_above(depth, began)
                 return
 
-    def _close_above(self, depth: int) -> int:
-        """Close all calls above; returns when the last row ended, 0 where there was none."""
+    def _close_above(self, depth: int, began: int = 0) -> None:
         calls = self._stack.calls
-        ended = 0
         while len(calls) > depth:
-            span = calls.pop()[1]
+            _, span, _, inside, around = calls.pop()
             if span is not None:
-                ended = self._spans.close(span)
-        return ended
+                self._spans.close(span, began, inside, around)
+                began = 0  # of those that never returned nobody knows
 
 
 @contextmanager

@@ -21,12 +21,7 @@ class CallCost(NamedTuple):
     around: int = 0  # of the row around it
 
 
-class Span(NamedTuple):
-    """One that is open."""
-
-    number: int
-    marker: Any
-    began: int  # when its row did, by ``perf_counter_ns``
+Span = tuple[int, Any, int]  # one that is open: its number, its marker, when its row began by ``perf_counter_ns``
 
 
 class SpanRecorder:
@@ -40,8 +35,8 @@ class SpanRecorder:
         self._counter = itertools.count()
         # Numbers in arrays, for tuples that stay would make Python look for garbage more often.
         self._opened = array("q")  # k, label, low
-        self._closed = array("q")  # k, high, ns that the row was open
-        self._cost = array("q")  # k, ns inside of the span's row, ns around it
+        self._closed = array("q")  # k, high, ns that the row was open, ns of noting it inside of the row, and around it
+        self._timed = False
 
     def open(self, label: int) -> Span:
         """Open a span; hand the result to :meth:`close`, on the same thread."""
@@ -49,18 +44,23 @@ class SpanRecorder:
         self._opened.extend((number, label, sequence_number()))
         marker = TraceMarker(self._prefix + str(number))
         marker.__enter__()
-        return Span(number, marker, perf_counter_ns())
+        return number, marker, perf_counter_ns()
 
-    def close(self, span: Span) -> int:
-        """Close a span; returns when its row ended, by ``perf_counter_ns``."""
+    def close(self, span: Span, began: int = 0, inside_ns: int = 0, around_ns: int = 0) -> None:
+        """Close a span.
+
+        Args:
+            began: when the work of closing it did, by ``perf_counter_ns``; 0 where it was not timed.
+            inside_ns, around_ns: what opening it took, in its own row and in the row around it.
+        """
+        number, marker, opened = span
         ended = perf_counter_ns()  # the row ends at the beginning of what follows, as it began at the end of its enter
-        span.marker.__exit__(None, None, None)
-        self._closed.extend((span.number, sequence_number(), ended - span.began))
-        return ended
-
-    def charge(self, span: Span, inside_ns: int, around_ns: int) -> None:
-        """Note what opening or closing it took: in its own row, and in the row around it."""
-        self._cost.extend((span.number, inside_ns, around_ns))  # at once, whatever other threads do
+        marker.__exit__(None, None, None)
+        if began:
+            self._timed = True
+            inside_ns += ended - began
+            around_ns += perf_counter_ns() - ended
+        self._closed.extend((number, sequence_number(), ended - opened, inside_ns, around_ns))
 
     def __len__(self) -> int:
         """How many were opened so far."""
@@ -81,15 +81,11 @@ class SpanRecorder:
         label, low, opened = np.full(len(number), -1, np.int64), *np.zeros((2, len(number)), np.int64)
         label[number], low[number] = labels, first
         high = low.copy()
-        number, last, open_ns = _columns(self._closed, 3)
-        high[number], opened[number] = last, open_ns
-        if not len(self._cost):
-            return SpanTable(label, low, high)
-        number, *charged = _columns(self._cost, 3)
+        number, *noted = _columns(self._closed, 5)
         inside, around = np.zeros((2, len(label)), np.int64)
-        for total, ns in zip((inside, around), charged, strict=True):
-            np.add.at(total, number, ns)
-        return SpanTable(label, low, high, inside, around, opened)
+        for column, values in zip((high, opened, inside, around), noted, strict=True):
+            column[number] = values
+        return SpanTable(label, low, high, *((inside, around, opened) if self._timed else ()))
 
 
 def _columns(numbers: array[int], count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
@@ -100,5 +96,6 @@ class SpanStack(threading.local):
     """The open module calls of one thread, innermost last."""
 
     def __init__(self) -> None:
-        # id of the module, its span, and whether no hook of torch's has told of the call.
-        self.calls: list[tuple[int, Span | None, bool]] = []
+        # id of the module, its span, whether no hook of torch's has told of the call, and what opening the span took,
+        # inside of its row and around it.
+        self.calls: list[tuple[int, Span | None, bool, int, int]] = []

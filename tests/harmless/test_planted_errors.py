@@ -52,7 +52,6 @@ _HOOKS = [
     ("capture.survey", "FlopMode", "_count"),
     ("capture.spans", "SpanRecorder", "open"),
     ("capture.spans", "SpanRecorder", "close"),
-    ("capture.spans", "SpanRecorder", "charge"),
     ("capture.phases.timed", None, "measure_call_cost"),
     ("capture.phases.survey", "Survey", "_note_batch"),
     ("capture.switches", "SwitchWatch", "look"),
