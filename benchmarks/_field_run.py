@@ -40,7 +40,7 @@ QUIET = {
 }
 
 
-# So often is a program run alone again that prints something else: rounding that hangs on where memory lies shows rarely.
+# How often a program that prints something else is run alone again: rounding may depend on where memory lies.
 RUNS_ALONE = 5
 # The folder that importing torch._dynamo makes: torch does so at the first use of most optimizers.
 TORCH_CACHE = "torchinductor_"
