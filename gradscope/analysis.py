@@ -289,8 +289,8 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
         names: the rows of the layer table.
         parents: of each row the nearest parent that is called itself, see :meth:`ModuleNames.calling_parents`.
     """
-    table = TraceReader().memory(found.profiler)
-    found.profiler = None
+    table = TraceReader().memory(found.profiler) if found.table is None else found.table
+    found.profiler = found.table = None
     calls = _relabelled(found.recorder.table(), names.rows)
     skeleton = read_skeleton(table, calls, parents)
     labels = [*names.labels(found.modules.by_number()), -1]

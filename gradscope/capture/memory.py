@@ -26,7 +26,7 @@ from gradscope.capture.seen import Seen
 from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
-from gradscope.tables import GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
+from gradscope.tables import EventTable, GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
 from gradscope.tree import modules_of
 
 STEPS = 2  # one that settles, one that counts
@@ -46,7 +46,7 @@ class DeviceFigures:
 class MemoryPass:
     """What the memory pass left behind."""
 
-    profiler: Any
+    profiler: Any  # None once its rows are in ``table``
     recorder: CallRecorder
     line_spans: SpanTable
     lines: list[LineInfo]
@@ -61,6 +61,7 @@ class MemoryPass:
     figures: DeviceFigures | None
     notes: list[str]  # on what could not be measured
     census: list[Mapping[int, int]]  # how many storages of each size were alive after each of the latest steps
+    table: EventTable | None = None
 
 
 class Surroundings:

@@ -44,6 +44,9 @@ class Reader(Protocol):
     def surveyed(self, profiler: Any, *, shapes: bool, flops: bool) -> EventTable:
         """The rows of the survey."""
 
+    def memory(self, profiler: Any) -> EventTable:
+        """The rows of the memory pass."""
+
 
 def _say_nothing(_text: str) -> None:
     pass

@@ -91,6 +91,8 @@ class Memory(Phase):
             found = self.run.capture.memory = self._steps.result()
             if found is not None:
                 found.census = [*self.run.capture.census, *found.census]
+                if self.run.reader is not None:  # what the profiler holds takes more than its rows
+                    found.table, found.profiler = self.run.reader.memory(found.profiler), None
 
 
 def _around(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
