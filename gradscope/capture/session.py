@@ -112,6 +112,11 @@ class Session:
         """Training steps that the whole run takes."""
         return sum(phase.steps for phase in self._phases)
 
+    @property
+    def phase(self) -> str:
+        """The name of the phase that runs; of the last one where all have ended."""
+        return self._phases[min(self._number, len(self._phases) - 1)].name
+
     def boundary(self) -> bool:
         """A step has ended. Returns True when enough has been measured."""
         if self._abandoned:
