@@ -249,7 +249,9 @@ def _measured(path: Path) -> dict[str, Any]:
         return {"measured": False}
     run = json.loads(path.read_text())
     ledger, backward = run["ledger"], run["ledger"]["backward_ns"]
-    nodes = ledger["layers_ns"] + ledger["outside_modules_ns"]
+    # AccumulateGrad belongs to a tensor, not to a line: of the layers' parameters it is a part of its own.
+    loose = sum(op["self_ns"] for op in run["ops"] if op["phase"] == "accumulate" and not op.get("layer"))
+    nodes = ledger["layers_ns"] + ledger["outside_modules_ns"] - loose
     lined = sum(row.get("backward_ns") or 0 for row in run["lines"])
     return {
         "measured": True,

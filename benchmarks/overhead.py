@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,11 +25,16 @@ GPT_GOAL = 1.03
 TINY_GOAL = 1.5
 
 Step = Callable[[], object]
-Variant = Callable[[nn.Module], AbstractContextManager[object]]
+# Measures while it is open; gives what is told of the end of each step.
+Variant = Callable[[nn.Module], AbstractContextManager[Step]]
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextmanager
-def under_gradscope(_model: nn.Module) -> Iterator[None]:
+def under_gradscope(_model: nn.Module) -> Iterator[Step]:
     """The state of gradscope's timed steps, without the analysis that follows them."""
     from gradscope.capture.phases.timed import Timed
     from gradscope.capture.session import Session
@@ -37,27 +43,27 @@ def under_gradscope(_model: nn.Module) -> Iterator[None]:
     with Session(Options(steps=1_000_000, warmup=0, lines=False)) as session:
         while session.phase != Timed.name:
             session.boundary()
-        yield
+        yield session.boundary
 
 
 @contextmanager
-def under_torch_profiler(_model: nn.Module) -> Iterator[None]:
+def under_torch_profiler(_model: nn.Module, **options: bool) -> Iterator[Step]:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, record_shapes=True, with_stack=True, profile_memory=True):
-        yield
+    with profile(activities=activities, **options):
+        yield _nothing
 
 
 @contextmanager
-def under_backward_hooks(model: nn.Module) -> Iterator[None]:
+def under_backward_hooks(model: nn.Module) -> Iterator[Step]:
     """A full backward hook pair on every module, as one writes it by hand to time backward."""
     handles = []
     for module in model.modules():
         handles.append(module.register_full_backward_pre_hook(lambda *_: None))
         handles.append(module.register_full_backward_hook(lambda *_: None))
     try:
-        yield
+        yield _nothing
     finally:
         for handle in handles:
             handle.remove()
@@ -65,22 +71,30 @@ def under_backward_hooks(model: nn.Module) -> Iterator[None]:
 
 VARIANTS: dict[str, Variant] = {
     "gradscope": under_gradscope,
-    "torch.profiler, shapes + stack + memory": under_torch_profiler,
+    "torch.profiler alone": under_torch_profiler,
+    "torch.profiler, shapes + stack + memory": partial(
+        under_torch_profiler, record_shapes=True, with_stack=True, profile_memory=True
+    ),
     "full backward hooks": under_backward_hooks,
 }
 
 
 def compare(model: nn.Module, step: Step, device: str, rounds: int, steps: int) -> dict[str, list[float]]:
     """Step times in ms by variant, taken in turns."""
-    variants: dict[str, Variant] = {"plain": lambda _model: nullcontext(), **VARIANTS}
+    variants: dict[str, Variant] = {"plain": lambda _model: nullcontext(_nothing), **VARIANTS}
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(3):
         step()
     for _ in range(rounds):
         for name, variant in variants.items():
-            with variant(model):
-                step()
-                times[name] += [timed(step, device) for _ in range(steps)]
+            with variant(model) as ended:
+
+                def whole(ended: Step = ended) -> None:
+                    step()
+                    ended()
+
+                whole()
+                times[name] += [timed(whole, device) for _ in range(steps)]
     return times
 
 

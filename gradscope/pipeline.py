@@ -157,10 +157,17 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             "the optimizers step in no regular order: a step ends where the one that steps least often has stepped, "
             "and steps may differ"
         )
-    if error is None and not finder.saw_backward:
+    if error is None and not finder.backwards:
         raise NothingMeasuredError(
             f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
             f"{_without_backward(_seconds_of_children() - seconds)}"
+        )
+    if error is None and not session.capture.steps_done:
+        raise NothingMeasuredError(
+            f"{script.target} went backward {finder.backwards} times, and no optimizer stepped: "
+            "gradscope cannot tell where its training steps end. "
+            "It has built an optimizer, whose step() ends a training step.\n"
+            "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends."
         )
     return _outcome(session.capture, about, known, None, error, progress, recorder)
 

@@ -262,6 +262,20 @@ def test_script_that_never_calls_backward() -> None:
     assert not Path("gradscope-hello.json").exists()
 
 
+def test_script_whose_optimizer_never_steps() -> None:
+    Path("manual.py").write_text(
+        "import torch\nw = torch.zeros(3, requires_grad=True)\noptimizer = torch.optim.SGD([w], lr=0.1)\n"
+        "for _ in range(20):\n    w.square().sum().backward()\n"
+    )
+    ran = gradscope("profile", "manual.py")
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(
+        "gradscope: error: manual.py went backward 20 times, and no optimizer stepped: gradscope cannot tell where its "
+        "training steps end. It has built an optimizer, whose step() ends a training step.\n"
+        "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends.\n"
+    )
+
+
 def test_script_that_trains_in_processes_of_its_own() -> None:
     Path("launch.py").write_text(
         "import subprocess, sys\n"

@@ -65,10 +65,9 @@ class StepFinder:
         self._described: tuple[int, ...] = ()
         self._seen: Seen[Optimizer] = Seen()
         self._inside = False  # an optimizer has stepped in the backward pass that runs
-        self._backwards = 0
+        self.backwards = 0  # outermost passes that have ended
         self._optimizer_exists = False
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
-        self.saw_backward = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -114,20 +113,19 @@ class StepFinder:
         return found
 
     def _went_backward(self) -> None:
-        self.saw_backward = True
-        self._backwards += 1
+        self.backwards += 1
         if self._inside:
             self._inside = False
             self._advance(_INSIDE_BACKWARD)
         if len(self._seen):
             return
         patience = _PATIENCE if self._has_optimizer() else 0
-        if self._backwards > patience:
+        if self.backwards > patience:
             self._boundary()
 
     def _has_optimizer(self) -> bool:
         # Walking all objects costs some 50 ms: only at the first pass and then rarely.
-        if self._backwards & (self._backwards - 1) == 0:
+        if self.backwards & (self.backwards - 1) == 0:
             self._optimizer_exists = any(optimizer not in self._others for optimizer in _optimizers())
         return self._optimizer_exists
 
