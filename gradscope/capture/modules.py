@@ -92,12 +92,9 @@ class CallRecorder:
         found = classes_to_watch(
             known.values(), set(map(id, leaves)), lambda module: self.registry.get(module) in labels
         )
-        if found - self.registry.called_by_hand:
-            self.registry.called_by_hand |= found
-            self._by_hand.close()
-            self._by_hand.enter_context(
-                watching(self.registry.called_by_hand, self._enter_by_hand, self._leave_by_hand)
-            )
+        found -= self.registry.called_by_hand
+        self.registry.called_by_hand |= found
+        self._by_hand.enter_context(watching(found, self._enter_by_hand, self._leave_by_hand))
 
     def _watch_by_hand(self, stack: ExitStack) -> None:
         self._by_hand = ExitStack()

@@ -51,6 +51,17 @@ def test_the_rest_of_the_cost_is_measured_on_an_empty_module(counted: None) -> N
     assert measure_call_cost(Guard()) == shared_cost(10, 20, 10) == CallCost(inside=6, around=14)
 
 
+def test_a_call_by_hand_does_not_pay_torchs_way_to_the_hooks() -> None:
+    recorder, module = CallRecorder(), Pair()
+    recorder.cost = CallCost(10**12, 10**12)
+    recorder.registry.called_by_hand.add(Pair)
+    with recorder.recording():
+        module.forward(1)
+    calls = recorder.table()
+    assert calls.inside_ns is not None and calls.around_ns is not None
+    assert (calls.inside_ns >= 10**12).tolist() == (calls.around_ns >= 10**12).tolist() == [False, True, True]
+
+
 def test_it_is_added_to_what_the_hooks_charged(counted: None) -> None:
     recorder = CallRecorder()
     recorder.cost = CallCost(1000, 2000)
