@@ -192,8 +192,8 @@ class _Carried:
         covered = np.flatnonzero(replayed.covered)
         self.covered = set(nodes.row[covered].tolist())
         self.parameter_owner[covered] = replayed.accumulate_owner[covered]
+        self.receivers = {row: found for row, found in self.receivers.items() if row not in self.covered}
         if not replayed.receivers:
-            self.receivers = {row: found for row, found in self.receivers.items() if row not in self.covered}
             return
         owner_of = dict(zip(nodes.row.tolist(), nodes.owner.tolist(), strict=True))
         keys_of = zip(numbers.thread.tolist(), numbers.sequence.tolist(), strict=True)
@@ -206,7 +206,6 @@ class _Carried:
             target = row_of.get((thread_of[row], code))
             return Receiver(OUTSIDE, NO_LINE) if target is None else Receiver(owner_of[target], int(self.line[target]))
 
-        self.receivers = {row: found for row, found in self.receivers.items() if row not in self.covered}
         for row, codes in replayed.receivers.items():
             self.receivers[row] = tuple(receiver(row, code) for code in codes)
 

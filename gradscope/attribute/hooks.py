@@ -47,7 +47,7 @@ def hooked_modules(table: EventTable, nodes: NodeNumbers, calls: SpanTable, owne
 def inside_hooks(table: EventTable, levels: _Levels, inherit: int) -> npt.NDArray[np.bool_]:
     """Which rows run inside a hook, at any depth, but for nested backward passes."""
     marks = np.full(len(table), inherit, np.int8)
-    marks[np.isin(table.kind, (RowKind.BACKWARD, RowKind.NODE, RowKind.ACCUMULATE))] = 0
+    marks[table.kind == RowKind.BACKWARD] = 0
     nodes = np.flatnonzero(table.kind == RowKind.NODE)
     marks[nodes[is_module_hook(table, nodes)]] = 1
     marks[table.kind == RowKind.HOOK] = 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
+from gradscope.attribute.nodes import UNKNOWN, nearest
 from gradscope.attribute.rows import Skeleton
 from gradscope.tables import EventTable, IntColumn, PassGraph, PassNote, RowKind
 
@@ -22,7 +22,7 @@ class Passes:
 
     graphs: Sequence[PassGraph]
     notes: Sequence[PassNote]
-    owners: Sequence[int]  # of each parameter the layer that holds it first; OUTSIDE
+    owners: Sequence[int]  # of each parameter the layer that holds it first; -1 for none
 
 
 @dataclass(slots=True)
@@ -41,7 +41,6 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
     table, nodes = skeleton.table, skeleton.nodes
     found = Replayed(np.zeros(len(nodes.row), np.int64), np.full(len(nodes.row), UNKNOWN, np.int64))
     window = pass_of(table, nodes.row)
-    marked = _marked(table)
     order = np.argsort(window, kind="stable")
     bounds = np.flatnonzero(np.diff(window[order])) + 1
     done: dict[int, tuple[IntColumn, list[tuple[int, ...]], list[int]]] = {}
@@ -61,23 +60,22 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
         for place, targets, parameter in zip(places.tolist(), added, parameters, strict=True):
             row = int(nodes.row[place])
             if table.kind[row] == RowKind.ACCUMULATE:
-                parameter = marked.get(row, parameter)
                 found.accumulate_owner[place] = passes.owners[parameter] if parameter >= 0 else UNKNOWN
             elif targets:
                 graph = passes.graphs[note.graph].nodes
                 found.receivers[row] = tuple(
                     note.base - graph[target].sequence
                     if graph[target].parameter < 0
-                    else -2 - max(passes.owners[graph[target].parameter], OUTSIDE)
+                    else -2 - passes.owners[graph[target].parameter]
                     for target in targets
                 )
-    _fill_marked(found, nodes.row, marked, passes.owners)
+    _fill_marked(found, nodes.row, _marked(table), passes.owners)
     return found
 
 
 def _fill_marked(found: Replayed, rows: IntColumn, marked: dict[int, int], owners: Sequence[int]) -> None:
-    """The marks of passes whose graph was too deep to be noted."""
-    for place in np.flatnonzero(np.isin(rows, list(marked)) & (found.covered == 0)).tolist():
+    """A mark knows better than the graph, and is all there is where the graph was too deep to be noted."""
+    for place in np.flatnonzero(np.isin(rows, list(marked))).tolist():
         found.covered[place] = 1
         found.accumulate_owner[place] = owners[marked[int(rows[place])]]
 

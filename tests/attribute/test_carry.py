@@ -8,7 +8,8 @@ import pytest
 from gradscope.attribute.carry import assign
 from gradscope.attribute.rows import Category, read_skeleton
 from gradscope.attribute.survey import Notes, Receiver, keys
-from gradscope.tables import EventTable, RowKind
+from gradscope.attribute.passes import Passes
+from gradscope.tables import EventTable, GraphNode, PassGraph, PassNote, RowKind
 
 from .hand import Row, place, spans, table_of
 
@@ -50,9 +51,11 @@ def notes(table: EventTable, *receivers: Receiver) -> Notes:
     )
 
 
-def charged(table: EventTable, survey: Notes | None, sums: int) -> list[tuple[int, int, int]]:
+def charged(
+    table: EventTable, survey: Notes | None, sums: int, passes: Passes | None = None
+) -> list[tuple[int, int, int]]:
     """Category, layer and line of each sum."""
-    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey)
+    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey, passes)
     rows = [place(table, f"sum {number}") for number in range(sums)]
     return [(int(found.rows.category[row]), int(found.rows.owner[row]), int(found.line[row])) for row in rows]
 
@@ -126,3 +129,42 @@ def test_a_parameter_belongs_to_the_layer_that_the_survey_knows(known: int | Non
     accumulate = place(table, "AccumulateGrad")
     assert found.rows.category[accumulate] == Category.ACCUMULATE
     assert found.rows.owner[accumulate] == (1 if known is None else known)
+
+
+@pytest.mark.parametrize("surveyed", [True, False])
+def test_where_the_graph_of_the_pass_shows_no_sum_there_is_none(surveyed: bool) -> None:
+    """Whatever the survey's step did: an addition is the node's own, or that of a hook on it."""
+    table = trace(1)
+    graph = PassGraph((GraphNode(0, -1, ((1, 0),)), GraphNode(1, -1, ())), ("ExpBackward0", "MulBackward0"))
+    passes = Passes([graph], [PassNote(0, 1)], [])
+    survey = notes(table, Receiver(0, 3)) if surveyed else None
+    assert charged(table, survey, 1, passes) == [(LAYER, 1, 8 if surveyed else -1)]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_recompute_that_a_function_of_pythons_sets_off_has_no_line(again: bool) -> None:
+    """What the Function itself calls in its backward has the line that applied it."""
+    kind = RowKind.RECOMPUTE if again else RowKind.ANNOTATION
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "step 0", argument=0),
+        Row(RowKind.CALL, 10, 20, "first", argument=0),
+        Row(RowKind.OP, 12, 18, "Mine", sequence=0),
+        Row(RowKind.BACKWARD, 50, 200, "backward", argument=0),
+        Row(RowKind.NODE, 60, 150, "MineBackward", sequence=0, forward_thread=1),
+        Row(kind, 70, 140, "inside"),
+        Row(RowKind.CALL, 80, 120, "called", argument=1),
+        Row(RowKind.STEP, 300, 300, "step 1", argument=1),
+    )
+    survey = Notes(
+        unit_key=keys(table.names, np.array([0]), table.name[[place(table, "Mine")]]),
+        unit_line=np.array([7]),
+        node_key=keys(table.names, np.array([0]), table.name[[place(table, "MineBackward")]]),
+        node_line=np.array([7]),
+        parameter_owner=np.array([-1]),
+        receivers=((),),
+        flops={},
+        shapes={},
+    )
+    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey)
+    assert int(found.line[place(table, "MineBackward")]) == 7
+    assert int(found.line[place(table, "inside")]) == int(found.line[place(table, "called")]) == (-1 if again else 7)

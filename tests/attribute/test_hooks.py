@@ -115,6 +115,23 @@ def test_a_module_called_in_a_modules_hook_is_no_recompute() -> None:
     assert int(rows.category[place(table, "recomputed")]) == Category.RECOMPUTE
 
 
+def test_a_module_called_in_a_backward_pass_of_a_hooks_own_is_recompute() -> None:
+    """A hook may start a pass, which may run a checkpoint again."""
+    table = table_of(
+        Row(RowKind.CALL, 0, 50, "call", argument=0),
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        Row(RowKind.NODE, 110, 300, "MulBackward0", sequence=1, forward_thread=1),
+        Row(RowKind.HOOK, 120, 290, "on a tensor"),
+        Row(RowKind.CALL, 125, 130, "in the hook", argument=1),
+        Row(RowKind.BACKWARD, 140, 280, "of the hook", argument=1),
+        Row(RowKind.NODE, 150, 270, "ExpBackward0", sequence=2, forward_thread=1),
+        Row(RowKind.CALL, 160, 170, "recomputed", argument=1),
+    )
+    rows = rows_of(table)
+    assert int(rows.category[place(table, "in the hook")]) == HOOK
+    assert int(rows.category[place(table, "recomputed")]) == Category.RECOMPUTE
+
+
 def test_the_hook_of_a_node_from_before_the_trace_is_unattributed() -> None:
     table = table_of(
         Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site
-from gradscope.tables import RunData
+from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site, lines_of_nodes
+from gradscope.attribute.rows import INHERIT, read_skeleton
+from gradscope.tables import RowKind, RunData
+
+from .hand import Row, place, spans, table_of
 
 
 def operations(*calls: tuple[int, str], sites: dict[int, Site] | None = None, first: int = 0) -> Operations:
@@ -24,8 +27,8 @@ def operations(*calls: tuple[int, str], sites: dict[int, Site] | None = None, fi
 
 
 SURVEY = LineMatcher(
-    operations((0, "mul add"), (1, "exp"), (0, "mul add"), (2, "a b c b d")),
-    np.array([10, 11, 20, 10, 11, 30, 31, 32, 33, 34]),
+    operations((0, "mul add"), (1, "exp"), (0, "mul add"), (2, "a b c b d"), (4, "m a p b n a p b k")),
+    np.array([10, 11, 20, 10, 11, 30, 31, 32, 33, 34, *range(40, 49)]),
 )
 
 
@@ -38,6 +41,9 @@ SURVEY = LineMatcher(
         ([(2, "a b c b d c b d")], [30, 31, 32, 33, NOT_TOLD, NOT_TOLD, 33, 34]),  # one turn more of a loop
         ([(1, "neg exp")], [NOT_TOLD] * 2),  # another branch, whose exp need not be the one that was seen
         ([(0, "add")], [NOT_TOLD]),
+        # p has the same neighbours at two lines: where theirs are known as well they decide, elsewhere nothing does.
+        ([(4, "m a p b n a p b k z")], [*range(40, 48), NOT_TOLD, NOT_TOLD]),
+        ([(4, "a p b")], [NOT_TOLD] * 3),
     ],
 )
 def test_each_call_is_told_by_itself(calls: list[tuple[int, str]], expected: list[int]) -> None:
@@ -54,6 +60,40 @@ def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
 
     assert told((did, 3), (did, 1), (did, 3)) == [6, 5, 6]
     assert told((other, 1), (other, 3)) == [NOT_TOLD] * 2
+
+
+def test_a_node_has_the_line_of_what_drew_its_number() -> None:
+    """Also the last of a step, and a node that another one made while it ran (create_graph)."""
+    forward = [Row(RowKind.OP, 10 + number, 11 + number, f"aten::{number}", sequence=number) for number in range(2)]
+    drawn = Row(RowKind.OP, 115, 120, "drawn in a node", sequence=2)
+    runs = (
+        node(110, 1, drawn),
+        node(140, 0),
+        [Row(RowKind.BACKWARD, 300, 400, "backward", argument=1), *node(310, 2)],
+    )
+    table = table_of(
+        Row(RowKind.CALL, 0, 50, "call", argument=0),
+        *forward,
+        Row(RowKind.BACKWARD, 100, 200, "backward", argument=1),
+        *(row for rows in runs for row in rows),
+    )
+    skeleton = read_skeleton(table, spans((0, 0, 2)), [-1])
+    units = np.array([place(table, row.name) for row in forward])
+    line = np.full(len(table), INHERIT, np.int64)
+    line[units] = [50, 51]
+    found = lines_of_nodes(skeleton, np.arange(len(skeleton.nodes.row)), units, line)
+    told = dict(zip(skeleton.nodes.sequence.tolist(), found.tolist(), strict=True))
+    assert told == {0: 50, 1: 51, 2: 51}
+
+
+def node(start: int, number: int, *inside: Row) -> list[Row]:
+    """A node and its function."""
+    function = Row(RowKind.OP, start + 1, start + 15, "MulBackward0", sequence=number, forward_thread=1)
+    return [
+        Row(RowKind.NODE, start, start + 20, "MulBackward0", sequence=number, forward_thread=1),
+        function,
+        *inside,
+    ]
 
 
 # -- in real programs --------------------------------------------------------------------------------------------------

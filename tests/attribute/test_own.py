@@ -61,6 +61,14 @@ def test_cost_lies_in_the_call_and_in_the_row_around_it() -> None:
     assert {name: int(cost[place(table, name)]) for name in table.names if cost[place(table, name)]} == COST
 
 
+def test_a_row_that_was_held_up_takes_nothing_from_the_row_around_it() -> None:
+    """The thread was stopped between the row's beginning and the first look at the clock: no hook of ours did that."""
+    table = trace()
+    calls = relabelled(calls_of((30, 20, 400), (4, 25, 40), (7, 11, 100), (13, 17, 102)), 0, 1, 2, 2)
+    cost = hook_cost(table, calls)
+    assert int(cost[place(table, "first")]) == 4 + 25 and int(cost[place(table, "outer")]) == 30 + 0 + 11
+
+
 def test_calls_that_were_not_timed_cost_nothing() -> None:
     assert not hook_cost(trace(), spans((0, 0, 0), (1, 0, 0), (2, 0, 0), (2, 0, 0))).any()
 

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 import gradscope
-from gradscope.tables import RunData
+from gradscope.attribute.nodes import UNKNOWN
+from gradscope.attribute.passes import Passes, replay
+from gradscope.attribute.rows import read_skeleton
+from gradscope.tables import GraphNode, PassGraph, PassNote, RowKind, RunData
+
+from .hand import NO_SPANS, Row, table_of
 
 X = torch.ones(2, 4)
 STEPS = 4
@@ -220,3 +226,117 @@ def test_steps_that_are_alike_are_walked_once() -> None:
                 break
     passes = prof._session.capture.timed.passes
     assert len(passes.graphs) == 1 and len(passes.passes) == STEPS + 1
+
+
+# -- replayed by hand --------------------------------------------------------------------------------------------------
+
+
+def replayed(rows: list[Row], graphs: list[PassGraph], notes: list[PassNote], owners: list[int]) -> list[int]:
+    """Owner of each AccumulateGrad, in order."""
+    table = table_of(*rows)
+    skeleton = read_skeleton(table, NO_SPANS, [])
+    found = replay(skeleton, Passes(graphs, notes, owners))
+    accumulate = table.kind[skeleton.nodes.row] == RowKind.ACCUMULATE
+    owner: list[int] = found.accumulate_owner[accumulate].tolist()
+    return owner
+
+
+def ran(start: int, name: str, number: int = -1) -> Row:
+    """A row of the engine's."""
+    if name == "AccumulateGrad":
+        return Row(RowKind.ACCUMULATE, start, start + 9, name)
+    return Row(RowKind.NODE, start, start + 9, name, sequence=number, forward_thread=1)
+
+
+def graph_of(*nodes: tuple[str, int, tuple[int, ...]]) -> PassGraph:
+    """By (name, number counted back from the base or the parameter, nodes that it hands gradients to)."""
+    made = [
+        GraphNode(-1, number, ())
+        if name == "AccumulateGrad"
+        else GraphNode(number, -1, tuple((target, 0) for target in below))
+        for name, number, below in nodes
+    ]
+    return PassGraph(tuple(made), tuple(name for name, _, _ in nodes))
+
+
+BACKWARD = Row(RowKind.BACKWARD, 0, 100, "backward", argument=0)
+TWO = graph_of(
+    ("ExpBackward0", 0, (2, 1)), ("SinBackward0", 1, (3,)), ("AccumulateGrad", 0, ()), ("AccumulateGrad", 1, ())
+)
+
+
+def test_a_mark_tells_the_parameter() -> None:
+    """The order in which the engine serves several parameters of one node is its own."""
+    rows = [BACKWARD, ran(10, "CatBackward0", 5), ran(20, "AccumulateGrad"), ran(30, "AccumulateGrad")]
+    graph = graph_of(("CatBackward0", 0, (1, 2)), ("AccumulateGrad", 0, ()), ("AccumulateGrad", 1, ()))
+    marks = [Row(RowKind.PARAMETER, 22, 23, "mark", argument=1), Row(RowKind.PARAMETER, 32, 33, "mark", argument=0)]
+    assert replayed([*rows, *marks], [graph], [PassNote(0, 5)], [3, 4]) == [4, 3]
+
+
+def test_a_parameter_that_is_passed_over_is_not_taken_for_the_next() -> None:
+    """A pass may be asked for the gradients of some parameters alone."""
+    rows = [BACKWARD, ran(10, "ExpBackward0", 5), ran(30, "SinBackward0", 4), ran(40, "AccumulateGrad")]
+    assert replayed(rows, [TWO], [PassNote(0, 5)], [7, 8]) == [8]
+
+
+def test_passes_over_one_graph_may_run_different_parts_of_it() -> None:
+    first = [BACKWARD, ran(10, "ExpBackward0", 5), ran(20, "AccumulateGrad"), ran(30, "SinBackward0", 4)]
+    second = [
+        Row(RowKind.BACKWARD, 200, 300, "backward", argument=1),
+        ran(210, "ExpBackward0", 15),
+        ran(230, "SinBackward0", 14),
+        ran(240, "AccumulateGrad"),
+    ]
+    assert replayed([*first, *second], [TWO], [PassNote(0, 5), PassNote(0, 15)], [7, 8]) == [7, 8]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_number_that_names_no_node_tells_nothing(same: bool) -> None:
+    """Two threads drew it, or the node of that number is another one."""
+    graph = graph_of(
+        ("ExpBackward0", 0, (1,)),
+        ("SinBackward0", 1, (2,)),
+        ("AccumulateGrad", 0, ()),
+        *([("SinBackward0", 1, (4,)), ("AccumulateGrad", 1, ())] if same else []),
+    )
+    rows = [BACKWARD, ran(10, "SinBackward0" if same else "CosBackward0", 4), ran(20, "AccumulateGrad")]
+    assert replayed(rows, [graph], [PassNote(0, 5)], [7, 8]) == [UNKNOWN]
+
+
+class Asked(nn.Sequential):
+    """Three layers; each step asks for the gradients of one of them, in one of two ways."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def parameters_of(self, step: int) -> list[nn.Parameter]:
+        layer = self[step % 3]
+        return [layer.weight] if step % 2 else [layer.weight, layer.bias]
+
+
+def test_a_pass_that_is_asked_for_some_gradients_alone() -> None:
+    model, each = Asked(), list[Counter[str]]()
+    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
+        for step in range(100):
+            profiled = bool(torch.autograd.profiler._is_profiler_enabled)
+            asked = model.parameters_of(step)
+            torch.autograd.backward(model(X).sum(), inputs=asked)
+            if profiled:
+                each.append(Counter({str(step % 3): len(asked)}))
+            if prof.step():
+                break
+    given = sum(each[1 : 1 + STEPS], Counter[str]())
+    assert calls(prof.report.data, "accumulate", "AccumulateGrad") == given
+
+
+def test_a_pass_from_an_edge_of_the_graph() -> None:
+    """torch.autograd.graph.GradientEdge stands for the tensor, which may be gone."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
+        while True:
+            torch.autograd.backward(get_gradient_edge(model(X).sum()))
+            if prof.step():
+                break
+    passes = prof._session.capture.timed.passes  # type: ignore[union-attr]
+    assert [graph.names[0] for graph in passes.graphs] == ["SumBackward0"]
+    assert calls(prof.report.data, "accumulate", "AccumulateGrad") == {"0": 2 * STEPS, "1": 2 * STEPS}
