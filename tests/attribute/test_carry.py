@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.carry import assign
+from gradscope.attribute.passes import Passes
 from gradscope.attribute.rows import Category, read_skeleton
 from gradscope.attribute.survey import Notes, Receiver, keys
-from gradscope.attribute.passes import Passes
 from gradscope.tables import EventTable, GraphNode, PassGraph, PassNote, RowKind
 
 from .hand import Row, place, spans, table_of

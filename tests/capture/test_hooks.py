@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gradscope.capture import hooks as hooks_of_gradscope
+from gradscope.capture.guard import Guard
 from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.survey import parameter_marker
 
@@ -181,3 +182,20 @@ def test_somebody_elses_wrapper_stays(marks: list[str]) -> None:
         assert marks == []
     finally:
         TENSOR.register_hook = original  # type: ignore[method-assign]
+
+
+class OwnHooks(torch.Tensor):
+    """Keeps its hooks in its own way."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__ == "register_hook":
+            return "a handle of its own"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_tensors_with_hooks_of_their_own_kind_are_left_alone(marks: list[str]) -> None:
+    guard = Guard()
+    with TensorHooks(guard).marking():
+        handle: Any = leaf().as_subclass(OwnHooks).register_hook(nothing)
+    assert handle == "a handle of its own" and guard.failed == {}

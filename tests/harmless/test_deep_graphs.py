@@ -53,6 +53,17 @@ def test_threads_of_less_stack_may_look_at_less() -> None:
     assert found[0] <= 512 * 1024 // 210 < graphs.most_nodes()
 
 
+@pytest.mark.parametrize(("limit", "stack"), [(1, 1), (8, 8), (64, 8), (None, 8)])
+def test_the_systems_limit_counts_where_it_is_lower_than_usual(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, stack: int
+) -> None:
+    resource = pytest.importorskip("resource")
+    mebibyte = 1024**2
+    soft = resource.RLIM_INFINITY if limit is None else limit * mebibyte
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
+    assert 0.5 * stack * mebibyte < 210 * graphs.most_nodes() < stack * mebibyte
+
+
 def test_parameters_mark_themselves_where_the_graph_is_too_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured() -> gradscope.Report:
         torch.manual_seed(0)
