@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from gradscope.capture.phases.timed import Timed
-
 from .burning import Meter
-from .proof import LEFT_OUT
+from .proof import knowing_what_is_left_out
 
 # A test that fails is repeated after a rest. Gradscope's faults stay: they put the same time into the same wrong row
 # each time. What a busy machine adds does not, and not all of it can be told from the clocks: a virtual machine that
@@ -61,16 +59,10 @@ def meter() -> Meter:
 
 
 @pytest.fixture(autouse=True)
-def left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def left_out() -> Iterator[None]:
     """Tell the proof which steps a run leaves out: the meter has burned in them too."""
-    original = Timed.keep
-
-    def keep(self: Timed) -> None:
-        original(self)
-        LEFT_OUT.clear()
-        LEFT_OUT.update(self._timed.interrupted)
-
-    monkeypatch.setattr(Timed, "keep", keep)
+    with knowing_what_is_left_out():
+        yield
 
 
 @pytest.fixture(autouse=True)

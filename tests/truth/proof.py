@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
+from gradscope.capture.phases.timed import Timed
 from gradscope.tables import RunData
 
 from .burning import OUTSIDE, Meter
@@ -23,8 +25,26 @@ WARMUP = 1
 RELATIVE = 0.03
 ABSOLUTE_NS = 300_000
 
-# Numbers of the profiled steps that gradscope left out of the last run as interrupted; conftest.py notes them.
+# Numbers of the profiled steps that gradscope left out of the last run as interrupted.
 LEFT_OUT: set[int] = set()
+
+
+@contextmanager
+def knowing_what_is_left_out() -> Iterator[None]:
+    """Let each run inside the block fill :data:`LEFT_OUT`."""
+    original = Timed.keep
+
+    def keep(self: Timed) -> None:
+        original(self)
+        LEFT_OUT.clear()
+        LEFT_OUT.update(self._timed.interrupted)
+
+    Timed.keep = keep  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Timed.keep = original  # type: ignore[method-assign]
+
 
 COLUMNS = {
     "forward_self_ns": "forward",
