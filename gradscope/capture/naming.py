@@ -161,7 +161,9 @@ def _uncalled_originals(registry: ModuleRegistry, known: Mapping[str, nn.Module]
     }
     found = set()
     for module in {id(module): module for module in known.values()}.values() if gone else ():
-        if registry.get(module) in {None, NOBODYS} and tuple(sorted(shape_of(module))) in gone:
+        label = registry.get(module)
+        called = label not in {None, NOBODYS} and registry.places[label or 0].last_step >= 0
+        if not called and tuple(sorted(shape_of(module))) in gone:
             found.add(registry.add_root(module))
     return found
 
@@ -175,7 +177,7 @@ def _copies(registry: ModuleRegistry, known: Mapping[str, nn.Module], originals:
     shapes = _shapes(registry)
     alike: dict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
     for label, place in enumerate(registry.places):
-        if place.root == label and place.inside is None and (place.last_step >= 0 or label in originals):
+        if place.root == label and (place.last_step >= 0 or label in originals):
             alike[shapes[label][0]].append(label)
     variables = {id(module) for module in known.values()}
     found: dict[int, int] = {}
@@ -187,8 +189,9 @@ def _copies(registry: ModuleRegistry, known: Mapping[str, nn.Module], originals:
             sizes = shapes[label][1]
             # A replica of DataParallel's has no parameters of its own.
             same = [other for other in labels if shapes[other][1] == sizes or not any(sizes)]
-            lasting = [other for other in same if other not in brief]
-            target = lasting[0] if len(lasting) == 1 else [other for other in same if other in brief][-1]
+            # Modules that stood at one place of a model one after the other are one.
+            lasting = {registry.places[other].inside or other: other for other in same if other not in brief}
+            target = [*lasting.values()][-1] if len(lasting) == 1 else [other for other in same if other in brief][-1]
             if target != label:
                 found[label] = target
     return found
@@ -206,9 +209,11 @@ def _shapes(registry: ModuleRegistry) -> dict[int, tuple[tuple[tuple[str, str], 
 
 
 def _was_brief(place: Place, variables: set[int]) -> bool:
-    """Whether a root was called in one step only, and nothing of the user's has a name for it."""
+    """Whether a root was called in one step only, lay in no model, and nothing of the user's has a name for it."""
     module = place.module()
-    return place.first_step == place.last_step and (module is None or id(module) not in variables)
+    return (
+        place.inside is None and place.first_step == place.last_step and (module is None or id(module) not in variables)
+    )
 
 
 class _Rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Place:
     module: weakref.ref[nn.Module]
     first_step: int  # of the run, in which a module was first and last called as a root there; -1 for never
     last_step: int
-    inside: tuple[int, str] | None = None  # of a root: the owner that is never called itself, and the path in it
+    inside: tuple[int, str] | None = None  # of a root: the model that it lay in when it was called, and the path in it
     is_owner: bool = False
 
 
@@ -41,6 +42,7 @@ class ModuleRegistry:
     def __init__(self) -> None:
         self.places: list[Place] = []  # by label
         self.step = 0  # told by the session: how many steps have ended
+        self.models: Callable[[], Iterable[nn.Module]] = tuple  # those that the user has named
         self._labels: dict[int, int] = {}  # id of a living module -> label
         self._guards: dict[int, weakref.ref[nn.Module]] = {}  # take the id out when the module dies
         self._known: dict[tuple[int, str], int] = {}  # (root, path) -> label
@@ -70,7 +72,9 @@ class ModuleRegistry:
             if found is not None and (found != NOBODYS or callers):
                 return found
             if not callers:
-                return self._add_root(module)
+                # DataParallel calls its replicas in threads of their own.
+                original = self._original_of(module) if getattr(module, "_is_replica", False) else None
+                return self._add_root(module) if original is None else original
             return self._label_inner(module, [caller for caller in callers if caller is not None])
 
     def add_root(self, module: nn.Module) -> int:
@@ -127,7 +131,7 @@ class ModuleRegistry:
             }
             outermost = [(module, held) for number, (module, held) in holding.items() if number not in inside]
             for module, _ in sorted(outermost, key=lambda item: -len(item[1])):
-                owner = self._add_root(module)
+                owner = self._holder(module)
                 self.places[owner].is_owner = True
                 for path, inner in inner_paths(module):
                     root = wanted.get(id(inner))
@@ -139,7 +143,24 @@ class ModuleRegistry:
     def _add_root(self, module: nn.Module) -> int:
         label = self._place(module, len(self.places), "")
         self._walk(module, label)
+        self.places[label].inside = self._inside_model(module)
         return label
+
+    def _inside_model(self, module: nn.Module) -> tuple[int, str] | None:
+        """The model that a root lies in now, and the path: what stands there in the next step may be another module."""
+        owners = [place.module() for place in self.places if place.is_owner]
+        for model in (*self.models(), *owners):
+            if model is None or model is module:
+                continue
+            path = next((path for path, inner in inner_paths(model) if inner is module), None)
+            if path is not None:
+                return self._holder(model), path
+        return None
+
+    def _holder(self, model: nn.Module) -> int:
+        """Label of a model whose parts are called and not itself: those that are get places of their own."""
+        found = self._labels.get(id(model), NOBODYS)
+        return self._place(model, len(self.places), "") if found == NOBODYS else found
 
     def _label_inner(self, module: nn.Module, callers: list[nn.Module]) -> int:
         root = self._labels.get(id(callers[0]), NOBODYS) if callers else NOBODYS
@@ -169,15 +190,15 @@ class ModuleRegistry:
                     return self._place(module, place.root, join(place.path, name))
         return None
 
-    def _original_of(self, module: nn.Module, root: int) -> int | None:
-        """The one module of the root that it can be a copy of: of the same class, with the same modules inside."""
+    def _original_of(self, module: nn.Module, root: int | None = None) -> int | None:
+        """The one module (of the root) that it can be a copy of: of the same class, with the same modules inside."""
         own = shape_of(module)
         if not any(True for _ in parameters_of(module)) and not getattr(module, "_is_replica", False):
             return None  # a fresh ReLU is nobody's copy; a replica of DataParallel's has no parameters of its own
         alike = [
             label
             for label, place in enumerate(self.places)
-            if place.root == root
+            if (root is None or place.root == root)
             and place.class_name == type(module).__name__
             and (other := place.module()) is not None
             and shape_of(other) == own
@@ -186,7 +207,7 @@ class ModuleRegistry:
             return None
         place = self.places[alike[0]]
         for name, inner in inner_paths(module):
-            label = self._known.get((root, join(place.path, name)))
+            label = self._known.get((place.root, join(place.path, name)))
             if label is not None:
                 self._note(inner, label)
         return alike[0]

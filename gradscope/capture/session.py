@@ -52,6 +52,7 @@ class Session:
         guard = Guard(capture.failed)
         self.run = Run(capture, surroundings or Surroundings(), guard, recorder, BackwardWatch(guard))
         self.run.reader = reader
+        capture.registry.models = self.surroundings.models
         self.finished = False
         self.steps_given_way = 0  # that ended while the user's own profiler ran
         self._progress = progress or Progress()
@@ -162,6 +163,7 @@ class Session:
             self.run.guard.close("leaving the run", self._installed)
             self.capture.hold()
             self.surroundings.forget()
+            self.capture.registry.models = tuple
             self._progress.done()
             self.capture.given_way = self.steps_given_way
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -108,6 +109,58 @@ def test_replicas_count_for_their_original() -> None:
 
     layers = measured(step, model)
     assert {path: row.calls for path, row in layers.items()} == {"": 3, "body": 3, "head": 3}
+
+
+def test_replicas_in_threads_count_for_their_original() -> None:
+    """DataParallel calls each in a thread, where no call of what holds the original is open."""
+
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            replicas: list[Any] = [self.module._replicate_for_data_parallel() for _ in range(2)]  # type: ignore[no-untyped-call]
+            with ThreadPoolExecutor(2) as pool:
+                return torch.cat(list(pool.map(lambda made: made(x), replicas)))
+
+    model = nn.Sequential(nn.Linear(4, 4), Parallel())
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    assert set(layers) == {"", "0", "1", "1.module"}
+    assert layers["1.module"].calls == 2 and layers["1.module"].backward_self_ns > 0
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_replaced_part_of_a_model_that_is_never_called(given: bool) -> None:
+    """It is of the shape of another part, of which it is no copy."""
+    parts = nn.ModuleDict({"kept": Net(), "other": Net()})
+
+    def step(_: int) -> None:
+        parts["other"] = Net()
+        parts["other"].body.weight = parts["kept"].body.weight
+        sum(parts["other"](X).sum() for _ in range(2)).backward()  # type: ignore[union-attr]
+        parts["kept"](X).sum().backward()
+
+    layers = measured(step, parts if given else None)
+    names = ("", "kept", "kept.body", "kept.head", "other", "other.body", "other.head")
+    assert {path: row.calls for path, row in layers.items()} == dict(zip(names, (0, 1, 1, 1, 2, 2, 2), strict=True))
+
+
+def test_copies_of_a_part_of_a_model_that_is_never_called() -> None:
+    parts = nn.ModuleDict({"net": Net(), "tail": nn.Linear(2, 2)})
+
+    def step(_: int) -> None:
+        parts["tail"](copy.deepcopy(parts["net"])(X)).sum().backward()
+        parts["net"](X).sum().backward()
+
+    layers = measured(step, parts)
+    assert {path: row.calls for path, row in layers.items()} == {
+        "": 0,
+        "net": 2,
+        "net.body": 2,
+        "net.head": 2,
+        "tail": 1,
+    }
 
 
 def test_two_models_of_one_class_stay_two() -> None:

@@ -26,6 +26,8 @@ from gradscope.compat import TraceMarker, new_profiler
 # The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.
 SETTLING_STEPS = 1
 
+OWNERS = "looking for models whose parts are called"  # under which the guard notes an error
+
 
 class Timed(Phase):
     """Module calls, backward passes and steps write their rows into the running trace."""
@@ -39,6 +41,7 @@ class Timed(Phase):
         self._timed = TimedSteps(None, recorder, PassRecorder(recorder, self._hooks))
         self._planned = self._wanted = steps  # the second grows where steps were interrupted
         self._costs: list[StepCost] = []  # of the steps after the settling ones
+        self._find_owners = False  # no model is known by name
         self._began: tuple[int, int] | None = None  # the step that runs: clock, and processor time
         self._stretch = ExitStack()  # of the profiler that runs
         self._in_stretch = 0  # steps that it has seen
@@ -57,6 +60,7 @@ class Timed(Phase):
         exits.callback(setattr, self.run.loaders, "counting", False)
         if not list(self.run.surroundings.models()):
             exits.callback(self.run.capture.registry.find_owners)
+            self._find_owners = True
         exits.callback(self._timed.passes.forget)
         exits.enter_context(self._hooks.marking())
         exits.callback(self._close)
@@ -99,6 +103,9 @@ class Timed(Phase):
         if self._timed.completed == SETTLING_STEPS:
             with self.run.guard.over(BY_HAND):
                 self._look_for_calls_by_hand()
+            if self._find_owners:  # of parts that the user replaces in later steps
+                with self.run.guard.over(OWNERS):
+                    self.run.capture.registry.find_owners()
         self._timed.passes.begin_step()
         self._in_stretch += 1
         self._mark()
