@@ -340,3 +340,82 @@ def test_a_pass_from_an_edge_of_the_graph() -> None:
     passes = prof._session.capture.timed.passes  # type: ignore[union-attr]
     assert [graph.names[0] for graph in passes.graphs] == ["SumBackward0"]
     assert calls(prof.report.data, "accumulate", "AccumulateGrad") == {"0": 2 * STEPS, "1": 2 * STEPS}
+
+
+class Keeps(torch.autograd.Function):
+    """Keeps a tensor under the name that an AccumulateGrad has for its parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.variable = torch.ones(3)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+def passes_of(step: Callable[[int], Any], **options: Any) -> tuple[Any, RunData]:
+    """What was noted of the passes of a loop, and its report."""
+    with gradscope.profiling(steps=STEPS, warmup=1, memory=False, **options) as prof:
+        for number in range(100):
+            step(number)
+            if prof.step():
+                break
+    return prof._session.capture.timed.passes, prof.report.data  # type: ignore[union-attr]
+
+
+def test_a_function_that_keeps_a_variable_is_no_parameter() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    passes, data = passes_of(lambda _: Keeps.apply(model(X)).sum().backward())
+    kinds = {
+        name: node.parameter >= 0 for name, node in zip(passes.graphs[0].names, passes.graphs[0].nodes, strict=True)
+    }
+    assert kinds["KeepsBackward"] is False and kinds["AccumulateGrad"] is True
+    assert calls(data, "accumulate", "AccumulateGrad") == {"0": 2 * STEPS, "1": 2 * STEPS}
+
+
+def test_passes_from_other_values_are_walked_by_themselves() -> None:
+    """The same modules were called and drew the same numbers: what a pass starts from differs."""
+    stem, heads = nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+
+    def step(number: int) -> None:
+        h = stem(X)
+        losses = [head(h).sum() for head in heads]
+        torch.autograd.backward(losses if number % 2 else losses[1:])
+
+    passes, _ = passes_of(step)
+    assert len(passes.graphs) == 2
+    assert sorted(graph.names.count("AccumulateGrad") for graph in passes.graphs) == [4, 6]
+
+
+def test_graphs_are_noted_up_to_so_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that never does the same twice must not fill the memory; the passes that follow are told otherwise."""
+    monkeypatch.setattr("gradscope.capture.passes._MOST_NODES", 1)
+    model = Alternating()
+    passes, data = passes_of(lambda _: model(X).sum().backward())
+    assert len(passes.graphs) == 1 and {note.graph for note in passes.passes} == {0, -1}
+    assert sum(calls(data, "accumulate", "AccumulateGrad").values()) == 5 * STEPS
+
+
+class Joined(nn.Module):
+    """Multiplies by the weights of two layers at once, and calls neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.cat([part.weight for part in self.parts], 1)  # type: ignore[misc]
+
+
+def test_parameters_of_two_layers_behind_one_node_are_marked() -> None:
+    """In which order the engine serves them is its own."""
+    model, marked = Joined(), set[tuple[bool, ...]]()
+
+    def step(_: int) -> None:
+        model(X).sum().backward()
+        marked.add(tuple(bool(each._post_accumulate_grad_hooks) for each in model.parameters()))  # type: ignore[attr-defined]
+
+    passes_of(step)
+    assert marked == {(False, False), (True, True)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import cycle, islice
+from collections import Counter
+from itertools import cycle, islice, pairwise
 
 import pytest
 
@@ -80,3 +81,35 @@ def test_no_order_at_all_falls_back_to_rounds_and_says_so() -> None:
     order = [(number * number) % 7 % 2 + (number % 5 == 0) for number in range(300)]
     ends = [place for place, number in enumerate(order) if finder.advance(number)]
     assert finder.irregular and len(ends) > 5
+
+
+def told(order: str) -> tuple[CycleFinder, str]:
+    """A finder that was told of a whole order, and the optimizers at which it ended steps."""
+    finder = CycleFinder(lambda: False)
+    return finder, "".join(name for name in order if finder.advance(ord(name)))
+
+
+def without_repeats(length: int) -> str:
+    """Three letters in an order in which nothing comes twice in a row (A. Thue, 1906)."""
+    ones = [bin(number).count("1") % 2 for number in range(length + 1)]
+    return "".join("abc"[after - before] for before, after in pairwise(ones))
+
+
+def test_the_rarest_ends_a_round() -> None:
+    order = without_repeats(300)
+    (often, most), (_, next_to_it), (_, least) = Counter(order[:256]).most_common()
+    assert most > next_to_it >= least
+    finder, ends = told(order)
+    assert finder.irregular and len(ends) > 5
+    # One of the rarer ones; the first end is where the search was given up.
+    assert len(set(ends[1:])) == 1 and often not in ends[1:]
+
+
+def test_an_order_that_changes_once_is_no_irregular_one() -> None:
+    finder, _ = told("ababab" + "aab" * 6)
+    assert not finder.irregular and finder.counts() == {ord("a"): 2, ord("b"): 1}
+
+
+def test_one_that_stepped_long_ago_is_not_waited_for() -> None:
+    """A warm-up that steps once takes no part in the steps that follow."""
+    assert cut("w" + "a" * 70) == "w" + "a" * 64 + "|a" * 6 + "|"

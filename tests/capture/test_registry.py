@@ -284,3 +284,65 @@ def test_what_nobody_holds_is_nobodys() -> None:
         model.body.register_forward_hook(lambda _m, _a, out: loose(out))
         model(X)
         assert registry.get(loose) == NOBODYS
+
+
+def test_what_was_nobodys_is_a_root_once_it_is_called_by_itself() -> None:
+    registry, model, loose = ModuleRegistry(), Net(), nn.Linear(4, 4)
+    handle = model.body.register_forward_hook(lambda _m, _a, out: loose(out))
+    recorder = CallRecorder(registry=registry)
+    with recorder.recording():
+        model(X)
+        handle.remove()
+        assert registry.get(loose) == NOBODYS
+        loose(X)
+        label = registry.get(loose)
+    assert label is not None and label != NOBODYS
+    assert registry.places[label].path == "" and label in recorder.roots
+
+
+def test_a_parameter_that_was_replaced_has_no_owner_any_more() -> None:
+    registry, model = ModuleRegistry(), Net()
+    with CallRecorder(registry=registry).recording():
+        model(X)
+    old = model.head.weight
+    assert [registry.places[label].path for label in registry.owners_of(old)] == ["head"]
+    model.head.weight = nn.Parameter(torch.ones(2, 4))
+    assert registry.owners_of(old) == ()
+    assert [registry.places[label].path for label in registry.owners_of(model.head.weight)] == ["head"]
+    assert registry.owners_of(torch.ones(1)) == ()
+
+
+class Holder(nn.Module):
+    """Never called itself."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+def test_the_outermost_owner_names_what_it_holds() -> None:
+    registry, net = ModuleRegistry(), Net()
+    inner = Holder(net=net)
+    outer = Holder(wrapped=inner)
+    with CallRecorder(registry=registry).recording():
+        net(X)
+    registry.find_owners()
+    owners = [place for place in registry.places if place.is_owner]
+    assert [place.module() for place in owners] == [outer]
+    root = registry.get(net)
+    assert root is not None and registry.places[root].inside == (registry.get(outer), "wrapped.net")
+
+
+def test_of_two_owners_the_one_that_holds_more_counts() -> None:
+    registry, first, second = ModuleRegistry(), Net(), Net()
+    less, more = Holder(only=first), Holder(first=first, second=second)
+    with CallRecorder(registry=registry).recording():
+        first(X)
+        second(X)
+    registry.find_owners()
+    found = [
+        registry.places[label].inside for label in (registry.get(first), registry.get(second)) if label is not None
+    ]
+    assert found == [(registry.get(more), "first"), (registry.get(more), "second")]
+    assert registry.get(less) is not None
