@@ -48,11 +48,22 @@ def test_within_the_budget_but_for_one_step_alone(nodes: int, limit: int) -> Non
     assert budget.most_bytes(memory=True) <= max(limit, one_step)
 
 
+@pytest.mark.parametrize(("part", "flops"), [(0.4, True), (0.6, False)])
+def test_flops_may_take_half_of_the_budget(part: float, flops: bool) -> None:
+    """They can be done without; lines, which cannot, may take all of it."""
+    budget = Budget(MEMORY_BUDGET)
+    budget.read(round(part * MEMORY_BUDGET / 5_500), steps=1)
+    plan = budget.survey()
+    assert (plan.shapes, plan.flops, plan.takes_place) == (False, flops, True)
+
+
 def test_what_was_read_counts_more_than_a_guess() -> None:
     budget = budget_of(20_000)
     budget.read(6_000, steps=2)
     assert budget.rows == 3_000
     assert budget.left_out(memory=True) == []
+    budget.read(1_000, steps=1)
+    assert budget.rows == 3_000  # of the largest step
 
 
 def test_nodes_are_counted() -> None:

@@ -81,6 +81,8 @@ def test_no_order_at_all_falls_back_to_rounds_and_says_so() -> None:
     order = [(number * number) % 7 % 2 + (number % 5 == 0) for number in range(300)]
     ends = [place for place, number in enumerate(order) if finder.advance(number)]
     assert finder.irregular and len(ends) > 5
+    # What ends the first round ends all that follow: nothing else is looked for any more.
+    assert len({order[place] for place in ends[4:]}) == 1
 
 
 def told(order: str) -> tuple[CycleFinder, str]:

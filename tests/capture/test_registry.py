@@ -346,3 +346,35 @@ def test_of_two_owners_the_one_that_holds_more_counts() -> None:
     ]
     assert found == [(registry.get(more), "first"), (registry.get(more), "second")]
     assert registry.get(less) is not None
+
+
+class Asking(nn.Module):
+    """Calls a module that nobody holds between two layers that are alike."""
+
+    def __init__(self, asked: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act, self.asked = nn.Tanh(), asked
+        self.called: list[nn.Module] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.called.append(self.asked(self))
+        out: Tensor = self.second(self.called[-1](self.act(self.first(x))))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        (lambda model: copy.deepcopy(model.first), None),  # or of the second: it is not guessed
+        (lambda model: nn.Tanh(), None),
+        (lambda model: model.act._replicate_for_data_parallel(), "act"),
+    ],
+    ids=["copy of one of two", "fresh module without parameters", "replica of one without parameters"],
+)
+def test_whose_copy_a_module_is_must_be_plain(asked: Any, path: str | None) -> None:
+    registry, model = ModuleRegistry(), Asking(asked)
+    with CallRecorder(registry=registry).recording():
+        model(X)
+        label = registry.get(model.called[0])
+        assert label is not None and (None if label == NOBODYS else registry.places[label].path) == path
