@@ -108,6 +108,20 @@ def nearest(table: EventTable, start: IntColumn, kinds: tuple[RowKind, ...]) -> 
     return found
 
 
+def outermost_passes(table: EventTable) -> IntColumn:
+    """Rows of the backward passes that no other one is around, in the order in which they began."""
+    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
+    outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
+    windows = windows[outer < 0]
+    return windows[np.argsort(table.start_ns[windows])]
+
+
+def pass_of(table: EventTable, rows: IntColumn) -> IntColumn:
+    """For each row the number of the outermost backward pass that it ran in; -1 before the first."""
+    starts = table.start_ns[outermost_passes(table)]
+    return (np.searchsorted(starts, table.start_ns[rows], side="right") - 1).astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeNumbers:
     """Every NODE row with the number and the forward thread of its node, and the row of the node's own function."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradscope.attribute.nodes import UNKNOWN, nearest
+from gradscope.attribute.nodes import UNKNOWN, nearest, pass_of
 from gradscope.attribute.rows import Skeleton
 from gradscope.tables import EventTable, IntColumn, PassGraph, PassNote, RowKind
 
@@ -78,15 +78,6 @@ def _fill_marked(found: Replayed, rows: IntColumn, marked: dict[int, int], owner
     for place in np.flatnonzero(np.isin(rows, list(marked))).tolist():
         found.covered[place] = 1
         found.accumulate_owner[place] = owners[marked[int(rows[place])]]
-
-
-def pass_of(table: EventTable, rows: IntColumn) -> IntColumn:
-    """For each row the number of the outermost backward pass that it ran in; -1 before the first."""
-    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
-    outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
-    windows = windows[outer < 0]
-    starts = np.sort(table.start_ns[windows])
-    return (np.searchsorted(starts, table.start_ns[rows], side="right") - 1).astype(np.int64)
 
 
 def _marked(table: EventTable) -> dict[int, int]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradscope.attribute.linematch import LineMatcher, operations_of
-from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest
+from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
 from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
 
@@ -152,7 +152,7 @@ def _receivers(
     made_by = {number: Receiver(owner, line) for number, owner, line in zip(*columns, strict=True) if number >= 0}
     nobody = Receiver(OUTSIDE, NO_LINE)
     result: list[tuple[Receiver, ...]] = []
-    window = _window_of(table, nodes.row)
+    window = pass_of(table, nodes.row).tolist()
     finders = [_graph_index(graph) for graph in survey.graphs]
     arrived: set[tuple[int, int, int]] = set()
     for position, pass_number in enumerate(window):
@@ -182,16 +182,6 @@ def _graph_index(graph: tuple[GraphNode, ...]) -> tuple[dict[int, int], dict[int
     by_number = {node.sequence: index for index, node in enumerate(graph) if node.sequence >= 0}
     by_parameter = {node.parameter: index for index, node in enumerate(graph) if node.parameter >= 0}
     return by_number, by_parameter
-
-
-def _window_of(table: EventTable, rows: IntColumn) -> list[int]:
-    """For each node the number of the outermost backward pass it ran in, counting those that were walked."""
-    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
-    outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
-    windows = windows[outer < 0]
-    windows = windows[np.argsort(table.start_ns[windows])]
-    place = np.searchsorted(table.start_ns[windows], table.start_ns[rows], side="right") - 1
-    return [int(value) for value in place]
 
 
 def _calls(skeleton: Skeleton, rows: Rows) -> dict[int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradscope.attribute.memory.blocks import NEVER, Blocks
 from gradscope.attribute.memory.places import NO_PLACE, MemoryTrace, enclosing_node_end
-from gradscope.attribute.nodes import nearest
+from gradscope.attribute.nodes import outermost_passes
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category
 from gradscope.tables import CHECKPOINT, IntColumn, MemoryCategory, Role, RowKind, SavedTensor
 
@@ -177,11 +177,7 @@ def _next_backward(trace: MemoryTrace, born_ns: IntColumn) -> IntColumn:
 
 def backward_windows(trace: MemoryTrace) -> tuple[IntColumn, IntColumn]:
     """Starts and ends of the outermost backward passes of the trace."""
-    table = trace.table
-    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
-    outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
-    windows = windows[outer < 0]
-    windows = windows[np.argsort(table.start_ns[windows])]
+    table, windows = trace.table, outermost_passes(trace.table)
     return table.start_ns[windows], table.end_ns[windows]
 
 
