@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import re
 
 import pytest
 
@@ -54,6 +55,40 @@ def test_time_that_is_in_no_layer_is_named_too() -> None:
     ledger = dataclasses.replace(ledger, backward_ns=ledger.backward_ns + moved)
     step = dataclasses.replace(made.step, backward_ns=made.step.backward_ns + moved, wall_ns=made.step.wall_ns + moved)
     assert "% in autograd overhead" in nothing_found(dataclasses.replace(made, ledger=ledger, step=step))[1]
+
+
+def built(*layers: tuple[str, float, int | None]) -> str:
+    """The second sentence for layers of (class, ms of backward, ms at the limit)."""
+    builder = fixtures.RunBuilder()
+    builder.add("", "Net", 0, 0)
+    for number, (name, ms, limit) in enumerate(layers):
+        builder.add(f"l{number}", name, round(ms * MS), MS, backward_limit_ns=None if limit is None else limit * MS)
+    return nothing_found(dataclasses.replace(builder.build(), rules=35))[1]
+
+
+def test_a_limit_that_is_known_of_some_layers_alone_is_not_said() -> None:
+    assert "2 Linear layers at 50 % of" in built(("Linear", 50, 25), ("Linear", 50, 25))
+    where = built(("Linear", 50, 25), ("Linear", 50, None))
+    assert "2 Linear layers" in where and "limit" not in where
+
+
+def test_nothing_is_nearer_to_the_limit_than_at_it() -> None:
+    """A ceiling that was measured on a busier machine."""
+    assert "1 Linear layer at 100 % of this machine's limit" in built(("Linear", 50, 70))
+
+
+def test_layers_without_a_backward_are_not_counted() -> None:
+    assert "1 Linear layer at 50 %" in built(("Linear", 50, 25), ("Linear", 0, None))
+
+
+def test_the_costliest_is_named_first_and_always() -> None:
+    """Also where no kind of layer has a tenth of the time."""
+    where = built(*((f"Kind{number}", 4 + number / 100, None) for number in range(25)))
+    assert "1 Kind24 layer" in where and "Kind23" not in where
+    shares = [
+        int(share) for share in re.findall(r"(\d+) % in", built(("A", 15, None), ("B", 60, None), ("C", 9, None)))
+    ]
+    assert shares == sorted(shares, reverse=True) and len(shares) >= 2
 
 
 def test_two_to_four_sentences() -> None:

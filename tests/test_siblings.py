@@ -65,3 +65,22 @@ def test_little_is_known_of_two_or_of_nothing() -> None:
     assert outside_ratio([], _others(), 1.3) is None
     assert outside_ratio([MS] * 5, [[0] * 5, [0] * 5], 1.3) is None
     assert typical_excess_ns([], _others()) is None
+
+
+@pytest.mark.parametrize(("size", "found"), [(0.5, None), (0.3, 0.3)])
+def test_a_faster_layer_is_held_against_the_fastest_of_the_others(size: float, found: float | None) -> None:
+    """Others from 0.85 to 1.15: a layer of half their size is within three times that, one of a third is not."""
+    others = [[round(each * MS)] * 5 for each in (0.85, 1.0, 1.0, 1.15)]
+    assert outside_ratio([round(size * MS)] * 5, others, 1.3) == found
+
+
+def test_others_of_which_one_takes_no_time_show_no_scatter() -> None:
+    """Of two, one frozen: the usual is half of the other, which makes any layer twice as slow."""
+    assert outside_ratio([MS] * 5, [[MS] * 5, [0] * 5], 1.3) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio"), [([2, 3], 2.0), ([0.5, 0.8], 0.8), ([0.5, 3], 1.0), ([3, 0.5], 1.0), ([1.5], 1.5)]
+)
+def test_of_few_steps_the_most_ordinary_counts(steps: list[float], ratio: float) -> None:
+    assert typical_ratio([round(each * MS) for each in steps], [[MS] * 2] * 3) == ratio

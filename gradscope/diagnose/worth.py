@@ -81,7 +81,7 @@ def held_at_peak(case: Case, finding: Finding) -> int:
     """Bytes of the live set at the peak that the finding's layers own, or those below them, or code outside layers."""
     memory = case.run.memory
     assert memory is not None
-    mine = {row.path for path in finding.layers for row in case.below.get(path, ())} | set(finding.layers)
+    mine = {row.path for path in finding.layers for row in case.below.get(path, ())}
     return sum(row.bytes for row in memory.at_peak if row.owner in mine or row.owner not in case.layers)
 
 

@@ -205,6 +205,19 @@ def test_an_unsteady_run_gets_neither_alarms_nor_savings(monkeypatch: pytest.Mon
     assert all(each.predicted_low_ns is None and each.predicted_high_ns is None for each in found)
 
 
+def test_an_unsteady_run_has_hints_alone() -> None:
+    """Also where memory would be worth a warning: what the step does was not seen twice."""
+    case = _with_peak(_case(), 100 * MB, ("body", 50 * MB))
+    for steady, severity in ((True, "warning"), (False, "info")):
+        found = _weighed(_finding(None, 40 * MB, layers=("body",)), case, steady=steady)
+        assert found is not None and (found.severity, found.predicted_saving_bytes) == (severity, 40 * MB)
+
+
+def test_no_loss_is_promised() -> None:
+    found = _weighed(_finding(10 * MS, predicted_low_ns=-5 * MS, predicted_high_ns=20 * MS))
+    assert found is not None and found.predicted_low_ns == 0
+
+
 def test_rules_that_rest_on_times_alone_say_so() -> None:
     alarms = {rule.name for rule in every_rule() if rule.of_times}
     assert alarms == {"backward-ratio", "data-loading", "device-unfilled", "far-from-limit", "slow-repeat"}
