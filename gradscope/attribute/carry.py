@@ -96,15 +96,17 @@ def _assigned(skeleton: Skeleton, steps: Steps, carried: _Carried, *, surveyed: 
 def _without_line(skeleton: Skeleton) -> IntColumn:
     """Rows whose Python has no line: around ops that are recomputed since some node unpacked what it had saved.
 
-    The line of that node has nothing to do with it. A Function of Python's that calls modules in its backward does so
+    The line of that node has nothing to do with it, nor with the hooks on what it made. A Function of Python's that calls modules in its backward does so
     itself: theirs is the line that applied it.
     """
     table = skeleton.table
+    hooks = np.flatnonzero(table.kind == RowKind.HOOK)
     again = np.flatnonzero(skeleton.in_backward & np.isin(table.kind, (RowKind.CALL, RowKind.RECOMPUTE)))
     around = nearest(table, again, (RowKind.NODE,))
     # Torch's own nodes are numbered: MulBackward0.
     of_python = np.array([not name[-1:].isdigit() for name in table.names], bool)
-    return again[(around < 0) | ~of_python[table.name[around]] | (table.kind[again] == RowKind.RECOMPUTE)]
+    again = again[(around < 0) | ~of_python[table.name[around]] | (table.kind[again] == RowKind.RECOMPUTE)]
+    return np.concatenate([again, hooks])
 
 
 def _no_sums() -> tuple[IntColumn, IntColumn]:

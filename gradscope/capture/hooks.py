@@ -7,6 +7,7 @@ is theirs. Hooks of modules need none, for torch gives them nodes (``attribute.h
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
 
 from gradscope import markers
 from gradscope.capture.guard import Guard
@@ -111,8 +113,19 @@ def _is_users(hook: Any) -> bool:
     """Whether it is none of torch's own (FSDP has some), nor of gradscope's."""
     while isinstance(hook, functools.partial):
         hook = hook.func
+    hook = _of_several(hook)
     module = getattr(hook, "__module__", None) or ""
     return not str(module).startswith(("torch.", "gradscope."))
+
+
+def _of_several(hook: Any) -> Any:
+    """The user's hook behind one that torch puts on each of several tensors; another as it is."""
+    if type(hook) is not FunctionType or hook.__module__ != register_multi_grad_hook.__module__:
+        return hook
+    try:
+        return inspect.getclosurevars(hook).nonlocals.get("fn", hook)
+    except ValueError:  # a variable of it is not set any more
+        return hook
 
 
 def _marked(hook: Callable[..., Any]) -> Callable[..., Any]:
