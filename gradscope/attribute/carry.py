@@ -96,8 +96,8 @@ def _assigned(skeleton: Skeleton, steps: Steps, carried: _Carried, *, surveyed: 
 def _without_line(skeleton: Skeleton) -> IntColumn:
     """Rows whose Python has no line: around ops that are recomputed since some node unpacked what it had saved.
 
-    The line of that node has nothing to do with it, nor with the hooks on what it made. A Function of Python's that calls modules in its backward does so
-    itself: theirs is the line that applied it.
+    The line of that node has nothing to do with it, nor with the hooks on what it made. A Function of Python's that
+    calls modules in its backward does so itself: theirs is the line that applied it.
     """
     table = skeleton.table
     hooks = np.flatnonzero(table.kind == RowKind.HOOK)
