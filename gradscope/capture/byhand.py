@@ -22,7 +22,7 @@ BY_HAND = "looking for modules called by hand"  # under which the guard notes an
 
 _MISSING = object()
 _UNIMPLEMENTED = nn.Module.forward
-_TORCHS_CALL: Any = nn.Module.__call__
+TORCHS_CALL: Any = nn.Module.__call__
 
 
 def classes_to_watch(
@@ -52,7 +52,7 @@ def _names_of(kind: type[nn.Module]) -> list[str]:
     """The methods by which modules of this class may be called without a hook."""
     if issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("torch._dynamo"):
         return []
-    own = {"forward": _UNIMPLEMENTED, "__call__": _TORCHS_CALL}
+    own = {"forward": _UNIMPLEMENTED, "__call__": TORCHS_CALL}
     return [
         name
         for name, torchs in own.items()

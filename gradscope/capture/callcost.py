@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gradscope.capture.byhand import TORCHS_CALL
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import ModuleRegistry
@@ -31,10 +32,11 @@ class _Empty(nn.Module):
 def measure_call_cost(guard: Guard) -> CallCost:
     """The usual cost of a call of an empty module, less what the hooks timed.
 
-    Nothing is measured where other hooks on all modules are in place, for these would see the empty module. They make
-    torch take its slower way in any case; what is then not known is the way to one more hook.
+    Nothing is measured where other hooks on all modules are in place, or another function in the place of torch's
+    call, for these would see the empty module. Hooks make torch take its slower way in any case; what is then not
+    known is the way to one more hook.
     """
-    if has_global_module_hooks() or torch.compiler.is_compiling():
+    if has_global_module_hooks() or nn.Module.__call__ is not TORCHS_CALL or torch.compiler.is_compiling():
         return CallCost()
     module, recorder = _Empty(), CallRecorder(guard, ModuleRegistry())
     plain = np.median([_timed(module) for _ in range(_CALLS)])

@@ -62,6 +62,21 @@ def test_a_call_by_hand_does_not_pay_torchs_way_to_the_hooks() -> None:
     assert (calls.inside_ns >= 10**12).tolist() == (calls.around_ns >= 10**12).tolist() == [False, True, True]
 
 
+def test_the_empty_module_is_not_shown_to_who_stands_in_the_place_of_torchs_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original: Any = nn.Module.__call__
+    seen: list[nn.Module] = []
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", call)
+    assert measure_call_cost(Guard()) == CallCost()
+    assert not seen
+
+
 def test_it_is_added_to_what_the_hooks_charged(counted: None) -> None:
     recorder = CallRecorder()
     recorder.cost = CallCost(1000, 2000)
