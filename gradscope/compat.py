@@ -25,7 +25,7 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
-from gradscope import versions
+from gradscope import forked, versions
 from gradscope.errors import UnsupportedTorchError, UsageError
 
 __all__ = [
@@ -166,6 +166,7 @@ class _CpuProfiler:
 
 def start_profiler(profiler: Any) -> None:
     """Start it without kineto's log lines, and without the once-only warning of torch 2.11 that cycles are not kept."""
+    forked.note_profiler()
     with quiet_kineto(), _no_cycle_warning(), _OWN:
         profiler.start()
     _users_ranges.watch()
@@ -306,6 +307,7 @@ def start_memory_profiler(profiler: Any) -> object:
     """
     with _without_collections():  # so many objects at once would start one, of everything that the process holds
         unknown = [torch.UntypedStorage(1) for _ in range(_LOGGED_EVERY)]
+    forked.note_profiler()
     with _held_stderr(_is_log) as held, _no_cycle_warning(), _OWN:
         profiler.start()
         while unknown and (held is None or not _logged(held)):

@@ -51,6 +51,9 @@ def source_of(module: nn.Module) -> str | None:
 
 
 def shown_path(file: str) -> str:
-    """``file`` relative to the working folder where it lies below it."""
-    folder = os.path.join(os.getcwd(), "")  # of every call: pathlib takes ten times as long
+    """``file`` relative to the working folder where it lies below it; as it is where that folder is gone."""
+    try:
+        folder = os.path.join(os.getcwd(), "")  # of every call: pathlib takes ten times as long
+    except FileNotFoundError:  # a script may remove the folder that it works in
+        return file
     return file.removeprefix(folder)

@@ -74,6 +74,26 @@ else:
     print("child trained", len(losses), flush=True)
     os._exit(5)
 """
+_FORKS_TO_AN_END = """
+import ctypes
+step()
+time.sleep(0.5)  # kineto's thread waits by now
+if os.fork() == 0:
+    step()
+    ctypes.CDLL(None).printf(b"C wrote this\\n")
+    sys.exit(5)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 5
+for _ in range(60):
+    step()
+"""
+_REMOVES_ITS_FOLDER = """
+import tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+for _ in range(60):
+    step()
+"""
 _IN_BACKWARD = """
 optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
 
@@ -165,6 +185,20 @@ def test_a_fork_trains_on_as_it_would_alone(tmp_path: Path) -> None:
     assert code == 0 and "Traceback" not in err, err
     assert out.count("child trained 66") == out.count("parent trained 66") == 1
     assert not _run(tmp_path)["partial"]
+
+
+def test_a_fork_ends_as_it_would_alone(tmp_path: Path) -> None:
+    code, out, err = _profiled(tmp_path, _FORKS_TO_AN_END, "--run-to-end")
+    assert code == 0 and "Traceback" not in err, err
+    assert out.count("C wrote this") == 1
+
+
+def test_a_script_may_work_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    code, _, err = _profiled(tmp_path, _REMOVES_ITS_FOLDER)
+    assert code == 0 and "Traceback" not in err, err
+    run = _run(tmp_path)
+    assert [layer["path"] for layer in run["layers"]] == ["", "0", "1", "2"]
+    assert not [note for note in run["notes"] if "Error: " in note]
 
 
 def test_optimizers_inside_backward(tmp_path: Path) -> None:
