@@ -7,11 +7,13 @@ the settling step alone; one that changes is walked when it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradscope import markers
 from gradscope.capture.graphs import most_nodes, starts_of, walked
@@ -42,6 +44,7 @@ class PassRecorder:
         self._nodes = 0
         self._parameters: dict[int, int] = {}  # address of an AccumulateGrad's tensor in this walk -> its index
         self._handles: list[Any] = []
+        self._marked: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that mark themselves, by id
 
     def begin_step(self) -> None:
         """What is called from now on is of the next step."""
@@ -56,6 +59,7 @@ class PassRecorder:
 
     def forget(self) -> None:
         """Take the marks off the parameters."""
+        self._marked.clear()
         while self._handles:
             self._handles.pop().remove()
 
@@ -85,14 +89,30 @@ class PassRecorder:
         if self.most_nodes:
             return
         self.most_nodes = most_nodes()
-        marked: set[int] = set()
-        for module in self._calls.registry.alive():
+        self._mark_held(self._calls.registry.alive())
+
+    def _mark_held(self, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
             for held in module._parameters.values():
-                if held is not None and held.requires_grad and held.is_leaf and id(held) not in marked:
-                    marked.add(id(held))
-                    self._handles.append(
-                        held.register_post_accumulate_grad_hook(parameter_marker(self._parameter(held)))
-                    )
+                if held is not None and held.requires_grad and held.is_leaf and not self._is_marked(held):
+                    mark = parameter_marker(self._parameter(held, reached=False))
+                    self._handles.append(held.register_post_accumulate_grad_hook(mark))
+                    self._marked[id(held)] = weakref.ref(held)
+
+    def _is_marked(self, held: torch.Tensor) -> bool:
+        reference = self._marked.get(id(held))
+        return reference is not None and reference() is held
+
+    def _mark_uncalled(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Where weights of modules that are not called are used, let those of all such modules mark themselves.
+
+        Which of them a pass reaches no module call tells: experts whose weights a caller takes out, for example.
+        """
+        called, registry = self._calls.called(), self._calls.registry
+        owners = [registry.owners_of(leaf) for leaf in leaves]
+        if all(not labels or called.intersection(labels) for labels in owners):
+            return
+        self._mark_held(module for module in registry.alive() if registry.get(module) not in called)
 
     def _graph(self, order: list[Any], base: int) -> PassGraph:
         numbers = {node: number for number, node in enumerate(order)}
@@ -108,15 +128,17 @@ class PassRecorder:
                 leaves[index] = variable
                 nodes.append(GraphNode(-1, self._parameter(variable), ()))
         self._mark_ambiguous(nodes, leaves)
+        self._mark_uncalled(leaves.values())
         return PassGraph(tuple(nodes), tuple(node.name().rpartition("::")[2] for node in order))
 
-    def _parameter(self, variable: torch.Tensor) -> int:
+    def _parameter(self, variable: torch.Tensor, *, reached: bool = True) -> int:
         index = self._parameters.get(id(variable))
         if index is None:
             index = self._parameters[id(variable)] = len(self.owners)
             self.owners.append(self._calls.registry.owners_of(variable))
-            self.leaves.number(variable)
             self._hooks.adopt(variable)
+        if reached:
+            self.leaves.number(variable)
         return index
 
     def _mark_ambiguous(self, nodes: list[GraphNode], leaves: dict[int, Any]) -> None:

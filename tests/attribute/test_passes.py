@@ -63,6 +63,39 @@ def calls(data: RunData, phase: str, name: str) -> Counter[str]:
     return found
 
 
+class Weight(nn.Module):
+    """Is not called: others take its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+
+class ExpertsByHand(nn.Module):
+    """Each step uses the weights of another expert, by the same operations and calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.head = nn.Linear(4, 2)
+        self.experts = nn.ModuleList(Weight() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        chosen: Any = self.experts[(0, 1, 1, 2, 0, 2, 1)[self.steps % 7]]
+        out: Tensor = self.head(nn.functional.linear(x, chosen.weight))
+        return out
+
+
+def test_weights_of_modules_that_are_not_called() -> None:
+    data, given, _ = measured(ExpertsByHand())
+    found = calls(data, "accumulate", "AccumulateGrad")
+    assert {path: found[path] for path in given if path != "head"} == {
+        path: count for path, count in given.items() if path != "head"
+    }
+    assert len(given) > 2
+
+
 class Experts(nn.Module):
     """A mixture of experts: ``top`` of them, others in each step, in another order."""
 
