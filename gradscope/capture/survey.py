@@ -35,6 +35,15 @@ from gradscope.tables import GraphNode, LineInfo
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 _BETWEEN = byhand.__file__  # wrappers between the user's own frames
+# What is read like an attribute, and computed: views with a node each. None: a function that is called.
+_COMPUTED = (None, "T", "H", "mT", "mH", "real", "imag")
+
+
+def _attribute(function: Callable[..., Any]) -> str | None:
+    """The attribute of a tensor that ``function`` reads; None where it is called as a function."""
+    if getattr(function, "__name__", "") != "__get__":
+        return None
+    return str(getattr(getattr(function, "__self__", None), "__name__", ""))
 
 
 SOURCE_LINES, FLOPS = "noting source lines", "counting operations"  # under which the guard notes an error
@@ -74,7 +83,11 @@ class LineTracer:
         """Call ``function`` inside a span of the line that ``frame``, or the first user frame above it, is at."""
         # .shape, .device, .requires_grad: nothing is computed. And record_function opens a row that outlives the call:
         # inside a line's own row it would be cut off with it.
-        if getattr(function, "__name__", "") == "__get__" or getattr(function, "__module__", "") == _RECORD:
+        attribute = _attribute(function)
+        if attribute == "data":
+            with TraceMarker(markers.OWN + "0"):  # torch detaches in it, under a dispatch mode only
+                return function(*args, **kwargs)
+        if attribute not in _COMPUTED or getattr(function, "__module__", "") == _RECORD:
             return function(*args, **kwargs)
         span = None
         try:

@@ -182,3 +182,47 @@ def test_every_node_of_layers_that_come_and_go_is_on_its_own_line() -> None:
     experts = [op for op in data.ops if op.phase == "backward" and (op.layer or "").startswith("experts")]
     assert rows[first] > 0 and rows[second] > 0
     assert rows[first] + rows[second] == pytest.approx(sum(op.self_ns for op in experts), abs=len(experts))
+
+
+class Averages(nn.Module):
+    """Keeps an average of what it sees, as vector quantizers do, by ``data``, and makes a parameter in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.data.mul_(0.9).add_(x.mean(0).detach(), alpha=0.1)
+        return self.linear(x) * nn.Parameter(torch.ones(4)) * self.linear.weight.data.detach().sum()
+
+
+def test_the_survey_finds_the_same_operations_where_a_program_takes_data() -> None:
+    """Under a dispatch mode torch detaches in ``x.data``, which is no operation of the program's."""
+    assert not [note for note in measured(Averages()).notes if "survey step" in note]
+
+
+ATTRIBUTES: dict[str, Callable[[Tensor], Tensor]] = {
+    "T": lambda x: x.T,
+    "mT": lambda x: x.mT,
+    "H": lambda x: x.H,
+    "mH": lambda x: x.mH,
+    "real": lambda x: torch.view_as_complex(x.unflatten(1, (2, 2))).real,
+    "imag": lambda x: torch.view_as_complex(x.unflatten(1, (2, 2))).imag,
+}
+
+
+class Reading(nn.Module):
+    def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.linear(x))
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_what_is_computed_by_reading_an_attribute_has_its_line(name: str) -> None:
+    data = measured(Reading(ATTRIBUTES[name]))
+    nodes = data.ledger.layers_ns + data.ledger.outside_modules_ns
+    assert sum(row.backward_ns for row in data.lines) == nodes
