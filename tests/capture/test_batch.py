@@ -66,3 +66,17 @@ def test_the_batch_of_a_loop_is_what_the_model_was_called_with() -> None:
     assert prof.report is not None
     assert prof.report.data.workload.batch == "6x8 float32"
     assert [tuple(tensor.shape) for tensor in tensors_in(sample)] == [(6, 8), (6,)]
+
+
+def test_the_batch_is_what_is_trained_on_not_what_was_acted_on_before() -> None:
+    """In reinforcement learning a policy is called without gradients too, on one observation."""
+    model = Net()
+    with gradscope.profiling(model, steps=1, warmup=0, memory=False) as prof:
+        for _ in range(20):
+            with torch.no_grad():
+                model(torch.ones(1, 8))
+            model(torch.ones(6, 8)).sum().backward()
+            if prof.step():
+                break
+    assert prof.report is not None
+    assert prof.report.data.workload.batch == "6x8 float32"

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from gradscope.capture.budget import SurveyPlan
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
@@ -31,6 +33,7 @@ class Survey(Phase):
         self._profiler: Any = None
         self._compiled = False
         self._plan = SurveyPlan()
+        self._batches: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether gradients were on
 
     def fits(self) -> bool:
         self._read_timed()
@@ -65,11 +68,16 @@ class Survey(Phase):
             exits.enter_context(self._tracer.recording())
 
     def _note_batch(self, args: Any) -> None:
-        """Of the arguments, or where all are keywords of the batch that they come from."""
-        batches = self.run.capture.batches
-        if self._recorder.root not in batches:
+        """Of the arguments, or where all are keywords of the batch that they come from.
+
+        Calls that training may follow come first: in reinforcement learning a root is also called to act.
+        """
+        root, batches = self._recorder.root, self._batches[torch.is_grad_enabled()]
+        if root not in batches:
             batch = self.run.surroundings.batch
-            batches[self._recorder.root] = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch))
+            batches[root] = sizes_text(tensors_in(args)) or sizes_text(tensors_in(batch))
+            trained, other = self._batches[True], self._batches[False]
+            self.run.capture.batches = {**trained, **{key: text for key, text in other.items() if key not in trained}}
 
     def keep(self) -> None:
         if self.done:
