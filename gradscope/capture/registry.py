@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +131,9 @@ class ModuleRegistry:
                 id(inner) for module, _ in holding.values() for inner in modules_of(module) if inner is not module
             }
             outermost = [(module, held) for number, (module, held) in holding.items() if number not in inside]
+            # One of several that hold the same: a wrapper that the program makes anew in each step.
+            alike = Counter((type(module), *held) for module, held in outermost)
+            outermost = [(module, held) for module, held in outermost if alike[(type(module), *held)] == 1]
             for module, _ in sorted(outermost, key=lambda item: -len(item[1])):
                 owner = self._holder(module)
                 self.places[owner].is_owner = True

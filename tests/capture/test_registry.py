@@ -206,6 +206,29 @@ def test_parts_of_an_owner_that_is_never_called_are_named_from_it() -> None:
     assert layers["encoder.head"].backward_self_ns > 0
 
 
+class Solver(nn.Module):
+    """Made anew in each step around the model, whose parts it calls, and left to the garbage collector."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.run = self.solve  # a cycle
+
+    def solve(self, x: Tensor) -> Tensor:
+        return self.model.head(self.model.body(x))  # type: ignore[operator, no-any-return]
+
+
+class Solved(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return Solver(self).run(x)
+
+
+def test_a_wrapper_made_in_each_step_is_no_owner() -> None:
+    model = Solved()
+    layers = measured(lambda _: model(X).sum().backward())
+    assert layers[""].class_name == "Solved" and set(layers) == {"", "body", "head"}
+
+
 def test_a_given_part_is_the_root_whoever_owns_it() -> None:
     model = Lit()
     assert set(measured(lambda _: model.encoder(X).sum().backward(), model.encoder)) == {"", "body", "head"}
