@@ -229,6 +229,9 @@ class _Rows:
     def names(self, roots: Sequence[int]) -> ModuleNames:
         """The names with a row for every place below one of ``roots``."""
         self._wanted = {self._merged.get(root, root) for root in roots}
+        # Another phase may have seen another module at a place of a model.
+        stood_at = {self._places[root].inside for root in self._wanted} - {None}
+        self._wanted |= {label for label, place in enumerate(self._places) if place.inside in stood_at}
         rows = tuple(
             self._row(label) if self._merged.get(place.root, place.root) in self._wanted else self._living(place)
             for label, place in enumerate(self._places)

@@ -146,6 +146,19 @@ def test_a_replaced_part_of_a_model_that_is_never_called(given: bool) -> None:
     assert {path: row.calls for path, row in layers.items()} == dict(zip(names, (0, 1, 1, 1, 2, 2, 2), strict=True))
 
 
+def test_a_replaced_part_has_lines_and_bytes_too() -> None:
+    """Other phases than the timed one see other modules at its place."""
+    parts = nn.ModuleDict({"kept": Net(), "other": Net()})
+    with gradscope.profiling(parts, steps=3, warmup=1) as prof:
+        while not prof.step():
+            parts["other"] = Net()
+            parts["other"](parts["kept"](X) @ torch.ones(2, 4)).square().sum().backward()
+    data = prof.report.data
+    assert not [note for note in data.notes if "did not run the same operations" in note]
+    saved = {row.path: row.saved_bytes for row in data.layers}
+    assert saved["other.head"] == saved["kept.head"] > 0
+
+
 def test_copies_of_a_part_of_a_model_that_is_never_called() -> None:
     parts = nn.ModuleDict({"net": Net(), "tail": nn.Linear(2, 2)})
 
