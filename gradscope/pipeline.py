@@ -162,6 +162,12 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
             f"{_without_backward(_seconds_of_children() - seconds)}"
         )
+    if error is None and not session.capture.steps_done and finder.stepped:
+        raise NothingMeasuredError(
+            f"{script.target} ended before its optimizers had stepped twice: "
+            "a training step cannot be told from that.\n"
+            "Let it run longer."
+        )
     if error is None and not session.capture.steps_done:
         raise NothingMeasuredError(
             f"{script.target} went backward {finder.backwards} times, and no optimizer stepped: "

@@ -276,6 +276,19 @@ def test_script_whose_optimizer_never_steps() -> None:
     )
 
 
+def test_script_of_one_optimizer_step() -> None:
+    Path("once.py").write_text(
+        "import torch\nw = torch.zeros(3, requires_grad=True)\noptimizer = torch.optim.SGD([w], lr=0.1)\n"
+        "w.square().sum().backward()\noptimizer.step()\n"
+    )
+    ran = gradscope("profile", "once.py")
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(
+        "gradscope: error: once.py ended before its optimizers had stepped twice: "
+        "a training step cannot be told from that.\nLet it run longer.\n"
+    )
+
+
 def test_script_that_trains_in_processes_of_its_own() -> None:
     Path("launch.py").write_text(
         "import subprocess, sys\n"

@@ -88,6 +88,11 @@ class StepFinder:
         else:
             self._advance(number)
 
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped."""
+        return self._inside or len(self._seen) > 0
+
     def _advance(self, number: int) -> None:
         """An optimizer has stepped, or all those inside of a backward pass have."""
         if self.cycles.advance(number):
