@@ -27,7 +27,8 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture, SurveyStep, TimedSteps
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import MODULE_CALLS
-from gradscope.capture.naming import ModuleNames, name_called, roots_of_models, shown_path
+from gradscope.capture.naming import ModuleNames, name_called, roots_of_models
+from gradscope.capture.paths import local_path
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
@@ -324,7 +325,7 @@ def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:
 
 def _source_text(lines: Sequence[LineInfo]) -> dict[tuple[str, int], tuple[str, str]]:
     return {
-        (info.file, info.line): (shown_path(info.file), linecache.getline(info.file, info.line).strip())
+        (info.file, info.line): (local_path(info.file), linecache.getline(info.file, info.line).strip())
         for info in lines
     }
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from gradscope.capture.left import Capture
-from gradscope.capture.naming import ModuleNames, shown_path
+from gradscope.capture.naming import ModuleNames
+from gradscope.capture.paths import local_path
 from gradscope.diagnose.bounds import bounded
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose, every_rule
@@ -75,7 +76,7 @@ def with_recording(facts: Facts, names: ModuleNames, recording: Recording, step_
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 tensors[id(buffer)] = ".".join(filter(None, (paths[id(module)], name)))
-    read = RecordedFacts(recording, lambda module: paths.get(id(module)), tensors, shown_path)
+    read = RecordedFacts(recording, lambda module: paths.get(id(module)), tensors, local_path)
     tops = {paths[id(top)]: top for top in names.tops}
     return replace(facts, calls=read.calls(), places=read.places(tops, step_ns), recorded=True)
 

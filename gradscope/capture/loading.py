@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from gradscope.capture.frames import line_of
 from gradscope.capture.guard import Guard
-from gradscope.capture.naming import shown_path
+from gradscope.capture.paths import local_path
 
 DATA_LOADING = "timing the data loading"  # under which the guard notes an error
 
@@ -89,7 +89,7 @@ class LoaderWatch:
     def _waited(self, iterator: Any, frame: FrameType) -> _Waited:
         place = line_of(frame)
         key = (
-            f"{shown_path(place[0])}:{place[1]}" if place is not None else "",
+            f"{local_path(place[0])}:{place[1]}" if place is not None else "",
             type(getattr(iterator, "_dataset", None)).__name__,
             int(getattr(iterator, "_num_workers", 0)),
             bool(getattr(iterator, "_persistent_workers", False)),

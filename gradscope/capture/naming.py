@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from gradscope.capture.paths import inner_paths, own_parameters, shape_of, shown_path, source_of, wrapped
+from gradscope.capture.paths import inner_paths, own_parameters, shape_of, source_of, wrapped
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, Place
 from gradscope.tables import ModuleInfo, ParameterInfo
 from gradscope.tree import join, modules_of, parameters_of
 
-__all__ = ["ModuleNames", "name_called", "name_modules", "shown_path"]
+__all__ = ["ModuleNames", "name_called", "name_modules"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,10 @@ def source_of(module: nn.Module) -> str | None:
     code = getattr(byhand.unwrapped(getattr(type(module), "forward", None)), "__code__", None)
     if code is None or type(module).__module__.partition(".")[0] == "torch":
         return None
-    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+    return f"{local_path(code.co_filename)}:{code.co_firstlineno}"
 
 
-def shown_path(file: str) -> str:
+def local_path(file: str) -> str:
     """``file`` relative to the working folder where it lies below it; as it is where that folder is gone."""
     try:
         folder = os.path.join(os.getcwd(), "")  # of every call: pathlib takes ten times as long

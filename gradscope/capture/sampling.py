@@ -14,7 +14,7 @@ from typing import Any
 
 from gradscope.capture.frames import OURS, TORCH, is_users, stack
 from gradscope.capture.guard import Guard
-from gradscope.capture.naming import shown_path
+from gradscope.capture.paths import local_path
 
 _PERIOD_S = 0.001
 _MOST = 5  # lines
@@ -50,7 +50,7 @@ class LineSampler:
         whole = max(sum(self._ns.values()), 1)
         ordered = sorted(self._ns.items(), key=lambda item: -item[1])[:_MOST]
         return [
-            {"line": f"{shown_path(file)}:{line}", "share": ns / whole, "loading": loading}
+            {"line": f"{local_path(file)}:{line}", "share": ns / whole, "loading": loading}
             for (file, line, loading), ns in ordered
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gradscope.capture.naming import shown_path
+from gradscope.capture.paths import local_path
 from gradscope.fixing.result import FixSite, StepSide
 from gradscope.patching.gains import Side
 from gradscope.patching.patches import row_of
@@ -43,7 +43,7 @@ def _row(site: Site, saving: Saving | None) -> FixSite:
 
 
 def _source(site: Site) -> str:
-    return f"{shown_path(site.file)}:{site.line}"
+    return f"{local_path(site.file)}:{site.line}"
 
 
 def side_of(side: Side) -> StepSide:
