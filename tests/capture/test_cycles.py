@@ -112,6 +112,12 @@ def test_an_order_that_changes_once_is_no_irregular_one() -> None:
     assert not finder.irregular and finder.counts() == {ord("a"): 2, ord("b"): 1}
 
 
+def test_a_round_holds_those_of_the_cycle_before() -> None:
+    """What broke it the last time was a step of one of them alone."""
+    finder, _ = told("ab" * 3 + "aab" * 5 + "aaab" * 6)
+    assert finder.irregular and set(finder.counts()) == {ord("a"), ord("b")}
+
+
 def test_one_that_stepped_long_ago_is_not_waited_for() -> None:
     """A warm-up that steps once takes no part in the steps that follow."""
     assert cut("w" + "a" * 70) == "w" + "a" * 64 + "|a" * 6 + "|"
