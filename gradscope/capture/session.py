@@ -66,6 +66,7 @@ class Session:
         self._abandoned = False
         self._trainer: threading.Thread | None = None  # whose steps count
         self._postponed = False  # a step ended inside the engine
+        self._turning = False  # from one step to the next: what happens meanwhile is no step
         self._others = 0  # profilers of the user's that run now
         self._began = False  # one began since the last boundary
         self._disturbed = False  # one ran since then
@@ -130,6 +131,15 @@ class Session:
             # The engine restores this thread's modes when it returns: the phase may not change before.
             self._postponed = True
             return False
+        if self._turning:  # a signal's handler or a finalizer of the user's trains
+            return False
+        self._turning = True
+        try:
+            return self._turn()
+        finally:
+            self._turning = False
+
+    def _turn(self) -> bool:
         self.capture.steps_done += 1
         self.capture.registry.step = self.capture.steps_done
         phase = self._phases[self._number]
