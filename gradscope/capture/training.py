@@ -64,6 +64,7 @@ class StepFinder:
         self.cycle: list[StepsOfOptimizer] = []  # of a training step; empty where there is one optimizer
         self._described: tuple[int, ...] = ()
         self._seen: Seen[Optimizer] = Seen()
+        self._trainer: threading.Thread | None = None  # whose optimizers count
         self._inside = False  # an optimizer has stepped in the backward pass that runs
         self.backwards = 0  # outermost passes that have ended
         self._optimizer_exists = False
@@ -85,13 +86,20 @@ class StepFinder:
         number = self._seen.number(optimizer)
         if graph_task_id() != -1:
             self._inside = True
-        else:
+        elif self._is_trainer():  # threads that train side by side have no cycle in common
             self._advance(number)
 
     @property
     def stepped(self) -> bool:
         """Whether an optimizer has stepped."""
         return self._inside or len(self._seen) > 0
+
+    def _is_trainer(self) -> bool:
+        """Whether this is the thread in which an optimizer stepped first, of those that live."""
+        thread = threading.current_thread()
+        if self._trainer is None or not self._trainer.is_alive():
+            self._trainer = thread
+        return self._trainer is thread
 
     def _advance(self, number: int) -> None:
         """An optimizer has stepped, or all those inside of a backward pass have."""

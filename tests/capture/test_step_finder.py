@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -55,6 +56,20 @@ def test_a_round_of_several_ends_with_the_last() -> None:
             first.step()
             second.step()
     assert "".join(session.log) == "abab|ab|ab|"
+
+
+def test_threads_that_train_side_by_side_do_not_mix_their_optimizers() -> None:
+    """Whatever their order is: each step of the first counts, and those of the others are in none of its cycles."""
+    session = _Session()
+    with _finder(session).watching(), ThreadPoolExecutor(1) as other:
+        first, second = _optimizer("a", session), _optimizer("b", session)
+        for number in range(8):
+            first.step()
+            for _ in range(number % 3):
+                other.submit(second.step).result()
+    first_step, *others = "".join(session.log).replace("b", "").split("|")
+    assert len(first_step) <= 3  # until it is known that nothing else is to be waited for
+    assert others == [*"a" * (8 - len(first_step)), ""]
 
 
 def test_a_round_follows_a_loop_that_drops_an_optimizer() -> None:
