@@ -52,6 +52,9 @@ def diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Reco
 
 def known_facts(capture: Capture, names: ModuleNames) -> Facts:
     """What is known without a recorded step."""
+    reached = set(capture.with_state)
+    if capture.timed is not None:
+        reached |= {id(leaf) for leaf in capture.timed.passes.leaves}
     parameters = tuple(
         ParameterFact(
             path=path,
@@ -62,6 +65,7 @@ def known_facts(capture: Capture, names: ModuleNames) -> Facts:
             requires_grad=each.requires_grad,
             has_grad=id(each) in capture.with_gradient,
             optimized=id(each) in capture.optimized if capture.optimized else None,
+            reached=id(each) in reached,
         )
         for path, each in _named_parameters(names)
     )

@@ -80,6 +80,7 @@ class Capture:
     census: list[Mapping[int, int]] = field(default_factory=list)  # see census.py; of steps before the memory pass
     with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
     optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold
+    with_state: frozenset[int] = frozenset()  # of those that one has a momentum of, say: they had a gradient once
 
     def hold(self) -> None:
         """Keep the user's objects that are alive, now that nothing is measured any more: the report names them."""

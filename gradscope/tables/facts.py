@@ -86,6 +86,7 @@ class ParameterFact:
     requires_grad: bool
     has_grad: bool  # after the recorded step
     optimized: bool | None  # whether a known optimizer holds it; None: no optimizer is known
+    reached: bool = False  # whether a backward pass of a measured step led to it, or an optimizer has stepped it
 
 
 @dataclass(frozen=True, slots=True)

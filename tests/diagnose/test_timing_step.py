@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import gradscope
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import (
     data_loading,
@@ -33,6 +36,27 @@ def test_gradients_that_were_set_to_none_say_nothing() -> None:
     step = replace(run.step, backward_ns=run.step.backward_ns + 5, other_ns=run.step.other_ns - 5)
     written = Case(replace(run, layers=tuple(rows), ledger=ledger, step=step), some)
     assert list(unused_gradients.find(written)) == []
+
+
+def test_a_parameter_that_another_step_led_to_is_used() -> None:
+    first, second = _parameter("a.weight", has_grad=True), _parameter("b.weight", has_grad=False)
+    reached = Facts(parameters=(first, replace(second, reached=True)))
+    assert list(unused_gradients.find(made_case(facts=reached))) == []
+
+
+def test_an_expert_that_no_measured_step_led_to_is_used_where_it_was_stepped() -> None:
+    model = nn.ModuleDict({name: nn.Linear(8, 8) for name in "ab"})
+    optimizer = torch.optim.Adam(model.parameters())
+    steps = 0
+    with gradscope.profiling(model, steps=2, warmup=2) as prof:
+        done = False
+        while not done:
+            optimizer.zero_grad()
+            model["b" if steps == 0 else "a"](torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            steps += 1
+            done = prof.step()
+    assert "unused-gradients" not in {finding.rule for finding in prof.report.data.findings}
 
 
 def test_no_optimizer_known_means_no_gradient_is_wasted() -> None:

@@ -59,6 +59,7 @@ class Recording(Phase):
         capture.optimized = frozenset(
             id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
         )
+        capture.with_state = frozenset(id(each) for optimizer in optimizers for each in optimizer.state)
 
 
 def _around(switches: SwitchWatch, recorder: StepRecorder | None) -> Around:

@@ -5,10 +5,11 @@ Example::
     self.old_head = nn.Linear(256, 10)  # never called any more
     optimizer = torch.optim.SGD(model.head.parameters())  # the backbone still gets gradients
 
-Pattern: after the recorded step ``.grad`` is None, no layer of the parameter spent time writing a gradient, and other
-parameters do have one. Or: the parameter has a gradient, an optimizer is known, and none holds it; where the optimizers
-hold none of the model's parameters, they hold copies, and nothing is said. A parameter that took part in no step of
-this run may in another: experts and branches that the batch did not need.
+Pattern: after the recorded step ``.grad`` is None, no backward pass of a measured step led to the parameter, no
+optimizer keeps a state of it, no layer of it spent time writing a gradient, and other parameters do have one. Or: the
+parameter has a gradient, an optimizer is known, and none holds it; where the optimizers hold none of the model's
+parameters, they hold copies, and nothing is said. A parameter that took part in no step of this run may in another:
+experts and branches that the batch did not need.
 
 Evidence: how many parameters, of which layers, and the backward time of layers of which no parameter is trained.
 Estimate: 0.9 of writing the gradients, and half of that backward (low: half of the writing; high: nearly all, where
@@ -41,7 +42,7 @@ def find(case: Case) -> Iterator[Finding]:
     wanting = [each for each in case.facts.parameters if each.requires_grad]
     if not any(each.has_grad for each in wanting):
         return  # set to None before one could look
-    unused = [each for each in wanting if not each.has_grad and not _was_written(case, each)]
+    unused = [each for each in wanting if not (each.has_grad or each.reached or _was_written(case, each))]
     if unused:
         yield _unused(case, unused)
     wasted = [each for each in wanting if each.has_grad and each.optimized is False]
