@@ -262,6 +262,21 @@ def test_script_that_never_calls_backward() -> None:
     assert not Path("gradscope-hello.json").exists()
 
 
+@pytest.mark.parametrize(
+    "closes", ["sys.stdout.close()", "sys.stdout.close(); sys.stderr.close(); os.close(1); os.close(2)"]
+)
+def test_script_that_closes_its_streams(closes: str) -> None:
+    Path("closes.py").write_text(
+        "import os, sys, torch\nmodel = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"for _ in range(30):\n    model(torch.ones(2, 4)).sum().backward(); optimizer.step()\n{closes}\n"
+    )
+    ran = gradscope("profile", "closes.py", "--run-to-end", "--no-html")
+    assert ran.returncode == 0, ran.stderr
+    assert "\nLayers " in ran.stdout
+    assert "gradscope: wrote gradscope-closes.json\n" in ran.stderr and "Traceback" not in ran.stderr
+
+
 def test_script_whose_optimizer_never_steps() -> None:
     Path("manual.py").write_text(
         "import torch\nw = torch.zeros(3, requires_grad=True)\noptimizer = torch.optim.SGD([w], lr=0.1)\n"

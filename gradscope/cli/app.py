@@ -19,7 +19,7 @@ from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
 from gradscope.cli.rules import rules
 from gradscope.cli.show import show
-from gradscope.cli.streams import reopen_closed_streams, silence
+from gradscope.cli.streams import keep_streams, reopen_closed_streams, silence
 from gradscope.errors import GradscopeError
 
 app = typer.Typer(
@@ -72,6 +72,7 @@ def _program(
 def run(arguments: list[str]) -> int:
     """Run ``gradscope ARGUMENTS`` and return its exit code."""
     reopen_closed_streams()
+    keep_streams()
     code = _run(arguments)
     try:
         sys.stdout.flush()

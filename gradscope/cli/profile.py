@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -36,7 +37,7 @@ from gradscope.cli.options import (
     view_options,
 )
 from gradscope.cli.page import write_page
-from gradscope.cli.streams import reader_may_leave, report_stream, write_json
+from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
 from gradscope.texts import shown_path
 
@@ -166,8 +167,9 @@ def run(request: Request, *, whole_process: bool) -> int:
         except BaseException as error:
             return show_user_error(error)
         outcome = _measure(loaded, request)
+        restore_streams()
         if outcome.report is not None:
-            _deliver(outcome.report, request, stream)
+            _deliver(outcome.report, request, sys.stdout if stream.closed else stream)
     return _exit_code(outcome, request.target)
 
 

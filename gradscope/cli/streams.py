@@ -119,6 +119,37 @@ def reopen_closed_streams() -> None:
                 _REOPENED.append(stream)
 
 
+_KEPT: dict[int, int] = {}  # of stdout and stderr a descriptor that the user's code does not know
+
+
+def keep_streams() -> None:
+    """Remember where stdout and stderr lead, for :func:`restore_streams`."""
+    for number in {_STDOUT, _STDERR} - set(_KEPT):
+        with contextlib.suppress(OSError):
+            _KEPT[number] = os.dup(number)  # not inherited by subprocesses
+
+
+def restore_streams() -> None:
+    """Open stdout and stderr again where the user's code has closed them: the report and what is said go there."""
+    for number, name in ((_STDOUT, "stdout"), (_STDERR, "stderr")):
+        if number not in _KEPT or not _is_closed(getattr(sys, name), number):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(_KEPT[number], number)
+            stream = os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+            setattr(sys, name, stream)
+
+
+def _is_closed(stream: TextIO | None, number: int) -> bool:
+    if stream is None or getattr(stream, "closed", False):
+        return True
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def _spelling_out(stream: TextIO) -> Iterator[None]:
     if not isinstance(stream, io.TextIOWrapper):
