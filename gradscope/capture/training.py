@@ -18,8 +18,8 @@ from gradscope.capture.left import StepsOfOptimizer
 from gradscope.capture.seen import Seen
 from gradscope.compat import graph_task_id
 
-# A script that has built an optimizer is given this many backward passes to step it (gradient accumulation) before
-# each backward pass counts as a step of its own.
+# A script that has built an optimizer is given this many backward passes of its main thread to step it (gradient
+# accumulation) before each of them counts as a step of its own.
 _PATIENCE = 256
 
 # Stands in a round for all optimizers that step while a backward pass runs: they step once a pass, and are many.
@@ -67,6 +67,7 @@ class StepFinder:
         self._trainer: threading.Thread | None = None  # whose optimizers count
         self._inside = False  # an optimizer has stepped in the backward pass that runs
         self.backwards = 0  # outermost passes that have ended
+        self._mains = 0  # of the main thread's, while an optimizer was waited for
         self._optimizer_exists = False
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
 
@@ -132,9 +133,12 @@ class StepFinder:
             self._advance(_INSIDE_BACKWARD)
         if len(self._seen):
             return
-        patience = _PATIENCE if self._has_optimizer() else 0
-        if self.backwards > patience:
+        if not self._has_optimizer():
             self._boundary()
+        elif threading.current_thread() is threading.main_thread():  # another thread may only evaluate
+            self._mains += 1
+            if self._mains > _PATIENCE:
+                self._boundary()
 
     def _has_optimizer(self) -> bool:
         # Walking all objects costs some 50 ms: only at the first pass and then rarely.

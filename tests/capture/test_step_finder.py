@@ -88,6 +88,20 @@ def _backward() -> None:
     (torch.ones(1, requires_grad=True) * 2).sum().backward()
 
 
+def test_passes_of_other_threads_are_no_steps_while_an_optimizer_is_waited_for() -> None:
+    session = _Session()
+    finder = _finder(session)
+    with session.backward.installed(), finder.watching(), ThreadPoolExecutor(1) as other:
+        optimizer = _optimizer("a", session)
+        for _ in range(300):
+            other.submit(_backward).result()
+        _backward()
+        assert session.log == []
+        optimizer.step()
+        optimizer.step()
+    assert "".join(session.log).startswith("a") and "|" in session.log
+
+
 def test_without_an_optimizer_each_outermost_backward_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     session = _Session()
     finder = _finder(session)
