@@ -68,7 +68,7 @@ class StepFinder:
         self._inside = False  # an optimizer has stepped in the backward pass that runs
         self.backwards = 0  # outermost passes that have ended
         self._mains = 0  # of the main thread's, while an optimizer was waited for
-        self._optimizer_exists = False
+        self._optimizer_exists: bool | None = None
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
 
     @contextmanager
@@ -142,7 +142,8 @@ class StepFinder:
 
     def _has_optimizer(self) -> bool:
         # Walking all objects costs some 50 ms: only at the first pass and then rarely.
-        if self.backwards & (self.backwards - 1) == 0:
+        # Threads that count at the same time may skip a number: never without a first look.
+        if self._optimizer_exists is None or self.backwards & (self.backwards - 1) == 0:
             self._optimizer_exists = any(optimizer not in self._others for optimizer in _optimizers())
         return self._optimizer_exists
 
