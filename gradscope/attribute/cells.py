@@ -14,11 +14,10 @@ from gradscope.attribute.carry import Assigned
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, outside_of
 from gradscope.attribute.survey import NO_LINE
-from gradscope.tables import Int8Column, IntColumn, RowKind
+from gradscope.tables import OWN, Int8Column, IntColumn, RowKind
 
 PYTHON = "(python)"  # a module's own time outside every op
 ENGINE = "(engine)"
-OWN = "(gradscope)"  # what gradscope itself does in a step
 
 _PYTHON_ROWS = (RowKind.CALL, RowKind.ANNOTATION, RowKind.LINE, RowKind.STEP, RowKind.RECOMPUTE, RowKind.HOOK)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradscope.attribute.cells import OWN, Contribution
-from gradscope.tables import EventTable, IntColumn, RowKind, SpanTable
+from gradscope.attribute.cells import Contribution
+from gradscope.tables import OWN, EventTable, IntColumn, RowKind, SpanTable
 
 
 def hook_cost(table: EventTable, calls: SpanTable) -> IntColumn:

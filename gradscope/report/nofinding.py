@@ -71,7 +71,8 @@ def _phases(run: RunData) -> str:
             (step.forward_ns, "forward"),
             (step.backward_ns, "backward"),
             (step.optimizer_ns, "optimizer"),
-            (step.other_ns, "between the phases"),
+            (step.other_ns - run.own_ns, "between the phases"),
+            (run.own_ns, "gradscope itself"),
         )
         if ns > 0
     ]

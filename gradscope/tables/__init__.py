@@ -44,6 +44,7 @@ from gradscope.tables.memory import (
     TimelinePoint,
 )
 from gradscope.tables.results import (
+    OWN,
     SCHEMA_VERSION,
     ConservationError,
     Finding,
@@ -66,6 +67,7 @@ from gradscope.tables.settings import (
 )
 
 __all__ = [
+    "OWN",
     "MEMORY_BUDGET",
     "AllocationTable",
     "BlockTable",

@@ -76,6 +76,13 @@ def test_time_between_the_phases(mode: str) -> None:
     assert "pin_memory" not in found.code
 
 
+def test_what_gradscope_takes_is_not_between_the_phases() -> None:
+    own = op(None, "other", "(gradscope)", 35 * MS)
+    made = made_case(ops=[own], mode="script", forward=30 * MS, backward=30 * MS)
+    assert made.run.own_ns == 35 * MS
+    assert list(data_loading.find(made)) == []
+
+
 def test_time_between_the_phases_that_is_no_reason() -> None:
     assert list(data_loading.find(made_case(mode="model", forward=20 * MS, backward=30 * MS))) == []
     assert list(data_loading.find(made_case(mode="loop", forward=45 * MS, backward=45 * MS))) == []

@@ -62,7 +62,8 @@ def test_the_ledger_is_complete(open_page: Open) -> None:
         cell.get_attribute("data-value").replace(" ", "_") for cell in opened.page.query_selector_all("#rows tbody th")
     ]
     parts = {f"{name}_ns".replace("sums_", "sum_"): value for name, value in zip(names, opened.values(3), strict=True)}
-    assert parts == {name: getattr(run.ledger, name) for name in Ledger.PARTS}
+    # Few programs have hooks: without them there is no row for what they take.
+    assert parts == {name: ns for name in Ledger.PARTS if (ns := getattr(run.ledger, name)) or name != "hook_ns"}
 
 
 def test_who_holds_the_peak_adds_up(open_page: Open) -> None:
