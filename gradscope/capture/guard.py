@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FunctionType, MethodType
 from typing import Any
 
 # Set it to see the traceback of each error that became a note.
@@ -33,7 +35,12 @@ class Guard:
         self.failed = {} if failed is None else failed
 
     def note(self, part: str, error: BaseException) -> None:
-        """Something went wrong in ``part``."""
+        """Something went wrong in ``part``.
+
+        What a signal's handler of the user's has raised meanwhile is theirs: it goes its way.
+        """
+        if _is_of_a_signal(error):
+            raise error
         for listener in listeners:
             listener(error)
         if part not in self.failed:
@@ -90,6 +97,20 @@ class Guard:
             if not isinstance(error, Exception):
                 raise
             self.note(part, error)
+
+
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Whether it passed through a handler that is registered with :mod:`signal`."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code in handlers for frame in frames)
+
+
+def _code(handler: Any) -> Any:
+    """Of a function or a method; None of what has none, or is an object of the user's that one had better not ask."""
+    if type(handler) is MethodType:
+        handler = handler.__func__
+    return handler.__code__ if type(handler) is FunctionType else None
 
 
 def _text(error: BaseException) -> str:
