@@ -184,7 +184,7 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/pytorch/basics/autoencoder.py --trainer.max_epochs=1 --trainer.limit_train_batches=24 --trainer.limit_val_batches=2"  # noqa: E501
         " --trainer.limit_test_batches=2 --trainer.limit_predict_batches=2 --trainer.accelerator=cpu --trainer.log_every_n_steps=1",  # noqa: E501
         without=("docs/*", "tests/*", "src/*"),
-        data=mnist("Datasets", 60000, 200),
+        data=mnist("examples/Datasets", 60000, 200),
         needs=("lightning", "torchvision", "jsonargparse"),
         files_vary=("lightning_logs/*",),
         library=True,
