@@ -25,7 +25,7 @@ PROGRAMS: tuple[Program, ...] = (
     _cleanrl("ppo", "--total-timesteps 1024 --num-steps 32"),
     _cleanrl(
         "dqn",
-        "--total-timesteps 1500 --learning-starts 600 --train-frequency 20 --batch-size 32 --buffer-size 1000",  # noqa: E501
+        "--total-timesteps 1500 --learning-starts 600 --train-frequency 20 --batch-size 32 --buffer-size 1000",
     ),
     _cleanrl("sac_continuous_action", _PENDULUM),
     _cleanrl("td3_continuous_action", _PENDULUM),
