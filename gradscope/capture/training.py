@@ -111,17 +111,25 @@ class StepFinder:
             self._boundary()
 
     def _is_waiting(self) -> bool:
-        """Whether the script has built an optimizer that has not stepped yet."""
-        stepped = {id(optimizer) for optimizer in self._seen}
-        return any(id(each) not in stepped and each not in self._others for each in _optimizers())
+        """Whether the script has built an optimizer that has not stepped yet.
+
+        One whose parameters others step already is a wrapper of theirs, as accelerate's, and never steps by itself.
+        """
+        stepped = list(self._seen)
+        trained = {number for each in stepped for number in _parameters(each)}
+        return any(
+            not any(each is other for other in stepped)
+            and each not in self._others
+            and not (trained and trained.issuperset(_parameters(each)))
+            for each in _optimizers()
+        )
 
     def _describe(self) -> list[StepsOfOptimizer]:
         found = []
         counts = self.cycles.counts()
         for number, count in counts.items() if len(counts) > 1 else ():
             optimizer = self._seen[number] if number != _INSIDE_BACKWARD else None
-            groups = optimizer.param_groups if optimizer is not None else []
-            parameters = frozenset(id(parameter) for group in groups for parameter in group["params"])
+            parameters = frozenset(_parameters(optimizer) if optimizer is not None else ())
             name = "optimizers inside backward" if optimizer is None else type(optimizer).__name__
             found.append(StepsOfOptimizer(name, parameters, count))
         return found
@@ -172,6 +180,14 @@ def was_stopped(error: BaseException | None) -> bool:
         seen.add(id(error))
         error = error.__context__
     return False
+
+
+def _parameters(optimizer: Optimizer) -> list[int]:
+    """Ids of what it holds; none where a class of the user's does not say."""
+    try:
+        return [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    except Exception:
+        return []
 
 
 def _optimizers() -> list[Optimizer]:

@@ -48,6 +48,29 @@ def test_one_optimizer_ends_a_step_each_time_once_it_is_known_to_be_alone() -> N
     assert "".join(session.log) == "aa|a|a|"
 
 
+class _Wrapper(torch.optim.Optimizer):
+    """As accelerate's: an optimizer itself, whose steps are those of another."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:
+        return self.inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step(closure)
+
+
+def test_a_wrapper_of_an_optimizer_is_not_waited_for() -> None:
+    session = _Session()
+    with _finder(session).watching():
+        optimizer = _Wrapper(_optimizer("a", session))
+        for _ in range(4):
+            optimizer.step()
+    assert "".join(session.log) == "aa|a|a|"
+
+
 def test_a_round_of_several_ends_with_the_last() -> None:
     session = _Session()
     with _finder(session).watching():
