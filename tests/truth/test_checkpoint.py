@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from .burning import Burning, Meter, Source, burn
 from .models import Checkpointed
-from .proof import STEPS, Expected, in_model_mode, prove, rows, summed
+from .proof import STEPS, Expected, in_model_mode, prove, prove_each_place, rows, summed
 
 X = torch.ones(4, 8)
 
@@ -56,15 +56,19 @@ def test_early_stop(meter: Meter, early: bool) -> None:
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("outer", [False, True], ids=["in non-reentrant", "in reentrant"])
 @pytest.mark.parametrize("inner", [False, True], ids=["non-reentrant", "reentrant"])
-def test_nested_checkpoints(meter: Meter, outer: bool, inner: bool) -> None:
+def test_nested_checkpoints(meter: Meter, note_repeat: Callable[[], None], outer: bool, inner: bool) -> None:
     if inner and not outer:
         pytest.skip("torch itself refuses a reentrant checkpoint inside a non-reentrant one")
-    block = nn.Sequential(
-        Burning(1, 2), Checkpointed(inner, nn.Sequential(Burning(2, 1), Burning(1, 1))), Burning(1, 3)
-    )
-    model = Checkpointed(outer, block)
-    meter.adopt(model)
-    prove(meter, in_model_mode(model, X, summed), around(model))
+
+    def attempt() -> None:
+        block = nn.Sequential(
+            Burning(1, 2), Checkpointed(inner, nn.Sequential(Burning(2, 1), Burning(1, 1))), Burning(1, 3)
+        )
+        model = Checkpointed(outer, block)
+        meter.adopt(model)
+        prove(meter, in_model_mode(model, X, summed), around(model))
+
+    prove_each_place(meter, attempt, note_repeat)
     counts = meter.counts()
     assert counts["recompute", "block.1.block.0"] > counts["recompute", "block.0"], "the inner block runs once more"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.modules.module import register_module_full_backward_hook
 
 from .burning import Burning, Meter, Source
 from .models import Checkpointed
-from .proof import in_a_loop, in_model_mode, measure, prove, rows, summed
+from .proof import in_a_loop, in_model_mode, measure, prove, prove_each_place, rows, summed
 
 X = torch.ones(4, 8)
 
@@ -142,13 +143,16 @@ def test_hooks_on_parameters(meter: Meter, late: bool) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_hooks_below_a_checkpoint(meter: Meter, reentrant: bool) -> None:
-    model = Checkpointed(reentrant)
-    meter.adopt(model)
-    model.block[2].register_full_backward_hook(Burner(meter, "block.2", 3))  # type: ignore[index]
-    model.tail.register_full_backward_pre_hook(Burner(meter, "tail", 2))
-    layers = rows(prove(meter, in_model_mode(model, X, summed)))
-    assert layers[""].backward_total_ns >= layers["block.2"].hook_ns + layers["tail"].hook_ns
+def test_hooks_below_a_checkpoint(meter: Meter, note_repeat: Callable[[], None], reentrant: bool) -> None:
+    def attempt() -> None:
+        model = Checkpointed(reentrant)
+        meter.adopt(model)
+        model.block[2].register_full_backward_hook(Burner(meter, "block.2", 3))  # type: ignore[index]
+        model.tail.register_full_backward_pre_hook(Burner(meter, "tail", 2))
+        layers = rows(prove(meter, in_model_mode(model, X, summed)))
+        assert layers[""].backward_total_ns >= layers["block.2"].hook_ns + layers["tail"].hook_ns
+
+    prove_each_place(meter, attempt, note_repeat)
 
 
 def test_what_hooks_take_is_of_no_line_that_they_are_not_on(meter: Meter) -> None:
