@@ -120,7 +120,7 @@ class StepFinder:
         return any(
             not any(each is other for other in stepped)
             and each not in self._others
-            and not (trained and trained.issuperset(_parameters(each)))
+            and not ((held := _parameters(each)) and trained.issuperset(held))
             for each in _optimizers()
         )
 
