@@ -43,7 +43,7 @@ def measure(events: int, device: str, with_key_averages: bool) -> dict[str, floa
     about = WorkloadInfo(target="", mode="loop", steps=steps, warmup=1, loss=None)
     parts = [part for part in (capture.timed, capture.survey) if part is not None]
     # The analysis lets go of the profilers as it reads them; only for key_averages() are they kept.
-    kept = [part.profiler for part in parts] if with_key_averages else []
+    kept = [part.profiler.profiler for part in parts] if with_key_averages else []
     in_list = _in_a_child(lambda: _bytes_of_event_list(parts[0].profiler)) if with_key_averages else 0
     _release_memory()
     before, start = _resident_bytes(), time.perf_counter_ns()
