@@ -105,6 +105,10 @@ def analyse(
     )
     partial = measured < capture.options.steps or (capture.survey is None and LINES not in capture.left_out)
     partial = partial or (memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out)
+    if timed.completed <= SETTLING_STEPS:
+        capture.notes.append(
+            "the one step that was measured is the profiler's first, which takes longer than those after it"
+        )
     if stretches > 1:
         capture.notes.append(
             f"the profiled steps were taken in {stretches} stretches, an unprofiled step between each two: "
@@ -228,7 +232,8 @@ def _run_data(
 
 def _needed(capture: Capture) -> str:
     """How long a run must be for all that was asked for."""
-    return f" (a whole report takes {capture.steps_needed} steps; there were {capture.steps_done})"
+    passed = capture.passed_over
+    return f" (a whole report takes {passed + capture.steps_needed} steps; there were {passed + capture.steps_done})"
 
 
 def _rows_of_calls(capture: Capture, names: ModuleNames, roots: set[int]) -> tuple[list[int], tuple[str, ...]]:

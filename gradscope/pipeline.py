@@ -152,6 +152,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     known = _modules_in(script.namespace)
     about = WorkloadInfo(target=script.target, mode="script", steps=options.steps, warmup=options.warmup, loss=None)
     session.capture.cycle = finder.cycle
+    session.capture.passed_over = finder.cycles.passed_over
     if finder.cycles.irregular:
         session.capture.notes.append(
             "the optimizers step in no regular order: a step ends where the one that steps least often has stepped, "
@@ -159,7 +160,8 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
         )
     if error is None and not finder.backwards:
         raise NothingMeasuredError(
-            f"{script.target} ran to its end without a backward pass: there is nothing to measure.\n"
+            f"{script.target} ran to its end without a backward pass{_that_returned(session.backward.raised)}: "
+            "there is nothing to measure.\n"
             f"{_without_backward(_seconds_of_children() - seconds)}"
         )
     if error is None and not session.capture.steps_done and finder.stepped:
@@ -176,6 +178,12 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends."
         )
     return _outcome(session.capture, about, known, None, error, progress, recorder)
+
+
+def _that_returned(raised: int) -> str:
+    if not raised:
+        return ""
+    return f" that returned ({raised} raised an error, which the script caught)"
 
 
 def _seconds_of_children() -> float:
@@ -329,13 +337,15 @@ def _nothing_measured(about: WorkloadInfo, capture: Capture) -> str:
 
 
 def _too_short(target: str, capture: Capture) -> str:
-    steps = f"{capture.steps_done} training step{'' if capture.steps_done == 1 else 's'}"
-    options = capture.options
-    needed = steps_to_first_result(options)
-    least = steps_to_first_result(Options(steps=1, warmup=1))
+    passed, options = capture.passed_over, capture.options
+    ran = passed + capture.steps_done
+    steps = f"{ran} training step{'' if ran == 1 else 's'}"
+    needed = passed + steps_to_first_result(options)
+    least = passed + steps_to_first_result(Options(steps=1, warmup=1))
     less = f", or measure less: --warmup 1 --steps 1 needs {least}" if least < needed else ""
     return (
         f"{target} ended after {steps}; nothing is measured before step {needed} "
-        f"with --warmup {options.warmup} --steps {options.steps}, and a whole report takes {capture.steps_needed}.\n"
+        f"with --warmup {options.warmup} --steps {options.steps}, "
+        f"and a whole report takes {passed + capture.steps_needed}.\n"
         f"Let it run longer{less}."
     )

@@ -262,6 +262,39 @@ def test_script_that_never_calls_backward() -> None:
     assert not Path("gradscope-hello.json").exists()
 
 
+def test_script_whose_every_backward_raises() -> None:
+    Path("raises.py").write_text(
+        "import torch\nw = torch.ones(3, requires_grad=True)\nfor _ in range(4):\n    y = w * w\n"
+        "    w.detach().mul_(2)\n    try: y.sum().backward()\n    except RuntimeError: pass\n"
+    )
+    ran = gradscope("profile", "raises.py")
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(
+        "gradscope: error: raises.py ran to its end without a backward pass that returned (4 raised an error, which "
+        "the script caught): there is nothing to measure.\n"
+        "Profile a script that trains, or a file that defines workload() -> (model, batch).\n"
+    )
+
+
+@pytest.mark.parametrize("steps", [4, 19])
+def test_steps_are_counted_as_the_script_counts_them(steps: int) -> None:
+    """The step in which the optimizers' order is found out is one of those that a message speaks of."""
+    Path("short.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"for _ in range({steps}):\n    model(torch.ones(2, 4)).sum().backward(); optimizer.step()\n"
+    )
+    ran = gradscope("profile", "short.py", "--steps", "5", "--no-html")
+    said = " ".join((ran.stderr + ran.stdout).split())
+    found = re.search(r"after (\d+) training|a whole report takes (\d+) steps; there were (\d+)", said)
+    assert found, ran.stderr
+    if steps == 4:
+        assert found[1] == "4"
+        needed = re.search(r"before step (\d+) .* a whole report takes (\d+)", ran.stderr)
+        assert needed and int(needed[1]) <= int(needed[2])
+    else:
+        assert int(found[3]) == steps < int(found[2])
+
+
 @pytest.mark.parametrize(
     "closes", ["sys.stdout.close()", "sys.stdout.close(); sys.stderr.close(); os.close(1); os.close(2)"]
 )

@@ -30,6 +30,7 @@ class CycleFinder:
     def __init__(self, waiting: Callable[[], bool]) -> None:
         self.cycle: tuple[int, ...] = ()  # the optimizers' numbers, in order; empty until it is known
         self.irregular = False
+        self.passed_over = 0  # training steps that went by while the cycle was looked for
         self._waiting = waiting
         self._order: list[int] = []
         self._since: list[int] = []  # since the last end
@@ -49,13 +50,17 @@ class CycleFinder:
     def _find(self) -> bool:
         period = _period(self._order)
         if period and (len(self._order) >= _PATIENCE or not self._waiting()):
-            self.cycle = tuple(self._order[-period:])
+            self._believe(tuple(self._order[-period:]))
             return True
         if len(self._order) >= _LONGEST:
             self.irregular = True
-            self.cycle = _round(self._order)
+            self._believe(_round(self._order))
             return True
         return False
+
+    def _believe(self, cycle: tuple[int, ...]) -> None:
+        self.cycle = cycle
+        self.passed_over += self._order.count(cycle[-1]) // cycle.count(cycle[-1]) - 1
 
     def _follow(self, number: int) -> bool:
         self._since.append(number)

@@ -32,6 +32,7 @@ class BackwardWatch:
         self.around: Around | None = None  # of the roots; outside the row
         self.ended: Callable[[], None] | None = None  # last of all, only when backward returned
         self.settled: Callable[[], None] | None = None  # after that, also when it raised: no graph task runs
+        self.raised = 0  # outermost passes that ended in an error
         self._counter = itertools.count()
 
     @contextmanager
@@ -52,6 +53,9 @@ class BackwardWatch:
                 if outermost and self.ended is not None:
                     self.ended()
                 return result
+            except BaseException:
+                self.raised += outermost
+                raise
             finally:
                 if outermost and self.settled is not None:
                     self.settled()

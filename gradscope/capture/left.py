@@ -65,6 +65,7 @@ class Capture:
     survey: SurveyStep | None = None
     memory: MemoryPass | None = None
     steps_done: int = 0  # of all phases
+    passed_over: int = 0  # steps before those, while it was found out where a step ends
     steps_needed: int = 0  # of all phases, for a whole report
     unprofiled_ns: list[int] = field(default_factory=list)  # wall time of each unprofiled step
     notes: list[str] = field(default_factory=list)

@@ -234,11 +234,16 @@ def test_steps_between_stretches_are_counted_in(monkeypatch: pytest.MonkeyPatch)
         assert any(f"(a whole report takes {WHOLE + 3} steps; there were {steps})" in note for note in run.notes)
 
 
+FIRST_PROFILED = "the one step that was measured is the profiler's first, which takes longer than those after it"
+
+
 def test_nothing_measured_says_how_long_a_run_must_be() -> None:
     with pytest.raises(NothingMeasuredError) as raised:
         looped(4)
     assert str(raised.value) == (
-        "the loop ended after 4 training steps; nothing is measured before step 6 with --warmup 1 --steps 3, "
+        "the loop ended after 4 training steps; nothing is measured before step 5 with --warmup 1 --steps 3, "
         f"and a whole report takes {WHOLE}.\n"
-        "Let it run longer, or measure less: --warmup 1 --steps 1 needs 4."
+        "Let it run longer, or measure less: --warmup 1 --steps 1 needs 3."
     )
+    assert looped(5).workload.steps == looped(6).workload.steps == 1
+    assert FIRST_PROFILED in looped(5).notes and FIRST_PROFILED not in looped(6).notes

@@ -121,3 +121,11 @@ def test_a_round_holds_those_of_the_cycle_before() -> None:
 def test_one_that_stepped_long_ago_is_not_waited_for() -> None:
     """A warm-up that steps once takes no part in the steps that follow."""
     assert cut("w" + "a" * 70) == "w" + "a" * 64 + "|a" * 6 + "|"
+
+
+@pytest.mark.parametrize(("order", "cycles"), [("aaaa", 4), ("abababababab", 6), ("gcccgcccgccc", 3)])
+def test_every_cycle_is_an_end_or_passed_over(order: str, cycles: int) -> None:
+    seen: set[str] = set()
+    finder = CycleFinder(lambda: bool(set(order) - seen))
+    ends = [seen.add(name) or finder.advance(ord(name)) for name in order]
+    assert finder.passed_over + sum(ends) == cycles

@@ -35,7 +35,7 @@ def plan(run: Run) -> list[Phase]:
 
 
 def steps_to_first_result(options: Options) -> int:
-    """Training steps until one step was measured."""
+    """Training steps until there is a report: of the settling step, where the run ends with that."""
     phases = plan(Run(Capture(options), Surroundings()))
     before = next(number for number, phase in enumerate(phases) if isinstance(phase, Timed))
-    return sum(phase.steps for phase in phases[:before]) + SETTLING_STEPS + 1
+    return sum(phase.steps for phase in phases[:before]) + SETTLING_STEPS
