@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gradscope.diagnose.bounds import bounded, calls_of_layers
 from gradscope.diagnose.case import Case, Rule, Severity, first, share
+from gradscope.diagnose.spelling import layer_code
 from gradscope.diagnose.traffic import call_bytes
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import calls as calls_text
@@ -97,7 +98,7 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
         message=f"forward and backward take {time_text(spent)}, at this machine's limit it would be {time_text(limit)}",
         evidence=evidence,
         advice=_ADVICE[bound],
-        code=_code(rows[0], bound),
+        code=_code(case, rows[0], bound),
         predicted_high_ns=spent - limit,
         cost_ns=spent,
     )
@@ -106,10 +107,11 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
 _LIMITS = {"compute": "its products", "bandwidth": "moving its bytes"}
 
 
-def _code(row: LayerRow, bound: str) -> str:
+def _code(case: Case, row: LayerRow, bound: str) -> str:
     if bound == "compute":
         return ""
-    return f"model.get_submodule({row.path!r}).compile()" if row.path else "model.compile()"
+    model = layer_code(case, row.path) if row.path else "model"
+    return f"{model}.compile()" if model else ""
 
 
 def _line(case: Case, rows: Sequence[LayerRow]) -> str | None:

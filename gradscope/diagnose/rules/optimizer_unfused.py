@@ -76,7 +76,9 @@ def find(case: Case) -> Iterator[Finding]:
             if any(each.foreach for each in optimizers)
             else "Pass fused=True to the optimizer, beside what it is given."
         ),
-        code=f"optimizer = torch.optim.{optimizers[0].class_name}(model.parameters(), lr=lr, fused=True)",
+        code=f"optimizer = torch.optim.{optimizers[0].class_name}(model.parameters(), lr=lr, fused=True)"
+        if len(optimizers) == 1
+        else f"torch.optim.{optimizers[0].class_name}(..., fused=True)  # and so each of them",
         predicted_low_ns=low,
         predicted_high_ns=high,
         cost_ns=spent,

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.spelling import layer_code
 from gradscope.tables import Finding, LayerRow
 from gradscope.tables.siblings import outside_ratio, typical_excess_ns
 from gradscope.units import calls as calls_text
@@ -146,6 +147,7 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
         "more": "which the others run less often",
         "dear": "which is faster",
     }
+    shown = [layer_code(case, path), layer_code(case, others[0].row.path)]
     where = f"{name} in {phase}" + (f" of {path}.{below}" if below else "")
     return Finding(
         rule=RULE.name,
@@ -162,7 +164,7 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
         predicted_high_ns=high,
         cost_ns=saving,
         advice=f"Look for what sets {path} apart: a setting, a dtype, a hook or other input.",
-        code=f"print(model.get_submodule({path!r}), model.get_submodule({others[0].row.path!r}))",
+        code=f"print({', '.join(shown)})" if all(shown) else "",
     )
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.diagnose.spelling import below, layer_code, models_of, parameter_code
 from gradscope.tables import Finding, ParameterFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -143,20 +144,24 @@ def _code(case: Case, parameters: list[ParameterFact], wanted: str) -> str:
     """
     freeze = "requires_grad_(False)"
     names = {each.path for each in parameters}
+    models = models_of(case, sorted(names))
+    if "" in models:
+        return ""
     if len(names) == 1:
-        return f"model.get_parameter({parameters[0].path!r}).{freeze}"
+        return f"{parameter_code(case, parameters[0].path)}.{freeze}"
     modules, single = _cover(case, names)
     if len(modules) == 1 and not single:
-        return f"model.get_submodule({modules[0]!r}).{freeze}"
+        return f"{layer_code(case, modules[0])}.{freeze}"
     if len(modules) + len(single) > _MOST_NAMES:
-        return f"for each in model.parameters(): each.requires_grad_(each.requires_grad and {wanted})"
-    if not single:
-        return f"for name in {modules!r}: model.get_submodule(name).{freeze}"
-    if not modules:
-        return f"for name in {single!r}: model.get_parameter(name).{freeze}"
-    parts = [f"model.get_submodule({path!r})" for path in modules] + [
-        f"model.get_parameter({path!r})" for path in single
-    ]
+        every = [f"{model}.parameters()" for model in models]
+        among = every[0] if len(every) == 1 else f"[{', '.join(f'*{each}' for each in every)}]"
+        return f"for each in {among}: each.requires_grad_(each.requires_grad and {wanted})"
+    if len(models) == 1 and not (modules and single):
+        getter = "get_submodule" if modules else "get_parameter"
+        inner = [below(case, path) for path in modules or single]
+        if all(inner):
+            return f"for name in {inner!r}: {models[0]}.{getter}(name).{freeze}"
+    parts = [layer_code(case, path) for path in modules] + [parameter_code(case, path) for path in single]
     return f"for part in [{', '.join(parts)}]: part.{freeze}"
 
 
