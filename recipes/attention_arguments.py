@@ -184,6 +184,8 @@ def _four_of_mask(mask: Tensor, query: Tensor, batch: torch.Size, sides: tuple[i
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         refuse(NAME, "attn_mask", f"of dtype {dtype_text(mask.dtype)}", f"bool, float32 or {dtype_text(query.dtype)}")
     require_same_device(NAME, ("query", query), attn_mask=mask)
+    if query.dtype == torch.float64 and mask.is_floating_point():
+        mask = mask.double()  # the CPU kernel of torch 2.13 reads a float32 mask as float64
     full = (*batch, *sides)
     fits = mask.dim() <= len(full) and all(
         own in (1, want) for own, want in zip(reversed(mask.shape), reversed(full), strict=False)

@@ -21,7 +21,7 @@ from gradscope.kernels.check import (
 )
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
-from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, divisor
+from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, mean_factors
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
@@ -44,7 +44,6 @@ ABOUT = Recipe(
         "Probabilities as targets go to torch, as do tensors on a GPU without triton.",
         "A second derivative, forward-mode derivatives and torch.func transforms raise RuntimeError.",
         "The class weight gets no gradient.",
-        "size_average and reduce, which torch deprecates, are not taken.",
     ),
     backends=(
         ("triton", "NVIDIA GPUs from compute capability 8.0; run under Triton's interpreter, not yet on a GPU"),
@@ -70,7 +69,9 @@ def _explain(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     *,
@@ -79,7 +80,7 @@ def _explain(
     backend: str = "auto",
 ) -> Choice:
     """What :func:`cross_entropy` would do with these arguments, and why."""
-    _check(input, target, weight, reduction, label_smoothing, z_loss, softcap)
+    _check(input, target, weight, _reduction(size_average, reduce, reduction), label_smoothing, z_loss, softcap)
     probabilities = "the target holds probabilities" if target.is_floating_point() else None
     on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
     extras = "it knows no z_loss and no softcap" if z_loss or softcap is not None else None
@@ -97,7 +98,9 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     *,
@@ -113,12 +116,15 @@ def cross_entropy(
 
     Args:
         input: logits, [classes], [batch, classes] or [batch, classes, ...]; float16, bfloat16, float32 or float64.
-        target: int64, of ``input``'s shape without its classes; probabilities, of ``input``'s shape, go to torch.
+        target: int64 or uint8, of ``input``'s shape without its classes; probabilities, of ``input``'s shape, go to
+            torch.
         weight: [classes], of each class.
         ignore_index: a target that counts for nothing.
+        size_average, reduce: torch's old names for ``reduction``, which they overrule where one is given.
         reduction: "mean", "sum" or "none".
         label_smoothing: share of the target's weight that is spread over all classes, in [0, 1].
-        z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class.
+        z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class; its mean is that
+            over the rows that count.
         softcap: the logits are ``softcap · tanh(logits / softcap)`` first.
         backend: "auto", "triton", "cpu" or "torch"; ``cross_entropy.explain`` tells what "auto" takes.
 
@@ -134,13 +140,16 @@ def cross_entropy(
         input,
         target,
         weight,
+        size_average,
         ignore_index,
+        reduce,
         reduction,
         label_smoothing,
         z_loss=z_loss,
         softcap=softcap,
         backend=backend,
     )
+    reduction = _reduction(size_average, reduce, reduction)
     if choice.backend == "torch":
         return functional.cross_entropy(
             input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
@@ -151,7 +160,7 @@ def cross_entropy(
     wanted = torch.is_grad_enabled() and input.requires_grad
     loss: Tensor
     loss, _ = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        input.reshape(batch, classes, positions), target.reshape(batch, positions), weight, settings, wanted
+        input.reshape(batch, classes, positions), target.reshape(batch, positions).long(), weight, settings, wanted
     )
     if not torch.is_autocast_enabled(input.device.type):
         loss = loss.to(input.dtype)
@@ -178,7 +187,8 @@ class _CrossEntropy(torch.autograd.Function):
         dtype = accumulate_dtype(logits.dtype)
         scale = None
         if settings.reduction == "mean":
-            scale = divisor(target, Terms(weight, settings.ignore_index), dtype).reciprocal()
+            terms = Terms(weight, settings.ignore_index, z_loss=settings.z_loss)
+            weight, scale = mean_factors(target, terms, dtype)
         # What a loss scaler saves from underflow must not have been rounded to float16 before: the mean waits.
         late = logits.dtype == torch.float16
         per_row, gradient = losses_and_gradient(
@@ -224,7 +234,9 @@ class CrossEntropyLoss(nn.Module):
     def __init__(
         self,
         weight: Tensor | None = None,
+        size_average: bool | None = None,
         ignore_index: int = -100,
+        reduce: bool | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         *,
@@ -233,7 +245,8 @@ class CrossEntropyLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
-        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.reduction = _reduction(size_average, reduce, reduction)
         self.z_loss, self.softcap = z_loss, softcap
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -242,9 +255,9 @@ class CrossEntropyLoss(nn.Module):
             input,
             target,
             self.weight,
-            self.ignore_index,
-            self.reduction,
-            self.label_smoothing,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
             z_loss=self.z_loss,
             softcap=self.softcap,
         )
@@ -259,6 +272,15 @@ class CrossEntropyLoss(nn.Module):
             "softcap": (self.softcap, None),
         }
         return ", ".join(f"{name}={value!r}" for name, (value, default) in settings.items() if value != default)
+
+
+def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """torch's rule: the old names hold where one of them is given; None stands for True."""
+    if size_average is None and reduce is None:
+        return reduction
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
 
 
 def _check(
@@ -279,8 +301,8 @@ def _check(
     expected = input.shape[2:] if input.dim() == 1 else (input.shape[0], *input.shape[2:])
     if target.is_floating_point():
         expected = input.shape
-    elif target.dtype != torch.int64:
-        refuse(_NAME, "target", f"of dtype {dtype_text(target.dtype)}", "int64, or probabilities")
+    elif target.dtype not in (torch.int64, torch.uint8):
+        refuse(_NAME, "target", f"of dtype {dtype_text(target.dtype)}", "int64 or uint8, or probabilities")
     if tuple(target.shape) != tuple(expected):
         refuse(_NAME, "target", shape_text(target), f"{tuple(expected)} for input {shape_text(input)}")
     if weight is not None and tuple(weight.shape) != (classes,):

@@ -97,7 +97,7 @@ def _run(
         choice.backend,
     )
     rows = math.prod(input.shape[:-1])
-    flat = input.reshape(rows, input.shape[-1]), target.reshape(rows)
+    flat = input.reshape(rows, input.shape[-1]), target.reshape(rows).long()
     loss, logits, _ = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         flat[0], linear_weight, flat[1], linear_bias, weight, settings
     )
@@ -162,13 +162,15 @@ def linear_cross_entropy(
         input: [features] or [..., features]; float16, bfloat16, float32 or float64.
         linear_weight: [classes, features], of the same dtype; any but float64 under autocast. [classes, ..., features]
             goes to torch, as in its version.
-        target: int64, of ``input``'s shape without its features; probabilities, of the logits' shape, go to torch.
+        target: int64 or uint8, of ``input``'s shape without its features; probabilities, of the logits' shape, go to
+            torch.
         linear_bias: [classes].
         weight: [classes], of each class.
         reduction: "mean", "sum" or "none".
         ignore_index: a target that counts for nothing; None for -100.
         label_smoothing: share of the target's weight that is spread over all classes, in [0, 1].
-        z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class.
+        z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class; its mean is that
+            over the rows that count.
         softcap: the logits are ``softcap · tanh(logits / softcap)`` first.
         memory_budget: bytes of logits held at once, of which one row is the least. None: 128 MiB on the CPU, elsewhere
             4 to 8 chunks.

@@ -112,8 +112,8 @@ def _check_target(input: Tensor, linear_weight: Tensor, target: Tensor, ignore_i
         expected = (*batch, linear_weight.shape[0], *positions)
         if ignore_index is not None:
             refuse(NAME, "ignore_index", ignore_index, "None where target holds probabilities")
-    elif target.dtype != torch.int64:
-        refuse(NAME, "target", f"of dtype {dtype_text(target.dtype)}", "int64, or probabilities")
+    elif target.dtype not in (torch.int64, torch.uint8):
+        refuse(NAME, "target", f"of dtype {dtype_text(target.dtype)}", "int64 or uint8, or probabilities")
     if tuple(target.shape) != expected:
         shapes = f"input {shape_text(input)} and linear_weight {shape_text(linear_weight)}"
         refuse(NAME, "target", shape_text(target), f"{expected} for {shapes}")

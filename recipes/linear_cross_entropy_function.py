@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, divisor
+from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, mean_factors
 from gradscope.kernels.linear_cross_entropy.launch import losses_and_gradients
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
@@ -54,8 +54,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         rows = settings.reduction == "none"
         scale = None
         if settings.reduction == "mean":
-            terms = Terms(weight, settings.ignore_index)
-            scale = divisor(target, terms, accumulate_dtype(settings.logits_dtype)).reciprocal()
+            terms = Terms(weight, settings.ignore_index, z_loss=settings.z_loss)
+            weight, scale = mean_factors(target, terms, accumulate_dtype(settings.logits_dtype))
         # What a loss scaler saves from underflow must not have been rounded to float16 before: the mean waits.
         late = torch.float16 in (settings.logits_dtype, input.dtype, linear_weight.dtype)
         wanted = (False, False, False) if rows else settings.wanted

@@ -62,6 +62,7 @@ def _explain(
 ) -> Choice:
     """What :func:`rope` would do with these arguments, and why."""
     tensors = x if isinstance(x, tuple) else (x,)
+    cos, sin = _without_heads(cos), _without_heads(sin)
     for tensor in tensors:
         _check(tensor, cos, sin, rotary, offset, positions)
         first = tensors[0]
@@ -90,8 +91,9 @@ def rope(
     Args:
         x: [batch, heads, tokens, size], any strides (what is [batch, tokens, heads, size] comes as a transposed view);
             or queries and keys, whose heads may differ in number. float16, bfloat16, float32 or float64.
-        cos, sin: [positions, pairs], a row a position; or [batch, tokens, pairs] for positions that differ. A doubled
-            table, [..., 2 · pairs] with every angle twice as Hugging Face builds it, is taken too.
+        cos, sin: [positions, pairs], a row a position; or [batch or 1, tokens, pairs] for positions that differ, also
+            with a dimension of one for the heads, before or behind the tokens. A doubled table, [..., 2 · pairs] with
+            every angle twice as Hugging Face builds it, is taken too.
         interleaved: False pairs feature i with i + rotary / 2 (GPT-NeoX, Llama); True pairs 2i with 2i + 1 (GPT-J).
         rotary: how many features are turned, the first; the others pass. None: all that the table has angles for.
         offset: position of the first token, as with a cache of keys; for a table of positions.
@@ -116,6 +118,7 @@ def rope(
         backend=backend,
     )
     tensors = x if isinstance(x, tuple) else (x,)
+    cos, sin = _without_heads(cos), _without_heads(sin)
     tokens = tensors[0].shape[2]
     pairs = _features(tensors[0], cos, rotary) // 2
     wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
@@ -209,6 +212,15 @@ def _features(x: Tensor, cos: Tensor, rotary: int | None) -> int:
     return width if width == x.shape[3] else 2 * width
 
 
+def _without_heads(table: Tensor) -> Tensor:
+    """[batch or 1, tokens, pairs] of a table that has a dimension of one for the heads; any other as it is."""
+    if table.dim() == 4:
+        for place in (1, 2):
+            if table.shape[place] == 1:
+                return table.squeeze(place)
+    return table
+
+
 def _table(table: Tensor, pairs: int, interleaved: bool, tokens: int, offset: int, positions: Tensor | None) -> Tensor:
     """[batch or 1, 1, tokens, pairs] of what the user gave."""
     if table.shape[-1] != pairs:
@@ -236,7 +248,9 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, offset: int,
             refuse(_NAME, name, "a tensor that requires a gradient", "one that does not: there is none for it")
     turned, width = _features(x, cos, rotary), cos.shape[-1]
     if turned < 2 or turned % 2 or turned > x.shape[3]:
-        refuse(_NAME, "cos" if rotary is None else "rotary", turned, f"an even number of features up to {x.shape[3]}")
+        if rotary is None:
+            refuse(_NAME, "cos", shape_text(cos), f"at most {x.shape[3] // 2} pairs, for x {shape_text(x)}")
+        refuse(_NAME, "rotary", rotary, f"an even number of features from 2 to {x.shape[3]}")
     if width not in (turned // 2, turned):
         refuse(
             _NAME,

@@ -180,7 +180,7 @@ def _even_part(count: int, room: int) -> int:
 
 def heads_of(tensor: Tensor, batch: slice, heads: slice, dtype: torch.dtype) -> Tensor:
     """[group, position, size] of [batch, head, position, size]; a copy only where strides or dtype ask for one."""
-    return tensor[batch, heads].to(dtype).reshape(-1, *tensor.shape[2:])
+    return tensor[batch, heads].to(dtype).flatten(0, 1)
 
 
 def rows_of(tensor: Tensor, block: Block, dtype: torch.dtype) -> Tensor:

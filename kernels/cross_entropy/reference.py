@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradscope.kernels.cross_entropy.terms import Terms, divisor
+from gradscope.kernels.cross_entropy.terms import Terms
 
 
 def cross_entropy_reference(logits: Tensor, target: Tensor, terms: Terms, reduction: str) -> Tensor:
@@ -20,7 +20,9 @@ def cross_entropy_reference(logits: Tensor, target: Tensor, terms: Terms, reduct
     loss = (1 - terms.label_smoothing) * weight[known] * surprise.gather(1, known[:, None])[:, 0]
     if terms.label_smoothing:
         loss = loss + terms.label_smoothing / classes * (surprise * weight).sum(1)
-    loss = torch.where(counts, loss + terms.z_loss * lse.square(), 0)
+    loss, normalizer = torch.where(counts, loss, 0), torch.where(counts, terms.z_loss * lse.square(), 0)
     if reduction == "none":
-        return loss
-    return loss.sum() if reduction == "sum" else loss.sum() / divisor(target, terms, x.dtype)
+        return loss + normalizer
+    if reduction == "sum":
+        return (loss + normalizer).sum()
+    return loss.sum() / (weight[known] * counts).sum() + normalizer.sum() / counts.sum()

@@ -37,12 +37,22 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def divisor(target: Tensor, terms: Terms, dtype: torch.dtype) -> Tensor:
-    """What a mean divides by: the weights of the targets that count; a scalar on their device.
+def mean_factors(target: Tensor, terms: Terms, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
+    """Class weights and a factor, with which the sum of ``factor · loss`` is the mean.
 
-    Without weights their number. It is 0, and the mean NaN, where none counts.
+    torch divides by the weights of the targets that count. The z-loss of a row has no weight: it is divided by the
+    number of rows, and where there is one the weights carry the rest.
+
+    Returns:
+        [classes] or None, and a scalar on the target's device; without a target that counts the mean is NaN.
     """
     counts = target != terms.ignore_index
+    number = counts.sum().to(dtype)
     if terms.weight is None:
-        return counts.sum().to(dtype)
-    return terms.weight.to(dtype)[torch.where(counts, target, 0)].mul(counts).sum()
+        return None, number.reciprocal()
+    weight = terms.weight.to(dtype)
+    known = target.clamp(0, len(weight) - 1)  # what is no class is refused later, by its name
+    total = weight[known].mul(counts).sum()
+    if not terms.z_loss:
+        return terms.weight, total.reciprocal()
+    return weight * (number / total), number.reciprocal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -235,3 +236,39 @@ def test_the_module_survives_copies() -> None:
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(other(q, k, v), expected)
     assert repr(module) == "Attention(is_causal=True, softcap=2.0, window=(3, None))"
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"enable_gqa": True},
+        {"attn_mask": torch.ones(4, 4).tril().bool()},
+        {"dropout_p": 0.2},
+        {"softcap": 3.0},
+        {"window": (1, 1)},
+    ],
+    ids=str,
+)
+def test_a_head_size_of_nothing(sizes: tuple[int, int], options: dict[str, Any]) -> None:
+    """Without features every key is as good as any other: as torch's, where it has the option."""
+    query = torch.zeros(2, 3, 4, sizes[0], requires_grad=True)
+    value = torch.randn(2, 3, 4, sizes[1], requires_grad=True)
+    found = attention(query, query, value, **options)
+    found.sum().backward()
+    assert query.grad is not None and query.grad.shape == query.shape
+    assert value.grad is not None and value.grad.isfinite().all()
+    if not {"dropout_p", "softcap", "window"} & options.keys():
+        torch.testing.assert_close(found, functional.scaled_dot_product_attention(query, query, value, **options))
+
+
+@pytest.mark.parametrize("tokens", [4, 64])
+@pytest.mark.parametrize("backend", ["auto", "cpu", "math"])
+def test_a_narrower_mask_in_float64(tokens: int, backend: str) -> None:
+    """torch's CPU kernel reads the float32 numbers as float64."""
+    q, k, v = torch.randn(3, 2, 3, tokens, 8, dtype=torch.float64)
+    mask = torch.randn(tokens, tokens)
+    truth = ((q @ k.mT / 8**0.5 + mask).softmax(-1) @ v).detach()
+    torch.testing.assert_close(attention(q, k, v, mask, backend=backend), truth)

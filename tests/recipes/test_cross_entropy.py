@@ -166,7 +166,7 @@ TARGET = torch.zeros(4, dtype=torch.int64)
         ({"input": LOGITS.long()}, r"input is of dtype int64; expected float32 or float64 or float16 or bfloat16"),
         ({"input": torch.zeros(())}, r"input is a scalar; expected \[classes\], \[batch, classes\] or"),
         ({"input": torch.zeros(4, 0)}, r"input is of shape \(4, 0\); expected at least one class"),
-        ({"target": TARGET.int()}, r"target is of dtype int32; expected int64, or probabilities"),
+        ({"target": TARGET.int()}, r"target is of dtype int32; expected int64 or uint8, or probabilities"),
         ({"target": TARGET[1:]}, r"target is of shape \(3,\); expected \(4,\) for input of shape \(4, 5\)"),
         ({"target": torch.zeros(4, 6)}, r"target is of shape \(4, 6\); expected \(4, 5\)"),
         ({"target": TARGET.to("meta")}, r"target is on meta; expected cpu, where input is"),
@@ -201,7 +201,7 @@ def test_explain_tells_why() -> None:
 
 def test_the_module_is_torchs() -> None:
     weight = torch.rand(5)
-    ours = CrossEntropyLoss(weight, 2, "sum", 0.1)
+    ours = CrossEntropyLoss(weight, ignore_index=2, reduction="sum", label_smoothing=0.1)
     torchs = torch.nn.CrossEntropyLoss(weight, ignore_index=2, reduction="sum", label_smoothing=0.1)
     assert ours.state_dict().keys() == torchs.state_dict().keys() == {"weight"}
     logits, target = torch.randn(4, 5), torch.tensor([0, 2, 4, 1])

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.recipes.cross_entropy import cross_entropy
+from gradscope.recipes.cross_entropy import CrossEntropyLoss, cross_entropy
+from gradscope.recipes.linear_cross_entropy import linear_cross_entropy
 
 from .accuracy import assert_as_accurate, dirty_memory
 from .test_cross_entropy import gradient
@@ -210,7 +211,7 @@ def test_all_settings_together(dtype: torch.dtype) -> None:
 
     def plain(x: Tensor, w: Tensor) -> Tensor:
         capped = 5.0 * torch.tanh(x / 5.0)
-        z = (capped.logsumexp(1).square() * (target != 7)).sum() * 0.01 / w[target[target != 7]].sum()
+        z = 0.01 * capped.logsumexp(1)[target != 7].square().mean()
         return functional.cross_entropy(capped, target, w, ignore_index=7, label_smoothing=0.1) + z
 
     ours = gradient(lambda x: cross_entropy(x, target, weight.to(dtype), **options), logits)
@@ -218,6 +219,36 @@ def test_all_settings_together(dtype: torch.dtype) -> None:
     truth = gradient(lambda x: plain(x, weight.to(dtype).double()), logits.double())
     for what, *three in zip(("loss", "gradient"), ours, torchs, truth, strict=True):
         assert_as_accurate(*three, what)
+
+
+def test_targets_may_be_bytes(logits: Tensor) -> None:
+    """As torch's; 255 fits into one and is a common index to ignore."""
+    target = torch.tensor([0, 255, 2, 3, 1, 0])[: len(logits)].to(torch.uint8)
+    ours = gradient(lambda x: cross_entropy(x, target, ignore_index=255), logits)
+    theirs = gradient(lambda x: functional.cross_entropy(x, target, ignore_index=255), logits)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+    weight = torch.randn(logits.shape[1], 8)
+    x = torch.randn(len(logits), 8)
+    torch.testing.assert_close(
+        linear_cross_entropy(x, weight, target, ignore_index=255),
+        functional.cross_entropy(x @ weight.T, target, ignore_index=255),
+    )
+
+
+@pytest.mark.parametrize("size_average", [None, True, False])
+@pytest.mark.parametrize("reduce", [None, True, False])
+def test_arguments_stand_where_torch_has_them(size_average: bool | None, reduce: bool | None) -> None:
+    """By position and with the old names."""
+    logits, target, weight = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 1, 0]), torch.rand(4)
+    arguments = (weight, size_average, 1, reduce, "sum", 0.1)
+    if size_average is None and reduce is None:
+        expected = functional.cross_entropy(logits, target, *arguments)
+    else:
+        with pytest.warns(UserWarning, match="size_average and reduce args will be deprecated"):
+            expected = functional.cross_entropy(logits, target, *arguments)
+    torch.testing.assert_close(cross_entropy(logits, target, *arguments), expected)
+    torch.testing.assert_close(CrossEntropyLoss(*arguments)(logits, target), expected)
 
 
 def test_deterministic_mode_and_second_derivatives(logits: Tensor, target: Tensor) -> None:

@@ -222,7 +222,7 @@ X, W, TARGET = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.
         ({"linear_weight": W.double()}, r"linear_weight is of dtype float64; expected float32, as input is"),
         ({"linear_bias": torch.zeros(4)}, r"linear_bias is of shape \(4,\); expected \(5,\)"),
         ({"target": TARGET[1:]}, r"target is of shape \(3,\); expected \(4,\) for input of shape \(4, 3\) and"),
-        ({"target": TARGET.int()}, r"target is of dtype int32; expected int64, or probabilities"),
+        ({"target": TARGET.int()}, r"target is of dtype int32; expected int64 or uint8, or probabilities"),
         ({"target": TARGET + 5}, r"target holds 5; expected a class in \[0, 5\) or ignore_index=-100"),
         ({"target": TARGET.to("meta")}, r"target is on meta; expected cpu, where input is"),
         ({"target": torch.zeros(4, 5), "ignore_index": 1}, r"ignore_index is 1; expected None where target holds"),

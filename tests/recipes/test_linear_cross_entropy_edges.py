@@ -219,8 +219,10 @@ def test_all_settings_together(dtype: torch.dtype, reduction: str) -> None:
         capped = 3.0 * torch.tanh(logits / 3.0)
         counts, by = y != -100, weight.to(x.dtype)
         loss = functional.cross_entropy(capped, y, by, label_smoothing=0.2, reduction="none")
-        loss = loss + 0.1 * capped.logsumexp(1).square() * counts
-        return loss if reduction == "none" else loss.sum() / by[y[counts]].sum()
+        normalizer = 0.1 * capped.logsumexp(1).square() * counts
+        if reduction == "none":
+            return loss + normalizer
+        return loss.sum() / by[y[counts]].sum() + normalizer.sum() / counts.sum()
 
     options: dict[str, Any] = {"weight": weight, "reduction": reduction, "memory_budget": 5 * 200, **TOGETHER}
     ours = gradients(linear_cross_entropy, target, *tensors, **options)

@@ -147,6 +147,15 @@ def test_tables_of_every_form_are_the_same(interleaved: bool) -> None:
     assert part.shape == (2, 3, 7, 2)
 
 
+@pytest.mark.parametrize("heads_at", [1, 2])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_table_may_have_a_dimension_for_the_heads(heads_at: int, batch: int) -> None:
+    """[1, tokens, 1, pairs] as nanochat keeps it, or [batch, 1, tokens, pairs] as Hugging Face unsqueezes it."""
+    x, (cos, sin) = torch.randn(2, 3, 7, 8), tables(7, 4)
+    given = [table.expand(batch, 7, 4).unsqueeze(heads_at) for table in (cos, sin)]
+    torch.testing.assert_close(rope(x, *given), rope(x, cos, sin))
+
+
 def test_halves_of_a_doubled_table_for_part_of_the_head() -> None:
     x = torch.randn(2, 3, 7, 16)
     cos, sin = tables(7, 4)
