@@ -7,11 +7,17 @@ the gradient that the other uses handed over, such as a tied head's. Only where 
 That is right where the pass ends in ``.grad`` and nobody looks at the gradient in between. Everywhere else
 (``torch.autograd.grad``, hooks on the tensor, a graph of the gradient) torch's dense gradient has to be handed over;
 :func:`accumulator` tells which it is.
+
+The node is shared by all passes that reach the parameter: by one that runs within another, as reentrant checkpointing
+does, and by those of other threads. Rows wait for the pass that they belong to. The node itself locks ``.grad`` against
+other threads, so that as soon as a second one is seen, gradients go through it.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from typing import Any
 
 import torch
@@ -23,6 +29,9 @@ _memory_uses: Any = getattr(torch._C, "_storage_Use_Count", None)
 _references = sys.getrefcount  # by Python
 _uses: Any = getattr(torch.Tensor, "_use_count", None)  # by C++, of which the Python object is one
 _will_execute: Any = getattr(torch._C, "_will_engine_execute_node", None)
+
+_THREADS = "gradscope: threads whose passes add rows"  # in the node's metadata
+_writing = threading.Lock()  # .grad, or the threads of a node
 
 
 def accumulator(node: Any) -> Any | None:
@@ -43,9 +52,14 @@ def accumulator(node: Any) -> Any | None:
     # What torch's register_multi_grad_hook asks: true where this pass ends in .grad, false where it leaves this
     # parameter out, and an error where torch.autograd.grad captures what would have gone there.
     try:
-        return node if _will_execute(node) else None
+        if not _will_execute(node):
+            return None
     except RuntimeError:
         return None
+    with _writing:
+        threads: set[int] = node.metadata.setdefault(_THREADS, set())
+        threads.add(threading.get_ident())
+        return node if len(threads) == 1 else None
 
 
 def add_rows_before(node: Any, upstream: Tensor, ids: Tensor, padding: int) -> None:
@@ -57,7 +71,6 @@ def add_rows_before(node: Any, upstream: Tensor, ids: Tensor, padding: int) -> N
         ids: any shape, int32 or int64.
         padding: the token that gets no gradient; -1 for none.
     """
-    weight = node.variable
     flat = ids.reshape(-1)
     rows = upstream.reshape(-1, upstream.shape[-1])
     if padding >= 0:  # zeroed, not taken out: how many are left is known on the device only
@@ -66,21 +79,48 @@ def add_rows_before(node: Any, upstream: Tensor, ids: Tensor, padding: int) -> N
     running = torch._C._current_graph_task_id()
 
     def add(arrived: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
-        handle.remove()
         if torch._C._current_graph_task_id() != running:
-            return None  # left over from a pass that failed before it came here
+            return None  # of a pass within this one, or of another thread
+        handle.remove()
         with torch.no_grad():
-            if weight.grad is None and _is_dense(arrived):
-                if not _is_ours(arrived):
-                    return (arrived[0].index_add(0, flat, rows),)  # type: ignore[union-attr]
-                arrived[0].index_add_(0, flat, rows)  # type: ignore[union-attr]
-                return None
+            return _added(node, arrived, flat, rows)
+
+    handle = node.register_prehook(add)
+    _remove_after_pass(handle)
+
+
+def _added(node: Any, arrived: tuple[Tensor | None, ...], flat: Tensor, rows: Tensor) -> tuple[Tensor] | None:
+    """Add the rows, in place where that is safe; else return what the node is to be given."""
+    weight = node.variable
+    with _writing:
+        alone = len(node.metadata[_THREADS]) == 1
+        if alone and (weight.grad is not None or not _is_dense(arrived)):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             weight.grad.index_add_(0, flat, rows)
+            return None
+    if not _is_dense(arrived):
+        # A hook cannot make something of nothing: a pass of its own takes the rows through the node.
+        torch.autograd.backward(weight, torch.zeros_like(weight).index_add_(0, flat, rows))
         return None
+    if not _is_ours(arrived):
+        return (arrived[0].index_add(0, flat, rows),)  # type: ignore[union-attr]
+    arrived[0].index_add_(0, flat, rows)  # type: ignore[union-attr]
+    return None
 
-    handle = node.register_prehook(add)
+
+class _PassEnded:
+    """Lives as long as the backward pass does; autograd calls it at the end of one that did not fail."""
+
+    def __call__(self) -> None:
+        """Nothing is left to do."""
+
+
+def _remove_after_pass(handle: Any) -> None:
+    """Take the hook off when the pass that runs is over, also where it fails before the hook has run."""
+    sentinel = _PassEnded()
+    weakref.finalize(sentinel, handle.remove).atexit = False
+    torch.autograd.Variable._execution_engine.queue_callback(sentinel)  # type: ignore[attr-defined]
 
 
 def _is_dense(arrived: tuple[Tensor | None, ...]) -> bool:

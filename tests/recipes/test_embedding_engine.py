@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +185,54 @@ def test_under_checkpoint(reentrant: bool) -> None:
     torch.testing.assert_close(ours.grad, torchs.grad)
 
 
+def test_rows_wait_while_a_pass_within_theirs_reaches_the_weight() -> None:
+    """Both use it: reentrant checkpointing runs the inner pass to its end before the outer goes on."""
+    ours = a_weight()
+    torchs = same(ours)
+    for weight, look_up in ((ours, embedding), (torchs, functional.embedding)):
+
+        def block(x: Tensor, w: Tensor = weight, f: Callable[..., Tensor] = look_up) -> Tensor:
+            return (x + f(IDS.flip(0), w)).tanh() @ w.T @ w
+
+        hidden = look_up(IDS, weight)
+        for _ in range(2):
+            hidden = checkpoint(block, hidden, use_reentrant=True) + look_up(IDS, weight)
+        hidden.square().sum().backward()
+    torch.testing.assert_close(ours.grad, torchs.grad)
+    assert_no_hooks(ours)
+
+
+@pytest.mark.parametrize("tied_too", [False, True])
+def test_passes_of_several_threads(tied_too: bool) -> None:
+    """No row is lost; whole numbers, so that the order of the additions changes nothing."""
+    weight, threads, passes = torch.zeros(500, 8, dtype=torch.float64, requires_grad=True), 4, 20
+    ids = torch.randint(500, (1000,))
+    failed: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            for _ in range(passes):
+                loss = embedding(ids, weight).sum()
+                (loss + (2 * weight).sum() if tied_too else loss).backward()
+        except BaseException as error:
+            failed.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        running = [threading.Thread(target=train) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    once = torch.bincount(ids, minlength=500)[:, None] + 2.0 * tied_too
+    assert not failed
+    torch.testing.assert_close(weight.grad, (threads * passes * once).expand(500, 8).double())
+    assert_no_hooks(weight)
+
+
 def test_a_backward_that_fails_spoils_no_later_one() -> None:
     """It fails between the embedding's backward and the accumulation; that node lives on with another graph."""
     weight, hidden = a_weight(), torch.randn(3, FEATURES, dtype=torch.float64, requires_grad=True)
@@ -196,6 +246,7 @@ def test_a_backward_that_fails_spoils_no_later_one() -> None:
     with pytest.raises(ZeroDivisionError):
         (first.sum() + embedding(IDS, weight).sum()).backward()
     assert weight.grad is None
+    assert_no_hooks(weight)
     (expected,) = torch.autograd.grad(tied(functional.embedding, IDS, weight), weight)
     other_graph.backward()
     torch.testing.assert_close(weight.grad, expected)
