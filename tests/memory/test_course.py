@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradscope.attribute.memory.blocks import NEVER, Blocks
 from gradscope.attribute.memory.classify import Classified
-from gradscope.attribute.memory.course import categories_of, kept_entries
+from gradscope.attribute.memory.course import _tiled, categories_of, kept_entries
 from gradscope.attribute.memory.running import Running
 from gradscope.attribute.memory.spans import Piece, flatten, join
 from gradscope.errors import RunFileError
@@ -125,6 +125,54 @@ def test_what_outlives_its_node_is_no_longer_saved() -> None:
         "saved activations": (0, 20, 0),
         "temporaries": (0, 7, 0),
     }
+
+
+def test_what_a_recompute_keeps_is_saved_until_it_dies() -> None:
+    """No note tells which node kept it: it was made after the graph had been looked at."""
+    running, blocks, classified = by_hand()
+    unknown = dataclasses.replace(classified, saved_until=np.full(4, LEAST))
+    found = {course.category: course.bytes for course in categories_of(running, blocks, unknown, np.arange(7))}
+    assert found["saved activations"] == (0, 0, 20, 20, 20, 20, 0)
+    assert "other activations" not in found
+
+
+@pytest.mark.parametrize(
+    ("spans", "tiles"),
+    [
+        ([], [("other", 0, 90)]),
+        ([(110, 190, "forward")], [("other", 0, 10), ("forward", 10, 90)]),  # no empty stretch at the end
+        ([(100, 150, "forward"), (110, 120, "forward")], [("forward", 0, 50), ("other", 50, 90)]),  # one in the other
+        ([(100, 110, "forward"), (130, 140, "forward")], [("forward", 0, 40), ("other", 40, 90)]),
+        (
+            [(100, 150, "forward"), (120, 170, "backward")],
+            [("forward", 0, 50), ("backward", 50, 70), ("other", 70, 90)],
+        ),
+        ([(100, 150, "forward"), (120, 130, "backward")], [("forward", 0, 50), ("other", 50, 90)]),
+        (
+            [(80, 120, "optimizer"), (180, 230, "forward")],
+            [("optimizer", 0, 20), ("other", 20, 80), ("forward", 80, 90)],
+        ),
+        ([(50, 95, "backward"), (190, 200, "forward")], [("other", 0, 90)]),  # of the steps around
+    ],
+)
+def test_phases_fill_the_step_and_overlap_nowhere(
+    spans: list[tuple[int, int, str]], tiles: list[tuple[str, int, int]]
+) -> None:
+    found = _tiled(sorted(spans), 100, 190)
+    assert [(tile.phase, tile.start_ns, tile.end_ns) for tile in found] == tiles
+
+
+def test_a_phase_is_shown_from_what_was_there_when_it_began() -> None:
+    """The last event of the phase before it, however small the phase is."""
+    time = np.arange(0, 30_000, 3)
+    total = np.full(10_000, 500) + (time % 2)
+    total[5_000], total[5_001] = 100, 900
+    trace = cast(Any, SimpleNamespace(start_ns=0, end_ns=30_000))
+    phases = (PhaseSpan("other", 0, 15_002), PhaseSpan("optimizer", 15_002, 15_005), PhaseSpan("other", 15_005, 30_000))
+    total[4_990] = 0  # lower still, in the same stretch of time and in the phase before
+    total[4_980] = 50
+    kept = set(kept_entries(trace, Running(0, time, total), phases).tolist())
+    assert {5_000, 5_001} <= kept
 
 
 def test_a_thinned_timeline_keeps_the_extremes_of_every_phase() -> None:

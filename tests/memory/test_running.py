@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradscope.attribute.memory.blocks import NEVER, Blocks, build_blocks
+from gradscope.attribute.memory.blocks import NEVER, Blocks, build_blocks, events_of
 from gradscope.attribute.memory.classify import Classified
 from gradscope.attribute.memory.liveset import _released
 from gradscope.attribute.memory.running import Running, alive_at, rise_of_layers, run_total
@@ -112,6 +112,20 @@ def test_a_note_is_of_the_block_that_lay_there_at_its_moment() -> None:
 def test_what_was_kept_is_released_once_its_last_node_is_through() -> None:
     never_saved = int(np.iinfo(np.int64).min)
     assert [_released(until, 100) for until in (never_saved, 99, 100, 101, NEVER)] == [False, True, False, False, False]
+
+
+def test_each_device_has_events_of_its_own() -> None:
+    both = replace(
+        allocations((10, 1, 5), (20, 1, 7), (30, 1, -5), (40, 1, -7)),
+        device=("cpu", "cuda:0"),
+        device_of=np.array([0, 1, 0, 1], np.int8),
+    )
+    found = {device: events_of(both, device) for device in ("cpu", "cuda:0", "cuda:1")}
+    assert {device: events.bytes.tolist() for device, events in found.items()} == {
+        "cpu": [5, -5],
+        "cuda:0": [7, -7],
+        "cuda:1": [],
+    }
 
 
 class Assigned:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .measuring import F32, Kept, assert_saved, at_peak, line_of, measured, memory_of, place, saved
+from .measuring import F32, Kept, assert_saved, at_peak, layer, line_of, measured, memory_of, place, saved
 
 ROWS, WIDTH = 64, 16
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
@@ -54,6 +54,16 @@ def test_without_a_checkpoint() -> None:
 def test_a_checkpoint_keeps_its_input_alone(early: bool) -> None:
     model = Checkpointed(use_reentrant=False, early_stop=early, preserve_rng_state=False)
     assert_saved(measured(model, X), STEM, INPUT)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_what_a_recompute_allocates_is_of_backward(reentrant: bool) -> None:
+    checkpointed = Checkpointed(use_reentrant=reentrant, preserve_rng_state=False)
+    plain, again = (layer(measured(model, X), "block.1") for model in (Checkpointed(), checkpointed))
+    assert (plain.forward_allocations, plain.forward_allocated_bytes) == (1, SIZE)
+    assert (again.forward_allocations, again.forward_allocated_bytes) == (1, SIZE)
+    assert again.backward_allocations == plain.backward_allocations + 1
+    assert again.backward_allocated_bytes == plain.backward_allocated_bytes + SIZE
 
 
 def test_a_reentrant_checkpoint_keeps_its_input_alone() -> None:

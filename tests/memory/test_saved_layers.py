@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .measuring import F32, I64, Kept, assert_saved, line_of, measured, memory_of, place
+from .measuring import F32, I64, Kept, assert_saved, layer, line_of, measured, memory_of, place
 
 ROWS, WIDTH, HIDDEN = 8, 16, 32
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
@@ -34,6 +34,19 @@ def test_linear_of_more_dimensions_keeps_its_input_flattened() -> None:
         Kept("0", "AddmmBackward0", "mat1", "6x16", "float32", 2 * 3 * WIDTH * F32),
         Kept("1", "AddmmBackward0", "mat1", "6x32", "float32", 2 * 3 * HIDDEN * F32),
     )
+
+
+def test_totals_hold_what_lies_at_any_depth() -> None:
+    deep = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(HIDDEN, HIDDEN)), nn.Linear(HIDDEN, HIDDEN)))
+    data = measured(on_stem(deep), X)
+    kept = [Kept(path, "AddmmBackward0", "mat1", "8x32", "float32", WIDE) for path in ("1.0.0.0", "1.0.1")]
+    assert_saved(data, STEM, *kept)
+    assert [layer(data, path).saved_total_bytes for path in ("1.0.0.0", "1.0.0", "1.0", "1")] == [
+        WIDE,
+        WIDE,
+        2 * WIDE,
+        2 * WIDE,
+    ]
 
 
 def test_a_frozen_linear_keeps_nothing() -> None:
