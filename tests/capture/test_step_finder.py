@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradscope.capture import training
 from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.training import StepFinder, StopRun
 
@@ -95,6 +96,40 @@ def test_threads_that_train_side_by_side_do_not_mix_their_optimizers() -> None:
     assert others == [*"a" * (8 - len(first_step)), ""]
 
 
+def test_a_thread_that_has_ended_trains_no_more() -> None:
+    """The next in which an optimizer steps does."""
+    session = _Session()
+    with _finder(session).watching():
+        optimizer = _optimizer("a", session)
+        for _ in range(2):
+            with ThreadPoolExecutor(1) as trainer:
+                for _ in range(3):
+                    trainer.submit(optimizer.step).result()
+    assert "".join(session.log) == "aa|a|a|a|a|"
+
+
+def test_a_step_of_several_optimizers_says_how_often_each_steps() -> None:
+    session = _Session()
+    finder = _finder(session)
+    with finder.watching():
+        critic, other = _optimizer("c", session), _optimizer("g", session)
+        for _ in range(4):
+            for optimizer in (critic, critic, other):
+                optimizer.step()
+    held = [frozenset({id(each.param_groups[0]["params"][0])}) for each in (critic, other)]
+    assert finder.cycle == [("SGD", held[0], 2), ("SGD", held[1], 1)]
+
+
+def test_of_one_optimizer_there_is_nothing_to_say() -> None:
+    session = _Session()
+    finder = _finder(session)
+    with finder.watching():
+        optimizer = _optimizer("a", session)
+        for _ in range(4):
+            optimizer.step()
+    assert "|" in session.log and finder.cycle == []
+
+
 def test_a_round_follows_a_loop_that_drops_an_optimizer() -> None:
     session = _Session()
     with _finder(session).watching():
@@ -123,6 +158,33 @@ def test_passes_of_other_threads_are_no_steps_while_an_optimizer_is_waited_for()
         optimizer.step()
         optimizer.step()
     assert "".join(session.log).startswith("a") and "|" in session.log
+
+
+def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_PATIENCE", 3)
+    session = _Session()
+    with session.backward.installed(), _finder(session).watching():
+        optimizer = _optimizer("a", session)
+        for _ in range(5):
+            session.log.append("b")
+            _backward()
+    assert "".join(session.log) == "bbbb|b|"
+    del optimizer
+
+
+def test_a_pass_in_which_no_optimizer_stepped_is_no_step_of_those_inside_backward() -> None:
+    session = _Session()
+    finder = _finder(session)
+    wanted = True
+    with session.backward.installed(), finder.watching():
+        optimizer = _optimizer("s", session)
+        parameter = optimizer.param_groups[0]["params"][0]
+        parameter.register_post_accumulate_grad_hook(lambda _parameter: optimizer.step() if wanted else None)
+        for number in range(8):
+            wanted = number % 2 == 1  # every other pass only accumulates
+            session.log.append("b")
+            (parameter * 2).sum().backward()
+    assert "".join(session.log) == "bbsbbs|bbs|bbs|"
 
 
 def test_without_an_optimizer_each_outermost_backward_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
