@@ -107,7 +107,7 @@ def test_layers_phases_and_the_step_of_a_report() -> None:
     assert found.step.wall_ns == alone.step.wall_ns == 1000
     assert found.step.other_ns - alone.step.other_ns == sum(COST.values())
     (row,) = [op for op in found.ops if op.name == OWN]
-    assert (row.layer, row.phase, row.self_ns) == (None, "other", sum(COST.values()))
+    assert (row.layer, row.phase, row.self_ns, row.calls) == (None, "other", sum(COST.values()), 0)
     assert found.layers[0].forward_self_steps_ns == (found.layers[0].forward_self_ns,)
 
 

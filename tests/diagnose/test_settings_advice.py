@@ -138,6 +138,12 @@ def test_groups_may_be_fused_on_their_own() -> None:
     assert optimizer_fact(torch.optim.AdamW(one.parameters(), foreach=True)).foreach is True
 
 
+def test_an_optimizer_holds_the_tensors_of_all_its_groups() -> None:
+    one, other = nn.Linear(2, 3), nn.Linear(5, 7, bias=False)
+    fact = optimizer_fact(torch.optim.SGD([{"params": one.parameters()}, {"params": other.parameters()}]))
+    assert (fact.class_name, fact.tensors, fact.elements) == ("SGD", 3, 2 * 3 + 3 + 5 * 7)
+
+
 def test_foreach_and_fused_exclude_each_other() -> None:
     (finding,) = RULES["optimizer-unfused"].find(made_case([STEP], optimizers=[replace(ADAMW, foreach=True)]))
     assert finding.advice == "Pass fused=True to the optimizer, in place of foreach=True."
