@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -285,7 +287,21 @@ def test_interrupted_outside_the_users_code(seen: Seen, run: Runner) -> None:
         raise KeyboardInterrupt
 
     seen.meanwhile = interrupt
-    assert run("profile", "train.py").code == 130
+    ran = run("profile", "train.py")
+    assert (ran.code, ran.err.splitlines()[-1]) == (130, "gradscope: interrupted")
+
+
+def test_interrupted_while_torch_is_loaded(tmp_path: Path) -> None:
+    stub = tmp_path / "torch"
+    stub.mkdir()
+    (stub / "__init__.py").write_text("print('loading torch')\nraise KeyboardInterrupt\n")
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "gradscope", "profile", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    # Once: what was loaded in part cannot be loaded again.
+    assert (ran.returncode, ran.stdout) == (130, "loading torch\n")
+    assert ran.stderr == "gradscope: interrupted\n"
 
 
 @pytest.mark.parametrize(

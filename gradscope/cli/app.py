@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gradscope.cli.arguments import TargetCommand
 from gradscope.cli.check import check
 from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
-from gradscope.cli.failure import INTERRUPTED, say_error
+from gradscope.cli.failure import INTERRUPTED, say, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
 from gradscope.cli.profile import profile
@@ -22,8 +23,22 @@ from gradscope.cli.show import show
 from gradscope.cli.streams import keep_streams, reopen_closed_streams, silence
 from gradscope.errors import GradscopeError
 
+
+class Program(TyperGroup):
+    """The commands; Ctrl-C ends each with a word, where typer ends it with a code alone."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command and return its exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted")
+            return INTERRUPTED
+
+
 app = typer.Typer(
     name="gradscope",
+    cls=Program,
     help="Where does my backward pass lose time and memory, and what replaces that part?",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -86,6 +101,12 @@ def run(arguments: list[str]) -> int:
 # Of writing: a full disk or quota, a file that is too large, a device or descriptor that is gone.
 _WRITING = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
 
+# Of opening: this process, or the system, has as many files open as it may.
+_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
+_NO_DESCRIPTORS = (
+    "too many files are open: gradscope can open none of its own.\nClose some, or raise the limit: ulimit -n"
+)
+
 
 def _unwritable(error: OSError) -> int:
     silence(sys.stdout)
@@ -107,6 +128,9 @@ def _run(arguments: list[str]) -> int:
     except typer.Abort:
         return INTERRUPTED
     except OSError as error:
+        if error.errno in _DESCRIPTORS:
+            say_error(_NO_DESCRIPTORS)
+            return GradscopeError.exit_code
         if error.errno not in _WRITING:
             raise
         return _unwritable(error)

@@ -34,8 +34,6 @@ def show_user_error(error: BaseException) -> int:
 
     The traceback goes through ``sys.excepthook``, which the user's code may have replaced, without gradscope's frames.
     """
-    from gradscope.workload import cut_own_frames
-
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     if isinstance(error, SystemExit):
@@ -46,6 +44,9 @@ def show_user_error(error: BaseException) -> int:
     if isinstance(error, Terminated):
         say("terminated")
         return TERMINATED
+    # Not above: torch, which this loads, cannot be loaded again where an interrupt came while it was.
+    from gradscope.workload import cut_own_frames
+
     cut_own_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
     if _is_out_of_memory(error):
