@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.overrides import BaseTorchFunctionMode
@@ -527,7 +527,7 @@ def quiet_kineto() -> Iterator[None]:
 def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
     """Hold back what is written to file descriptor 2, and write it afterwards without the lines to drop.
 
-    Yields the descriptor of the file that holds it; None where stderr has no descriptor.
+    Yields the descriptor of the file that holds it; None where stderr has no descriptor, or nothing can hold it.
     """
     try:
         saved = os.dup(2)
@@ -536,7 +536,13 @@ def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
         return
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
+    try:
+        scratch = _scratch_file()
+    except OSError:  # no descriptor left, or a system without a folder that can be written
+        os.close(saved)
+        yield None
+        return
+    with scratch as held:
         os.dup2(held.fileno(), 2)
         try:
             yield held.fileno()
@@ -550,6 +556,14 @@ def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
             if kept:
                 with contextlib.suppress(OSError):
                     os.write(2, b"".join(kept))
+
+
+def _scratch_file() -> IO[bytes]:
+    """A file that needs no folder where the system has such."""
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            return os.fdopen(os.memfd_create("gradscope"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _is_kineto_log(line: bytes) -> bool:

@@ -22,6 +22,7 @@ from gradscope.capture.phases.timed import Timed
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun, was_stopped
+from gradscope.descriptors import room_for_files
 from gradscope.diagnose.engine import require_known
 from gradscope.errors import NothingMeasuredError, Terminated, UsageError
 from gradscope.patching.record import Recorder
@@ -307,7 +308,7 @@ def _outcome(
         raise NothingMeasuredError(_nothing_measured(about, capture))
     guard = Guard()
     try:
-        with guard.over(_READING):
+        with guard.over(_READING), room_for_files():
             return Outcome(analyse(capture, about, known, device, progress, recorder), error)
     finally:
         capture.let_go()

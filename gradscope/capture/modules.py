@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradscope import markers
-from gradscope.capture.byhand import classes_to_watch, watching
+from gradscope.capture.byhand import BY_HAND, classes_to_watch, watching
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.spans import CallCost, SpanRecorder, SpanStack
@@ -100,7 +100,8 @@ class CallRecorder:
         self._by_hand = ExitStack()
         stack.callback(self._by_hand.close)
         kinds = self.registry.called_by_hand
-        self._by_hand.enter_context(watching(kinds, self._enter_by_hand, self._leave_by_hand))
+        with self._guard.over(BY_HAND):
+            self._by_hand.enter_context(watching(kinds, self._enter_by_hand, self._leave_by_hand))
 
     def _enter_by_hand(self, module: nn.Module, args: Any) -> bool:
         began = perf_counter_ns()

@@ -20,6 +20,7 @@ from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import Phase, Reader, Run, StepRecorder, plan
 from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
+from gradscope.descriptors import room_for_files
 from gradscope.errors import UsageError
 from gradscope.tables import Options, Progress
 
@@ -135,7 +136,8 @@ class Session:
             return False
         self._turning = True
         try:
-            return self._turn()
+            with room_for_files():
+                return self._turn()
         finally:
             self._turning = False
 
@@ -168,7 +170,8 @@ class Session:
         self._closed = True
         self.capture.steps_needed = sum(phase.steps_in_all() for phase in self._phases)
         try:
-            self._leave()
+            with room_for_files():
+                self._leave()
         finally:
             self.run.guard.close("leaving the run", self._installed)
             self.capture.hold()

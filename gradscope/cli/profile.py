@@ -38,6 +38,7 @@ from gradscope.cli.options import (
 )
 from gradscope.cli.page import write_page
 from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json
+from gradscope.descriptors import room_for_files
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
 from gradscope.texts import shown_path
 
@@ -169,7 +170,8 @@ def run(request: Request, *, whole_process: bool) -> int:
         outcome = _measure(loaded, request)
         restore_streams()
         if outcome.report is not None:
-            _deliver(outcome.report, request, sys.stdout if stream.closed else stream)
+            with room_for_files():
+                _deliver(outcome.report, request, sys.stdout if stream.closed else stream)
     return _exit_code(outcome, request.target)
 
 

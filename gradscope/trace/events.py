@@ -21,6 +21,7 @@ from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns, no_gar
 from gradscope.trace.kernels import read_kernels, split_devices
 from gradscope.trace.names import USER_SCOPE, classify_names
 from gradscope.trace.nesting import nest
+from gradscope.trace.tree import read_tree
 
 
 def read_trace(
@@ -44,8 +45,6 @@ def read_trace(
 
 
 def _from_tree(profiler: Any, *, whole: bool = False, calls: bool = True) -> EventTable | None:
-    from gradscope.trace.tree import read_tree
-
     read = read_tree(kineto_tree(profiler), whole=whole)
     return None if read is None else make_table(*read, calls=calls)
 

@@ -16,7 +16,7 @@ from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import read_timed
 from gradscope.capture.storages import sizes_text, tensors_in
-from gradscope.capture.survey import FlopMode, GraphTracer, LineTracer
+from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler
 
 
@@ -32,6 +32,7 @@ class Survey(Phase):
         self._tracer = LineTracer(run.line_mode, run.guard)
         self._profiler: Any = None
         self._compiled = False
+        self._has_flops = False
         self._plan = SurveyPlan()
         self._batches: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether gradients were on
 
@@ -63,7 +64,9 @@ class Survey(Phase):
         self._profiler = new_profiler(shapes=self._plan.shapes)
         exits.enter_context(run.profiling(self._profiler))
         if self._plan.flops and not self._compiled:
-            exits.enter_context(FlopMode(run.guard).counting())
+            with run.guard.over(FLOPS):
+                exits.enter_context(FlopMode(run.guard).counting())
+                self._has_flops = True
         if with_lines:
             exits.enter_context(self._tracer.recording())
 
@@ -95,7 +98,7 @@ class Survey(Phase):
             graphs=self._graph.graphs,
             parameters=self._graph.parameters,
             owners=self._graph.owners,
-            has_flops=self._plan.flops and not self._compiled,
+            has_flops=self._has_flops,
             has_shapes=self._plan.shapes,
         )
         if self.run.reader is not None:

@@ -15,7 +15,7 @@ from gradscope.capture.byhand import BY_HAND
 from gradscope.capture.callcost import CALL_COST, measure_call_cost
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import synchronize
-from gradscope.capture.hooks import TensorHooks
+from gradscope.capture.hooks import TENSOR_HOOKS, TensorHooks
 from gradscope.capture.interrupted import StepCost, interrupted
 from gradscope.capture.left import TimedSteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
@@ -62,7 +62,8 @@ class Timed(Phase):
             exits.callback(self.run.capture.registry.find_owners)
             self._find_owners = True
         exits.callback(self._timed.passes.forget)
-        exits.enter_context(self._hooks.marking())
+        with self.run.guard.over(TENSOR_HOOKS):
+            exits.enter_context(self._hooks.marking())
         exits.callback(self._close)
         self._begin_stretch()
 

@@ -1,0 +1,109 @@
+"""Where the user's code, or the system, leaves gradscope no files: training goes on, and what is known is told."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradscope
+from gradscope.descriptors import room_for_files
+
+_LEAKS = """
+import os, resource, torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+leaked = []
+for number in range(40):
+    loss = model(torch.ones(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if number == 1:
+        HARD
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        try:
+            while True:
+                leaked.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+print("trained", loss.item())
+"""
+
+
+def _profiled(folder: Path, hard: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(_LEAKS.replace("HARD", hard))
+    command = [sys.executable, "-m", "gradscope", "profile", "train.py", "--steps", "2", "--run-to-end"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_a_script_that_has_used_up_its_descriptors(tmp_path: Path) -> None:
+    ran = _profiled(tmp_path, "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]")
+    assert ran.returncode == 0 and "trained " in ran.stdout and "gradscope: error" not in ran.stderr, ran.stderr
+    run = json.loads((tmp_path / "gradscope-train.json").read_text())
+    assert not run["partial"] and not [note for note in run["notes"] if "failed" in note]
+    assert (tmp_path / "gradscope-train.html").exists()
+
+
+def test_a_script_that_may_have_no_more(tmp_path: Path) -> None:
+    """Nothing can be loaded or written from then on: one clear error, when the training has ended."""
+    ran = _profiled(tmp_path, "hard = 200")
+    assert "trained " in ran.stdout and ran.returncode == 2, ran.stderr
+    assert (
+        "gradscope: error: too many files are open: gradscope can open none of its own.\n"
+        "Close some, or raise the limit: ulimit -n\n"
+    ) in ran.stderr
+
+
+@pytest.fixture
+def limit() -> Iterator[int]:
+    """The soft limit, which is below the hard one in this test."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before) - 100, before[1]))
+    yield min(before) - 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_limit_is_as_before(limit: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with room_for_files():
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > limit
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
+    with room_for_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 7, hard))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit - 7, hard), "one that was set meanwhile stays"
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a read-only file system."""
+
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    monkeypatch.setattr(os, "memfd_create", fail)
+    opened = len(os.listdir("/proc/self/fd"))
+    report = gradscope.profile(nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=1)
+    assert not report.data.partial and not [note for note in report.data.notes if "failed" in note]
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_stand_in_for_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    report = gradscope.profile(nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=1, memory=False)
+    assert "triton" not in report.data.environment
