@@ -60,9 +60,7 @@ def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
 
 
 def _version(package: str) -> str | None:
-    if importlib.util.find_spec(package) is None:
-        return None
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+        return metadata.version(package) if importlib.util.find_spec(package) is not None else None
+    except Exception:  # a stand-in of the user's in sys.modules has no spec; a file may not be opened any more
         return None
