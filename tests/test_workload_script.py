@@ -43,7 +43,7 @@ def _same_interpreter_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sys.path is before[1]
     assert sys.path == before[2]
     assert sys.modules["__main__"] is before[3]
-    for name in set(sys.modules) - before[4]:
+    for name in sorted(set(sys.modules) - before[4], reverse=True):  # a folder's path asks for the package above it
         places = [getattr(sys.modules[name], "__file__", None), *getattr(sys.modules[name], "__path__", [])]
         if any(str(place).startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
@@ -58,6 +58,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (place / "train.py").write_text(PROBE)
     Path("pkg/__init__.py").touch()
     Path("pkg/__main__.py").write_text(PROBE)
+    for place in ("pkg/plain", "plain/deep/deeper"):  # folders without __init__.py
+        Path(place).mkdir(parents=True)
+        Path(place, "train.py").write_text(PROBE)
     Path("sub/beside.py").touch()
     Path("beside.py").touch()
     Path("link.py").symlink_to("sub/train.py")
@@ -72,7 +75,15 @@ def script(target: str, *args: str, module: bool = False) -> Script:
 
 @pytest.mark.parametrize(
     ("target", "module"),
-    [("sub/train.py", False), ("./sub/../sub/train.py", False), ("link.py", False), ("pkg.train", True), ("pkg", True)],
+    [
+        ("sub/train.py", False),
+        ("./sub/../sub/train.py", False),
+        ("link.py", False),
+        ("pkg.train", True),
+        ("pkg", True),
+        ("pkg.plain.train", True),
+        ("plain.deep.deeper.train", True),
+    ],
 )
 def test_main_module_is_as_under_python(target: str, module: bool, folder: Path) -> None:
     command = [sys.executable, *(["-m"] if module else []), target, "out.json", "--flag"]

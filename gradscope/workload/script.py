@@ -137,8 +137,19 @@ def find_module(name: str) -> ModuleSpec | None:
         if spec is None or spec.submodule_search_locations is None:
             return None
         full = f"{full}.{part}"
-        spec = PathFinder.find_spec(full, list(spec.submodule_search_locations))
+        spec = _find_below(full, list(spec.submodule_search_locations))
     return spec
+
+
+def _find_below(full: str, folders: list[str]) -> ModuleSpec | None:
+    """The spec of ``full``, whose package lies in these folders and need not be imported."""
+    try:
+        return PathFinder.find_spec(full, folders)
+    except KeyError:  # a folder without __init__.py is a package that asks for the one above it
+        spec = ModuleSpec(full, None, is_package=True)
+        places = (os.path.join(folder, full.rpartition(".")[2]) for folder in folders)
+        spec.submodule_search_locations = [place for place in places if os.path.isdir(place)]
+        return spec
 
 
 def _module_code(spec: ModuleSpec) -> CodeType:
