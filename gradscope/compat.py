@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gradscope import forked, versions
 from gradscope.errors import UnsupportedTorchError, UsageError
+from gradscope.unheard import unheard
 
 __all__ = [
     "Check",
@@ -289,11 +289,8 @@ def watch_profilers(begins: Callable[[], None], ended: Callable[[], None]) -> It
                 setattr(module, name, originals[name])
 
 
-@contextlib.contextmanager
-def _no_cycle_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
-        yield
+def _no_cycle_warning() -> contextlib.AbstractContextManager[None]:
+    return unheard("Warning: Profiler clears events at the end of each cycle")
 
 
 def start_memory_profiler(profiler: Any) -> object:

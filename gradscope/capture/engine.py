@@ -45,11 +45,10 @@ class BackwardWatch:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = graph_task_id() == -1
             try:
-                if self.mark:
-                    result = self._marked(original, outermost, roots, args, kwargs)
-                else:
-                    with self._surroundings(outermost, roots):
-                        result = original(roots, *args, **kwargs)
+                # The call is made here in every phase: what warns of its caller's line then names the same one each
+                # time, and Python shows it once.
+                with self._surroundings(outermost, roots), self._row(outermost, args, kwargs):
+                    result = original(roots, *args, **kwargs)
                 if outermost and self.ended is not None:
                     self.ended()
                 return result
@@ -62,19 +61,19 @@ class BackwardWatch:
 
         return run_backward
 
-    def _marked(self, original: Callable[..., Any], outermost: bool, roots: Any, args: Any, kwargs: Any) -> Any:
+    def _row(self, outermost: bool, args: Any, kwargs: Any) -> AbstractContextManager[None]:
+        return self._marked(outermost, args, kwargs) if self.mark else nullcontext()
+
+    @contextmanager
+    def _marked(self, outermost: bool, args: Any, kwargs: Any) -> Iterator[None]:
         if outermost:
             # What forward still has queued on the device is not backward's time.
             synchronize()
-        with (
-            self._surroundings(outermost, roots),
-            TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs))),
-        ):
-            result = original(roots, *args, **kwargs)
+        with TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs))):
+            yield
             if outermost:
                 # The pass ends when the device has done it, not when its launches are queued.
                 synchronize()
-            return result
 
     def _surroundings(self, outermost: bool, roots: Any) -> AbstractContextManager[None]:
         around = self.around

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import perf_counter_ns
 from typing import Any
 
@@ -19,6 +18,7 @@ from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.spans import CallCost, SpanRecorder, SpanStack
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
+from gradscope.unheard import unheard
 
 MODULE_CALLS = "noting module calls"  # under which the guard notes an error
 
@@ -166,13 +166,6 @@ class CallRecorder:
                 began = 0  # of those that never returned nobody knows
 
 
-@contextmanager
-def _no_compile_warning() -> Iterator[None]:
+def _no_compile_warning() -> AbstractContextManager[None]:
     """Dynamo warns that global hooks fire for a compiled module too: that is what is wanted here."""
-    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-    added = warnings.filters[0]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the user's code may have reset the filters
-            warnings.filters.remove(added)  # type: ignore[attr-defined]
+    return unheard(r"Using `torch\.compile\(module\)` when there are global hooks")

@@ -31,6 +31,7 @@ from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
+from gradscope.unheard import unheard
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
@@ -70,7 +71,8 @@ class LineTracer:
         """Trace until the block is left."""
         self._mode.turn_on(self)
         try:
-            with self._marking_functions():
+            # What warns of its caller's line finds the mode's own there: the steps before have shown it.
+            with self._marking_functions(), unheard(module=r"gradscope\."):
                 yield
         finally:
             self._mode.turn_off()

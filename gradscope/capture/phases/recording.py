@@ -13,6 +13,7 @@ from gradscope.capture.phases.timed import SETTLING_STEPS
 from gradscope.capture.settings import current_settings, optimizer_fact
 from gradscope.capture.switches import SwitchWatch
 from gradscope.tree import parameters_of
+from gradscope.unheard import unheard
 
 
 class Recording(Phase):
@@ -30,6 +31,7 @@ class Recording(Phase):
         recorder = run.recorder
         if recorder is not None and not uses_compile(run.capture.registry.alive(), run.compiled_before):
             exits.enter_context(recorder.watching(run.guard))
+            exits.enter_context(unheard(module=r"gradscope\."))  # as in the survey
             run.line_mode.turn_on(recorder)
             exits.callback(run.line_mode.turn_off)
         else:
