@@ -17,7 +17,7 @@ from gradscope.limits import kept
 from gradscope.patching.facts import Facts as RecordedFacts
 from gradscope.patching.record import Recorder
 from gradscope.patching.recording import Recording
-from gradscope.tables import Facts, ParameterFact, RunData, is_unreliable
+from gradscope.tables import Facts, ParameterFact, RunData, is_starved, is_unreliable
 
 
 def diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
@@ -43,7 +43,8 @@ def diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Reco
         notes.append(f"what bounds the layers is not known: {type(error).__name__}: {error}")
     steady = not is_unreliable(run.step)
     if not steady:
-        notes.append("the steps differ too much for alarms and savings of time: none are given")
+        why = "waited too long for a core" if is_starved(run.step) else "differ too much"
+        notes.append(f"the steps {why} for alarms and savings of time: none are given")
     findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore, steady=steady)
     left_out = {rule.name for rule in every_rule() if rule.of_times and not steady} | set(capture.options.ignore)
     looked = len(every_rule()) - len(left_out) - len(failed)

@@ -111,6 +111,7 @@ def steps_of_any_spread(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         monkeypatch.setattr(timed, "interrupted", lambda costs: [])
         monkeypatch.setattr(diagnosis, "is_unreliable", lambda step: False)
         monkeypatch.setattr(header, "is_unreliable", lambda step: False)
+        monkeypatch.setattr(header, "is_starved", lambda step: False)
 
 
 @pytest.fixture(autouse=True)

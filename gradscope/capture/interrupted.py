@@ -2,6 +2,10 @@
 
 A step that has more to do, a longer sequence say, takes more processor time in the same proportion. One that waited for
 a core, for the disk or for another process does not.
+
+On a machine that is busy all the time most steps wait, and the median of all of them says nothing. Linux tells how long
+a thread was ready to run and had no core: steps that had theirs are what the others are judged against, and where there
+are none of them the report says how much of its time was such waiting.
 """
 
 from __future__ import annotations
@@ -15,6 +19,11 @@ _LEAST_NS = 200_000  # less is no interruption that matters: a wake-up of the sc
 # Of the processor time that an undisturbed step takes for each ns of wall time. Two threads of which one waits for the
 # other, which was stopped, still take half of it: spinning.
 _WORKED = 0.75
+# Of a step's time, that its thread had no core: with less it is one to judge the others against.
+_CALM = 0.10
+_LEAST_CALM = 2  # one alone may be the odd one
+
+_SCHEDULER = "/proc/thread-self/schedstat"  # time on a core, time ready and without one, both in ns; times it got one
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +32,29 @@ class StepCost:
 
     wall_ns: int
     processor_ns: int  # of all threads of the process
+    waited_ns: int = 0  # that the training thread was ready to run and had no core
+
+
+def without_core_ns() -> int | None:
+    """Return how long the calling thread was ready to run but had no core, in ns; None where nobody tells."""
+    try:
+        with open(_SCHEDULER, "rb", buffering=0) as file:
+            return int(file.read(128).split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def interrupted(steps: Sequence[StepCost]) -> list[int]:
-    """Indices of the steps that were interrupted, judged against the median of all; none of fewer than three."""
+    """Indices of the steps that were interrupted; none of fewer than three.
+
+    They are judged against the median of those that had a core all the time, of all where hardly any had.
+    """
     if len(steps) < 3:
         return []
-    wall = statistics.median(step.wall_ns for step in steps)
-    processor = statistics.median(step.processor_ns for step in steps)
+    calm = [step for step in steps if step.waited_ns <= _CALM * step.wall_ns]
+    known = calm if len(calm) >= _LEAST_CALM else steps
+    wall = statistics.median(step.wall_ns for step in known)
+    processor = statistics.median(step.processor_ns for step in known)
     if not wall:
         return []
     found = []

@@ -26,6 +26,7 @@ class TimedSteps:
     passes: PassRecorder
     completed: int = 0  # steps that ended, the settling ones included
     interrupted: frozenset[int] = frozenset()  # numbers of steps that the system interrupted, see interrupted.py
+    waited_ns: int | None = None  # for a core, in the mean of the other steps; None where the system does not tell
     tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
     last_steps: int = 0  # that the last profiler saw
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gradscope import units
 from gradscope.report.limited import backward_of, header_text
 from gradscope.report.memorywords import leaked_bytes, peak_place
-from gradscope.tables import MemoryInfo, RunData, is_unreliable
+from gradscope.tables import MemoryInfo, RunData, is_starved, is_unreliable
 
 # Standard deviation of the step's time over its mean, from which on the header warns.
 DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
@@ -56,8 +56,8 @@ def device_text(environment: Mapping[str, object]) -> str:
     """The device, its threads, versions, the type of the parameters, and what slows it."""
     device, name = str(environment.get("device", "?")), environment.get("device_name")
     parts = [f"{device} ({name})" if name and name != device else device]
-    if environment.get("threads"):
-        parts.append(f"{environment['threads']} threads")
+    if threads := environment.get("threads"):
+        parts.append(f"{threads} {'thread' if threads == 1 else 'threads'}")
     parts += [f"{key} {environment[key]}" for key in ("torch", "triton", "python") if environment.get(key)]
     if environment.get("dtype"):
         parts.append(str(environment["dtype"]))
@@ -80,9 +80,12 @@ def _measured(run: RunData) -> str:
     if spread and step.wall_ns and work.steps > 1:
         deviation = spread.std_ns / step.wall_ns
         unsteady = " (unsteady: is the machine idle?)" if deviation > UNSTEADY else ""
-        if is_unreliable(step):
+        if is_unreliable(step) and not is_starved(step):
             unsteady = " (too unsteady for alarms and savings: is the machine idle?)"
         parts.append(f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, ±{units.percent(deviation)}{unsteady}")
+    if step.waited_ns is not None and is_starved(step):
+        share = units.percent(step.waited_ns / step.wall_ns)
+        parts.append(f"{share} of it waiting for a core (too much for alarms and savings: is the machine idle?)")
     if step.overhead is None:
         parts.append("overhead of profiling not measured")
     else:

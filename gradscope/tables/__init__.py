@@ -58,6 +58,7 @@ from gradscope.tables.results import (
     StepTimes,
     WorkloadInfo,
     check_conservation,
+    is_starved,
     is_unreliable,
 )
 from gradscope.tables.settings import (
@@ -121,5 +122,6 @@ __all__ = [
     "TimelinePoint",
     "WorkloadInfo",
     "check_conservation",
+    "is_starved",
     "is_unreliable",
 ]

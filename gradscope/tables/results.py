@@ -38,6 +38,7 @@ class StepTimes:
     spread: Mapping[str, Spread]  # keys "wall", "forward", "backward"
     overhead: float | None  # median profiled step over median unprofiled step; None: not measured
     unprofiled_wall_ns: int | None
+    waited_ns: int | None = None  # of the wall time, that the training thread had no core; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +239,19 @@ class ConservationError(AssertionError):
 # Standard deviation of the step's time over its mean, from which on a time says too little to promise or to warn: the
 # mean of five such steps is known to 11 %, and a part of the step to much less.
 _UNRELIABLE = 0.25
+# Of the step's time, spent waiting for a core: all of it may lie in one row, and look like that row's cost.
+_STARVED = 0.10
+
+
+def is_starved(step: StepTimes) -> bool:
+    """Whether other work on the machine had so much of the cores that the times are not the program's own."""
+    return step.waited_ns is not None and step.waited_ns > _STARVED * step.wall_ns
 
 
 def is_unreliable(step: StepTimes) -> bool:
-    """Whether the steps differ so much from each other that their times support neither alarms nor savings."""
+    """Whether the times support neither alarms nor savings: the steps differ too much, or waited for a core."""
     spread = step.spread.get("wall")
-    return spread is not None and spread.std_ns > _UNRELIABLE * step.wall_ns
+    return is_starved(step) or (spread is not None and spread.std_ns > _UNRELIABLE * step.wall_ns)
 
 
 def check_conservation(run: RunData) -> None:

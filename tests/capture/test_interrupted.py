@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +86,51 @@ def test_the_header_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_that_differ_too_much_support_no_alarm(std_ns: int, unreliable: bool) -> None:
     step = StepTimes(100, 40, 40, 20, 0, {"wall": Spread(60, 100, 140, std_ns)}, None, None)
     assert is_unreliable(step) is unreliable
+
+
+def test_steps_that_had_a_core_are_what_the_others_are_judged_against() -> None:
+    """On a machine that is busy all the time most steps wait, and the median is of those that did."""
+    busy = [StepCost(30 * MS, 4 * MS, 26 * MS)] * 4
+    calm = [StepCost(4 * MS, 4 * MS, 0)]
+    assert interrupted(busy + calm * 2) == [0, 1, 2, 3]
+    assert interrupted(busy + calm) == []  # one alone may be the odd one
+    assert interrupted(busy) == []
+
+
+@pytest.mark.unsteady
+@pytest.mark.parametrize(("waited_ns", "unreliable"), [(None, False), (9, False), (11, True)])
+def test_steps_that_waited_for_a_core_support_no_alarm(waited_ns: int | None, unreliable: bool) -> None:
+    step = StepTimes(100, 40, 40, 20, 0, {"wall": Spread(99, 100, 101, 1)}, None, None, waited_ns)
+    assert is_unreliable(step) is unreliable
+
+
+def _waiting(monkeypatch: pytest.MonkeyPatch, share: float) -> Any:
+    """A run whose thread had no core for this share of its time, as the system tells."""
+    monkeypatch.setattr(timed, "without_core_ns", lambda: round(share * time.perf_counter_ns()))
+    monkeypatch.setattr(timed, "interrupted", lambda costs: [])
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    return gradscope.profile(model, torch.ones(4, 64), optimizer=torch.optim.Adam(model.parameters()), warmup=1).data
+
+
+@pytest.mark.unsteady
+def test_a_run_that_waited_for_a_core_says_so_and_promises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope.report.header import header_rows
+
+    run = _waiting(monkeypatch, 0.5)
+    assert run.step.waited_ns is not None and 0.45 < run.step.waited_ns / run.step.wall_ns < 0.55
+    text = dict(header_rows(run))["measured"]
+    assert " % of it waiting for a core (too much for alarms and savings: is the machine idle?)" in text
+    assert "the steps waited too long for a core for alarms and savings of time: none are given" in run.notes
+    assert not any(finding.predicted_saving_ns for finding in run.findings)
+
+
+@pytest.mark.unsteady
+@pytest.mark.parametrize("text", [None, "", "1 x 3"])
+def test_a_system_that_does_not_tell(text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "schedstat"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr("gradscope.capture.interrupted._SCHEDULER", str(file))
+    model = nn.Linear(4, 1)
+    run = gradscope.profile(model, torch.ones(4, 4), warmup=1).data
+    assert run.step.waited_ns is None

@@ -16,7 +16,7 @@ from gradscope.capture.callcost import CALL_COST, measure_call_cost
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import synchronize
 from gradscope.capture.hooks import TENSOR_HOOKS, TensorHooks
-from gradscope.capture.interrupted import StepCost, interrupted
+from gradscope.capture.interrupted import StepCost, interrupted, without_core_ns
 from gradscope.capture.left import TimedSteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.passes import PassRecorder
@@ -43,6 +43,7 @@ class Timed(Phase):
         self._costs: list[StepCost] = []  # of the steps after the settling ones
         self._find_owners = False  # no model is known by name
         self._began: tuple[int, int] | None = None  # the step that runs: clock, and processor time
+        self._waited: int | None = None  # for a core, when it began; None where the system does not tell
         self._stretch = ExitStack()  # of the profiler that runs
         self._in_stretch = 0  # steps that it has seen
 
@@ -87,6 +88,7 @@ class Timed(Phase):
             self._mark()
             self._stretch = stretch.pop_all()
         self._in_stretch = 0
+        self._waited = without_core_ns()
 
     def begin_step(self) -> None:
         self._began = None if self._timed.profiler is None else _now()
@@ -97,9 +99,11 @@ class Timed(Phase):
         if self._timed.profiler is None:  # a step between two stretches
             self._begin_stretch()
             return
+        before, after = self._waited, without_core_ns()
+        waited = 0 if before is None or after is None else max(0, after - before)
         self._timed.completed += 1
         if self._began is not None and self._timed.completed > SETTLING_STEPS:
-            self._costs.append(StepCost(now[0] - self._began[0], now[1] - self._began[1]))
+            self._costs.append(StepCost(now[0] - self._began[0], now[1] - self._began[1], waited))
         self._measure_again()
         if self._timed.completed == SETTLING_STEPS:
             with self.run.guard.over(BY_HAND):
@@ -109,6 +113,7 @@ class Timed(Phase):
                     self.run.capture.registry.find_owners()
         self._timed.passes.begin_step()
         self._in_stretch += 1
+        self._waited = without_core_ns()
         self._mark()
         self.run.loaders.counting = True  # the step before pays for the profiler's first touch
         full = self._in_stretch >= self.run.budget.steps_at_once()
@@ -138,7 +143,11 @@ class Timed(Phase):
 
     def keep(self) -> None:
         self._timed.last_steps = self._in_stretch
-        self._timed.interrupted = frozenset(SETTLING_STEPS + number for number in interrupted(self._costs))
+        left_out = set(interrupted(self._costs))
+        self._timed.interrupted = frozenset(SETTLING_STEPS + number for number in left_out)
+        kept = [cost.waited_ns for number, cost in enumerate(self._costs) if number not in left_out]
+        if kept and self._waited is not None:
+            self._timed.waited_ns = round(statistics.mean(kept))
         self.run.capture.timed = self._timed
 
 
