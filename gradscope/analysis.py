@@ -207,13 +207,13 @@ def _run_data(
         )
     if about.loss == "mean of outputs":
         notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
-    step = result.step
+    step = result.step if capture.timed is None else replace(result.step, waited_ns=capture.timed.waited_ns)
     if capture.unprofiled_ns:
         unprofiled = sorted(capture.unprofiled_ns)[len(capture.unprofiled_ns) // 2]
         step = replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
     parameters = [parameter for top in names.tops for parameter in parameters_of(top)]
     dtypes = {parameter.dtype for parameter in parameters}
-    where = device or (parameters[0].device if parameters else torch.device("cpu"))
+    where = device or _device_of(parameters)
     return RunData(
         gradscope=gradscope.__version__,
         partial=partial,
@@ -228,6 +228,11 @@ def _run_data(
         memory=memory.info if memory is not None else None,
         notes=tuple(notes),
     )
+
+
+def _device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Where the parameters lie; those without storage stand for what is passed to ``functional_call``, or offloaded."""
+    return next((each.device for each in parameters if not each.is_meta), torch.device("cpu"))
 
 
 def _needed(capture: Capture) -> str:
