@@ -122,6 +122,20 @@ def pass_of(table: EventTable, rows: IntColumn) -> IntColumn:
     return (np.searchsorted(starts, table.start_ns[rows], side="right") - 1).astype(np.int64)
 
 
+def innermost_pass_of(table: EventTable, rows: IntColumn) -> IntColumn:
+    """For each row the number of the backward pass that it ran in, of all in the order in which they began, or -1.
+
+    On a thread of the engine's, where no pass is around it, it is of the outermost one that began last.
+    """
+    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
+    windows = windows[np.argsort(table.start_ns[windows], kind="stable")]
+    number = np.full(len(table) + 1, -1, np.int64)  # that of no row is the last
+    number[windows] = np.arange(len(windows))
+    last = number[np.append(outermost_passes(table), -1)][pass_of(table, rows)]
+    around = nearest(table, rows, (RowKind.BACKWARD,))
+    return np.where(around >= 0, number[around], last)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeNumbers:
     """Every NODE row with the number and the forward thread of its node, and the row of the node's own function."""

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradscope.attribute.nodes import UNKNOWN, nearest, pass_of
+from gradscope.attribute.nodes import UNKNOWN, innermost_pass_of, nearest
 from gradscope.attribute.rows import Skeleton
-from gradscope.tables import EventTable, IntColumn, PassGraph, PassNote, RowKind
+from gradscope.tables import EventTable, GraphNode, IntColumn, PassGraph, PassNote, RowKind
+
+_UNNOTED = PassNote(-1, -1)
+_ITSELF = -1  # in the place of a node that was added for: not known which, or held by no layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Replayed:
     covered: IntColumn  # 1 where the pass of the row was noted
     accumulate_owner: IntColumn  # of ACCUMULATE rows; UNKNOWN where the graph does not say
     # Of rows that added gradients: for each, the number of the node or minus two minus the owner of the parameter that
-    # they were for.
+    # they were for. Where that is not known it is the number of the row's own node.
     receivers: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -40,7 +43,7 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
     """Find the parameter of every AccumulateGrad, and what each gradient sum was for."""
     table, nodes = skeleton.table, skeleton.nodes
     found = Replayed(np.zeros(len(nodes.row), np.int64), np.full(len(nodes.row), UNKNOWN, np.int64))
-    window = pass_of(table, nodes.row)
+    window = innermost_pass_of(table, nodes.row)
     order = np.argsort(window, kind="stable")
     bounds = np.flatnonzero(np.diff(window[order])) + 1
     done: dict[int, tuple[IntColumn, list[tuple[int, ...]], list[int]]] = {}
@@ -60,44 +63,46 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
         for place, targets, parameter in zip(places.tolist(), added, parameters, strict=True):
             row = int(nodes.row[place])
             if table.kind[row] == RowKind.ACCUMULATE:
-                found.accumulate_owner[place] = passes.owners[parameter] if parameter >= 0 else UNKNOWN
+                found.accumulate_owner[place] = _owner(passes, note, parameter)
             elif targets:
+                own = int(nodes.sequence[place])
                 graph = passes.graphs[note.graph].nodes
                 found.receivers[row] = tuple(
-                    note.base - graph[target].sequence
-                    if graph[target].parameter < 0
-                    else -2 - passes.owners[graph[target].parameter]
-                    for target in targets
+                    own if target == _ITSELF else _receiver(passes, note, graph[target], own) for target in targets
                 )
-    _fill_marked(found, nodes.row, _marked(table), passes.owners)
+    noted = [passes.notes[number] if 0 <= number < len(passes.notes) else _UNNOTED for number in window.tolist()]
+    for place, parameter in _marked_places(table, nodes.row):
+        # A mark knows better than the graph, and is all there is where the graph was too deep to be noted.
+        found.covered[place] = 1
+        found.accumulate_owner[place] = _owner(passes, noted[place], parameter)
     return found
 
 
-def _fill_marked(found: Replayed, rows: IntColumn, marked: dict[int, int], owners: Sequence[int]) -> None:
-    """A mark knows better than the graph, and is all there is where the graph was too deep to be noted."""
-    for place in np.flatnonzero(np.isin(rows, list(marked))).tolist():
-        found.covered[place] = 1
-        found.accumulate_owner[place] = owners[marked[int(rows[place])]]
+def _owner(passes: Passes, note: PassNote, parameter: int) -> int:
+    """Layer of a leaf; UNKNOWN for one of a nested pass that no layer holds: it is the input of what runs there."""
+    owner = passes.owners[parameter] if parameter >= 0 else UNKNOWN
+    return UNKNOWN if note.nested and owner < 0 else owner
 
 
-def _marked(table: EventTable) -> dict[int, int]:
-    """ACCUMULATE row -> index of the parameter, where it was marked."""
+def _receiver(passes: Passes, note: PassNote, target: GraphNode, own: int) -> int:
+    """As in :attr:`Replayed.receivers`, of a row whose node has the number ``own``."""
+    if target.parameter < 0:
+        return note.base - target.sequence
+    owner = _owner(passes, note, target.parameter)
+    return own if owner == UNKNOWN else -2 - owner
+
+
+def _marked_places(table: EventTable, rows: IntColumn) -> list[tuple[int, int]]:
+    """Places in ``rows`` of the ACCUMULATE rows that were marked, and the index of the parameter of each."""
     marks = np.flatnonzero(table.kind == RowKind.PARAMETER)
     around = nearest(table, table.parent[marks].astype(np.int64), (RowKind.ACCUMULATE,))
-    return dict(zip(around.tolist(), table.argument[marks].tolist(), strict=True))
+    marked = dict(zip(around.tolist(), table.argument[marks].tolist(), strict=True))
+    return [(place, marked[int(rows[place])]) for place in np.flatnonzero(np.isin(rows, around)).tolist()]
 
 
 def _run(graph: PassGraph, executed: list[int], names: list[str]) -> tuple[list[tuple[int, ...]], list[int]]:
     """``(added, parameters)`` of each row: the targets whose second gradient it delivered; what it accumulates into."""
-    by_number: dict[int, int] = {}
-    waiting = [0] * len(graph.nodes)
-    for index, node in enumerate(graph.nodes):
-        if node.parameter < 0:
-            # Two threads drew the same number: it does not name a node.
-            by_number[node.sequence] = -1 if node.sequence in by_number else index
-        for target, _ in node.edges:
-            if target >= 0:
-                waiting[target] += 1
+    finder = _Finder(graph)
     arrived: set[tuple[int, int]] = set()
     ready: list[int] = []
     added: list[tuple[int, ...]] = []
@@ -108,18 +113,57 @@ def _run(graph: PassGraph, executed: list[int], names: list[str]) -> tuple[list[
             parameters.append(ready.pop(0) if ready else -1)
             continue
         parameters.append(-1)
-        index = by_number.get(number, -1)
+        index = finder.find(number, name)
         ready.clear()
-        targets: list[int] = []
-        if index >= 0 and graph.names[index] == name:
-            for target, place in graph.nodes[index].edges:
-                if target < 0:
-                    continue
-                if (target, place) in arrived:
-                    targets.append(target)
-                arrived.add((target, place))
-                waiting[target] -= 1
-                if waiting[target] == 0 and graph.nodes[target].parameter >= 0:
-                    ready.append(graph.nodes[target].parameter)
+        targets = [_ITSELF] if index == _ONE_OF_SEVERAL else []
+        for target, place in graph.nodes[index].edges if index >= 0 else ():
+            if target < 0:
+                continue
+            if (target, place) in arrived:
+                targets.append(target)
+            arrived.add((target, place))
+            finder.waiting[target] -= 1
+            if finder.waiting[target] == 0 and graph.nodes[target].parameter >= 0:
+                ready.append(graph.nodes[target].parameter)
         added.append(tuple(targets))
     return added, parameters
+
+
+_ONE_OF_SEVERAL = -2
+_RAN = -1  # in the place of how many gradients a node waits for
+
+
+class _Finder:
+    """Tells which node of a graph a row ran."""
+
+    def __init__(self, graph: PassGraph) -> None:
+        self.waiting = [0] * len(graph.nodes)  # gradients that have not arrived
+        self._graph = graph
+        self._by_number: dict[int, list[int]] = {}  # several where two threads drew the same number
+        for index, node in enumerate(graph.nodes):
+            if node.parameter < 0:
+                self._by_number.setdefault(node.sequence, []).append(index)
+            for target, _ in node.edges:
+                if target >= 0:
+                    self.waiting[target] += 1
+
+    def find(self, number: int, name: str) -> int:
+        """Index of the node; -1 for none; ``_ONE_OF_SEVERAL`` where it matters which of some it was."""
+        same = self._by_number.get(number, [])
+        if len(same) < 2:
+            return same[0] if same and self._graph.names[same[0]] == name else -1
+        named = [index for index in same if self._graph.names[index] == name]
+        # Of several it is one whose gradients have all arrived, and which did not run yet.
+        ready = [index for index in named if self.waiting[index] == 0]
+        if not named or len({self._leads_to(index) for index in ready}) != 1:
+            return _ONE_OF_SEVERAL if named else -1
+        self.waiting[ready[0]] = _RAN
+        return ready[0]
+
+    def _leads_to(self, index: int) -> tuple[tuple[int, int, str, int], ...]:
+        """The same for nodes that can stand for each other: one layer, in two threads."""
+        nodes, names = self._graph.nodes, self._graph.names
+        return tuple(
+            (nodes[target].sequence, nodes[target].parameter, names[target], place) if target >= 0 else (-1, -1, "", -1)
+            for target, place in nodes[index].edges
+        )

@@ -22,14 +22,15 @@ BACKWARD_PASSES = "looking at a backward pass"  # under which the guard notes an
 class BackwardWatch:
     """One wrapper around the engine for the whole run; what it does changes with the phase of the run.
 
-    With everything off it costs a function call. The callbacks see outermost passes only, never the nested ones of
-    reentrant checkpointing.
+    With everything off it costs a function call. The callbacks see outermost passes only, but for ``nested``: those of
+    reentrant checkpointing, hooks, and Functions that run the engine in their backward.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
         self.mark = False  # write a BACKWARD row around each entry
         self.around: Around | None = None  # of the roots; outside the row
+        self.nested: Around | None = None  # the same, of a pass inside of a pass
         self.ended: Callable[[], None] | None = None  # last of all, only when backward returned
         self.settled: Callable[[], None] | None = None  # after that, also when it raised: no graph task runs
         self.raised = 0  # outermost passes that ended in an error
@@ -76,8 +77,8 @@ class BackwardWatch:
                 synchronize()
 
     def _surroundings(self, outermost: bool, roots: Any) -> AbstractContextManager[None]:
-        around = self.around
-        if not outermost or around is None:
+        around = self.around if outermost else self.nested
+        if around is None:
             return nullcontext()
         return self._guard.around(BACKWARD_PASSES, lambda: around(roots))
 

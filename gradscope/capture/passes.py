@@ -2,7 +2,8 @@
 
 Walking a graph takes some 2 µs a node. So only the first pass of each kind is walked: passes are alike where the same
 modules were called in front of them and drew the same numbers. A model that does the same in every step is walked in
-the settling step alone; one that changes is walked when it does.
+the settling step alone; one that changes is walked when it does. A pass that runs inside of another is alike where also
+the pass before it is.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ _MOST_NODES = 1_000_000  # of all graphs together: some 300 bytes each
 
 
 class PassRecorder:
-    """Notes every outermost backward pass; told of the steps by :meth:`begin_step`."""
+    """Notes every backward pass; told of the steps by :meth:`begin_step`."""
 
     def __init__(self, calls: CallRecorder, hooks: TensorHooks | None = None) -> None:
         self.graphs: list[PassGraph] = []
-        self.passes: list[PassNote] = []  # one an outermost backward pass, in order
+        self.passes: list[PassNote] = []  # one a backward pass, in the order in which they began
         self.owners: list[tuple[int, ...]] = []  # of each parameter the labels of the modules that hold it
         self.leaves: Seen[torch.Tensor] = Seen()  # parameters that were reached
         self.most_nodes = 0  # that are looked at, where a pass had more
         self._calls = calls
         self._hooks = hooks or TensorHooks()
         self._from = 0
+        self._before = 0  # how many calls had been opened when the last pass began
         self._known: dict[Any, int] = {}
         self._nodes = 0
         self._parameters: dict[int, int] = {}  # address of an AccumulateGrad's tensor in this walk -> its index
@@ -54,7 +56,14 @@ class PassRecorder:
     def around(self, roots: Any) -> Iterator[None]:
         """Around one outermost backward pass."""
         with TraceMarker(markers.OWN + "0"):
-            self._note(roots)
+            self._note(roots, nested=False)
+        yield
+
+    @contextmanager
+    def inside(self, roots: Any) -> Iterator[None]:
+        """Around one that runs inside of another."""
+        with TraceMarker(markers.OWN + "0"):
+            self._note(roots, nested=True)
         yield
 
     def forget(self) -> None:
@@ -63,15 +72,22 @@ class PassRecorder:
         while self._handles:
             self._handles.pop().remove()
 
-    def _note(self, roots: Any) -> None:
+    def _note(self, roots: Any, *, nested: bool) -> None:
         starts = starts_of(roots)
         numbers = [node._sequence_nr() for node in starts]
         base = max((number for number in numbers if number >= 0), default=-1)
-        key = (tuple(base - number for number in numbers), self._calls.layout(self._from, base))
-        graph = self._known.get(key)
-        if graph is None and self._nodes < _MOST_NODES:
-            graph = self._known[key] = self._noted(starts, base)
-        self.passes.append(PassNote(_NOT_NOTED if graph is None else graph, base))
+        last = self.passes[-1] if nested and self.passes else None
+        graph: int | None = _NOT_NOTED
+        if last is None or last.graph != _NOT_NOTED:
+            # Of the calls in front of the last pass its graph tells: a long step of many passes is looked at once.
+            above = None if last is None else (last.graph, base - last.base)
+            calls = self._calls.layout(self._from if last is None else self._before, base)
+            key = (above, tuple(base - number for number in numbers), calls)
+            graph = self._known.get(key)
+            if graph is None and self._nodes < _MOST_NODES:
+                graph = self._known[key] = self._noted(starts, base)
+        self._before = self._calls.opened()
+        self.passes.append(PassNote(_NOT_NOTED if graph is None else graph, base, nested))
 
     def _noted(self, starts: list[Any], base: int) -> int:
         """Index of the graph; where it is too deep to be walked, the parameters mark themselves."""

@@ -164,10 +164,11 @@ class PassGraph:
 
 @dataclass(frozen=True, slots=True)
 class PassNote:
-    """One outermost backward pass of a timed step."""
+    """One backward pass of a timed step."""
 
     graph: int  # index of the PassGraph; -1 where it was not noted
     base: int  # the number that the sequences of the graph count back from
+    nested: bool = False  # ran inside of another
 
 
 class Role(IntEnum):

@@ -80,14 +80,14 @@ class Run:
         self.capture.rows = self.budget.rows
 
     @contextmanager
-    def marking_backward(self, around: Around | None = None) -> Iterator[None]:
-        """Let each backward pass write its row, inside of ``around``."""
-        self.backward.mark, self.backward.around = True, around
+    def marking_backward(self, around: Around | None = None, nested: Around | None = None) -> Iterator[None]:
+        """Let each backward pass write its row, inside of ``around``; one that runs inside of another of ``nested``."""
+        self.backward.mark, self.backward.around, self.backward.nested = True, around, nested
         try:
             with marking_recompute(markers.RECOMPUTE + "0"):
                 yield
         finally:
-            self.backward.mark, self.backward.around = False, None
+            self.backward.mark, self.backward.around, self.backward.nested = False, None, None
 
     @contextmanager
     def profiling(self, profiler: Any, start: Callable[[Any], object] = start_profiler) -> Iterator[None]:

@@ -82,7 +82,7 @@ class Timed(Phase):
         self._timed.profiler = new_profiler()
         with ExitStack() as stretch:
             stretch.enter_context(self._timed.recorder.recording())
-            stretch.enter_context(self.run.marking_backward(self._timed.passes.around))
+            stretch.enter_context(self.run.marking_backward(self._timed.passes.around, self._timed.passes.inside))
             stretch.enter_context(self.run.profiling(self._timed.profiler))
             self._timed.passes.begin_step()
             self._mark()
