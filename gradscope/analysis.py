@@ -21,6 +21,7 @@ from gradscope.attribute.passes import Passes
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import Skeleton, reached_roots, read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey
+from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import Guard
@@ -92,6 +93,11 @@ def analyse(
             found = read_memory_pass(capture.memory, names, parents)
             result = _with_memory(result, found, capture.memory, names)
             memory = found
+            if unseen := in_other_threads(skeleton, passes.notes):
+                capture.memory.notes.append(
+                    f"{' and '.join(unseen)} ran in other threads too: torch does not record what they allocate, so "
+                    "the figures of memory leave it out, or do not know its layer"
+                )
     measured = timed.completed - _settling(timed) - len(timed.interrupted)
     about = replace(
         about,
