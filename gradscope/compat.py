@@ -84,6 +84,13 @@ sequence_number: Callable[[], int] = _private("torch.autograd._get_sequence_nr")
 #: -1 outside a backward pass of this thread.
 graph_task_id: Callable[[], int] = _private("torch._C._current_graph_task_id")
 
+
+def transforms_run() -> bool:
+    """Whether a transform of torch.func runs, which makes a graph in each of its passes and lets go of it."""
+    peek = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+    return peek is not None and peek() is not None
+
+
 _RecordFunctionFast: Any = _private("torch._C._profiler._RecordFunctionFast")
 _open_markers: set[Any] = set()  # of all threads
 

@@ -11,7 +11,7 @@ import torch
 
 from gradscope import markers
 from gradscope.capture.guard import Guard
-from gradscope.compat import TraceMarker, graph_task_id, swap_engine_entry
+from gradscope.compat import TraceMarker, graph_task_id, swap_engine_entry, transforms_run
 
 Around = Callable[[Any], AbstractContextManager[None]]
 
@@ -31,7 +31,8 @@ class BackwardWatch:
         self.mark = False  # write a BACKWARD row around each entry
         self.around: Around | None = None  # of the roots; outside the row
         self.nested: Around | None = None  # the same, of a pass inside of a pass
-        self.ended: Callable[[], None] | None = None  # last of all, only when backward returned
+        # Last of all, only when backward returned: whether it made a graph of itself, to be gone through later.
+        self.ended: Callable[[bool], None] | None = None
         self.settled: Callable[[], None] | None = None  # after that, also when it raised: no graph task runs
         self.raised = 0  # outermost passes that ended in an error
         self._counter = itertools.count()
@@ -51,7 +52,7 @@ class BackwardWatch:
                 with self._surroundings(outermost, roots), self._row(outermost, args, kwargs):
                     result = original(roots, *args, **kwargs)
                 if outermost and self.ended is not None:
-                    self.ended()
+                    self.ended(_creates_graph(args, kwargs) and not transforms_run())
                 return result
             except BaseException:
                 self.raised += outermost

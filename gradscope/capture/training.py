@@ -22,6 +22,10 @@ from gradscope.compat import graph_task_id
 # accumulation) before each of them counts as a step of its own.
 _PATIENCE = 256
 
+# A pass that makes a graph of itself is to be gone through by a later one. Of a program that makes nothing but such
+# passes this many are taken for that.
+_LEAD_ON = 8
+
 # Stands in a round for all optimizers that step while a backward pass runs: they step once a pass, and are many.
 _INSIDE_BACKWARD = -1
 
@@ -46,7 +50,8 @@ class StepFinder:
 
     A step ends at ``optimizer.step()``. With several optimizers it is a whole cycle of them, found by watching: see
     :class:`~gradscope.capture.cycles.CycleFinder`. Optimizers that step inside backward end it when the backward pass
-    returns. Without any optimizer it ends with each outermost backward pass.
+    returns. Without any optimizer it ends with each outermost backward pass, but for those that make a graph which a
+    later one goes through (``create_graph=True``: a gradient penalty, an inner step).
 
     After the last step :class:`StopRun` is raised, once, and in the main thread only.
 
@@ -68,6 +73,8 @@ class StepFinder:
         self._inside = False  # an optimizer has stepped in the backward pass that runs
         self.backwards = 0  # outermost passes that have ended
         self._mains = 0  # of the main thread's, while an optimizer was waited for
+        self._graphs_made = 0  # by passes
+        self._has_plain = False  # a pass made none
         self._optimizer_exists: bool | None = None
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # built before: not the script's
 
@@ -134,12 +141,14 @@ class StepFinder:
             found.append(StepsOfOptimizer(name, parameters, count))
         return found
 
-    def _went_backward(self) -> None:
+    def _went_backward(self, makes_graph: bool = False) -> None:
         self.backwards += 1
         if self._inside:
             self._inside = False
             self._advance(_INSIDE_BACKWARD)
         if len(self._seen):
+            return
+        if self._leads_on(makes_graph):
             return
         if not self._has_optimizer():
             self._boundary()
@@ -147,6 +156,12 @@ class StepFinder:
             self._mains += 1
             if self._mains > _PATIENCE:
                 self._boundary()
+
+    def _leads_on(self, makes_graph: bool) -> bool:
+        """Whether a later pass of the same step goes through what this one made."""
+        self._has_plain |= not makes_graph
+        self._graphs_made += makes_graph
+        return makes_graph and (self._has_plain or self._graphs_made <= _LEAD_ON)
 
     def _has_optimizer(self) -> bool:
         # Walking all objects costs some 50 ms: only at the first pass and then rarely.

@@ -278,3 +278,30 @@ def test_the_script_is_stopped_after_the_last_step_unless_it_may_run_on() -> Non
 
 def test_stopping_passes_an_except_exception() -> None:
     assert not issubclass(StopRun, Exception)
+
+
+def _passes(session: _Session, kinds: str) -> str:
+    """Go backward once a letter: p plain, g with ``create_graph``, f by torch.func; tell what the session was told."""
+    weight = torch.ones(2, requires_grad=True)
+    with session.backward.installed(), _finder(session).watching():
+        for kind in kinds:
+            session.log.append(kind)
+            if kind == "f":
+                torch.func.grad(lambda x: x.square().sum())(weight.detach())
+            else:
+                torch.autograd.grad(weight.square().sum(), weight, create_graph=kind == "g")
+    return "".join(session.log)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "found"),
+    [
+        ("gpgpgp", "gp|gp|gp|"),  # an inner step, or a gradient penalty, and what goes through it
+        ("ggggggggggpggggggggggpgp", "ggggggggg|g|p|ggggggggggp|gp|"),
+        ("pgp", "p|gp|"),
+        ("g" * 10, "g" * 9 + "|g|"),  # a program that asks for a graph each time, and never uses it
+        ("fff", "f|f|f|"),  # torch.func always does
+    ],
+)
+def test_a_pass_that_a_later_one_goes_through_ends_no_step(kinds: str, found: str) -> None:
+    assert _passes(_Session(), kinds) == found
