@@ -53,8 +53,24 @@ def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
     Raises:
         UnreadableError: it is missing, no regular file, too large or not UTF-8, or the system refuses to read it.
     """
+    data = read_bytes(path, most, pipes=True)
     try:
-        data = _read_bytes(path, most)
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"it is not UTF-8 text (byte {error.start})") from error
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES, *, pipes: bool = False) -> bytes:
+    """What the file at ``path`` holds; as :func:`read_text`, but for any content.
+
+    Args:
+        pipes: read one that the shell opened for this process, which can be done once.
+
+    Raises:
+        UnreadableError: it is missing, no regular file or too large, or the system refuses to read it.
+    """
+    try:
+        return _read_bytes(path, most, pipes)
     except FileNotFoundError as error:
         raise UnreadableError("no such file", missing=True) from error
     except OSError as error:
@@ -65,15 +81,11 @@ def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
         if isinstance(error, UnreadableError):
             raise
         raise UnreadableError("a path cannot hold the character \\x00") from error
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"it is not UTF-8 text (byte {error.start})") from error
 
 
-def _read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+def _read_bytes(path: str | os.PathLike[str], most: int, pipes: bool) -> bytes:
     opened = os.stat(path)
-    handed_over = stat.S_ISFIFO(opened.st_mode) and str(os.fspath(path)).startswith(_OWN_HANDLES)
+    handed_over = pipes and stat.S_ISFIFO(opened.st_mode) and str(os.fspath(path)).startswith(_OWN_HANDLES)
     if not handed_over:
         _require_file(opened, most)
     # Not to wait, should a pipe have taken the file's place.

@@ -26,6 +26,14 @@ def test_missing_file_with_a_close_name() -> None:
     assert message(TargetError, "model") == "there is no file model.\nDid you mean model.py?"
 
 
+def test_names_longer_than_a_file_can_have() -> None:
+    long = "x" * 5_000
+    head = "there is no file " + "x" * 149 + "…" + "x" * 147
+    give = "Give a file, file.py:function, package.module:function, or -m package.module."
+    assert message(TargetError, long + ".py") == f"{head}.py.\n{give}"
+    assert message(TargetError, f"{long}.py:small") == f"{head}.py.\n{give}"
+
+
 def test_missing_folder(tmp_path: Path) -> None:
     assert message(TargetError, "zoo/model.py") == (
         f"there is no file zoo/model.py.\nIts folder does not exist either: {tmp_path}/zoo"

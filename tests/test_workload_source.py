@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gradscope.errors import TargetError
-from gradscope.workload import file_kind
+from gradscope.workload import file_kind, load_target
 
 WORKLOADS = {
     "a function": "def workload():\n    return 1, 2\n",
@@ -98,11 +100,60 @@ def test_doubtful_escape_is_left_to_the_run(tmp_path: Path) -> None:
     assert file_kind(file) == "workload"  # warnings are errors here
 
 
+@pytest.mark.parametrize("front", [0, 40, 150, 2_000])
+def test_a_long_line_is_shown_around_its_fault(front: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text("x = [" + "1, " * front + "2 3" + ", 4" * 2_000 + "]\n")
+    with pytest.raises(TargetError) as raised:
+        file_kind("model.py")
+    where, text, caret = str(raised.value).splitlines()
+    assert where.startswith("model.py:1: invalid syntax")
+    assert len(text) == 104 and text[caret.index("^") :].startswith("2 3, 4")
+
+
+GIVE = "Give a model file or a training script, for instance: gradscope profile train.py"
+
+
 def test_binary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.pt").write_bytes(b"PK\x00\x00")
-    with pytest.raises(TargetError, match=r"^model\.pt"):
+    with pytest.raises(TargetError) as raised:
         file_kind("model.pt")
+    assert str(raised.value) == f"model.pt is not Python source: it holds null bytes.\n{GIVE}"
+
+
+def _sparse() -> None:
+    with open("x.py", "wb") as file:
+        file.truncate(10**9)
+
+
+NO_FILES: dict[str, tuple[Callable[[], object], str]] = {
+    "pipe": (lambda: os.mkfifo("x.py"), "it is a pipe, not a file"),
+    "device": (lambda: Path("x.py").symlink_to("/dev/zero"), "it is a device, not a file"),
+    "huge": (_sparse, "it has 1.00 GB, and at most 50.0 MB are read"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), NO_FILES.values(), ids=NO_FILES)
+def test_what_has_no_end_or_one_reader_is_not_read(
+    make: Callable[[], object], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make()
+    with pytest.raises(TargetError) as raised:
+        load_target("x.py")
+    assert str(raised.value) == f"cannot read x.py: {reason}.\n{GIVE}"
+
+
+def test_a_pipe_of_the_shell_is_not_read() -> None:
+    """It could be read once only: to parse it and then to run it takes two."""
+    reading, writing = os.pipe()
+    os.write(writing, b"def workload(): ...\n")
+    os.close(writing)
+    with pytest.raises(TargetError) as raised:
+        load_target(f"/dev/fd/{reading}")
+    os.close(reading)
+    assert str(raised.value) == f"cannot read /dev/fd/{reading}: it is a pipe, not a file.\n{GIVE}"
 
 
 def test_missing_file() -> None:

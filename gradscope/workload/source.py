@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-import io
+import errno
+import importlib.util
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from types import CodeType
 from typing import Literal
 
 from gradscope.errors import TargetError
+from gradscope.inputs import UnreadableError, read_bytes
+from gradscope.texts import shown_path
 
 Kind = Literal["workload", "module-level", "script"]
 
@@ -34,6 +38,8 @@ def file_kind(path: str | Path) -> Kind:
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a file; every fault of its syntax is a :class:`TargetError` of two or three lines."""
     source = _read(path)
+    if b"\0" in source:
+        raise TargetError(f"{path} is not Python source: it holds null bytes.\n{_GIVE}")
     with warnings.catch_warnings():
         # A doubtful escape is for the run itself to report, once.
         warnings.simplefilter("ignore")
@@ -41,9 +47,7 @@ def parse(path: Path) -> ast.Module:
             tree = ast.parse(source, filename=str(path))
             compile(tree, str(path), "exec", dont_inherit=True)  # finds what parsing does not: return outside function
         except SyntaxError as error:
-            raise TargetError(_syntax_message(path, error)) from None
-        except ValueError:
-            raise TargetError(f"{path} is not Python source: it holds null bytes.\n{_GIVE}") from None
+            raise TargetError(_syntax_message(path, error, _line_of(source, error))) from None
     return tree
 
 
@@ -60,25 +64,43 @@ def uses_relative_import(path: Path) -> bool:
 _GIVE = "Give a model file or a training script, for instance: gradscope profile train.py"
 
 
+_MOST_BYTES = 50_000_000  # of source; parsing needs a hundred times as much
+
+
 def _read(path: str | Path) -> bytes:
+    """The bytes of a regular file: it is read more than once, and a device may have no end."""
     try:
-        with io.open_code(str(path)) as file:
-            return file.read()
-    except OSError as error:
-        raise TargetError(f"cannot read {path}: {error.strerror}.\n{_GIVE}") from None
+        return read_bytes(path, _MOST_BYTES)
+    except UnreadableError as error:
+        reason = os.strerror(errno.ENOENT) if error.missing else error
+        raise TargetError(f"cannot read {shown_path(path)}: {reason}.\n{_GIVE}") from None
 
 
-def _syntax_message(path: Path, error: SyntaxError) -> str:
+_SHOWN = 100  # characters of a line
+
+
+def _syntax_message(path: Path, error: SyntaxError, line: str) -> str:
     where = f"{path}:{error.lineno}" if error.lineno else str(path)
     lines = [f"{where}: {error.msg}"]
-    if error.text and error.text.strip():
-        text = error.text.rstrip()
+    if line.strip():
+        text = line.rstrip()
         stripped = text.lstrip()
-        lines.append(f"    {stripped}")
+        caret = min(max((error.offset or 1) - 1 - (len(text) - len(stripped)), 0), len(stripped))
+        first = max(caret - _SHOWN // 2, 0) if len(stripped) > _SHOWN else 0
+        lines.append(f"    {stripped[first : first + _SHOWN]}")
         if error.offset:
-            caret = min(max(error.offset - 1 - (len(text) - len(stripped)), 0), len(stripped))
-            lines.append("    " + " " * caret + "^")
+            lines.append("    " + " " * (caret - first) + "^")
     return "\n".join(lines)
+
+
+def _line_of(source: bytes, error: SyntaxError) -> str:
+    """The line that is at fault; of one of thousands of characters CPython itself keeps the end alone."""
+    text = error.text or ""
+    try:
+        whole = importlib.util.decode_source(source).split("\n")[(error.lineno or 1) - 1]
+    except (SyntaxError, UnicodeDecodeError, IndexError):
+        return text
+    return whole if text.strip() and whole.endswith(text.rstrip()) else text
 
 
 def _kind(tree: ast.Module) -> Kind:

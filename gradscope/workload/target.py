@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 from gradscope.errors import TargetError, UsageError
+from gradscope.texts import shown_path
 from gradscope.workload.definition import Workload
 from gradscope.workload.factory import Factory, argv, seed_generators
 from gradscope.workload.script import Script, find_module, import_path, locate_module
@@ -93,13 +94,14 @@ def _load(given: _Given) -> Factory | Script:
     target = given.target
     head, name = _split(target)
     path = Path(head)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise TargetError(_folder_message(path))
-    if not path.exists() and _looks_like_module(head):
+    exists = os.path.exists(path)
+    if not exists and _looks_like_module(head):
         if name is None:
             raise TargetError(_no_file_message(path))
         return _from_module(given, head, name)
-    if not path.exists():
+    if not exists:
         raise TargetError(_no_file_message(path))
     kind = file_kind(path)
     if name is None and kind == "script":
@@ -120,7 +122,7 @@ def _load_module_script(target: str, args: Sequence[str]) -> Script:
 
 
 def _split(target: str) -> tuple[str, str | None]:
-    if Path(target).exists():
+    if os.path.exists(target):  # Path.exists() raises where a name is too long, or a folder closed to us
         return target, None
     head, colon, name = target.rpartition(":")
     if not colon:
@@ -237,10 +239,10 @@ def _folder_message(folder: Path) -> str:
 
 
 def _no_file_message(path: Path) -> str:
-    head = f"there is no file {path}."
+    head = f"there is no file {shown_path(path)}."
     folder = path.parent
-    if not folder.is_dir():
-        return f"{head}\nIts folder does not exist either: {os.path.abspath(folder)}"
+    if not os.path.isdir(folder):
+        return f"{head}\nIts folder does not exist either: {shown_path(os.path.abspath(folder))}"
     files = [other.name for other in folder.glob("*.py")]
     close = difflib.get_close_matches(path.name, files, n=1) or [f for f in files if f == f"{path.name}.py"]
     if close:
