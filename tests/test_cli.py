@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gradscope.kernels.choice
 import gradscope.recipes.norm
 from gradscope import pipeline
-from gradscope.errors import NothingMeasuredError, WorkloadError
+from gradscope.errors import NothingMeasuredError, UsageError, WorkloadError
 from gradscope.pipeline import Outcome
 from gradscope.report import Report
 from gradscope.tables import Options, Progress
@@ -188,6 +189,42 @@ def test_missing_folder_is_said_before_anything_runs(tmp_path: Path, seen: Seen,
     assert ran.err == (
         f"gradscope: error: no/run.json cannot be written: the folder {tmp_path}/no does not exist.\nCreate it first.\n"
     )
+
+
+@pytest.mark.parametrize("output", ["", "results/"])
+def test_o_without_a_name(output: str, seen: Seen, run: Runner) -> None:
+    ran = run("profile", "model.py", "-o", output)
+    assert ran.code == 2 and seen.options is None
+    assert ran.err == (
+        f"gradscope: error: -o {output or repr('')} does not name a file.\n"
+        f"Give the beginning of a name, such as {output}run.\n"
+    )
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**5000], ids=["large", "small", "of many digits"])
+def test_a_seed_that_torch_does_not_take(seed: int) -> None:
+    shown = str(seed) if abs(seed) < 10**60 else "a very long value"
+    with pytest.raises(UsageError) as raised:
+        Options(seed=seed)
+    assert str(raised.value) == f"seed is {shown}; it must be between -2**63 and 2**64 - 1, as torch's."
+
+
+@pytest.mark.parametrize("command", ["profile", "fit", "fix"])
+def test_a_seed_is_refused_before_anything_runs(command: str, run: Runner) -> None:
+    sizes = ["--batch-sizes", "2,4"] if command == "fit" else []
+    ran = run(command, "model.py", *sizes, "--seed", str(2**64))
+    assert ran.code == 2
+    assert ran.err == (
+        "gradscope: error: seed is 18446744073709551616; it must be between -2**63 and 2**64 - 1, as torch's.\n"
+    )
+
+
+@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63)])
+def test_a_seed_that_torch_takes(seed: int) -> None:
+    assert Options(seed=seed).seed == seed
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    torch.set_rng_state(state)
 
 
 def test_o_and_json_together(seen: Seen, run: Runner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,11 @@ def json_path_of(target: str, output: str | None, json_path: str | None, *, modu
         if output is not None:
             raise UsageError("-o and --json both say where RUN.json goes: give one of them.")
         return None if json_path == "-" else Path(json_path)
+    if output is not None and not os.path.basename(output):
+        raise UsageError(
+            f"-o {output or repr(output)} does not name a file.\n"
+            f"Give the beginning of a name, such as {os.path.join(output, 'run')}."
+        )
     prefix = output if output is not None else f"gradscope-{_stem(target, module=module)}"
     return Path(prefix if prefix.endswith(".json") else f"{prefix}.json")
 
@@ -57,9 +63,9 @@ def html_path_of(json_path: Path | None, html_path: str | None, *, no_html: bool
 def _stem(target: str, *, module: bool) -> str:
     """``gpt`` for ``examples/gpt.py``, ``gpt.py:small``, ``models.gpt:small`` and ``-m models.gpt``."""
     path = Path(target)
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists() raises where a name is too long, or a folder closed to us
         path = Path(target.rpartition(":")[0] or target)
-    if path.suffix == ".py" or path.exists():
+    if path.suffix == ".py" or os.path.exists(path):
         return path.stem
     return path.name.rpartition(".")[2]
 

@@ -44,7 +44,18 @@ ModuleOption = Annotated[
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps to measure.")]
 WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Steps before anything is measured.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where a model file's model runs.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of Python, NumPy and torch.")]
+
+
+def _seed_for_torch(seed: int | None) -> int | None:
+    from gradscope.tables.settings import check_seed
+
+    check_seed(seed)
+    return seed
+
+
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", callback=_seed_for_torch, help="Seed of Python, NumPy and torch.")
+]
 NoLinesOption = Annotated[bool, typer.Option("--no-lines", help="Do not measure by source line.")]
 NoMemoryOption = Annotated[bool, typer.Option("--no-memory", help="Do not measure memory.")]
 NoHtmlOption = Annotated[bool, typer.Option("--no-html", help="Do not write the page.")]

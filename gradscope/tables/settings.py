@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradscope.errors import UsageError
+from gradscope.texts import shown_repr
 
 MEMORY_BUDGET = 4 * 1024**3
+
+# What torch.manual_seed takes.
+_LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,20 @@ class Options:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
-        if self.seed is not None and type(self.seed) is not int:
-            raise UsageError(f"seed is {self.seed!r}; it must be a whole number, or None to leave the random state.")
+        check_seed(self.seed)
         for name in ("lines", "memory", "timing", "run_to_end"):
             if type(getattr(self, name)) is not bool:
                 raise UsageError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+
+
+def check_seed(seed: object) -> None:
+    """Raise UsageError for a seed that torch does not take; None leaves the random state."""
+    if seed is None:
+        return
+    if type(seed) is not int:
+        raise UsageError(f"seed is {seed!r}; it must be a whole number, or None to leave the random state.")
+    if not _LEAST_SEED <= seed <= _LARGEST_SEED:
+        raise UsageError(f"seed is {shown_repr(seed)}; it must be between -2**63 and 2**64 - 1, as torch's.")
 
 
 class Progress:
