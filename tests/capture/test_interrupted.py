@@ -35,6 +35,8 @@ def costs(*pairs: tuple[float, float]) -> list[StepCost]:
         (costs((0.1, 0.1), (0.25, 0.1), (0.1, 0.1)), []),  # a wake-up of the scheduler
         (costs((10, 10), (12, 10), (10, 10)), []),  # within what steps differ by
         (costs((10, 10), (99, 10)), []),  # of two nobody knows which is the odd one
+        (costs((10, 10), (3, 10), (10, 10), (10, 10)), []),  # one that took less was not
+        (costs((10, 10), (10, 10), (10, 10), (60, 15), (70, 15)), [3, 4]),  # the usual step, not the mean
         (costs((10, 2), (30, 2.1), (10, 2)), [1]),  # a loop that waits anyway, for its data
     ],
 )

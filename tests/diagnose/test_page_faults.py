@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
+from gradscope.capture import faults
 from gradscope.capture.faults import FaultMeter
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import page_faults
@@ -39,7 +40,7 @@ class Wide(nn.Module):
 
 
 def _case(
-    faults: float,
+    count: float,
     system_ns: int,
     *,
     device: str = "cpu",
@@ -47,7 +48,7 @@ def _case(
     threads: int = 2,
     kept: bool = False,
 ) -> Case:
-    seen = {"system": {"page_faults": faults, "system_ns": system_ns, "kept": kept}}
+    seen = {"system": {"page_faults": count, "system_ns": system_ns, "kept": kept}}
     case = made_case(wall=100 * MS, device=device, facts=Facts(settings=seen))
     environment = {**case.run.environment, "platform": platform, "threads": threads}
     return Case(replace(case.run, environment=environment), case.facts)
@@ -73,7 +74,7 @@ def test_system_time_for_something_else_does_not_count() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        _case(900, 40 * MS),
+        _case(900, 40 * MS, threads=1),  # 3.2 % of the step
         _case(20_000, 5 * MS),
         _case(20_000, 40 * MS, device="cuda"),
         _case(20_000, 40 * MS, platform="darwin-arm64"),
@@ -115,6 +116,18 @@ def test_an_allocator_that_keeps_memory_is_known_by_the_environment(monkeypatch:
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert not meter.facts() or meter.facts()["kept"]
+
+
+def test_a_step_costs_what_the_system_did_between_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step with the fewest faults is told; what happens between two steps is of none."""
+    usage = iter([(100, 1.0), (900, 1.5), (2_000, 3.0), (2_300, 3.002), (9_000, 9.0), (9_900, 9.0)])
+    monkeypatch.setattr(faults, "_usage", lambda: next(usage))
+    meter = FaultMeter()
+    for _ in range(3):
+        meter.start()
+        meter.stop()
+    facts = meter.facts()
+    assert (facts["page_faults"], facts["system_ns"]) == (300, 2_000_000)
 
 
 # What the system took for them is set to the whole step: on a busy machine it is a small part of it.
