@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gradscope.capture import byhand
 from gradscope.tree import join, named_modules_of
@@ -35,6 +36,16 @@ def wrapped(module: nn.Module) -> nn.Module:
 def shape_of(module: nn.Module) -> tuple[tuple[str, str], ...]:
     """Paths and classes of a module and all that lies in it: equal for a module and its copy."""
     return tuple((path, type(inner).__name__) for path, inner in inner_paths(module))
+
+
+def sizes_of(module: nn.Module) -> list[tuple[str, tuple[int, ...] | None]]:
+    """Names and shapes of the parameters of a module and of all that lies in it; None for a lazy one's."""
+    return [
+        (join(path, name), None if is_lazy(held) else tuple(held.shape))
+        for path, inner in inner_paths(module)
+        for name, held in inner._parameters.items()
+        if held is not None
+    ]
 
 
 def own_parameters(module: nn.Module) -> int:

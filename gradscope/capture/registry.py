@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.capture.paths import inner_paths, own_parameters, shape_of, source_of, wrapped
+from gradscope.capture.paths import inner_paths, own_parameters, shape_of, sizes_of, source_of, wrapped
 from gradscope.tree import join, modules_of, parameters_of
 
 NOBODYS = -1  # label of a module that no root holds
@@ -46,6 +46,7 @@ class ModuleRegistry:
         self.models: Callable[[], Iterable[nn.Module]] = tuple  # those that the user has named
         self._labels: dict[int, int] = {}  # id of a living module -> label
         self._guards: dict[int, weakref.ref[nn.Module]] = {}  # take the id out when the module dies
+        self._copies: dict[int, int] = {}  # id of what was taken for a copy -> the step in which it was
         self._known: dict[tuple[int, str], int] = {}  # (root, path) -> label
         self._walked: tuple[int, int] | None = None  # (root, step) of the last walk that found nothing new
         self.called_by_hand: set[type[nn.Module]] = set()  # classes, see byhand.py
@@ -54,8 +55,8 @@ class ModuleRegistry:
         self._holders: dict[int, list[int]] = {}  # id of a parameter -> labels of the modules that hold it
 
     def get(self, module: nn.Module) -> int | None:
-        """Label of a module that was seen before."""
-        return self._labels.get(id(module))
+        """Label of a module that was seen before; None where it was taken for a copy in another step than this one."""
+        return None if self._copies and self._outlived(module) else self._labels.get(id(module))
 
     def living(self, number: int) -> nn.Module | None:
         """The module with that id; None where it is gone."""
@@ -70,6 +71,8 @@ class ModuleRegistry:
         """
         with self._lock:
             found = self._labels.get(id(module))
+            if self._outlived(module):
+                found = self._nobodys(module)
             if found is not None and (found != NOBODYS or callers):
                 return found
             if not callers:
@@ -77,6 +80,10 @@ class ModuleRegistry:
                 original = self._original_of(module) if getattr(module, "_is_replica", False) else None
                 return self._add_root(module) if original is None else original
             return self._label_inner(module, [caller for caller in callers if caller is not None])
+
+    def _outlived(self, module: nn.Module) -> bool:
+        """A copy is made for one step. What is called in the next as well its holder keeps, in a plain list or dict."""
+        return self._copies.get(id(module), self.step) != self.step
 
     def add_root(self, module: nn.Module) -> int:
         """Label of a model that was never called itself, as its copies were."""
@@ -195,9 +202,10 @@ class ModuleRegistry:
         return None
 
     def _original_of(self, module: nn.Module, root: int | None = None) -> int | None:
-        """The one module (of the root) that it can be a copy of: of the same class, with the same modules inside."""
+        """The one module (of the root) that it can be a copy of: the only one of the class, with the same inside."""
+        replica = getattr(module, "_is_replica", False)
         own = shape_of(module)
-        if not any(True for _ in parameters_of(module)) and not getattr(module, "_is_replica", False):
+        if not any(True for _ in parameters_of(module)) and not replica:
             return None  # a fresh ReLU is nobody's copy; a replica of DataParallel's has no parameters of its own
         alike = [
             label
@@ -210,10 +218,15 @@ class ModuleRegistry:
         if len(alike) != 1:
             return None
         place = self.places[alike[0]]
+        original = place.module()
+        if original is None or not (replica or sizes_of(original) == sizes_of(module)):
+            return None
         for name, inner in inner_paths(module):
             label = self._known.get((place.root, join(place.path, name)))
             if label is not None:
                 self._note(inner, label)
+                if not replica:
+                    self._copies[id(inner)] = self.step
         return alike[0]
 
     def _walk(self, top: nn.Module, root: int, prefix: str = "") -> None:
@@ -247,12 +260,14 @@ class ModuleRegistry:
     def _note(self, module: nn.Module, label: int) -> None:
         number = id(module)
         self._labels[number] = label
-        labels, guards = self._labels, self._guards
+        self._copies.pop(number, None)
+        labels, guards, copies = self._labels, self._guards, self._copies
 
         def gone(reference: Any) -> None:
             if guards.get(number) is reference:
                 guards.pop(number, None)
                 labels.pop(number, None)
+                copies.pop(number, None)
 
         guards[number] = weakref.ref(module, gone)
 

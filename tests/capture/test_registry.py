@@ -159,6 +159,58 @@ def test_a_replaced_part_has_lines_and_bytes_too() -> None:
     assert saved["other.head"] == saved["kept.head"] > 0
 
 
+class Listing(nn.Module):
+    """Keeps modules in a plain list, where torch does not see them; ``top`` is of their class."""
+
+    def __init__(self, hidden: list[nn.Module], top: nn.Module) -> None:
+        super().__init__()
+        self.hidden, self.top = hidden, top
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.hidden:
+            x = each(x)
+        out: Tensor = self.top(x)
+        return out
+
+
+@pytest.mark.parametrize("top", [lambda: nn.Linear(4, 2), lambda: nn.Linear(4, 4)], ids=["other size", "same size"])
+def test_modules_in_a_plain_list_are_no_copies_of_another(top: Callable[[], nn.Module]) -> None:
+    model = Listing([nn.Linear(4, 4) for _ in range(3)], top())
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    assert {path: row.calls for path, row in layers.items()} == {"": 1, "top": 1}
+
+
+def test_a_teacher_in_a_plain_list_is_not_its_student() -> None:
+    student = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model = Listing([copy.deepcopy(student)], student)
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    assert {path: row.calls for path, row in layers.items()} == {"": 1, "top": 1, "top.0": 1, "top.1": 1}
+
+
+def test_a_module_made_inside_of_a_call_is_no_copy_of_one_of_another_size() -> None:
+    class Makes(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(nn.Linear(4, 4, bias=False)(x))
+
+    model = Makes()
+    model.body = nn.Identity()  # type: ignore[assignment]
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    assert {path: row.calls for path, row in layers.items()} == {"": 1, "body": 1, "head": 1}
+
+
+def test_a_copy_made_inside_of_a_call_counts_for_its_original() -> None:
+    class Copies(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(copy.deepcopy(self.body)(self.body(x)))
+            return out
+
+    model = Copies()
+    model.head = nn.Bilinear(4, 4, 2)  # type: ignore[assignment]
+    model.head.forward = lambda x: x  # type: ignore[method-assign]
+    layers = measured(lambda _: model(X).sum().backward(), model)
+    assert {path: row.calls for path, row in layers.items()} == {"": 1, "body": 2, "head": 1}
+
+
 def test_copies_of_a_part_of_a_model_that_is_never_called() -> None:
     parts = nn.ModuleDict({"net": Net(), "tail": nn.Linear(2, 2)})
 
