@@ -191,6 +191,20 @@ def test_a_node_belongs_to_the_innermost_call_that_drew_its_number() -> None:
     assert skeleton.nodes.sequence.tolist() == [*range(10), 3]
 
 
+def test_a_node_from_before_the_trace_is_nobodys() -> None:
+    """What made it was not seen: that is not known to be outside of every module."""
+    table = table_of(
+        Row(RowKind.OP, 1, 2, "aten::first", sequence=5),
+        Row(RowKind.CALL, 10, 100, "call", argument=0),
+        Row(RowKind.BACKWARD, 200, 500, "backward", argument=0),
+        *(
+            Row(RowKind.NODE, 210 + 10 * number, 215 + 10 * number, f"N{number}", sequence=number, forward_thread=1)
+            for number in (3, 4, 5, 6)
+        ),
+    )
+    assert read_skeleton(table, spans((0, 6, 7)), [-1]).nodes.owner.tolist() == [-2, -2, -1, 0]
+
+
 def test_a_nodes_number_is_its_functions_where_the_engines_row_has_none() -> None:
     """A hook of the user's that runs an op first takes the number from the engine's row; a number it has is kept."""
     table = table_of(

@@ -17,13 +17,14 @@ from gradscope.tables import Facts
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 
 
-def _backward_case(cause: str, forward: int, backward: int, **more: Any) -> Case:
+def _backward_case(cause: str, forward: int, backward: int, wall: int | None = None, **more: Any) -> Case:
     ops = [
         op("body", "forward", "aten::index", forward),
         op("body", "backward", cause, backward - MS // 10),
         op("body", "backward", "IndexBackward0", MS // 10),
     ]
-    return made_case([row("body", forward, backward, **more)], ops)
+    rows = [row("body", forward, backward, **more)]
+    return made_case(rows, ops) if wall is None else made_case(rows, ops, wall=wall)
 
 
 def test_indexing_whose_backward_adds_row_by_row() -> None:
@@ -70,6 +71,20 @@ def test_equal_layers_are_one_finding() -> None:
 )
 def test_a_backward_that_is_as_it_should_be(cause: str, forward: int, backward: int) -> None:
     assert list(backward_ratio.find(_backward_case(cause, forward, backward))) == []
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "wall", "found"),
+    [
+        (MS, 6 * MS, 72 * MS, 0),  # 3.5 ms above the norm: less than a twentieth of the step
+        (MS, 6 * MS, 68 * MS, 1),
+        (MS // 10, 740_000, 5 * MS, 0),  # 0.49 ms above it, a tenth of the step
+        (MS // 10, 760_000, 5 * MS, 1),
+    ],
+)
+def test_what_is_above_the_norm_must_matter(forward: int, backward: int, wall: int, found: int) -> None:
+    case = _backward_case("aten::_index_put_impl_", forward, backward, wall)
+    assert len(list(backward_ratio.find(case))) == found
 
 
 def test_one_slow_step_is_no_slow_backward() -> None:
