@@ -13,6 +13,7 @@ from torch import nn
 from gradscope import compat
 from gradscope.amounts import bytes_of
 from gradscope.analysis import analyse
+from gradscope.capture.engine import STEP_ENDS
 from gradscope.capture.guard import Guard
 from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
@@ -135,7 +136,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     recorder = Recorder()
     session = Session(options, progress, recorder=recorder, reader=TraceReader())
     say = (progress or Progress()).say
-    finder = StepFinder(session, run_to_end=options.run_to_end, say=say)
+    finder = StepFinder(session, run_to_end=options.run_to_end, say=say, guard=session.run.guard)
     error: BaseException | None = None
     seed_everything(options.seed)
     process, seconds = os.getpid(), _seconds_of_children()
@@ -158,6 +159,11 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
         session.capture.notes.append(
             "the optimizers step in no regular order: a step ends where the one that steps least often has stepped, "
             "and steps may differ"
+        )
+    if error is None and not session.capture.steps_done and STEP_ENDS in session.capture.failed:
+        raise NothingMeasuredError(
+            f"{script.target} could not be measured: {session.capture.failed[STEP_ENDS]}.\n"
+            "Run 'gradscope doctor' to see why."
         )
     if error is None and not finder.backwards:
         raise NothingMeasuredError(

@@ -17,6 +17,7 @@ Around = Callable[[Any], AbstractContextManager[None]]
 
 
 BACKWARD_PASSES = "looking at a backward pass"  # under which the guard notes an error
+STEP_ENDS = "looking for the ends of steps"  # the same
 
 
 class BackwardWatch:
@@ -52,14 +53,16 @@ class BackwardWatch:
                 with self._surroundings(outermost, roots), self._row(outermost, args, kwargs):
                     result = original(roots, *args, **kwargs)
                 if outermost and self.ended is not None:
-                    self.ended(_creates_graph(args, kwargs) and not transforms_run())
+                    with self._guard.over(STEP_ENDS):
+                        self.ended(_creates_graph(args, kwargs) and not transforms_run())
                 return result
             except BaseException:
                 self.raised += outermost
                 raise
             finally:
                 if outermost and self.settled is not None:
-                    self.settled()
+                    with self._guard.over(STEP_ENDS):
+                        self.settled()
 
         return run_backward
 

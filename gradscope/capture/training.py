@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.cycles import CycleFinder
-from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.engine import STEP_ENDS, BackwardWatch
+from gradscope.capture.guard import Guard
 from gradscope.capture.left import StepsOfOptimizer
 from gradscope.capture.seen import Seen
 from gradscope.compat import graph_task_id
@@ -58,10 +59,19 @@ class StepFinder:
     Args:
         run_to_end: never raise it.
         say: told why the script runs on although it was to be stopped.
+        guard: notes what goes wrong here.
     """
 
-    def __init__(self, session: Steps, *, run_to_end: bool = False, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        session: Steps,
+        *,
+        run_to_end: bool = False,
+        say: Callable[[str], None] | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self._session = session
+        self._guard = guard or Guard()
         self._stops = not run_to_end
         self._say = say or (lambda _text: None)
         self._raised = False
@@ -81,8 +91,9 @@ class StepFinder:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch every optimizer and every backward pass while the block runs."""
-        self._others.update(_optimizers())
-        handle = register_optimizer_step_post_hook(self._stepped)
+        with self._guard.over(STEP_ENDS):
+            self._others.update(_optimizers())
+        handle = register_optimizer_step_post_hook(self._guard.hook(STEP_ENDS, self._stepped))
         self._session.backward.ended = self._went_backward
         try:
             yield

@@ -193,3 +193,21 @@ def test_an_error_of_the_users_is_theirs(tmp_path: Path) -> None:
     assert isinstance(script, Script)
     outcome = profile_script(script, Options(steps=2, warmup=2))
     assert isinstance(outcome.error, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("name", ["_stepped", "_went_backward"])
+def test_without_the_ends_of_steps_there_is_one_clear_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[BaseException]
+) -> None:
+    _plant(monkeypatch, "capture.training", "StepFinder", name)
+    path = tmp_path / "train.py"
+    path.write_text(_SCRIPT.replace("optimizer.step()", "") if name == "_went_backward" else _SCRIPT)
+    script = load_target(str(path))
+    assert isinstance(script, Script)
+    with pytest.raises(NothingMeasuredError) as caught:
+        profile_script(script, Options(steps=2, warmup=2, run_to_end=True))
+    assert script.namespace["ended"]
+    assert str(caught.value) == (
+        f"{path} could not be measured: Planted: {name} was called.\nRun 'gradscope doctor' to see why."
+    )
+    assert kept
