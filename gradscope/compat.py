@@ -538,8 +538,7 @@ def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
     except OSError:
         yield None
         return
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.flush()
+    _flush_stderr()
     try:
         scratch = _scratch_file()
     except OSError:  # no descriptor left, or a system without a folder that can be written
@@ -551,8 +550,7 @@ def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
         try:
             yield held.fileno()
         finally:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.flush()
+            _flush_stderr()
             os.dup2(saved, 2)
             os.close(saved)
             held.seek(0)
@@ -560,6 +558,11 @@ def _held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
             if kept:
                 with contextlib.suppress(OSError):
                     os.write(2, b"".join(kept))
+
+
+def _flush_stderr() -> None:
+    with contextlib.suppress(Exception):  # the user's code may have put a stream of its own there, of any kind
+        sys.stderr.flush()
 
 
 def _scratch_file() -> IO[bytes]:

@@ -95,6 +95,8 @@ def run(arguments: list[str]) -> int:
         silence(sys.stdout)
     except OSError as error:
         code = code or _unwritable(error)
+    except Exception:  # a stream of the user's own, without a flush or with one that raises
+        pass
     return code
 
 

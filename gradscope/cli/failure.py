@@ -19,7 +19,7 @@ TERMINATED = 143  # and one that SIGTERM did
 
 def say(message: str) -> None:
     """Write a line on stderr, if there is still anybody to read it."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):  # the user's code may have put a stream of its own there, of any kind
         print(f"gradscope: {message}", file=sys.stderr, flush=True)
 
 
@@ -34,7 +34,7 @@ def show_user_error(error: BaseException) -> int:
 
     The traceback goes through ``sys.excepthook``, which the user's code may have replaced, without gradscope's frames.
     """
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         sys.stdout.flush()
     if isinstance(error, SystemExit):
         return _system_exit_code(error)
@@ -67,7 +67,8 @@ def _system_exit_code(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code
-    print(error.code, file=sys.stderr, flush=True)
+    with contextlib.suppress(Exception):
+        print(error.code, file=sys.stderr, flush=True)
     return 1
 
 

@@ -44,7 +44,7 @@ def _descriptor_moved(whole_process: bool) -> Iterator[TextIO]:
         with os.fdopen(os.dup(original), "w", encoding="utf-8") as stream:
             yield stream
     finally:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # a stream of the user's own
             sys.stdout.flush()
         if not whole_process:
             os.dup2(original, _STDOUT)

@@ -110,6 +110,15 @@ for _ in range(60):
     losses.append(loss.item())
 print("trained", losses)
 """
+_ONLY_WRITES = """
+class Copied:
+    def __init__(self, stream):
+        self._stream = stream
+    def write(self, text):
+        return self._stream.write(text)
+
+sys.stdout, sys.stderr = Copied(sys.stdout), Copied(sys.stderr)
+"""
 _CLEANS_UP = """
 try:
     for _ in range(60):
@@ -178,6 +187,17 @@ def test_sigterm_ends_the_script_and_writes_what_was_measured(tmp_path: Path) ->
     assert "gradscope: terminated" in err and "Traceback" not in err
     run = _run(tmp_path)
     assert run["layers"] and run["workload"]["steps"] == 2
+
+
+@pytest.mark.parametrize("last", ["sys.exit('enough')", "1 / 0", "sys.exit(0)"])
+def test_streams_of_the_users_that_can_only_be_written_to(last: str, tmp_path: Path) -> None:
+    text = _ONLY_WRITES + f"for _ in range(60):\n    step()\n{last}\n"
+    code, out, err = _profiled(tmp_path, text, "--run-to-end")
+    alone = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, check=False)
+    assert code == alone.returncode  # 120, with which Python says that it cannot flush
+    assert "gradscope: wrote gradscope-train.json" in err and not _run(tmp_path)["partial"]
+    assert "backward  " in out
+    assert ("enough" in err) == ("enough" in last) and ("ZeroDivisionError" in err) == ("1 / 0" in last)
 
 
 def test_a_fork_trains_on_as_it_would_alone(tmp_path: Path) -> None:

@@ -107,3 +107,10 @@ def test_a_stand_in_for_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
     report = gradscope.profile(nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=1, memory=False)
     assert "triton" not in report.data.environment
+
+
+@pytest.mark.parametrize("stream", [None, types.SimpleNamespace(write=len)], ids=["none", "no flush"])
+def test_what_the_user_puts_in_the_place_of_stderr(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    report = gradscope.profile(nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=1)
+    assert not report.data.partial and not [note for note in report.data.notes if "failed" in note]
