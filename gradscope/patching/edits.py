@@ -14,6 +14,7 @@ from gradscope.patching.match import Match
 from gradscope.patching.names import Names
 from gradscope.patching.recording import Frame, Recording
 from gradscope.patching.refusal import Refusal
+from gradscope.patching.relied import relied_on
 from gradscope.patching.second import second_of
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.spelling import Spelling
@@ -90,6 +91,7 @@ class _Region:
         self.statements.sort_others({name for each in self.spelling.spelled for name in names_in(each)})
         self._check_names()
         check_calls(match, self.texts, self.statements, self.spelling.spelled)
+        self.statements.require(relied_on(match, recording, self.texts))
         self.second = second_of(match, recording, self.texts, self.statements)
 
     def _check_result(self, frame: Frame) -> None:
@@ -140,7 +142,7 @@ class _Region:
                 )
             ]
         replacements.sort(key=lambda part: part.start)
-        if self.statements.conditions:
+        if self.statements.conditions or self.statements.known:
             replacements = [self._guarded(replacements)]
         line = self.stays.lineno
         names = frozenset(self.spelling.names)
@@ -205,8 +207,14 @@ class _Region:
         indent = " " * statement.col_offset
         conditions = self.statements.conditions
         tests = dict.fromkeys(spelled_condition(file.of(test), test, outcome) for test, outcome in conditions)
+        tests |= dict.fromkeys(each.text for each in self.statements.known)
         new = edited(old, moved)
-        lines = [f"{indent}if {' and '.join(tests)}:", *_indented(new), f"{indent}else:", *_indented(old)]
+        lines = [
+            f"{indent}if {' and '.join(tests)}:",
+            *_indented(_without_gaps(new)),
+            f"{indent}else:",
+            *_indented(old),
+        ]
         return Replacement(start, end, "\n".join(lines) + "\n")
 
     def _check_one_line_texts(self, statement: ast.stmt) -> None:
@@ -228,6 +236,17 @@ def edited(text: bytes, replacements: Iterable[Replacement]) -> bytes:
         text = text[: part.start] + part.text.encode() + text[part.end :]
         end = part.start
     return text
+
+
+def _without_gaps(text: bytes) -> bytes:
+    """Lines without the empty ones that statements have left behind: none at the ends, none after another."""
+    kept: list[bytes] = []
+    for line in text.strip(b"\n").split(b"\n"):
+        if line.strip() or (kept and kept[-1].strip()):
+            kept.append(line)
+    while kept and not kept[0].strip():
+        kept.pop(0)
+    return b"\n".join(kept).rstrip()
 
 
 def _indented(text: bytes) -> list[str]:

@@ -131,7 +131,7 @@ class Match:
     suffix: str = ""  # written behind the call: ".transpose(1, 2)"
     reasons: list[str] = field(default_factory=list)  # why it cannot be replaced; empty: it can
     idle: str = ""  # why it would be right and gain nothing, at this size
-    fixed: tuple[Scalar, ...] = ()  # numbers that were relied on: they must be spelled as numbers
+    fixed: tuple[Scalar, ...] = ()  # where these are not spelled as numbers, `otherwise` is the better way
     like: Like | None = None  # the form of what is made on the way, for statements that ask for it
     otherwise: Match | None = None  # what to do where the source does not allow this
     also: Node | None = None  # a later call of the output: the new call gives its result too, before the output

@@ -11,6 +11,7 @@ from gradscope.patching.match import Match
 from gradscope.patching.reading import reads_only
 from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
+from gradscope.patching.relied import Known
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import (
     HIDES,
@@ -42,6 +43,7 @@ class Statements:
         kept: statements inside a condition that goes, which stay.
         changed: statements that stay and ask for the form of a tensor that is no longer made.
         conditions: a test, and whether it held.
+        known: numbers that were relied on, as tests too.
 
     Raises:
         Refusal: they do more than that.
@@ -57,6 +59,7 @@ class Statements:
         self.kept: list[ast.stmt] = []
         self.changed: list[ast.stmt] = []
         self.conditions: list[tuple[ast.expr, bool]] = []
+        self.known: list[Known] = []
         self._loose: list[ast.stmt] = []  # of a branch that ran, and no part of the pattern
         self._dead: set[ast.stmt] = set()
         self._find_own()
@@ -260,10 +263,26 @@ class Statements:
         """Where what goes begins."""
         return min([self.source.file.start(each) for each in (*self.gone, self.statement)])
 
+    def require(self, known: list[Known]) -> None:
+        """The new code is for these numbers; else the old one runs.
+
+        Raises:
+            Refusal: one cannot be asked for before the pattern.
+        """
+        for each in known:
+            if not reads_only(each.expression):
+                raise Refusal(f"line {each.expression.lineno}: {self._text(each)} may be another number next time")
+        self.known = known
+        self._check_conditions()
+
+    def _text(self, known: Known) -> str:
+        return self.source.file.of(known.expression)
+
     def _check_conditions(self) -> None:
         """All conditions are asked before the first statement that goes."""
         inner = {name for part in self.parts for name in bound_names(part)}
-        for test, _ in self.conditions:
+        here = [each.expression for each in self.known if within(self.source.definition, each.expression)]
+        for test in [*(test for test, _ in self.conditions), *here]:
             end = max(self.source.file.start(test), self.source.file.start(self.statement))
             name = next((name for name in sorted(names_in(test)) if name in inner), None)
             if name is not None:

@@ -74,15 +74,23 @@ class Texts:
             raise Refusal(f"no expression in {self.frame.code.co_name} is the tensor that {_user(value, users)} reads")
         return min(found, key=lambda pair: not isinstance(pair[0], ast.Name))
 
+    def spelled(self, node: Node) -> ast.expr | ast.stmt | None:
+        """Where a call stands; in a lambda or a comprehension the expression inside."""
+        inline = node.places[0].frame.code.co_name in INLINE
+        return self._innermost(node) if inline else self.expression(node)
+
     def scalar(self, scalar: Scalar) -> ast.expr | str:
         """The expression of a number."""
-        node, expression = scalar.node, self.expression(scalar.node)
-        if node.places[0].frame is not self.frame and node.caller is None:
+        node, expression = scalar.node, self.spelled(scalar.node)
+        inline = node.places[0].frame.code.co_name in INLINE
+        if node.places[0].frame is not self.frame and node.caller is None and not inline:
             return self._scalar_below(scalar)
         if isinstance(expression, ast.AugAssign) and scalar.position == 1:
             return expression.value
-        if isinstance(expression, ast.BinOp):
-            for side, other in ((expression.left, expression.right), (expression.right, expression.left)):
+        if isinstance(expression, ast.Assign) and node.op == "setitem" and scalar.position == 2:
+            return expression.value
+        for sides in _sides(expression):
+            for side, other in (sides, sides[::-1]):
                 if any(self.denotes(side, value, node) for value in node.inputs):
                     return other
         if isinstance(expression, ast.Call) and self.calls(expression, node):
@@ -229,9 +237,23 @@ class Texts:
         held = self._attribute(call.func)
         if isinstance(call.func, ast.Name):
             held = self.frame.globals.get(call.func.id)
+        if held is None and isinstance(call.func, ast.Attribute):
+            held = self._of_a_library(call.func)
+            if held is None:
+                return canonical_name(call.func.attr) == node.op
         if held is None:
-            return isinstance(call.func, ast.Attribute) and canonical_name(call.func.attr) == node.op
+            return False
         return isinstance(held, nn.Module) or (callable(held) and canonical(held) == node.op)
+
+    def _of_a_library(self, function: ast.Attribute) -> object:
+        """What ``torch.linalg.vector_norm`` is; None where it does not begin with a module that was imported."""
+        first, *rest = reversed(list(name_chain(function)))
+        found: object = self.frame.globals.get(first) if first not in self.frame.code.co_varnames else None
+        if not isinstance(found, ModuleType):
+            return None
+        for part in rest:
+            found = getattr(found, part, None)
+        return found
 
     def _argument(self, call: ast.Call, node: Node, scalar: Scalar) -> ast.expr | None:
         """The argument of a call by its name, or by its position where the call is a function's or a method's."""
@@ -326,6 +348,15 @@ class Texts:
         for part in reversed(list(name_chain(call.func))):
             found = self.frame.globals.get(part) if found is None else getattr(found, part, None)
         return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith("torch.")
+
+
+def _sides(expression: ast.AST | None) -> list[tuple[ast.expr, ast.expr]]:
+    """Left and right of an operator; nothing of any other expression."""
+    if isinstance(expression, ast.BinOp):
+        return [(expression.left, expression.right)]
+    if isinstance(expression, ast.Compare) and len(expression.ops) == 1:
+        return [(expression.left, expression.comparators[0])]
+    return []
 
 
 def _user(value: Value, users: frozenset[Node]) -> str:

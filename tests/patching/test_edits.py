@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -87,13 +89,26 @@ def test_exact_or_refused_also_next_time(kind, change, later):
     [
         (ConditionBoundInside, "the condition cannot be asked earlier"),
         (HelperWithCondition, "masked may do something else another time"),
-        (DimensionByArgument, "dim may be another number next time"),
         (OwnDropout, "is no module of torch"),
     ],
 )
 def test_refused_with_a_reason(kind, reason):
     found = reasons(kind(), x())
     assert any(reason in each for each in found), found
+
+
+def test_another_argument_next_time():
+    """The number that was relied on is asked for at each call."""
+    model = DimensionByArgument()
+    original = copy.deepcopy(model)
+    patches = patched(model, x())
+    assert "if dim == -1:" in patches.diff
+    for each in (model, original):
+        each.eval()
+    for dim in (-1, -2, -1):
+        given = x()
+        torch.testing.assert_close(model(given, dim=dim), original(given, dim=dim))
+    patches.revert()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ SPELLED = [
     ("bias_gelu", "y = F.gelu(self.b + u, approximate='tanh')"),
     ("swiglu", "x * torch.sigmoid(x) * u"),
     ("swiglu", "(u * x) * x.sigmoid()"),
+    ("swiglu", "x * torch.sigmoid(self.beta * x) * u"),  # where it is 1.0
     ("swiglu", "u * x / (1 + torch.exp(-x))"),
     ("swiglu", "0.5 * x * (1 + torch.tanh(x / 2)) * u"),
     ("swiglu", "F.silu(x) * F.dropout(u, 0.1, self.training)"),
@@ -109,7 +110,6 @@ NOT_SPELLED = [
     "F.silu(x) * u[..., :1]",
     "F.silu(x) + u",
     "x.detach() * torch.sigmoid(x) * u",
-    "x * torch.sigmoid(self.beta * x) * u",  # 1.0 in this step
     "F.gelu(x + u)",
     "F.gelu(x)",
 ]

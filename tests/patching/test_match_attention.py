@@ -142,14 +142,17 @@ def test_the_text_for_heads_in_the_batch():
     settings = (
         f'hides="nonzero", finite=True, after={{"mask": alibi.unflatten{folded}}}, query=query_layer.unflatten{folded}'
     )
-    assert _added("bloom")[-7:] == [
-        "+        context_layer = gradscope_attention(",
-        f"+            key=key_layer.transpose(-2, -1).unflatten{folded},",
-        f"+            value=value_layer.unflatten{folded},",
-        "+            dropout_p=self.attention_dropout.p if self.attention_dropout.training else 0.0,",
-        "+            scale=self.inv_norm_factor,",
-        f"+            **gradscope_attention_mask(attention_mask, {settings}),",
-        "+        ).flatten(0, 1)",
+    added = _added("bloom")
+    assert "+        if self.beta == 1.0:" in added
+    begin = added.index("+            context_layer = gradscope_attention(")
+    assert added[begin : begin + 7] == [
+        "+            context_layer = gradscope_attention(",
+        f"+                key=key_layer.transpose(-2, -1).unflatten{folded},",
+        f"+                value=value_layer.unflatten{folded},",
+        "+                dropout_p=self.attention_dropout.p if self.attention_dropout.training else 0.0,",
+        "+                scale=self.inv_norm_factor,",
+        f"+                **gradscope_attention_mask(attention_mask, {settings}),",
+        "+            ).flatten(0, 1)",
     ]
 
 

@@ -36,7 +36,6 @@ def matches(recording: Recording) -> Iterator[Match]:
                 region.nodes | sum_.nodes,
                 region.output,
                 optional=region.constants,
-                fixed=region.ones,
                 suffix="[0]",
                 reasons=reasons,
             )

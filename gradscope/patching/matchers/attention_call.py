@@ -101,7 +101,6 @@ class Call:
         suffix = self.found.suffix
         if self.found.heads is not None and len(self.found.product.output.shape) == 3:
             suffix = f".flatten(0, 1){suffix}"
-        dim = Scalar(self.found.softmax, 1, "dim", "-1")
         return Match(
             RECIPE,
             "attention",
@@ -111,7 +110,6 @@ class Call:
             helpers=helpers,
             suffix=suffix,
             reasons=reasons,
-            fixed=(dim,),
             like=self._like(),
         )
 

@@ -47,7 +47,6 @@ def matches(recording: Recording) -> Iterator[Match]:
                 found.nodes,
                 found.output,
                 optional=found.constants,
-                fixed=found.ones,
                 reasons=list(unit.reasons),
             )
 
@@ -71,7 +70,6 @@ def with_bias(recording: Recording) -> Iterator[Match]:
             found.nodes | {node},
             found.output,
             optional=found.constants,
-            fixed=found.ones,
             reasons=reasons,
         )
 

@@ -93,7 +93,6 @@ def _match(found: Norm) -> Match:
         found.region.nodes,
         found.region.output,
         optional=found.region.constants,
-        fixed=found.region.ones,
         reasons=list(found.reasons),
     )
 

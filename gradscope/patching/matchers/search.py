@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gradscope.patching.algebra import Sum, TooLongError
 from gradscope.patching.formula import UNDERSTOOD, Formulas, constant, uncast
 from gradscope.patching.graph import CASTS, COPIES, makers
-from gradscope.patching.match import Scalar
 from gradscope.patching.recording import Frame, Node, Value
 
 _FAR = 14  # calls between what gives a pattern away and its ends
@@ -42,17 +41,6 @@ class Region:
         if any(value.device != self.output.device for value in self.given):
             reasons.append("the operands are on different devices")
         return reasons
-
-    @property
-    def ones(self) -> tuple[Scalar, ...]:
-        """Factors, exponents and the like that are 1: the formula is another where one becomes a different number."""
-        return tuple(
-            Scalar(node, position)
-            for node in self.nodes
-            if node.op in {"add", "sub", "rsub", "mul", "div", "rdiv", "pow"}
-            for position, given in enumerate(node.args)
-            if isinstance(given, (int, float)) and given == 1
-        )
 
     @property
     def is_contiguous(self) -> bool:

@@ -134,7 +134,6 @@ def _match(found: Region) -> Match:
         found.nodes,
         found.output,
         optional=found.constants,
-        fixed=found.ones,
         reasons=reasons,
     )
     packed = _packed(found)
@@ -148,7 +147,6 @@ def _match(found: Region) -> Match:
         found.nodes | nodes,
         found.output,
         optional=found.constants,
-        fixed=found.ones,
         otherwise=one_by_one,
     )
 

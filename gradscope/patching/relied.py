@@ -1,0 +1,218 @@
+"""Numbers that a proof relied on: written down, of a tensor's form, or asked again at each call.
+
+A match holds for the numbers of the recorded run. Those that the new code reads itself may change, and so may the sizes
+of a view, which fit or raise. Any other that is no literal becomes a condition, with the old code behind it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from gradscope.patching.match import Argument, FromSizes, Given, Match, Piece, Scalar, Setting
+from gradscope.patching.reading import INLINE, is_stored
+from gradscope.patching.recording import Frame, Node, Recording
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.patching.syntax import walked
+from gradscope.patching.texts import Texts
+
+# Their numbers are sizes or places: another one does not fit, or moves what the new code is given all the same.
+_OF_FORM = frozenset(
+    {"view", "reshape", "expand", "unflatten", "flatten", "repeat", "split", "chunk", "getitem", "narrow", "select"}
+    | {"ones", "zeros", "empty", "arange", "new_ones", "new_zeros", "new_empty", "eye"}
+)
+_PLAIN = (bool, int, float, str)
+_LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
+# Only in these a user writes numbers: what iterates over a tensor calls unbind.
+_WRITTEN = (ast.Call, ast.BinOp, ast.Compare, ast.AugAssign, ast.Assign)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an expression was in the recorded run, and must be for the new code."""
+
+    expression: ast.expr
+    text: str  # the test
+
+
+def relied_on(match: Match, recording: Recording, texts: Texts) -> list[Known]:
+    """The conditions under which ``match`` holds, asked in the function of ``texts``, each once.
+
+    Raises:
+        Refusal: a number can be asked for neither there nor anywhere.
+    """
+    finder = _Finder(recording, texts)
+    read = set(_read_anew(match.arguments))
+    given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
+    found: dict[str, Known] = {}
+    for node in sorted(match.nodes | match.optional, key=lambda node: node.index):
+        if node.caller is not None or node.op in _OF_FORM or node in given_whole:
+            continue
+        for scalar, value in _numbers(node):
+            if (node, scalar.position) not in read and (node, scalar.name) not in read:
+                known = finder.known(scalar, value)
+                if known is not None:
+                    found.setdefault(known.text, known)
+    return list(found.values())
+
+
+def _pieces(arguments: tuple[Argument, ...]) -> Iterator[Piece]:
+    left: list[Piece] = [piece for argument in arguments for piece in argument.pieces]
+    while left:
+        piece = left.pop()
+        yield piece
+        if isinstance(piece, FromSizes):
+            left += piece.pieces
+        elif isinstance(piece, Setting):
+            left.append(piece.scalar)
+
+
+def _read_anew(arguments: tuple[Argument, ...]) -> Iterator[tuple[Node, int | str]]:
+    """What of a call the new code reads itself, by position and by name."""
+    for piece in _pieces(arguments):
+        if isinstance(piece, Scalar):
+            yield piece.node, piece.position
+            if piece.name:
+                yield piece.node, piece.name
+
+
+def _numbers(node: Node) -> Iterator[tuple[Scalar, Any]]:
+    for position, value in enumerate(node.args):
+        if _is_plain(value) and (node.op, position) != ("setitem", 1):  # a place, as of getitem
+            yield Scalar(node, position, otherwise=_LEFT_OUT), value
+    for name, value in node.kwargs.items():
+        if _is_plain(value):
+            yield Scalar(node, len(node.args), name, otherwise=_LEFT_OUT), value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+class _Finder:
+    def __init__(self, recording: Recording, texts: Texts) -> None:
+        self.recording, self.texts, self.frame = recording, texts, texts.frame
+        self.files: dict[str, SourceFile] = {texts.source.file.name: texts.source.file}
+
+    def known(self, scalar: Scalar, value: Any) -> Known | None:
+        """The condition that a number is the same; None where it always is."""
+        frame = next(place.frame for place in scalar.node.places if place.frame.code.co_name not in INLINE)
+        texts = self.texts if frame is self.frame else self._texts_of(frame, scalar.node)
+        if not isinstance(texts.spelled(scalar.node), _WRITTEN):
+            return None
+        found = texts.scalar(scalar)
+        if isinstance(found, str):
+            return None
+        expression = _resolved(found, texts.source)
+        if _is_certain(expression, texts):
+            return None
+        text = texts.source.file.of(expression)
+        if texts is not self.texts and not self._same_owner(expression, frame):
+            raise Refusal(f"line {found.lineno}: {text} may be another number next time")
+        return Known(expression, f"{_bracketed(expression, text)} == {_spelled(value, text, found.lineno)}")
+
+    def _texts_of(self, frame: Frame, last: Node) -> Texts:
+        source = FunctionSource.of(frame.code, self.files)
+        return Texts(source, frame, self.recording.executed_in(frame), last)
+
+    def _same_owner(self, expression: ast.expr, frame: Frame) -> bool:
+        """Whether it is an attribute of the module whose method is edited, by the same name for that."""
+        root = expression
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        own, first = frame.owner, frame.code.co_varnames[:1]
+        return (
+            isinstance(expression, ast.Attribute)
+            and isinstance(root, ast.Name)
+            and own is not None
+            and own is self.frame.owner
+            and first == (root.id,) == self.frame.code.co_varnames[:1]
+        )
+
+
+def _resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
+    """Of a name that is bound once, what that is."""
+    for _ in range(8):
+        if not isinstance(expression, ast.Name):
+            break
+        homes = [source.statement(each) for each in source.names(expression.id) if is_stored(each)]
+        if len(homes) != 1 or not isinstance(homes[0], ast.Assign) or len(homes[0].targets) != 1:
+            break
+        if not isinstance(homes[0].targets[0], ast.Name):
+            break
+        expression = homes[0].value
+    return expression
+
+
+def _is_certain(expression: ast.AST, texts: Texts) -> bool:
+    """Whether it is written down, or made of a tensor's form and of what modules of Python hold, as ``math.pi``."""
+    expression = _resolved(expression, texts.source) if isinstance(expression, ast.expr) else expression
+    if isinstance(expression, ast.Constant):
+        return True
+    if isinstance(expression, ast.Attribute):
+        of_form = expression.attr in {"shape", "ndim", "dtype", "device"}
+        of_call = isinstance(expression.value, ast.Call) and _is_certain(expression.value, texts)  # finfo(...).min
+        return of_form or of_call or _of_module(expression, texts)
+    if isinstance(expression, ast.Subscript):
+        return _is_certain(expression.value, texts) and _is_certain(expression.slice, texts)
+    if isinstance(expression, ast.Call):
+        method = isinstance(expression.func, ast.Attribute) and expression.func.attr in {"size", "dim", "numel"}
+        plain = isinstance(expression.func, ast.Name) and expression.func.id in _PURE
+        of_module = isinstance(expression.func, ast.Attribute) and _of_module(expression.func, texts)
+        parts = [*expression.args, *(keyword.value for keyword in expression.keywords)]
+        return (method or plain or of_module) and all(_is_certain(part, texts) for part in parts)
+    if isinstance(expression, ast.Name):
+        return _is_a_size(expression, texts.source)
+    if isinstance(expression, (ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List)):
+        parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
+        return all(_is_certain(part, texts) for part in parts)
+    return False
+
+
+_PURE = frozenset({"float", "int", "abs", "min", "max", "len", "round"})
+
+
+def _of_module(expression: ast.expr, texts: Texts) -> bool:
+    """``math.sqrt``, ``torch.pi``: an attribute of a module of somebody else's."""
+    root = expression
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name) or root.id in texts.frame.code.co_varnames:
+        return False
+    held = texts.frame.globals.get(root.id)
+    return isinstance(held, ModuleType) and held.__name__.partition(".")[0] in {"math", "torch", "numpy", "cmath"}
+
+
+def _is_a_size(name: ast.Name, source: FunctionSource) -> bool:
+    """Whether all that a name is bound to are sizes: ``b, t, c = x.shape``."""
+    homes = [source.statement(each) for each in source.names(name.id) if is_stored(each)]
+    return bool(homes) and all(isinstance(home, ast.Assign) and _is_form(home.value) for home in homes)
+
+
+def _is_form(expression: ast.expr) -> bool:
+    found = any(
+        isinstance(part, ast.Attribute) and part.attr in {"shape", "size", "dtype", "device", "ndim", "dim"}
+        for part in walked(expression)
+    )
+    return found and isinstance(expression, (ast.Attribute, ast.Call, ast.Subscript))
+
+
+def _bracketed(expression: ast.expr, text: str) -> str:
+    simple = isinstance(expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    return text if simple else f"({text})"
+
+
+def _spelled(value: Any, text: str, line: int) -> str:
+    """The number as Python reads it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            raise Refusal(f"line {line}: {text} is not a number")
+        return f'float("{value}")'
+    return repr(tuple(value) if isinstance(value, list) else value)

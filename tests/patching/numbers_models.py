@@ -1,0 +1,143 @@
+"""Patterns whose numbers stand in attributes, globals, arguments and local names."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+WIDTH, LENGTH, CLASSES = 32, 12, 40
+
+SLOPE = 0.044715
+FILL = -math.inf
+
+
+class Numbers(nn.Module):
+    """Each attribute here is a number that a schedule or a user may change.
+
+    Attributes:
+        changes: by name of an attribute what another step may hold.
+    """
+
+    changes: ClassVar[dict[str, float | int | str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.lift = nn.Linear(WIDTH, WIDTH)
+
+
+class RMSNorm(Numbers):
+    changes: ClassVar = {"power": 4.0, "size": 8, "eps": 0.5}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power, self.size, self.eps = 2.0, WIDTH, 1e-5
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        return x * torch.rsqrt(x.pow(self.power).sum(-1, keepdim=True) / self.size + self.eps) * self.weight
+
+
+class NormInAHelper(Numbers):
+    """The numbers stand in another method of the same module."""
+
+    changes: ClassVar = {"power": 4.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power = 2.0
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(self.power).mean(-1, keepdim=True) + 1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        return self._norm(x) * self.weight
+
+
+class Exact(Numbers):
+    changes: ClassVar = {"root": 1.0, "half": 0.75, "one": 0.5}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root, self.half, self.one = math.sqrt(2), 0.5, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        return self.half * x * (self.one + torch.erf(x / self.root))
+
+
+class ByTanh(Numbers):
+    """One number is a global, one a local name of an attribute."""
+
+    changes: ClassVar = {"factor": 1.5, "global SLOPE": 0.2}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = math.sqrt(2 / math.pi)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        factor = self.factor
+        return 0.5 * x * (1.0 + torch.tanh(factor * (x + SLOPE * x**3)))
+
+
+class Swish(Numbers):
+    changes: ClassVar = {"beta": 2.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = 1.0
+        self.gate = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.lift(x)
+        return gate * torch.sigmoid(self.beta * gate) * up
+
+
+class Attention(Numbers):
+    changes: ClassVar = {"hidden": 1.0, "scale": 0.9, "axis": -2, "global FILL": -1.0, "share": 0.3}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.hidden, self.scale, self.axis, self.share = 0.0, 0.25, -1, 0.0
+        mask = torch.tril(torch.ones(LENGTH, LENGTH)) + 0.0
+        mask[0, 1] = 2.0  # it stays hidden or seen whichever number hides
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * self.scale
+        scores = scores.masked_fill(self.mask == self.hidden, FILL)
+        weights = functional.dropout(scores.softmax(dim=self.axis), self.share, self.training)
+        return (weights @ v).squeeze(1)
+
+
+class Loss(Numbers):
+    changes: ClassVar = {"ignored": 1, "smoothing": 0.3, "temperature": 3.0, "how": "sum"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, CLASSES, bias=False)
+        self.ignored, self.smoothing, self.temperature, self.how = -1, 0.0, 1.0, "mean"
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(self.lift(x)) / self.temperature
+        target = torch.arange(x.shape[0] * x.shape[1]) % CLASSES
+        return functional.cross_entropy(
+            logits.view(-1, CLASSES),
+            target,
+            ignore_index=self.ignored,
+            label_smoothing=self.smoothing,
+            reduction=self.how,
+        )
+
+
+KINDS: tuple[type[Numbers], ...] = (RMSNorm, NormInAHelper, Exact, ByTanh, Swish, Attention, Loss)
