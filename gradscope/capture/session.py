@@ -27,6 +27,8 @@ from gradscope.tables import Options, Progress
 #: Steps in which the user's own profiler may run before nothing more is waited for.
 MOST_GIVEN_WAY = 100
 
+_KEEPING = "keeping what the report names"  # under which the guard notes an error
+
 
 class Session:
     """Feeds :meth:`boundary` calls through the phases.
@@ -174,8 +176,10 @@ class Session:
                 self._leave()
         finally:
             self.run.guard.close("leaving the run", self._installed)
-            self.capture.hold()
-            self.surroundings.forget()
+            with self.run.guard.over(_KEEPING):
+                self.capture.hold()
+            with self.run.guard.over(_KEEPING):
+                self.surroundings.forget()
             self.capture.registry.models = tuple
             self._progress.done()
             self.capture.given_way = self.steps_given_way
@@ -202,7 +206,8 @@ class Session:
             self._number += 1
         if self._number == len(self._phases):
             self.finished = True
-            self.capture.hold()
+            with self.run.guard.over(_KEEPING):
+                self.capture.hold()
             return
         phase = self._phases[self._number]
         self._progress.phase(phase.name, phase.steps)

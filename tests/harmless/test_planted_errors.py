@@ -66,6 +66,8 @@ _HOOKS = [
     ("capture.faults", "FaultMeter", "start"),
     ("capture.faults", "FaultMeter", "stop"),
     ("capture.memory", "Surroundings", "note_optimizer"),
+    ("capture.memory", "Surroundings", "forget"),
+    ("capture.left", "Capture", "hold"),
     ("capture.memory", "MemoryTracer", "_note_inputs"),
     ("capture.memory", "MemoryTracer", "_begin_backward"),
     ("capture.memory", "MemoryTracer", "_gradients"),
