@@ -21,7 +21,7 @@ def taken(
     logits: LazyTensor, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
     """The call's result without computing the logits; None where that cannot be."""
-    if is_computed(logits) or is_adopted(logits):
+    if is_computed(logits) or is_adopted(logits) or logits._lazy.source.kept is not None:
         return None
     if name == "cross_entropy":
         return None if logits._lazy.logarithmic else _loss(logits, *args, **kwargs)
@@ -45,7 +45,9 @@ def with_bias(one: Any, other: Any) -> LazyTensor | None:
     if mixed or source.bias is not None or lazy.logarithmic or lazy.classes != logits.dim() - 1:
         return None
     same = bias.shape == logits.shape[-1:] and bias.dtype == logits.dtype and bias.device == logits.device
-    if not same or is_computed(logits) or is_adopted(logits) or takes_gradients(lazy) != torch.is_grad_enabled():
+    if not same or is_computed(logits) or is_adopted(logits) or source.kept is not None:
+        return None
+    if takes_gradients(lazy) != torch.is_grad_enabled():
         return None
     source.check(content=False)
     source.fused = True  # what is computed from the sum gives these logits no gradient
@@ -154,7 +156,7 @@ def _loss(
         return None
     if lazy.classes != min(1, logits.dim() - 1) or size_average is not None or reduce is not None:
         return None
-    source.check(content=False)
+    source.check(content=source.when.device == "cpu")
     half = source.dtype in _HALVES
     arguments: dict[str, Any] = {
         "weight": weight, "reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing

@@ -30,8 +30,11 @@ def lazy_linear(layer: Callable[[Tensor], Tensor] | Tensor, input: Tensor, bias:
     once, as the layer would have, and goes on with them; gradients of both ways add up.
 
     The layer is called as it is where its forward is not that of ``nn.Linear`` (or of an ``nn.Sequential`` that ends in
-    one and perhaps ``nn.LogSoftmax``), where it has hooks, and under ``torch.compile``, ``torch.func`` transforms,
-    tracing, inference mode and forward-mode derivatives.
+    one and perhaps ``nn.LogSoftmax``), where it has hooks, under ``torch.no_grad()`` and inference mode, and under
+    ``torch.compile``, ``torch.func`` transforms, tracing and forward-mode derivatives.
+
+    Logits that somebody still holds when an optimizer of torch's steps keep a copy of the layer's weight as it was, so
+    that they can be read after the step.
 
     Args:
         layer: a module, or whatever is called like one; or a weight [classes, features].
@@ -40,7 +43,8 @@ def lazy_linear(layer: Callable[[Tensor], Tensor] | Tensor, input: Tensor, bias:
 
     Raises:
         RuntimeError: later, where the logits are read for the first time after the weight or the input was changed in
-            place, as by an optimizer's step; or where their gradient is asked for after a loss was taken without them.
+            place by other means than an optimizer's step; or where their gradient is asked for after a loss was taken
+            without them.
     """
     if has_torch_function_unary(input):
         return handle_torch_function(lazy_linear, (input,), layer, input, bias)
@@ -78,6 +82,8 @@ def _is_plain(layer: object, kind: type[_M]) -> TypeGuard[_M]:
 
 def _can_wait(input: Any, weight: Any, bias: Any) -> bool:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or torch.is_inference_mode_enabled():
+        return False
+    if not torch.is_grad_enabled():  # what is read later, as an average of weights is put in, was meant for these
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False

@@ -133,7 +133,8 @@ def content(logits: LazyTensor) -> Tensor:
             with step.when.autocasting():
                 return step.function(lazy.parent._lazy.plain.detach(), *step.args, **step.kwargs)
         lazy.source.check(content=True)
-        return _replayed(lazy.source.when, lazy.steps, *(_detached(each) for each in lazy.source.tensors()))  # type: ignore[arg-type]
+        operands = lazy.source.kept or lazy.source.tensors()
+        return _replayed(lazy.source.when, lazy.steps, *(_detached(each) for each in operands))  # type: ignore[arg-type]
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:
@@ -149,7 +150,7 @@ def plain(logits: LazyTensor) -> Tensor:
     """The tensor itself, computed once, in the modes in which it was called for."""
     lazy = logits._lazy
     if lazy.plain is None:
-        if is_adopted(logits):
+        if is_adopted(logits) or lazy.source.kept is not None:
             with torch.enable_grad():
                 lazy.plain = Released.apply(logits, content(logits))  # type: ignore[no-untyped-call]
         elif lazy.parent is None:

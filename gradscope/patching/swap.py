@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradscope import recipes
@@ -27,8 +29,11 @@ class Swap:
     def __init__(self, module: nn.Module, sites: Iterable[Site], files: dict[str, SourceFile]) -> None:
         self.module = module
         self.sites = list(sites)
-        self.methods = {name: _built(sites, files) for name, sites in _by_method(self.sites)}
         self._plain = {site.chain[0].name for site in self.sites if not site.chain[0].bound}
+        self.methods = {
+            name: made if name in self._plain else _of_its_caller(made, name)
+            for name, made in ((name, _built(sites, files)) for name, sites in _by_method(self.sites))
+        }
         self._held: dict[str, Any] = {}  # what the module itself had under these names
 
     def put(self) -> None:
@@ -90,6 +95,25 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
     for wrapper, inner in reversed([*zip(wrappers, [*wrappers, function][1:], strict=True)]):
         made = _wrapped(wrapper, inner, made)
     return made
+
+
+def _of_its_caller(function: FunctionType, name: str) -> FunctionType:
+    """``function`` as a method that an instance holds, and its shallow copies with it.
+
+    A replica of DataParallel's and what ``copy.copy`` makes have the attributes of the original, and so its method,
+    which is bound to that. Who calls it has the right module as its own first argument.
+    """
+
+    @functools.wraps(function)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            caller = sys._getframe(1)
+            first = caller.f_locals.get(caller.f_code.co_varnames[0]) if caller.f_code.co_argcount else None
+            if type(first) is type(self) and first is not self and vars(first).get(name) is vars(self).get(name):
+                self = first
+        return function(self, *args, **kwargs)
+
+    return method
 
 
 def _wrapped(wrapper: FunctionType, inner: FunctionType, new: FunctionType) -> FunctionType:

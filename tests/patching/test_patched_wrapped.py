@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -105,3 +107,28 @@ def test_compiled_as_a_whole():
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     found = results(compiled, x())
     assert difference(_under("_orig_mod", results(original, x())), found) <= TOLERANCE
+
+
+@pytest.mark.parametrize("made_by", ["DataParallel", "copy.copy"])
+def test_shallow_copies_run_on_their_own_parameters(made_by: str) -> None:
+    """Both have the attributes of the original, and so its method."""
+    model = Model()
+    patched(model, x())
+    other = Model()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    found = []
+    for original, weights in ((model, other), (Model(), other)):
+        replicas = {
+            each: each._replicate_for_data_parallel() if made_by == "DataParallel" else copy.copy(each)
+            for each in original.modules()
+        }
+        for each, replica in replicas.items():
+            path = next(path for path, inner in original.named_modules() if inner is each)
+            replica._modules = {name: replicas.get(child) for name, child in each._modules.items()}
+            replica._parameters = {}
+            for name, _ in each.named_parameters(recurse=False):
+                setattr(replica, name, weights.get_submodule(path).get_parameter(name).detach())
+        found.append(replicas[original].eval()(x()).detach())
+    torch.testing.assert_close(*found)
