@@ -38,7 +38,7 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
     try:
         original, truth = unit.references
     except Exception as error:
-        return dict.fromkeys(sites, f"it could not be run again for the proof: {_line(error)}")
+        return dict.fromkeys(sites, f"it could not be run again for the proof: {first_line(error)}")
     together = _tried(swap, unit, original, truth)
     if isinstance(together, Errors) or len(sites) == 1:
         return dict.fromkeys(sites, together)
@@ -68,7 +68,7 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome) -> Errors 
                     if not _seen(unit, original, truth):
                         return "a fault planted in the recipe's result was not seen: the proof says nothing"
     except Exception as error:
-        return f"the rewritten code fails: {_line(error)}"
+        return f"the rewritten code fails: {first_line(error)}"
     return errors
 
 
@@ -177,5 +177,6 @@ def _faulty(result: Tensor) -> Tensor:
     return result * factor
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,7 +15,7 @@ from gradscope.capture.state import preserved
 from gradscope.patching.compare import Errors
 from gradscope.patching.gains import NOTHING, Gain, Side, compare_work, sides_of
 from gradscope.patching.plan import Plan
-from gradscope.patching.proof import prove
+from gradscope.patching.proof import first_line, prove
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
 from gradscope.patching.unit import Unit, captured
@@ -77,6 +77,8 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int 
                 found = _judged(swap, unit, plan, measured, step)
                 results += found
                 small += _with(swap, found, plan)
+        small, failing = step.standing(small)
+        results = [_failing(result, failing) for result in results]
         proved = {swap: prove(swap, step.unit, plan.files) for swap in wide}
         good = [_of(swap, sites, plan) for swap in wide if (sites := _right(proved[swap]))]
         before, of_small, of_all = step.measured(small, good)
@@ -113,6 +115,35 @@ class _Step:
         modules = {swap.sites[0].path: swap.module for swap in held}
         found = captured(modules, lambda: self._loss_of(self.batch))
         return {modules[path]: unit for path, unit in found.items()}
+
+    def standing(self, held: list[Swap]) -> tuple[list[Swap], dict[Site, str]]:
+        """Those of ``held`` with which the whole step runs, and of the others' sites why it does not.
+
+        A caller may do with a result what only the old code's allows, as change it in place.
+        """
+        if not held or self._fails(held) is None:
+            return held, {}
+        standing: list[Swap] = []
+        why: dict[Site, str] = {}
+        for swap in held:
+            error = self._fails([*standing, swap])
+            if error is None:
+                standing.append(swap)
+            else:
+                why |= dict.fromkeys(swap.sites, f"with it the step fails: {first_line(error)}")
+        return standing, why
+
+    def _fails(self, held: list[Swap]) -> Exception | None:
+        try:
+            for swap in held:
+                swap.put()
+            self._run()
+        except Exception as error:
+            return error
+        finally:
+            for swap in held:
+                swap.take_off()
+        return None
 
     def measured(self, small: list[Swap], wide: list[Swap]) -> tuple[Side, Side, Side]:
         """The whole step without any, with ``small``, and with all; each different one is measured once."""
@@ -156,6 +187,11 @@ class _Step:
         self._stepper.step(self.batch)
         for parameter in parameters_of(self.workload.model):
             parameter.grad = None
+
+
+def _failing(result: Result, why: dict[Site, str]) -> Result:
+    reason = why.get(result.site)
+    return result if reason is None or result.status != "kept" else replace(result, status="undone", reason=reason)
 
 
 def _judged(swap: Swap, unit: Unit | None, plan: Plan, measured: dict[object, Gain], step: _Step) -> list[Result]:

@@ -116,6 +116,43 @@ def test_what_is_wrong_is_undone(equal_gains: dict[str, Gain], monkeypatch: pyte
     assert_same(before, everything(model))
 
 
+class Bare(small.Causal):
+    """What it returns is the very result of its attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        weights = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1)
+        return weights @ v
+
+
+class Changing(nn.Module):
+    """It changes in place what one of its layers returned, which the new code needs for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Bare(), Bare()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).squeeze(1)
+        y += x
+        return self.second(y)
+
+
+def test_a_place_that_its_caller_does_not_stand_is_undone(equal_gains: dict[str, Gain]) -> None:
+    model = Changing()
+    before = everything(model)
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None and not patches.verified.failed
+    found = {result.site.path: (result.status, result.reason) for result in patches.verified.results}
+    assert found["second"] == ("kept", "")
+    status, reason = found["first"]
+    assert status == "undone" and reason.startswith("with it the step fails: RuntimeError: one of the variables needed")
+    model(BATCH).sum().backward()
+    model.zero_grad(set_to_none=True)
+    patches.revert()
+    assert_same(before, everything(model))
+
+
 class Sized(nn.Module):
     """Layers on more and on fewer tokens, by the same code."""
 
@@ -220,16 +257,33 @@ counter = [0]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
 def test_an_error_in_the_middle_leaves_all_as_it_was(
     equal_gains: dict[str, Gain], at: int, error: type[BaseException]
 ) -> None:
-    """1 is the recording, 2 the run that captures what modules are given, 3 and 4 the losses with and without."""
+    """1 is the recording, 2 the run that captures what modules are given, 4 and 5 the losses without and with."""
     counter[0] = 0
     model = Raises(at, error)
     before = everything(model)
     with pytest.raises(error, match="at last"):
         gradscope.patch(model, BATCH)
+    assert_same(before, everything(model))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
+def test_an_error_with_all_places_at_once(equal_gains: dict[str, Gain], error: type[BaseException]) -> None:
+    """3 is the whole step with them: where it fails, each is tried alone."""
+    counter[0] = 0
+    model = Raises(3, error)
+    before = everything(model)
+    if error is KeyboardInterrupt:
+        with pytest.raises(error, match="at last"):
+            gradscope.patch(model, BATCH)
+    else:
+        patches = gradscope.patch(model, BATCH)
+        assert patches.verified is not None
+        assert [result.status for result in patches.verified.results] == ["kept", "kept"]
+        patches.revert()
     assert_same(before, everything(model))
 
 
