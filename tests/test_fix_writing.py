@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,10 +85,10 @@ def test_an_error_at_the_second_file_undoes_the_first(monkeypatch: pytest.Monkey
     files = [edited("one.py"), edited("two.py")]
     real = writing.write_text
 
-    def fails(path: Path, text: str, force: bool) -> Path:
+    def fails(path: Path, text: str, **options: Any) -> Path:
         if Path(path).name == "two.py" and text == NEW:
             raise OutputError("no room")
-        return real(path, text, force=force)
+        return real(path, text, **options)
 
     monkeypatch.setattr(writing, "write_text", fails)
     with pytest.raises(OutputError, match="no room"):
@@ -109,3 +110,10 @@ def test_an_interrupt_while_backing_up_leaves_no_backup(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         write(files)
     assert sorted(path.name for path in Path().iterdir()) == ["one.py", "two.py"]
+
+
+def test_a_link_into_an_installed_package() -> None:
+    edited("site-packages/m.py")
+    Path("m.py").symlink_to("site-packages/m.py")
+    with pytest.raises(OutputError, match=r"m\.py belongs to an installed package"):
+        check_writable([Edited(os.path.abspath("m.py"), OLD, NEW)], force=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope.errors import OutputError
+from gradscope.patching.source import decoded
 from gradscope.report.outfile import write_text
 
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -37,11 +39,11 @@ def check_writable(files: Sequence[Edited], *, force: bool) -> None:
             that git does not know; ``force`` overrules the last two, and a file's own write protection.
     """
     for file in files:
-        _newline(file)
+        _form(file)
         path = Path(file.name)
         if force:
             continue
-        if _PACKAGES & set(path.parts):
+        if _PACKAGES & {*path.parts, *path.resolve().parts}:
             raise OutputError(
                 f"{file.shown} belongs to an installed package.\n"
                 "Apply the diff to a copy of your own, or write all the same with --force."
@@ -63,35 +65,39 @@ def write(files: Sequence[Edited]) -> list[tuple[str, str]]:
     Raises:
         OutputError: a file is no longer what was read, or cannot be written.
     """
-    newlines = [_newline(file) for file in files]
+    forms = [_form(file) for file in files]
     backups: list[tuple[Edited, Path]] = []
-    written: list[tuple[Path, bytes]] = []
+    written: list[tuple[Path, bytes, str]] = []
     try:
         for file in files:
             backups.append((file, _back_up(file)))  # noqa: PERF401 (those made stay known when one fails)
-        for file, newline in zip(files, newlines, strict=True):
+        for file, (newline, encoding) in zip(files, forms, strict=True):
             path = Path(file.name)
             old = path.read_bytes()
-            written.append((path, old))
-            write_text(path, file.after.replace("\n", newline), force=True)
+            written.append((path, old, encoding))
+            write_text(path, file.after.replace("\n", newline), force=True, encoding=encoding)
     except BaseException:
-        for path, old in written:
+        for path, old, encoding in written:
             if path.read_bytes() != old:
-                write_text(path, old.decode(), force=True)
+                write_text(path, old.decode(encoding), force=True, encoding=encoding)
         for _, backup in backups:
             backup.unlink()
         raise
     return [(file.shown, os.path.relpath(backup, os.getcwd())) for file, backup in backups]
 
 
-def _newline(file: Edited) -> str:
-    """How the file's lines end; an error where it is not what was read."""
+def _form(file: Edited) -> tuple[str, str]:
+    """How the file's lines end, and its encoding; an error where it is not what was read."""
     path = Path(file.name)
     try:
         held = path.read_bytes()
     except OSError as error:
         raise OutputError(f"{file.shown} cannot be read: {error.strerror or error}.") from error
-    if held.replace(b"\r\n", b"\n") != file.before.encode():
+    try:
+        text, encoding = decoded(held)
+    except (SyntaxError, UnicodeDecodeError):
+        text, encoding = "", ""
+    if not encoding or text.replace("\r\n", "\n") != file.before:
         raise OutputError(
             f"{file.shown} was changed while it was measured: what was proved is not what stands there now.\n"
             "Nothing was written; run gradscope fix again."
@@ -99,7 +105,7 @@ def _newline(file: Edited) -> str:
     ends = held.count(b"\r\n")
     if ends and ends != held.count(b"\n"):
         raise OutputError(f"{file.shown} mixes two kinds of line ends.\nApply the diff by hand, or make them one kind.")
-    return "\r\n" if ends else "\n"
+    return "\r\n" if ends else "\n", encoding
 
 
 def _back_up(file: Edited) -> Path:
@@ -120,6 +126,7 @@ def _back_up(file: Edited) -> Path:
         try:
             with os.fdopen(handle, "wb") as copy:
                 copy.write(source.read_bytes())
+            shutil.copymode(source, backup)
         except BaseException:
             backup.unlink()
             raise

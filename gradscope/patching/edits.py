@@ -162,7 +162,7 @@ class _Region:
 
     def _removal(self, statement: ast.stmt, pieces: dict[ast.stmt, list[Replacement]]) -> Replacement:
         """A statement's lines away, but for what stays of it."""
-        file, indent = self.file, " " * statement.col_offset
+        file, indent = self.file, self.file.indent(statement)
         start, end = file.start(statement), file.end(statement)
         lines: list[str] = []
         for part in sorted(statements_in([statement]), key=file.start):
@@ -204,16 +204,16 @@ class _Region:
             raise Refusal(f"line {statement.lineno} holds several statements")
         old = file.text[start:end]
         moved = [Replacement(part.start - start, part.end - start, part.text) for part in replacements]
-        indent = " " * statement.col_offset
+        indent, step = file.indent(statement), file.step(statement)
         conditions = self.statements.conditions
         tests = dict.fromkeys(spelled_condition(file.of(test), test, outcome) for test, outcome in conditions)
         tests |= dict.fromkeys(each.text for each in self.statements.known)
         new = edited(old, moved)
         lines = [
             f"{indent}if {' and '.join(tests)}:",
-            *_indented(_without_gaps(new)),
+            *_indented(_without_gaps(new), step),
             f"{indent}else:",
-            *_indented(old),
+            *_indented(old, step),
         ]
         return Replacement(start, end, "\n".join(lines) + "\n")
 
@@ -249,5 +249,5 @@ def _without_gaps(text: bytes) -> bytes:
     return b"\n".join(kept).rstrip()
 
 
-def _indented(text: bytes) -> list[str]:
-    return [f"    {line}" if line.strip() else line for line in text.decode().rstrip("\n").split("\n")]
+def _indented(text: bytes, step: str) -> list[str]:
+    return [f"{step}{line}" if line.strip() else line for line in text.decode().rstrip("\n").split("\n")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import re
 from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -44,7 +45,7 @@ def rebuilt(
 
 def _listed(text: bytes, file: str) -> str:
     """The file name under which tracebacks find the edited text."""
-    lines = text.decode().splitlines(keepends=True)
+    lines = lines_of(text.decode())
     for number in itertools.count(1):
         name = f"<gradscope {file}>" if number == 1 else f"<gradscope {file} {number}>"
         if name not in linecache.cache or linecache.getlines(name) == lines:
@@ -111,17 +112,30 @@ def in_file(file: SourceFile, edits: Iterable[Edit]) -> str:
     return edited(file.text, replacements).decode()
 
 
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends, as Python counts them: a form feed or U+2028 ends none."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
 def _import(file: SourceFile, imports: list[tuple[str, str]]) -> Replacement:
-    """A line behind the last import at the top of the file; else behind its docstring."""
-    line = 0
-    for node in file.tree.body:
-        leading = isinstance(node, (ast.Import, ast.ImportFrom)) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        )
-        if not leading:
-            break
-        line = node.end_lineno or node.lineno
+    """A line behind the last import above all functions; else behind the docstring, or the file's first comments."""
+    above = list(itertools.takewhile(lambda node: not isinstance(node, (Definition, ast.ClassDef)), file.tree.body))
+    others = [node for node in above if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = ", ".join(name if name == known else f"{name} as {known}" for name, known in imports)
+    text = f"from gradscope.recipes import {names}\n"
+    if others:
+        line = others[-1].end_lineno or others[-1].lineno
+    elif ast.get_docstring(file.tree, clean=False) is not None:
+        line, text = above[0].end_lineno or 1, f"\n{text}"
+    else:
+        line = _comments(file)
+        text = f"\n{text}" if line else f"{text}\n"
     start = file.line_starts[line + 1]
     newline = "" if start == 0 or file.text[start - 1 : start] == b"\n" else "\n"
-    return Replacement(start, start, f"{newline}from gradscope.recipes import {names}\n")
+    return Replacement(start, start, f"{newline}{text}")
+
+
+def _comments(file: SourceFile) -> int:
+    """How many lines of comments the file begins with: a shebang, an encoding, a licence."""
+    lines = lines_of(file.text.decode())
+    return len(list(itertools.takewhile(lambda line: line.startswith("#"), lines)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gradscope.patching.edits import Edit
-from gradscope.patching.functions import in_file
+from gradscope.patching.functions import in_file, lines_of
 from gradscope.patching.plan import Filter, Plan, plan
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
@@ -61,7 +61,7 @@ class Patches:
 
     def diff_of(self, name: str) -> str:
         """The part of :attr:`diff` for one file."""
-        return _file_diff(name, *self.texts[name])
+        return _file_diff(name, *self.texts[name], self._plan.files[name].newline)
 
     @property
     def swaps(self) -> list[Swap]:
@@ -129,10 +129,17 @@ def row_of(result: Result) -> dict[str, Any]:
     }
 
 
-def _file_diff(name: str, old: str, new: str) -> str:
+def _file_diff(name: str, old: str, new: str, newline: str) -> str:
     shown = _shown(name)
-    lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"a/{shown}", f"b/{shown}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    lines = list(difflib.unified_diff(lines_of(old), lines_of(new), f"a/{shown}", f"b/{shown}"))
+    text = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    if newline == "\n":
+        return text
+    # The lines of the file end as they do in it; those of the diff itself do not.
+    return "".join(
+        line if line.startswith(("---", "+++", "@@", "\\")) else line.removesuffix("\n") + newline
+        for line in lines_of(text)
+    )
 
 
 def _shown(name: str) -> str:

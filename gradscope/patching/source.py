@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import linecache
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,8 +27,9 @@ class SourceFile:
     """A module's text."""
 
     name: str  # as in code.co_filename
-    text: bytes
+    text: bytes  # in UTF-8, whatever the file is in, for so ast counts columns; lines end in "\n"
     tree: ast.Module
+    newline: str = "\n"  # the file's own
     functions: dict[CodeType, FunctionSource] = field(default_factory=dict)  # those that were asked for
     compiled: dict[tuple[ast.AST, bytes, frozenset[str]], CodeType] = field(default_factory=dict)  # from edited text
 
@@ -35,10 +38,12 @@ class SourceFile:
         """Raises Refusal where there is no source."""
         lines = linecache.getlines(name)
         try:
-            text = Path(name).read_bytes() if Path(name).is_file() else "".join(lines).encode()
+            text = decoded(Path(name).read_bytes())[0] if Path(name).is_file() else "".join(lines)
             if not text:
                 raise Refusal(f"no source: {name}")
-            return cls(name, text.replace(b"\r\n", b"\n"), ast.parse(text))
+            newline = "\r\n" if "\r\n" in text else "\n"
+            text = text.replace("\r\n", "\n")
+            return cls(name, text.encode(), ast.parse(text), newline)
         except (SyntaxError, ValueError, OSError) as error:
             raise Refusal(f"source of {name} cannot be read: {error}") from error
 
@@ -85,9 +90,35 @@ class SourceFile:
         """Offset behind a node's last byte."""
         return self.line_starts[_int(node, "end_lineno")] + _int(node, "end_col_offset")
 
+    def indent(self, statement: ast.stmt) -> str:
+        """What stands before the line of a statement: spaces or tabs."""
+        start = self.line_starts[statement.lineno]
+        line = self.text[start : self.line_starts[statement.lineno + 1]].decode()
+        return line[: len(line) - len(line.lstrip(" \t\f"))]
+
+    def step(self, statement: ast.stmt) -> str:
+        """By what a block inside is indented further, as the one that the statement stands in is."""
+        above = self.parents[statement]
+        while not isinstance(above, ast.stmt):
+            if isinstance(above, ast.Module):
+                return "    "
+            above = self.parents[above]
+        own, outer = self.indent(statement), self.indent(above)
+        return own.removeprefix(outer) if own.startswith(outer) and len(own) > len(outer) else "    "
+
     def of(self, node: ast.AST) -> str:
         """A node's text."""
         return self.text[self.start(node) : self.end(node)].decode()
+
+
+def decoded(source: bytes) -> tuple[str, str]:
+    """The text of a Python file, and the encoding that it is in: by its mark, its comment or UTF-8.
+
+    Raises:
+        SyntaxError, UnicodeDecodeError: it is in none, or not in that.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    return source.decode(encoding), encoding
 
 
 @dataclass(eq=False)

@@ -62,9 +62,9 @@ class Spelling:
         indent = self.stays.col_offset
         given = any(isinstance(piece, Given) for argument in self.match.arguments for piece in argument.pieces)
         if indent + len(text) > _WIDTH and not (given and "\n" in text):
-            inner = " " * (self.statement.col_offset + 4)
-            lines = "".join(f"{inner}{argument},\n" for argument in arguments)
-            text = f"{head}\n{lines}{' ' * self.statement.col_offset}){self.match.suffix}"
+            outer, step = self.source.file.indent(self.statement), self.source.file.step(self.statement)
+            lines = "".join(f"{outer}{step}{argument},\n" for argument in arguments)
+            text = f"{head}\n{lines}{outer}){self.match.suffix}"
         return text
 
     def _unused(self, name: str) -> str:

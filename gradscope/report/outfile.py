@@ -59,8 +59,14 @@ def _unwritable(path: str | os.PathLike[str], error: Exception) -> OutputError:
     return OutputError(f"{shown_path(path)} cannot be written: {cut(visible(reason), 200)}.\nChoose another path.")
 
 
-def write_text(path: str | os.PathLike[str], text: str, head: re.Pattern[str] = RUN_HEAD, force: bool = False) -> Path:
-    """Write ``text`` as UTF-8 to ``path`` and return it; readers see the old file or the new one, never a part.
+def write_text(
+    path: str | os.PathLike[str],
+    text: str,
+    head: re.Pattern[str] = RUN_HEAD,
+    force: bool = False,
+    encoding: str = "utf-8",
+) -> Path:
+    """Write ``text`` to ``path`` and return it; readers see the old file or the new one, never a part.
 
     Lone surrogates, which a file name that is not UTF-8 has and UTF-8 has not, are spelled ``\\udcff``: JSON's own way.
     Raises :class:`OutputError` if the path cannot be written, or holds a file whose beginning does not match ``head``
@@ -70,18 +76,18 @@ def write_text(path: str | os.PathLike[str], text: str, head: re.Pattern[str] = 
     target = Path(path)
     try:
         if _is_special(target):
-            target.write_text(text, encoding="utf-8", errors="backslashreplace")
+            target.write_text(text, encoding=encoding, errors="backslashreplace")
         else:
-            _replace(target.resolve(), text)  # through a symbolic link, not instead of it
+            _replace(target.resolve(), text, encoding)  # through a symbolic link, not instead of it
     except OSError as error:
         raise _unwritable(path, error) from error
     return target
 
 
-def _replace(target: Path, text: str) -> None:
+def _replace(target: Path, text: str, encoding: str) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:_NAME]}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+        with os.fdopen(handle, "w", encoding=encoding, errors="backslashreplace", newline="\n") as file:
             file.write(text)
         os.chmod(name, _mode(target))
         os.replace(name, target)
