@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.kernels.check import refuse, shape_text
+from gradscope.kernels.check import refuse
 
 NAME = "attention_mask"
 
@@ -38,18 +38,19 @@ def attention_mask(
     that a mask made anew in every step costs no synchronisation. Under ``torch.compile`` nothing is looked at.
 
     Args:
-        mask: [..., queries, keys].
+        mask: [..., queries, keys]; with fewer dimensions as it broadcasts to that.
         hides: "" where the mask is as :func:`~gradscope.recipes.attention` takes it: True takes part, or numbers to be
-            added; "zero" where a key is hidden that has a zero here; "nonzero" where one is hidden that has not.
-        finite: with ``hides``: hidden scores become a large negative number instead of minus infinity, so that a query
-            that sees no key weighs all of them equally, instead of giving 0.
+            added; "added" where it is added whatever its dtype, True as 1; "zero" where a key is hidden that has a zero
+            here; "nonzero" where one is hidden that has not.
+        finite: with "zero" or "nonzero": hidden scores become a large negative number instead of minus infinity, so
+            that a query that sees no key weighs all of them equally, instead of giving 0.
         query: with ``finite``: the queries. They come back as ``query``, and are zeros where no key is seen, so that no
             gradient goes to queries and keys that have no say in the weights.
         after: the mask that was laid over the scores before this one: "causal", or this function's arguments for it,
             as ``{"mask": bias, "hides": "zero"}``, which may have an ``after`` of their own.
 
     Raises:
-        ValueError: ``hides`` is none of these, ``finite`` comes without it, or a mask has fewer than two dimensions.
+        ValueError: ``hides`` is none of these, or ``finite`` comes without "zero" and "nonzero".
     """
     masks = [*([] if after is None else _earlier(after)), _checked(mask, hides, finite)]
     said = _alone(*masks[0]) if len(masks) == 1 and masks[0] is not None else _combined(masks)
@@ -89,12 +90,16 @@ def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
 
 
 def _checked(mask: Tensor, hides: str, finite: bool) -> tuple[Tensor, str, bool]:
-    if hides not in {"", "zero", "nonzero"}:
-        refuse(NAME, "hides", repr(hides), "'', 'zero' or 'nonzero'")
-    if finite and not hides:
-        refuse(NAME, "finite", "True", "False where hides is ''")
+    if hides not in {"", "added", "zero", "nonzero"}:
+        refuse(NAME, "hides", repr(hides), "'', 'added', 'zero' or 'nonzero'")
+    if finite and hides in {"", "added"}:
+        refuse(NAME, "finite", "True", f"False where hides is {hides!r}")
     if mask.dim() < 2:
-        refuse(NAME, "mask", shape_text(mask), "[..., queries, keys]")
+        mask = mask.reshape(1, -1)
+    if hides == "added":
+        hides = ""
+        if not mask.is_floating_point():
+            mask = mask.float()
     return mask, hides, finite
 
 

@@ -197,10 +197,10 @@ def test_a_statement_in_a_branch_stays_in_it():
             "+                : x.size(1),",
             "+                : x.size(1),",
             "+            ]",
-            "+            y = attention(q, k, v, scale=1.0 / (2), **attention_mask(cut))",
+            '+            y = attention(q, k, v, scale=1.0 / (2), **attention_mask(cut, hides="added"))',
             "+        else:",
         ]
-        or "**attention_mask(cut)" in patches.diff
+        or '**attention_mask(cut, hides="added")' in patches.diff
     )
     check_exact(MaskCutInBranch(), (x(), mask), later=(x(),))
 

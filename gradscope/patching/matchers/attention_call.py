@@ -168,8 +168,7 @@ class Call:
         yield "{"
         yield '"mask": '
         yield from self._mask(last)
-        if last.hides:
-            yield f', "hides": "{last.hides}"'
+        yield f', "hides": "{last.hides or "added"}"'
         if last.finite:
             yield ', "finite": True'
         if before:
@@ -188,8 +187,7 @@ class Call:
         return (*minus, Of(value, "mask", bracketed=mask.negative))
 
     def _settings(self, mask: Mask) -> Iterator[Piece]:
-        if mask.hides:
-            yield f', hides="{mask.hides}"'
+        yield f', hides="{mask.hides or "added"}"'
         if mask.finite:
             yield ", finite=True"
 

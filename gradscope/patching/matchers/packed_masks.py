@@ -24,7 +24,7 @@ def is_carried(match: Match) -> bool:
     pieces = next((each.pieces for each in match.arguments if each.name == "**"), ())
     masks = [piece for piece in pieces if isinstance(piece, Of) and piece.role == "mask"]
     text = "".join(piece for piece in pieces if isinstance(piece, str))
-    if text.count("hides") == len(masks) and "finite" not in text:
+    if text.count("zero") == len(masks) and "finite" not in text:  # "nonzero" too
         return True
     if len(masks) != 1 or "after" in text or not _is_constant(masks[0].value, match):
         return False

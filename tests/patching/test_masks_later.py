@@ -1,0 +1,87 @@
+"""A patched attention is given another kind of mask than the one that it was planned with."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.patching.patches import Patches
+
+TOKENS = 6
+
+
+class Hidden(nn.Module):
+    """A key is hidden where the mask is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Filled(Hidden):
+    """A key is hidden where the mask is true."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores.masked_fill(mask, float("-inf"))
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Added(Hidden):
+    """The mask's numbers are added, also a boolean one's."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores + mask
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+LOWER = torch.ones(TOKENS, TOKENS).tril()
+ROW = torch.tensor([1.0, 1, 0, 1, 0, 1])
+MASKS = {
+    "boolean": LOWER.bool(),
+    "float": LOWER,
+    "integer": LOWER.long(),
+    "bytes": LOWER.byte(),
+    "four dimensions": LOWER.int()[None, None],
+    "half": LOWER.half(),
+    "a row of booleans": ROW.bool(),
+    "a row of integers": ROW.long(),
+    "a row": ROW,
+    "one number": torch.ones(1),
+    "no dimension": torch.tensor(1.0),
+    "numbers": torch.linspace(-3, 3, TOKENS**2).view(TOKENS, TOKENS),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "planned"), [(Hidden, "float"), (Hidden, "boolean"), (Filled, "boolean"), (Added, "numbers")]
+)
+@pytest.mark.parametrize("later", MASKS)
+def test_it_does_as_the_original(kind: type[Hidden], planned: str, later: str) -> None:
+    model = kind()
+    original, x = copy.deepcopy(model), torch.randn(2, TOKENS, 8)
+    masks = {name: ~mask if kind is Filled and mask.dtype is torch.bool else mask for name, mask in MASKS.items()}
+    patches = Patches(gradscope.plan(model, {"x": x, "mask": masks[planned]}, recipes=["attention"]))
+    patches.apply()
+    assert patches.kept, patches.table.reasons.tolist()
+    try:
+        expected = original(x, masks[later])
+    except RuntimeError as error:
+        assert "masked_fill_ only supports boolean masks" in str(error)
+        return
+    found = model(x, masks[later])
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected)
