@@ -139,7 +139,8 @@ def test_the_text_for_a_buffer():
 
 def test_the_text_for_heads_in_the_batch():
     folded = "(0, (batch_size, self.num_heads))"
-    settings = f'hides="nonzero", finite=True, after={{"mask": alibi.unflatten{folded}, "hides": "added"}}, query=query_layer.unflatten{folded}'
+    before = f'{{"mask": alibi.unflatten{folded}, "hides": "added"}}'
+    settings = f'hides="nonzero", finite=True, after={before}, query=query_layer.unflatten{folded}'
     added = _added("bloom")
     assert "+        if self.beta == 1.0:" in added
     begin = added.index("+            context_layer = gradscope_attention(")
