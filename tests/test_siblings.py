@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gradscope.tables import siblings
 from gradscope.tables.siblings import outside_ratio, typical_excess_ns, typical_ratio
 
 MS = 1_000_000
@@ -84,3 +87,14 @@ def test_others_of_which_one_takes_no_time_show_no_scatter() -> None:
 )
 def test_of_few_steps_the_most_ordinary_counts(steps: list[float], ratio: float) -> None:
     assert typical_ratio([round(each * MS) for each in steps], [[MS] * 2] * 3) == ratio
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=7))
+def test_the_scatter_is_that_of_each_against_the_others(layers: list[list[int]]) -> None:
+    """Layers of unequal numbers of steps too; by the median of the rest, counted anew for each."""
+    expected = [
+        found
+        for index, each in enumerate(layers)
+        if (found := typical_ratio(each, [*layers[:index], *layers[index + 1 :]])) is not None
+    ]
+    assert siblings._scatter(layers) == pytest.approx(expected)

@@ -46,6 +46,7 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
     window = innermost_pass_of(table, nodes.row)
     order = np.argsort(window, kind="stable")
     bounds = np.flatnonzero(np.diff(window[order])) + 1
+    is_leaf = table.kind[nodes.row] == RowKind.ACCUMULATE
     done: dict[int, tuple[IntColumn, list[tuple[int, ...]], list[int]]] = {}
     for places in np.split(order, bounds) if len(order) else []:
         number = int(window[places[0]])
@@ -60,16 +61,17 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
             before = done[note.graph] = (executed, *_run(passes.graphs[note.graph], executed.tolist(), names))
         _, added, parameters = before
         found.covered[places] = 1
-        for place, targets, parameter in zip(places.tolist(), added, parameters, strict=True):
-            row = int(nodes.row[place])
-            if table.kind[row] == RowKind.ACCUMULATE:
-                found.accumulate_owner[place] = _owner(passes, note, parameter)
-            elif targets:
-                own = int(nodes.sequence[place])
-                graph = passes.graphs[note.graph].nodes
-                found.receivers[row] = tuple(
-                    own if target == _ITSELF else _receiver(passes, note, graph[target], own) for target in targets
-                )
+        leaves = is_leaf[places]
+        owners = [_owner(passes, note, parameters[index]) for index in np.flatnonzero(leaves).tolist()]
+        found.accumulate_owner[places[leaves]] = owners
+        graph = passes.graphs[note.graph].nodes
+        for index, targets in enumerate(added):
+            if not targets or leaves[index]:
+                continue
+            own = int(sequence[index])
+            found.receivers[int(nodes.row[places[index]])] = tuple(
+                own if target == _ITSELF else _receiver(passes, note, graph[target], own) for target in targets
+            )
     noted = [passes.notes[number] if 0 <= number < len(passes.notes) else _UNNOTED for number in window.tolist()]
     for place, parameter in _marked_places(table, nodes.row):
         # A mark knows better than the graph, and is all there is where the graph was too deep to be noted.

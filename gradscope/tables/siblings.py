@@ -10,6 +10,7 @@ Source: the fence is that of J. Tukey, Exploratory Data Analysis (1977), "far ou
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 from statistics import median
@@ -31,7 +32,10 @@ def typical_ratio(steps_ns: Sequence[int], others_ns: Sequence[Sequence[int]]) -
         steps_ns: of the layer, in each measured step.
         others_ns: the same of each of the others.
     """
-    ratios = _ratios(steps_ns, others_ns)
+    return _typical(_ratios(steps_ns, others_ns))
+
+
+def _typical(ratios: Sequence[float]) -> float | None:
     if not ratios:
         return None
     if len(ratios) >= FEWEST_STEPS:
@@ -59,19 +63,39 @@ def outside_ratio(odd: Sequence[int], others: Sequence[Sequence[int]], least: fl
         least: how many times as long it must take, or as short.
     """
     ratio = typical_ratio(odd, others)
-    scatter = [
-        found
-        for index, each in enumerate(others)
-        if (found := typical_ratio(each, [*others[:index], *others[index + 1 :]])) is not None
-    ]
-    if ratio is None or ratio < 0 or len(scatter) < 2:
+    if ratio is None or ratio < 0 or _times(ratio, ratio > 1) < least:
         return None
     apart = [_times(each, ratio > 1) for each in _ratios(odd, others)]
-    if _times(ratio, ratio > 1) < least or sum(each < least for each in apart) > len(apart) // _ONE_IN:
+    if sum(each < least for each in apart) > len(apart) // _ONE_IN:
+        return None
+    scatter = _scatter(others)
+    if len(scatter) < 2:
         return None
     lowest, highest = min(scatter), max(scatter)
     away = ratio - highest if ratio > 1 else lowest - ratio
     return ratio if away > FENCE * (highest - lowest) * min(ratio, 1.0) else None
+
+
+def _scatter(layers: Sequence[Sequence[int]]) -> list[float]:
+    """The typical ratio of each layer to the others of them, where it can be told."""
+    steps = range(max(map(len, layers), default=0))
+    ordered = [sorted(each[step] for each in layers if step < len(each)) for step in steps]
+    found = []
+    for each in layers:
+        usual = [_median_without(ordered[step], own) for step, own in enumerate(each)]
+        typical = _typical([own / there for own, there in zip(each, usual, strict=True) if there > 0])
+        if typical is not None:
+            found.append(typical)
+    return found
+
+
+def _median_without(ordered: Sequence[int], own: int) -> float:
+    """The median of a sorted list of numbers without one of them; 0 where it is the only one."""
+    count, place = len(ordered) - 1, bisect_left(ordered, own)
+    if not count:
+        return 0
+    low, high = (count - 1) // 2, count // 2
+    return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
 
 
 def _times(ratio: float, longer: bool) -> float:
