@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,17 @@ def _case(batches: Iterator[Any]) -> Case:
     return loop_case(Training(batches).step, memory=False, steps=3, warmup=4)
 
 
+def _found(batches: Callable[[], Iterator[Any]]) -> tuple[Case, Finding]:
+    """The one finding; profiled again, twice at most, where other processes took the steps' cores."""
+    for _ in range(3):
+        case = _case(batches())
+        found = list(data_loading.find(case))
+        if found:
+            break
+    (one,) = found
+    return case, one
+
+
 def _forever(loader: DataLoader[Any]) -> Iterator[Tensor]:
     while True:
         for batch in loader:
@@ -42,12 +53,11 @@ def _forever(loader: DataLoader[Any]) -> Iterator[Tensor]:
 
 
 def test_a_dataset_that_is_slow_is_named_with_its_line() -> None:
-    case = _case(iter(DataLoader(Samples(0.005), batch_size=8)))
+    case, found = _found(lambda: iter(DataLoader(Samples(0.005), batch_size=8)))
     (loader,) = case.facts.settings["loaders"]
     assert loader["workers"] == 0
     assert loader["dataset"] == "Samples"
     assert 40 * MS <= loader["ns"] <= case.run.step.other_ns
-    (found,) = data_loading.find(case)
     check_words(found)
     assert "has no workers" in found.message
     assert found.line is not None and "twins_loops.py" in found.line
@@ -56,10 +66,9 @@ def test_a_dataset_that_is_slow_is_named_with_its_line() -> None:
 
 
 def test_workers_that_are_too_slow_are_counted() -> None:
-    case = _case(iter(DataLoader(Samples(0.02), batch_size=8, num_workers=2)))
+    case, found = _found(lambda: iter(DataLoader(Samples(0.02), batch_size=8, num_workers=2)))
     (loader,) = case.facts.settings["loaders"]
     assert loader["workers"] == 2
-    (found,) = data_loading.find(case)
     check_words(found)
     assert "slower than the step" in found.message
     assert "2 workers" in found.evidence
@@ -73,9 +82,8 @@ def test_tensors_made_by_hand_are_named_with_their_line() -> None:
             time.sleep(0.03)
             yield torch.ones(8, 64)
 
-    case = _case(made())
+    case, found = _found(made)
     assert case.facts.settings["loaders"] == []
-    (found,) = data_loading.find(case)
     check_words(found)
     assert "in Python" in found.message
     assert found.line is not None and "test_loading_of_a_loop.py" in found.line
