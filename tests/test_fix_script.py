@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +266,35 @@ def test_losses_that_are_not_finite() -> None:
     assert difference([1.0], [math.nan]) == math.inf
     assert not compare_curves([1.0], [math.nan], [1.0]).same
     assert compare_curves([], []).verdict == "There is no curve: the script called backward in none of its steps."
+
+
+def test_a_script_whose_loss_is_lost_has_a_report(folder: Path, gains: Gains, here: list[str], run: Runner) -> None:
+    """JSON has no number for what is none."""
+    text = Path("train.py").read_text()
+    Path("train.py").write_text(text.replace(".backward()", ".div(0.0).backward()"))
+    assert Path("train.py").read_text() != text
+    ran = run("fix", "train.py", *CURVE)
+    assert "the last is not finite before, not finite after" in " ".join(ran.out.split()), ran.err
+    curves = load_fix("gradscope-train-fix.json").curves
+    assert curves is not None and set(curves.before) == set(curves.after) == {None}
+
+
+def test_the_process_that_runs_the_script_ends_with_the_command(folder: Path) -> None:
+    Path("endless.py").write_text(
+        "import os, time\nopen('pid.part', 'w').write(str(os.getpid()))\nos.rename('pid.part', 'pid')\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    command = [sys.executable, "-m", "gradscope", "fix", "endless.py"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        ends = time.monotonic() + 60
+        while not Path("pid").exists():
+            assert process.poll() is None and time.monotonic() < ends
+            time.sleep(0.05)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143 and err.endswith("gradscope: terminated\n"), err
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("pid").read_text()), 0)

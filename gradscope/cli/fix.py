@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from gradscope.cli.arguments import SCRIPT_ARGS, html_path_of, json_path_of, refuse_leftovers
-from gradscope.cli.failure import say, show_user_error
+from gradscope.cli.failure import raising_on_terminate, say, show_user_error
 from gradscope.cli.options import (
     Color,
     ColorOption,
@@ -171,7 +171,8 @@ def run(request: Request, *, to_stdout: bool, whole_process: bool) -> int:
     _check_outputs(request)
     with report_stream(exclusive=to_stdout, whole_process=whole_process) as stream:
         try:
-            report = _fix(request)
+            with raising_on_terminate():  # which ends the process that runs the script, too
+                report = _fix(request)
         except GradscopeError:
             raise
         except BaseException as error:

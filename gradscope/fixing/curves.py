@@ -79,7 +79,11 @@ def compare_curves(before: Sequence[float], after: Sequence[float], again: Seque
             if same
             else f"The curves part by {apart:.1e} of the loss, where two runs as it is differ by {own:.1e}."
         )
-    return LossCurves(tuple(before), tuple(after), apart if math.isfinite(apart) else -1.0, same, verdict)
+    return LossCurves(_finite(before), _finite(after), apart if math.isfinite(apart) else -1.0, same, verdict)
+
+
+def _finite(losses: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(loss if math.isfinite(loss) else None for loss in losses)
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:

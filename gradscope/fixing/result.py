@@ -56,8 +56,8 @@ class FixSite:
 class LossCurves:
     """The losses of a training script's first steps, dropout off, without and with what was kept."""
 
-    before: Sequence[float]
-    after: Sequence[float]
+    before: Sequence[float | None]  # None: it was no finite number
+    after: Sequence[float | None]
     largest_difference: float  # of a step's losses, as a share of the loss
     same: bool
     verdict: str

@@ -154,9 +154,13 @@ def _curves(data: FixData, width: int, marks: Glyphs) -> list[Line]:
         )
     ]
     if curves.before and curves.after:
-        last = f"the last is {curves.before[-1]:.6g} before, {curves.after[-1]:.6g} after"
+        last = f"the last is {_loss(curves.before[-1])} before, {_loss(curves.after[-1])} after"
         lines += wrapped(f"{last}; the largest difference is {curves.largest_difference:.1e}", width, marks)
     return [*lines, *wrapped(curves.verdict, width, marks, style="" if curves.same else "warn")]
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.6g}"
 
 
 def _verdict(data: FixData, width: int, marks: Glyphs) -> list[Line]:

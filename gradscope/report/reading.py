@@ -106,6 +106,8 @@ def _read(annotation: Any, value: Any, where: str, limits: _Range) -> Any:
         return reader(value, where)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
+        if value is None and _optional(annotation):
+            return None
         return _read(next(one for one in arguments if one is not types.NoneType), value, where, limits)
     if origin is Literal:
         if value not in arguments:
