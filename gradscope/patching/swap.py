@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Iterable, Iterator
 from types import CellType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -113,7 +113,7 @@ def _of_its_caller(function: FunctionType, name: str) -> FunctionType:
                 self = first
         return function(self, *args, **kwargs)
 
-    return method
+    return cast(FunctionType, method)
 
 
 def _wrapped(wrapper: FunctionType, inner: FunctionType, new: FunctionType) -> FunctionType:
