@@ -122,6 +122,17 @@ def test_binary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(raised.value) == f"model.pt is not Python source: it holds null bytes.\n{GIVE}"
 
 
+@pytest.mark.parametrize("head", ['{"schema_version": 3, ', '\n{\n "kind": "fix",\n "schema_version": 1, '])
+def test_a_report_is_no_program(head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.json").write_text(head + '"layers": []}')
+    with pytest.raises(TargetError) as raised:
+        file_kind("run.json")
+    assert str(raised.value) == (
+        "run.json is a report of gradscope's, not Python source.\nShow it: gradscope show run.json"
+    )
+
+
 def _sparse() -> None:
     with open("x.py", "wb") as file:
         file.truncate(10**9)

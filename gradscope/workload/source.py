@@ -40,6 +40,8 @@ def parse(path: Path) -> ast.Module:
     source = _read(path)
     if b"\0" in source:
         raise TargetError(f"{path} is not Python source: it holds null bytes.\n{_GIVE}")
+    if source.lstrip().startswith(b"{") and b'"schema_version"' in source[:_HEAD_BYTES]:
+        raise TargetError(f"{path} is a report of gradscope's, not Python source.\nShow it: gradscope show {path}")
     with warnings.catch_warnings():
         # A doubtful escape is for the run itself to report, once.
         warnings.simplefilter("ignore")
@@ -63,6 +65,8 @@ def uses_relative_import(path: Path) -> bool:
 
 _GIVE = "Give a model file or a training script, for instance: gradscope profile train.py"
 
+
+_HEAD_BYTES = 200  # in which a RUN.json or FIX.json says what it is
 
 _MOST_BYTES = 50_000_000  # of source; parsing needs a hundred times as much
 
