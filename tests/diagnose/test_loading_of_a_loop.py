@@ -243,3 +243,12 @@ def test_a_line_that_torch_worked_on_is_not_named() -> None:
     (found,) = _made([], [{"line": "train.py:30", "share": 0.2, "loading": False}])
     assert found.line is None
     assert _made([_loader(5)], between, phases=95) == []
+
+
+def test_time_without_a_core_is_no_work_of_the_loops() -> None:
+    """As on a busy machine, where each step waits for its turn: 40 ms of 100 are spent between the phases."""
+    case = made_case(mode="loop", forward=30 * MS, backward=20 * MS, optimizer=10 * MS)
+    assert list(data_loading.find(case))
+    for waited, found in ((20 * MS, True), (30 * MS, False), (40 * MS, False)):
+        step = replace(case.run.step, waited_ns=waited)
+        assert bool(list(data_loading.find(Case(replace(case.run, step=step), case.facts)))) is found

@@ -221,9 +221,12 @@ def _cores(case: Case) -> int:
 
 
 def _usual_ns(case: Case) -> int:
-    """Between the phases, in a usual step: the mean less what one long step adds to it and what gradscope does."""
+    """Between the phases, in a usual step: the mean less what one long step adds to it and what gradscope does.
+
+    Less, too, what the step waited for a core: where is not known, and other programs are no reason of this one's.
+    """
     step = case.run.step
-    other = step.other_ns - case.run.own_ns
+    other = step.other_ns - case.run.own_ns - (step.waited_ns or 0)
     wall = step.spread.get("wall")
     return other if wall is None else other - max(step.wall_ns - wall.median_ns, 0)
 
