@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from typing import Any, NoReturn
 
@@ -127,11 +128,22 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
     try:
         return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_parse_int)
     except json.JSONDecodeError as error:
+        if _depth(text[: error.pos]) > _DEEPEST:  # where Python 3.13 gets further than those before it
+            raise NotJsonError("its brackets are nested too deeply") from error
         raise NotJsonError(f"{error.msg} (line {error.lineno}, column {error.colno})") from error
     except RecursionError as error:
         raise NotJsonError("its brackets are nested too deeply") from error
     except MemoryError as error:
         raise NotJsonError("there is not enough memory for it") from error
+
+
+_DEEPEST = 900  # levels, of some thousand that Python's own limit allows
+
+
+def _depth(text: str) -> int:
+    """How many brackets are open at the end of a piece of JSON."""
+    brackets = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    return brackets.count("[") + brackets.count("{") - brackets.count("]") - brackets.count("}")
 
 
 def _refuse_constant(constant: str) -> NoReturn:

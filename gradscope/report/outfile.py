@@ -34,6 +34,8 @@ def check_output(path: str | os.PathLike[str], head: re.Pattern[str] = RUN_HEAD,
 
 def _check(target: Path, head: re.Pattern[str], *, force: bool) -> None:
     name = shown_path(target)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        target.stat()  # a link to itself, which Path.resolve lets pass from Python 3.13 on
     if target.is_dir():
         raise OutputError(f"{name} is a folder.\nGive the path of a file, such as {shown_path(target / 'run.json')}.")
     folder = target.resolve().parent
@@ -55,6 +57,8 @@ def _check(target: Path, head: re.Pattern[str], *, force: bool) -> None:
 
 
 def _unwritable(path: str | os.PathLike[str], error: Exception) -> OutputError:
+    if "\0" in os.fspath(path):
+        error = ValueError("embedded null byte")  # as Python says it, in some versions and calls
     reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
     return OutputError(f"{shown_path(path)} cannot be written: {cut(visible(reason), 200)}.\nChoose another path.")
 

@@ -216,7 +216,7 @@ def test_models_that_took_no_part_are_not_touched() -> None:
     assert byhand.classes_to_watch([held], leaves, no_hook_told) == set()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning")
 def test_scripted_modules_are_left_alone() -> None:
     scripted = torch.jit.script(nn.Linear(4, 4))
     model = Again()
