@@ -2,7 +2,8 @@
 
 Each is one module: its autograd Function, its functional form, its drop-in Module. Functions take the arguments of
 their namesake in ``torch.nn.functional``, and more by keyword; ``function.explain(...)`` takes the same arguments and
-says what would run and why.
+says what would run and why. Arguments that do not fit raise ``ValueError`` before anything runs; the error is a
+``RuntimeError`` as well, and an ``IndexError`` where torch raises one: code around a namesake goes on catching it.
 """
 
 # Each module is imported before the function of its name: afterwards the name here stays the function.

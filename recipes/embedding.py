@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
+from gradscope.kernels.check import NoSuchIndexError, dtype_text, refuse, require_dtype, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.embedding.accumulate import EXACT, accumulator, add_rows_before
 from gradscope.recipes.recipe import Recipe
@@ -130,7 +130,7 @@ def embedding(
         return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     except IndexError:
         wrong = input[(input < 0) | (input >= weight.shape[0])].flatten()
-        refuse(_NAME, "input", f"holding {int(wrong[0])}", f"tokens in [0, {weight.shape[0]})")
+        refuse(_NAME, "input", f"holding {int(wrong[0])}", f"tokens in [0, {weight.shape[0]})", NoSuchIndexError)
 
 
 class _Embedding(torch.autograd.Function):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.kernels.check import refuse, require_dtype, shape_text
+from gradscope.kernels.check import NoSuchIndexError, refuse, require_dtype, shape_text
 from gradscope.kernels.heads import layout
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.recipes.recipe import Recipe
@@ -157,7 +157,8 @@ def check_packed(function: str, qkv: Tensor, heads: int, kv_heads: int | None) -
 
 def _dimension(function: str, argument: str, tensor: Tensor, dim: int) -> int:
     if not -tensor.dim() <= dim < tensor.dim():
-        refuse(function, "dim", dim, f"a dimension of {argument}, which is {shape_text(tensor)}")
+        expected = f"a dimension of {argument}, which is {shape_text(tensor)}"
+        refuse(function, "dim", dim, expected, NoSuchIndexError)
     return dim % tensor.dim()
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradscope.kernels.check import NoSuchIndexError
+
 
 def require_classes(function: str, target: Tensor, classes: int, ignore_index: int) -> None:
-    """Raise ``ValueError`` unless each target is a class or ignored; on a GPU the device asserts it, as for torch."""
+    """Raise :class:`NoSuchIndexError` unless each target is a class or ignored.
+
+    On a GPU the device asserts it, as for torch.
+    """
     if not target.numel():
         return
     known = (target >= 0) & (target < classes) | (target == ignore_index)
@@ -16,6 +21,6 @@ def require_classes(function: str, target: Tensor, classes: int, ignore_index: i
         return
     if not known.all():
         wrong = int(target[~known][0])
-        raise ValueError(
+        raise NoSuchIndexError(
             f"{function}: target holds {wrong}; expected a class in [0, {classes}) or ignore_index={ignore_index}"
         )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -100,13 +97,3 @@ def qkv(
     k = torch.randn(batch, kv_heads, keys, size, dtype=dtype)
     v = torch.randn(keys, batch, kv_heads, value_size or size, dtype=dtype).permute(1, 2, 0, 3)
     return q, k, v
-
-
-def samples(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """PyTorch's samples of scaled_dot_product_attention."""
-    monkeypatch.setattr(sys, "path", list(sys.path))  # the import appends to it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # and warns of optional parts of torch's own tests
-        from torch.testing._internal.common_methods_invocations import op_db
-    (op,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
-    return list(op.sample_inputs("cpu", dtype, requires_grad=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from gradscope.kernels.cross_entropy.terms import Terms
 from gradscope.recipes.cross_entropy import ABOUT, CrossEntropyLoss, cross_entropy
 
 from .accuracy import assert_as_accurate, dirty_memory
+from .opinfo import samples
 
 TOGETHER = {"label_smoothing": 0.2, "z_loss": 0.1, "softcap": 3.0}
 
@@ -82,18 +82,9 @@ def test_any_cut_gives_the_reference(
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)  # float64, sums in another order
 
 
-def samples(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # the import appends to it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # and warns of optional parts of torch's own tests
-        from torch.testing._internal.common_methods_invocations import op_db
-    (op,) = (op for op in op_db if op.name == name)
-    return list(op.sample_inputs("cpu", dtype, requires_grad=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_pytorchs_own_samples(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = samples("nn.functional.cross_entropy", dtype, monkeypatch)
+def test_pytorchs_own_samples(dtype: torch.dtype) -> None:
+    taken = samples("cross_entropy", dtype)
     assert len(taken) == 21
     backends = set()
     for sample in taken:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +17,7 @@ from torch.nn import functional
 from gradscope.recipes.embedding import Embedding, embedding
 
 from .accuracy import assert_as_accurate, dirty_memory
+from .opinfo import samples
 
 TOKENS, FEATURES = 11, 4
 
@@ -50,15 +49,11 @@ def assert_no_hooks(weight: Tensor) -> None:
     weight.grad = before
 
 
-def test_passes_torchs_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # the import appends to it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # and warns of optional parts of torch's own tests
-        from torch.testing._internal.common_methods_invocations import op_db
-    (op,) = [op for op in op_db if op.name == "nn.functional.embedding"]
-    samples = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
-    assert samples
-    for sample in samples:
+def test_passes_torchs_own_samples() -> None:
+    """By backward(), which adds rows; test_opinfo.py asks for the gradient itself."""
+    taken = samples("embedding", torch.float64)
+    assert taken
+    for sample in taken:
         weight, (ids,) = sample.input, sample.args  # in this order there
         ours, torchs = (nn.Parameter(weight.detach().clone()) for _ in range(2))
         found = embedding(ids, ours, **sample.kwargs)

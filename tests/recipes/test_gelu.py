@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-import warnings
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from gradscope.kernels.gelu.reference import gelu_reference
 from gradscope.recipes.gelu import GELU, BiasGELU, bias_gelu, gelu
 
 from .accuracy import assert_as_accurate, dirty_memory
+from .opinfo import samples
 
 # Dynamo makes an instance of every Function that it traces, of which torch itself warns.
 COMPILES = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -41,28 +39,10 @@ def assert_close(dtype: torch.dtype, approximate: str, upstream: Tensor, x: Tens
         assert_as_accurate(mine, torchs, true, name)
 
 
-@pytest.fixture
-def torchs_samples(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Torch's sample inputs of gelu."""
-    monkeypatch.setattr(sys, "path", list(sys.path))  # the import appends to it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # and warns of optional parts of torch's own tests
-        from torch.testing._internal.common_methods_invocations import op_db
-    (op,) = [op for op in op_db if op.name == "nn.functional.gelu"]
-    return list(op.sample_inputs("cpu", torch.float32))
-
-
-def test_gelu_passes_torchs_own_samples(torchs_samples: Any) -> None:
-    assert torchs_samples
-    for sample in torchs_samples:
-        ours = gelu(sample.input, *sample.args, **sample.kwargs)
-        assert torch.equal(ours, functional.gelu(sample.input, *sample.args, **sample.kwargs))
-
-
 @APPROXIMATE
-def test_bias_gelu_passes_torchs_own_samples(torchs_samples: Any, approximate: str) -> None:
+def test_bias_gelu_passes_torchs_own_samples(approximate: str) -> None:
     """With a bias of zero it is gelu."""
-    for sample in torchs_samples:
+    for sample in samples("gelu", torch.float32):
         if sample.input.dim():
             ours = bias_gelu(sample.input, torch.zeros(sample.input.shape[-1]), approximate)
             assert torch.equal(ours, functional.gelu(sample.input, approximate=approximate))
