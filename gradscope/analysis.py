@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import gradscope
 from gradscope import versions
 from gradscope.attribute.carry import assign
+from gradscope.attribute.linematch import Traced
 from gradscope.attribute.memory.amounts import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
 from gradscope.attribute.memory.step import MemoryInput
@@ -20,7 +22,7 @@ from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.passes import Passes
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.rows import Skeleton, reached_roots, read_skeleton
-from gradscope.attribute.survey import Notes, SurveyInput, read_survey
+from gradscope.attribute.survey import Notes, SurveyInput, read_survey, traced_steps
 from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
@@ -80,9 +82,12 @@ def analyse(
     # What a later pass noted is added to what was timed; where that fails, the times stand without it.
     guard = Guard(capture.failed)
     passes = _passes(timed, names)
+    given = _MemoryPassOnce(capture.memory, names, parents, guard)
     result = None
     with guard.over(_SURVEY):
         notes = _read_survey(capture.survey, names, parents, on_cuda)
+        if notes is not None and notes.matcher is not None and capture.survey is not None:
+            notes.matcher.learn(partial(given.steps, capture.survey.lines))
         result = _timed_result(skeleton, timed, names, passes, notes, capture.survey)
     if result is None:
         capture.survey = None
@@ -90,7 +95,7 @@ def analyse(
     memory = None
     if capture.memory is not None:
         with guard.over(_MEMORY):
-            found = read_memory_pass(capture.memory, names, parents)
+            found = read_memory(given.input(), names.infos, _source_text(capture.memory.lines))
             result = _with_memory(result, found, capture.memory, names)
             memory = found
             if unseen := in_other_threads(skeleton, passes.notes):
@@ -109,8 +114,8 @@ def analyse(
         batch=next((text for root, text in capture.batches.items() if text and names.rows[root] >= 0), None),
         optimizer_steps=_optimizer_steps(capture, names),
     )
-    partial = measured < capture.options.steps or (capture.survey is None and LINES not in capture.left_out)
-    partial = partial or (memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out)
+    incomplete = measured < capture.options.steps or (capture.survey is None and LINES not in capture.left_out)
+    incomplete = incomplete or (memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out)
     if timed.completed <= SETTLING_STEPS:
         capture.notes.append(
             "the one step that was measured is the profiler's first, which takes longer than those after it"
@@ -127,7 +132,7 @@ def analyse(
         )
     if capture.left_out:
         capture.notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))
-    run = _run_data(capture, about, names, device, result, memory, partial=partial)
+    run = _run_data(capture, about, names, device, result, memory, partial=incomplete)
     progress.phase("looking for reasons")
     with guard.over("looking for reasons"):
         run = diagnosed(run, capture, names, recorder or Recorder())
@@ -153,9 +158,10 @@ def _timed_result(
 ) -> Result:
     """The timed steps, with what the survey noted where there was one."""
     skip = _settling(timed)
-    lines = survey.lines if survey is not None else []
+    assigned = assign(skeleton, skip, notes, passes, timed.interrupted)
+    lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
     return build_result(
-        assign(skeleton, skip, notes, passes, timed.interrupted),
+        assigned,
         names.infos,
         lines,
         notes,
@@ -306,6 +312,37 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
         names: the rows of the layer table.
         parents: of each row the nearest parent that is called itself, see :meth:`ModuleNames.calling_parents`.
     """
+    return read_memory(_memory_input(found, names, parents), names.infos, _source_text(found.lines))
+
+
+class _MemoryPassOnce:
+    """The memory pass, whose trace is read once, by whoever needs it first: the lines of the timed steps, or memory."""
+
+    def __init__(self, found: MemoryPass | None, names: ModuleNames, parents: Sequence[int], guard: Guard) -> None:
+        self._found, self._names, self._parents, self._guard = found, names, parents, guard
+        self._input: MemoryInput | None = None
+
+    def input(self) -> MemoryInput:
+        """What is to be read; only where there was a memory pass."""
+        assert self._found is not None
+        if self._input is None:
+            self._input = _memory_input(self._found, self._names, self._parents)
+        return self._input
+
+    def steps(self, lines: list[LineInfo]) -> list[Traced]:
+        """Its steps, with lines by their place in ``lines``, to which those are added that are not there yet."""
+        found: list[Traced] = []
+        if self._found is not None and self._found.lines:
+            with self._guard.over(_MEMORY):
+                known = set(lines)
+                lines += [info for info in self._found.lines if info not in known]
+                place = {info: number for number, info in enumerate(lines)}
+                number_of = np.array([place[info] for info in self._found.lines], np.int64)
+                found = list(traced_steps(self.input().survey, number_of))
+        return found
+
+
+def _memory_input(found: MemoryPass, names: ModuleNames, parents: Sequence[int]) -> MemoryInput:
     table = TraceReader().memory(found.profiler) if found.table is None else found.table
     found.profiler = found.table = None
     calls = _relabelled(found.recorder.table(), names.rows)
@@ -314,7 +351,7 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
     for number, place in found.places.items():
         labels[number] = names.rows[place] if labels[number] < 0 else labels[number]
     figures = found.figures
-    given = MemoryInput(
+    return MemoryInput(
         survey=SurveyInput(
             skeleton,
             found.line_spans,
@@ -330,7 +367,6 @@ def read_memory_pass(found: MemoryPass, names: ModuleNames, parents: Sequence[in
         device_reserved=figures.reserved if figures else None,
         device_total=figures.total if figures else None,
     )
-    return read_memory(given, names.infos, _source_text(found.lines))
 
 
 def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:

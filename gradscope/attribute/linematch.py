@@ -5,13 +5,16 @@ a call of the same layer ran in the survey has its lines; where several such cal
 place of a caller that did the same decides. In any other call an operation has a line where the two
 operations before and behind it, or one of each, were seen in the survey around one of the same name, and always at one
 line. What else there is has none. A node has the line of the operation that drew its number.
+
+The steps of the memory pass count as a survey too: they are traced by line, and may have run what the survey's did not.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,6 +71,13 @@ def _calls_around(skeleton: Skeleton, rows: IntColumn) -> IntColumn:
     return np.where(around >= 0, table.argument[around], -1)
 
 
+class Traced(NamedTuple):
+    """A step that was traced by line."""
+
+    ran: Operations
+    lines: IntColumn  # of each operation
+
+
 @dataclass(frozen=True, slots=True)
 class _Stretch:
     """The operations of one layer in one call, by their places among all."""
@@ -78,44 +88,60 @@ class _Stretch:
     places: tuple[int, ...]
 
 
+class _Known(NamedTuple):
+    """A stretch of a traced step."""
+
+    names: tuple[str, ...]
+    lines: tuple[int, ...]
+    site: Site | None
+
+
 class LineMatcher:
-    """Knows the survey's operations by call.
+    """Knows the operations of the traced steps by call.
 
     Args:
-        survey: what it ran.
-        lines: the line of each operation.
+        read: reads those steps, once some step is asked about.
     """
 
-    def __init__(self, survey: Operations, lines: IntColumn) -> None:
-        self._sites = survey.sites
-        self._calls: dict[int, list[tuple[_Stretch, tuple[int, ...]]]] = defaultdict(list)
-        for stretch in _stretches(survey):
-            self._calls[stretch.owner].append((stretch, tuple(int(lines[place]) for place in stretch.places)))
+    def __init__(self, read: Callable[[], Iterable[Traced]]) -> None:
+        self._unread = [read]
+        self._calls: dict[int, list[_Known]] = defaultdict(list)
         self._windows: dict[int, dict[tuple[str, ...], int]] = {}
 
+    def learn(self, read: Callable[[], Iterable[Traced]]) -> None:
+        """Know further steps, which are not read before some step is asked about."""
+        self._unread.append(read)
+
     def lines(self, step: Operations) -> IntColumn:
-        """The line of each operation of another step; :data:`NOT_TOLD` where the survey does not tell it."""
+        """The line of each operation of another step; :data:`NOT_TOLD` where the traced ones do not tell it."""
+        while self._unread:
+            self._read(self._unread.pop(0)())
         result = np.full(len(step.keys), NOT_TOLD, np.int64)
         for stretch in _stretches(step):
             result[list(stretch.places)] = self._told(stretch, step.sites.get(stretch.call))
         return result
 
+    def _read(self, steps: Iterable[Traced]) -> None:
+        for ran, lines in steps:
+            for stretch in _stretches(ran):
+                found = tuple(int(lines[place]) for place in stretch.places)
+                self._calls[stretch.owner].append(_Known(stretch.names, found, ran.sites.get(stretch.call)))
+        self._windows.clear()
+
     def _told(self, stretch: _Stretch, site: Site | None) -> Sequence[int]:
-        known = self._calls[stretch.owner]
-        same = [(each, lines) for each, lines in known if each.names == stretch.names]
+        same = [known for known in self._calls[stretch.owner] if known.names == stretch.names]
         if not same:
             windows = self._windows_of(stretch.owner)
             return [_first(windows, stretch.names, place) for place in range(len(stretch.names))]
-        if len({lines for _, lines in same}) > 1 and site is not None:
-            same = [(each, lines) for each, lines in same if self._sites.get(each.call) == site] or same
-        columns = zip(*(lines for _, lines in same), strict=True)
+        if len({known.lines for known in same}) > 1 and site is not None:
+            same = [known for known in same if known.site == site] or same
+        columns = zip(*(known.lines for known in same), strict=True)
         return [column[0] if len(set(column)) == 1 else NOT_TOLD for column in columns]
 
     def _windows_of(self, owner: int) -> dict[tuple[str, ...], int]:
         if owner not in self._windows:
             found: dict[tuple[str, ...], int] = {}
-            for each, lines in self._calls[owner]:
-                names = each.names
+            for names, lines, _ in self._calls[owner]:
                 for place, line in enumerate(lines):
                     for around in _AROUND:
                         window = _window(names, place, around)

@@ -8,15 +8,15 @@ belongs to op or node *k* of a timed step. The names are compared; where they di
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.linematch import LineMatcher, operations_of
+from gradscope.attribute.linematch import LineMatcher, Traced, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
-from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows
+from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
 
 NO_LINE = -1
@@ -75,7 +75,7 @@ def read_survey(survey: SurveyInput) -> Notes:
     return Notes(
         unit_key=unit_key,
         unit_line=unit_line,
-        matcher=LineMatcher(operations_of(skeleton, units, unit_key, calls), unit_line),
+        matcher=LineMatcher(lambda: [Traced(operations_of(skeleton, units, unit_key, calls), unit_line)]),
         node_key=keys(table.names, nodes.owner, table.name[nodes.row]),
         node_line=node_line,
         parameter_owner=parameter_owner,
@@ -85,6 +85,27 @@ def read_survey(survey: SurveyInput) -> Notes:
         shapes=_shapes(table, rows),
         graphs_known=all(survey.graphs),
     )
+
+
+def traced_steps(survey: SurveyInput, line_of: IntColumn) -> Iterator[Traced]:
+    """The operations of each step of a trace that was taken line by line, cut at its markers.
+
+    Args:
+        line_of: number of each line of ``survey.line_spans`` among those that all notes share.
+    """
+    skeleton = survey.skeleton
+    table = skeleton.table
+    steps = find_steps(skeleton, 0, at_markers=True)
+    nowhere = np.empty(0, np.int64)
+    rows = assign_rows(skeleton, np.full(len(skeleton.nodes.row), OUTSIDE), nowhere, nowhere)
+    units = unit_rows(skeleton)
+    line = _line_of_units(table, units, survey.line_spans)
+    line = np.where(line >= 0, line_of[line], NO_LINE)
+    for step in range(len(steps)):
+        mine = steps.of_row[units] == step
+        calls = np.flatnonzero((table.kind == RowKind.CALL) & (steps.of_row == step))
+        key = keys(table.names, rows.owner[units[mine]], table.name[units[mine]])
+        yield Traced(operations_of(skeleton, units[mine], key, calls), line[mine])
 
 
 def unit_rows(skeleton: Skeleton) -> IntColumn:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site, lines_of_nodes
+from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site, Traced, lines_of_nodes
 from gradscope.attribute.rows import INHERIT, read_skeleton
 from gradscope.tables import RowKind, RunData
 
@@ -26,9 +26,13 @@ def operations(*calls: tuple[int, str], sites: dict[int, Site] | None = None, fi
     return Operations(keys, np.array(numbers, np.int64), sites or {})
 
 
-SURVEY = LineMatcher(
+def matcher(ran: Operations, *lines: int) -> LineMatcher:
+    return LineMatcher(lambda: [Traced(ran, np.array(lines))])
+
+
+SURVEY = matcher(
     operations((0, "mul add"), (1, "exp"), (0, "mul add"), (2, "a b c b d"), (4, "m a p b n a p b k")),
-    np.array([10, 11, 20, 10, 11, 30, 31, 32, 33, 34, *range(40, 49)]),
+    *(10, 11, 20, 10, 11, 30, 31, 32, 33, 34, *range(40, 49)),
 )
 
 
@@ -52,7 +56,7 @@ def test_each_call_is_told_by_itself(calls: list[tuple[int, str]], expected: lis
 
 def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
     did, other = ("mul", 1, "add", 1), ("add", 1, "mul", 1)
-    survey = LineMatcher(operations((1, "relu"), (1, "relu"), sites={0: (did, 1), 1: (did, 3)}), np.array([5, 6]))
+    survey = matcher(operations((1, "relu"), (1, "relu"), sites={0: (did, 1), 1: (did, 3)}), 5, 6)
 
     def told(*sites: Site) -> list[int]:
         step = operations(*[(1, "relu")] * len(sites), sites=dict(enumerate(sites, 7)), first=7)
@@ -127,8 +131,8 @@ class Changing(nn.Module):
         return x.cosh()
 
 
-def measured(model: nn.Module) -> RunData:
-    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
+def measured(model: nn.Module, *, warmup: int = 1, memory: bool = False) -> RunData:
+    with gradscope.profiling(model, steps=STEPS, warmup=warmup, memory=memory) as prof:
         while True:
             model(X).sum().backward()
             if prof.step():
@@ -150,6 +154,34 @@ def test_lines_of_a_program_that_changes_are_right_or_none() -> None:
     whole = sum(op.self_ns for op in data.ops if (op.phase, op.name) == ("forward", "aten::tanh"))
     assert lines[line_of(Changing.forward, "self.act")] == whole  # one line, however often
     assert any("told call by call" in note for note in data.notes)
+
+
+class Alternating(nn.Module):
+    """Does one thing in even steps and another in odd ones: whichever the survey meets, it has not met the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.stem(x)
+        if self.seen % 2:
+            return x.sinh()
+        return x.cosh()
+
+
+@pytest.mark.parametrize("warmup", [1, 2])
+def test_what_only_the_memory_pass_ran_has_its_line(warmup: int) -> None:
+    data = measured(Alternating(), warmup=warmup, memory=True)
+    rows = {row.line: row for row in data.lines}
+    for name in ("sinh", "cosh"):
+        row = rows[line_of(Alternating.forward, name)]
+        whole = {op.phase: op.self_ns for op in data.ops if name.title() in op.name or op.name == f"aten::{name}"}
+        assert row.forward_ns == whole["forward"]
+        assert row.backward_ns >= whole["backward"] > 0
+    assert any("100.0 % of operations" in note for note in data.notes)
 
 
 class Mixed(nn.Module):
