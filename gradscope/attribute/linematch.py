@@ -2,9 +2,9 @@
 
 Operations are compared within one call of a layer (or outside of all calls), never across calls: a call that ran what
 a call of the same layer ran in the survey has its lines; where several such calls had different ones, that at the same
-place of a caller that did the same decides. In any other call an operation has a line where the two
-operations before and behind it, or one of each, were seen in the survey around one of the same name, and always at one
-line. What else there is has none. A node has the line of the operation that drew its number.
+place of a caller that did the same decides. In any other call an operation has a line where the operations before and
+behind it, as many as can be found or at the least one of each, were seen in the survey around one of the same name, and
+always at one line. What else there is has none. A node has the line of the operation that drew its number.
 
 The steps of the memory pass count as a survey too: they are traced by line, and may have run what the survey's did not.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,9 @@ from gradscope.tables import IntColumn, RowKind
 NOT_TOLD = -3
 _NO_LINE = -1
 _ENDS = (RowKind.NODE, RowKind.CALL, RowKind.RECOMPUTE)  # where the search for a line around an operation ends
-_AROUND = (2, 1)  # operations on each side that are compared
+# Operations before and behind that are compared, the most telling first. What runs once more than in the survey, as the
+# closure of L-BFGS, begins or ends as it did there: one side may tell.
+_AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2),), ((1, 1),))
 
 Site = tuple[tuple["int | str", ...], int]  # what the caller did, operations and calls of layers, and the place in it
 _Key = tuple[int, str]  # layer and name of an operation
@@ -106,7 +109,7 @@ class LineMatcher:
     def __init__(self, read: Callable[[], Iterable[Traced]]) -> None:
         self._unread = [read]
         self._calls: dict[int, list[_Known]] = defaultdict(list)
-        self._windows: dict[int, dict[tuple[str, ...], int]] = {}
+        self._windows: dict[int, dict[int, int]] = {}
 
     def learn(self, read: Callable[[], Iterable[Traced]]) -> None:
         """Know further steps, which are not read before some step is asked about."""
@@ -138,13 +141,13 @@ class LineMatcher:
         columns = zip(*(known.lines for known in same), strict=True)
         return [column[0] if len(set(column)) == 1 else NOT_TOLD for column in columns]
 
-    def _windows_of(self, owner: int) -> dict[tuple[str, ...], int]:
+    def _windows_of(self, owner: int) -> dict[int, int]:
         if owner not in self._windows:
-            found: dict[tuple[str, ...], int] = {}
+            found: dict[int, int] = {}
             for names, lines, _ in self._calls[owner]:
                 for place, line in enumerate(lines):
-                    for around in _AROUND:
-                        window = _window(names, place, around)
+                    for size in chain.from_iterable(_AROUND):
+                        window = _window(names, place, *size)
                         found[window] = line if found.get(window, line) == line else NOT_TOLD
             self._windows[owner] = found
         return self._windows[owner]
@@ -160,16 +163,21 @@ def _stretches(step: Operations) -> list[_Stretch]:
     ]
 
 
-def _window(names: tuple[str, ...], place: int, around: int) -> tuple[str, ...]:
-    """The name at ``place`` between its neighbours; "" stands for the beginning and the end of the call."""
-    return tuple(names[index] if 0 <= index < len(names) else "" for index in range(place - around, place + around + 1))
+def _window(names: tuple[str, ...], place: int, before: int, behind: int) -> int:
+    """A key of the name at ``place`` between so many neighbours; "" stands for what is outside of the call.
+
+    A hash, for the names themselves would take 30 kB an operation.
+    """
+    first, last = place - before, place + behind + 1
+    outside = ("",) * max(0, -first), ("",) * max(0, last - len(names))
+    return hash((before, behind, *outside[0], *names[max(first, 0) : last], *outside[1]))
 
 
-def _first(windows: dict[tuple[str, ...], int], names: tuple[str, ...], place: int) -> int:
-    for around in _AROUND:
-        line = windows.get(_window(names, place, around))
-        if line is not None:
-            return line
+def _first(windows: dict[int, int], names: tuple[str, ...], place: int) -> int:
+    for sizes in _AROUND:
+        told = {windows.get(_window(names, place, *size), NOT_TOLD) for size in sizes} - {NOT_TOLD}
+        if told:
+            return told.pop() if len(told) == 1 else NOT_TOLD
     return NOT_TOLD
 
 

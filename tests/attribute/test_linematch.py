@@ -54,6 +54,17 @@ def test_each_call_is_told_by_itself(calls: list[tuple[int, str]], expected: lis
     assert SURVEY.lines(operations(*calls)).tolist() == expected
 
 
+CLOSURE = "mm relu mul mul add exp sum mul mul add exp sum neg"  # as torch calls them, twice the same in the middle
+
+
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_what_runs_more_or_less_often_is_told_by_all_that_is_around_it(times: int) -> None:
+    """A closure that the optimizer calls until it is content: its lines are known, however often it ran."""
+    lines = list(range(CLOSURE.count(" ") + 1))
+    survey = matcher(operations((-1, f"{CLOSURE} {CLOSURE}")), *lines, *lines)
+    assert survey.lines(operations((-1, " ".join([CLOSURE] * times)))).tolist() == lines * times
+
+
 def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
     did, other = ("mul", 1, "add", 1), ("add", 1, "mul", 1)
     survey = matcher(operations((1, "relu"), (1, "relu"), sites={0: (did, 1), 1: (did, 3)}), 5, 6)
