@@ -5,7 +5,7 @@ The libraries are the programs here; what configures them is a few lines, writte
 
 from __future__ import annotations
 
-from field_programs.data import config_file, mnist
+from field_programs.data import config_file, mnist, together
 from field_programs.program import INSTALLED, Program
 
 _ONE_PROCESS = {
@@ -184,7 +184,7 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/pytorch/basics/autoencoder.py --trainer.max_epochs=1 --trainer.limit_train_batches=24 --trainer.limit_val_batches=2"  # noqa: E501
         " --trainer.limit_test_batches=2 --trainer.limit_predict_batches=2 --trainer.accelerator=cpu --trainer.log_every_n_steps=1",  # noqa: E501
         without=("docs/*", "tests/*", "src/*"),
-        data=mnist("examples/Datasets", 60000, 200),
+        data=together(mnist("examples/Datasets", 60000, 200), mnist("data", 64, 64)),  # Lightning looks for its own
         needs=("lightning", "torchvision", "jsonargparse"),
         files_vary=("lightning_logs/*",),
         library=True,
