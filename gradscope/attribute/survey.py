@@ -117,6 +117,8 @@ def unit_rows(skeleton: Skeleton) -> IntColumn:
     rows = np.flatnonzero(wanted)
     above = above_lines(table, rows)
     called = (above < 0) | np.isin(table.kind[above], _TRANSPARENT)
+    # A closure that the optimizer calls has gradients on, its own arithmetic has not.
+    called |= (table.kind[above] == RowKind.OPTIMIZER) & (table.sequence[rows] >= 0)
     # Checkpointing calls them from inside a node's function, but it is user code all the same.
     called |= np.isin(rows, skeleton.recomputed)
     return rows[called]

@@ -227,6 +227,41 @@ def test_every_node_of_layers_that_come_and_go_is_on_its_own_line() -> None:
     assert rows[first] + rows[second] == pytest.approx(sum(op.self_ns for op in experts), abs=len(experts))
 
 
+class Impatient(torch.optim.SGD):
+    """Calls its closure one to three times in a step, as a line search does."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.turns = getattr(self, "turns", 0) + 1
+        with torch.enable_grad():
+            losses = [closure() for _ in range(1 + self.turns % 3)]
+        super().step()
+        return losses[-1]
+
+
+def test_what_a_closure_does_outside_of_the_layers_has_its_lines() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = Impatient(model.parameters(), 1e-3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(X).sinh().sum()
+        penalty = model.weight.cosh().sum()
+        (loss + penalty).backward()
+        return loss
+
+    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
+        while True:
+            optimizer.step(closure)
+            if prof.step():
+                break
+    data = prof.report.data
+    rows = {row.line: row.backward_ns for row in data.lines}
+    for name in ("sinh", "cosh"):
+        whole = sum(op.self_ns for op in data.ops if op.phase == "backward" and op.name == f"{name.title()}Backward0")
+        assert rows[line_of(closure, name)] >= whole > 0
+    assert not [line for line in rows if line is None]
+
+
 class Averages(nn.Module):
     """Keeps an average of what it sees, as vector quantizers do, by ``data``, and makes a parameter in each step."""
 

@@ -93,7 +93,8 @@ _PHASES = [
 ]
 _READERS = [
     ("analysis", None, "_read_survey"),
-    ("analysis", None, "read_memory_pass"),
+    ("analysis", None, "read_memory"),
+    ("analysis", None, "_memory_input"),
     ("analysis", None, "diagnosed"),
     ("diagnosis", None, "known_facts"),
     ("diagnosis", None, "bounded"),
