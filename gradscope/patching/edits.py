@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gradscope.patching.dynamics import check_run
 from gradscope.patching.effects import check_calls
 from gradscope.patching.forms import Forms
+from gradscope.patching.gaps import gaps
 from gradscope.patching.match import Match
 from gradscope.patching.names import Names
+from gradscope.patching.otherwise import otherwise
 from gradscope.patching.recording import Frame, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.relied import relied_on
+from gradscope.patching.replacement import Replacement, edited
 from gradscope.patching.second import second_of
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.spelling import Spelling
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import bound_names, names_in, spelled_condition, statements_in, walked
 from gradscope.patching.texts import Texts
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Bytes of a file that become others."""
-
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -142,16 +135,43 @@ class _Region:
                 )
             ]
         replacements.sort(key=lambda part: part.start)
-        if self.statements.conditions or self.statements.known:
+        replacements += self._gaps(replacements)
+        if self.guarded:
             replacements = [self._guarded(replacements)]
         line = self.stays.lineno
         names = frozenset(self.spelling.names)
         return Edit(self.source, self.match.recipe, line, tuple(replacements), self.spelling.imports, names)
 
+    @property
+    def guarded(self) -> bool:
+        """Whether the old statements stay, behind conditions."""
+        return bool(self.statements.conditions or self.statements.known)
+
+    def _gaps(self, replacements: list[Replacement]) -> list[Replacement]:
+        """The empty lines and comments that go with the statements that leave nothing behind."""
+        file = self.file
+        left = {part.start for part in replacements if not part.text}
+        gone = {each for each in self.statements.gone if file.line_starts[each.lineno] in left}
+        if not gone:
+            return []
+        block = self.source.block(self.statement)
+        at = min(map(block.index, self.statements.gone))
+        above = (block[at - 1].end_lineno or 0) if at else self._head_of(block[0])
+        first = block[at].lineno if self.guarded else above + 1
+        return gaps(file, range(first, self.statement.lineno), block, gone, opens=self.guarded or not at)
+
+    def _head_of(self, first: ast.stmt) -> int:
+        """The last line before a block's first statement that is code."""
+        for line in range(first.lineno - 1, 0, -1):
+            text = self.file.text[self.file.line_starts[line] : self.file.line_starts[line + 1]].strip()
+            if text and not text.startswith(b"#"):
+                return line
+        return 0
+
     def _rewritten(self) -> Replacement:
         if self.spelling.hoisted.get(self.statement):
             raise Refusal(f"line {self.statement.lineno} evaluates an operand that cannot be moved")
-        text = self.spelling.text
+        text = self.spelling.text(guarded=self.guarded)
         if isinstance(self.stays, ast.AugAssign):
             text = f"{self.file.of(self.stays.target)} = {text}"
         start, end, same = self.file.start(self.stays), self.file.end(self.stays), self.spelling.unchanged
@@ -184,7 +204,7 @@ class _Region:
         self._check_one_line_texts(statement)
         start = self.file.start(statement)
         old = self.file.text[start : self.file.end(statement)]
-        new = edited(old, [Replacement(part.start - start, part.end - start, part.text) for part in pieces]).decode()
+        new = edited(old, _moved_to(start, pieces)).decode()
         first, *rest = new.split("\n")
         less = statement.col_offset - indent
         return "\n".join([first, *(line[min(less, len(line) - len(line.lstrip())) :] for line in rest)])
@@ -202,19 +222,20 @@ class _Region:
             raise Refusal(f"line {statement.lineno} holds several statements")
         if file.text[start : file.start(statement)].strip() and not self.statements.gone:
             raise Refusal(f"line {statement.lineno} holds several statements")
-        old = file.text[start:end]
-        moved = [Replacement(part.start - start, part.end - start, part.text) for part in replacements]
-        indent, step = file.indent(statement), file.step(statement)
+        new = edited(file.text[start:end], _moved_to(start, replacements))
         conditions = self.statements.conditions
         tests = dict.fromkeys(spelled_condition(file.of(test), test, outcome) for test, outcome in conditions)
+        decided = otherwise(file, conditions, start, end) if len(tests) == 1 and not self.statements.known else None
+        old = edited(file.text[start:end], _moved_to(start, decided.replacements) if decided else [])
         tests |= dict.fromkeys(each.text for each in self.statements.known)
-        new = edited(old, moved)
-        lines = [
-            f"{indent}if {' and '.join(tests)}:",
-            *_indented(_without_gaps(new), step),
-            f"{indent}else:",
-            *_indented(old, step),
-        ]
+        indent, step = file.indent(statement), file.step(statement)
+        sides = [(" and ".join(tests), new), ("", old)]
+        if decided and decided.first:
+            test, outcome = conditions[0]
+            sides = [(spelled_condition(file.of(test), test, not outcome), old), ("", new)]
+        lines = []
+        for condition, text in sides:
+            lines += [f"{indent}if {condition}:" if condition else f"{indent}else:", *_indented(text, step)]
         return Replacement(start, end, "\n".join(lines) + "\n")
 
     def _check_one_line_texts(self, statement: ast.stmt) -> None:
@@ -223,31 +244,10 @@ class _Region:
                 raise Refusal(f"line {part.lineno}: a text of several lines cannot be indented")
 
 
-def edited(text: bytes, replacements: Iterable[Replacement]) -> bytes:
-    """``text`` with its replacements made.
-
-    Raises:
-        Refusal: two of them overlap.
-    """
-    end = len(text) + 1
-    for part in sorted(set(replacements), key=lambda part: (part.start, part.end), reverse=True):
-        if part.end > end:
-            raise Refusal("two patterns overlap in the source")
-        text = text[: part.start] + part.text.encode() + text[part.end :]
-        end = part.start
-    return text
-
-
-def _without_gaps(text: bytes) -> bytes:
-    """Lines without the empty ones that statements have left behind: none at the ends, none after another."""
-    kept: list[bytes] = []
-    for line in text.strip(b"\n").split(b"\n"):
-        if line.strip() or (kept and kept[-1].strip()):
-            kept.append(line)
-    while kept and not kept[0].strip():
-        kept.pop(0)
-    return b"\n".join(kept).rstrip()
+def _moved_to(start: int, replacements: list[Replacement]) -> list[Replacement]:
+    """The same, of a text that begins at ``start``."""
+    return [dataclasses.replace(part, start=part.start - start, end=part.end - start) for part in replacements]
 
 
 def _indented(text: bytes, step: str) -> list[str]:
-    return [f"{step}{line}" if line.strip() else line for line in text.decode().rstrip("\n").split("\n")]
+    return [f"{step}{line}" if line.strip() else line for line in text.decode().strip("\n").split("\n")]

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from gradscope.patching.edits import Edit, Replacement, edited
+from gradscope.patching.edits import Edit
+from gradscope.patching.imports import import_of
 from gradscope.patching.refusal import Refusal
+from gradscope.patching.replacement import edited
 from gradscope.patching.source import Definition, FunctionSource, SourceFile
 
 _FUTURE = 0x1FF0000  # the compiler flags of ``from __future__`` lie here in co_flags
@@ -107,35 +109,12 @@ def in_file(file: SourceFile, edits: Iterable[Edit]) -> str:
     edits = list(edits)
     imports = sorted({pair for edit in edits for pair in edit.imports})
     replacements = [part for edit in edits for part in edit.replacements]
-    if imports:
-        replacements.append(_import(file, imports))
+    added = import_of(file, imports) if imports else None
+    if added is not None:
+        replacements.append(added)
     return edited(file.text, replacements).decode()
 
 
 def lines_of(text: str) -> list[str]:
     """Lines with their ends, as Python counts them: a form feed or U+2028 ends none."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
-
-
-def _import(file: SourceFile, imports: list[tuple[str, str]]) -> Replacement:
-    """A line behind the last import above all functions; else behind the docstring, or the file's first comments."""
-    above = list(itertools.takewhile(lambda node: not isinstance(node, (Definition, ast.ClassDef)), file.tree.body))
-    others = [node for node in above if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = ", ".join(name if name == known else f"{name} as {known}" for name, known in imports)
-    text = f"from gradscope.recipes import {names}\n"
-    if others:
-        line = others[-1].end_lineno or others[-1].lineno
-    elif ast.get_docstring(file.tree, clean=False) is not None:
-        line, text = above[0].end_lineno or 1, f"\n{text}"
-    else:
-        line = _comments(file)
-        text = f"\n{text}" if line else f"{text}\n"
-    start = file.line_starts[line + 1]
-    newline = "" if start == 0 or file.text[start - 1 : start] == b"\n" else "\n"
-    return Replacement(start, start, f"{newline}{text}")
-
-
-def _comments(file: SourceFile) -> int:
-    """How many lines of comments the file begins with: a shebang, an encoding, a licence."""
-    lines = lines_of(file.text.decode())
-    return len(list(itertools.takewhile(lambda line: line.startswith("#"), lines)))

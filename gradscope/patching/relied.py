@@ -156,6 +156,8 @@ def _is_certain(expression: ast.AST, texts: Texts) -> bool:
     expression = _resolved(expression, texts.source) if isinstance(expression, ast.expr) else expression
     if isinstance(expression, ast.Constant):
         return True
+    if isinstance(expression, ast.JoinedStr):
+        return all(isinstance(part, ast.Constant) for part in expression.values)
     if isinstance(expression, ast.Attribute):
         of_form = expression.attr in {"shape", "ndim", "dtype", "device"}
         of_call = isinstance(expression.value, ast.Call) and _is_certain(expression.value, texts)  # finfo(...).min

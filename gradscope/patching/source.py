@@ -6,7 +6,7 @@ import ast
 import io
 import linecache
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from gradscope.patching.recording import Span
 from gradscope.patching.refusal import Refusal
+from gradscope.patching.style import Style
 from gradscope.patching.syntax import walked
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -64,6 +65,26 @@ class SourceFile:
     def codes(self) -> list[CodeType]:
         """Every code object of a fresh compilation."""
         return list(_nested(compile(self.tree, self.name, "exec", dont_inherit=True)))
+
+    @cached_property
+    def style(self) -> Style:
+        """How it is written."""
+        return Style.of(self.text.decode(), self.tree)
+
+    @cached_property
+    def bound(self) -> Counter[str]:
+        """How often each name is bound anywhere in it."""
+        found: Counter[str] = Counter()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                found[node.id] += 1
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found[node.name] += 1
+            elif isinstance(node, ast.arg):
+                found[node.arg] += 1
+            elif isinstance(node, ast.alias):
+                found[(node.asname or node.name).partition(".")[0]] += 1
+        return found
 
     @cached_property
     def identifiers(self) -> set[str]:

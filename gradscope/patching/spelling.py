@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from torch import nn
 
 from gradscope.patching.dynamics import is_hooked
+from gradscope.patching.imports import imported
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
 from gradscope.patching.reading import reads_only
 from gradscope.patching.recording import Node
@@ -16,14 +18,11 @@ from gradscope.patching.syntax import bound_names, names_in, within
 from gradscope.patching.texts import Texts
 from gradscope.tree import children_of
 
-_WIDTH = 100
-
 
 class Spelling:
     """The new call.
 
     Attributes:
-        text: what stands in the place of the last call.
         imports: (function of gradscope.recipes, the name it has in this file).
         hoisted: lines that a statement leaves behind, which evaluate what cannot be evaluated later.
         spelled: the expressions that the text and those lines repeat.
@@ -43,37 +42,62 @@ class Spelling:
         self._taken = self.source.file.identifiers | taken
         self.imports = tuple((name, self._unused(name)) for name in (match.function, *match.helpers))
         self._called = dict(self.imports)
-        self.text = self._call()
+        self._given_parts: list[str] = []  # of one argument that is several, as they were written
+        self._arguments = list(self._spell_arguments())
 
-    def _call(self) -> str:
-        arguments = []
+    def _spell_arguments(self) -> Iterator[str]:
+        equals = self.source.file.style.equals
         for argument in self.match.arguments:
             text = "".join(self._piece(piece) for piece in argument.pieces)
             text = text.replace(" if True else 0.0", "")
-            if argument.name and text == "None":
-                continue
-            arguments.append(
-                f"**{text}" if argument.name == "**" else f"{argument.name}={text}" if argument.name else text
-            )
-        head = f"{self._called[self.match.function]}("
-        text = f"{head}{', '.join(arguments)}){self.match.suffix}"
+            if argument.name == "**":
+                yield f"**{text}"
+            elif not argument.name:
+                yield text
+            elif text != "None":
+                yield f"{argument.name}{equals}{text}"
+
+    def text(self, *, guarded: bool) -> str:
+        """What stands in the place of the last call; on several lines where one would be too long.
+
+        ``guarded``: it will stand in a block of its own.
+        """
+        arguments, file = self._arguments, self.source.file
+        head, end = f"{self._called[self.match.function]}(", f"){self.match.suffix}"
+        text = f"{head}{', '.join(arguments)}{end}"
         if arguments[-1].startswith("\n"):  # as they were written
-            text = f"{head}{', '.join(arguments[:-1])}{',' if arguments[1:] else ''}{arguments[-1]}){self.match.suffix}"
-        indent = self.stays.col_offset
-        given = any(isinstance(piece, Given) for argument in self.match.arguments for piece in argument.pieces)
-        if indent + len(text) > _WIDTH and not (given and "\n" in text):
-            outer, step = self.source.file.indent(self.statement), self.source.file.step(self.statement)
-            lines = "".join(f"{outer}{step}{argument},\n" for argument in arguments)
-            text = f"{head}\n{lines}{outer}){self.match.suffix}"
-        return text
+            text = f"{head}{', '.join(arguments[:-1])}{',' if arguments[1:] else ''}{arguments[-1]}{end}"
+        outer, step = file.indent(self.statement), file.step(self.statement)
+        if self._fits(text, len(step) if guarded else 0) or any("\n" in part for part in self._given_parts):
+            return text
+        apart = [part for each in arguments for part in (self._given_parts if self._is_given(each) else [each])]
+        lines = "".join(f"{outer}{step}{argument},\n" for argument in apart)
+        return f"{head}\n{lines}{outer}{end}"
+
+    def _fits(self, text: str, moved: int) -> bool:
+        """Whether the line is no longer than the file's others, or than it was."""
+        file, home = self.source.file, self.statement
+        behind = file.text[file.end(self.stays) : file.line_starts[(self.stays.end_lineno or 0) + 1]]
+        if home.end_lineno == self.stays.end_lineno:
+            behind = file.text[file.end(self.stays) : file.end(home)]
+        start = file.text[file.line_starts[self.stays.lineno] : file.start(self.stays)].decode()
+        if isinstance(self.stays, ast.AugAssign):
+            start += f"{file.of(self.stays.target)} = "
+        lines = f"{start}{text}{behind.decode().rstrip()}".split("\n")
+        held = (home.end_col_offset or 0) if home.lineno == home.end_lineno else 0
+        return max(map(len, lines)) + moved <= max(file.style.width, held + moved)
+
+    def _is_given(self, argument: str) -> bool:
+        return bool(self._given_parts) and argument == ", ".join(self._given_parts)
 
     def _unused(self, name: str) -> str:
         """The recipe's own name, or a longer one where the file uses that already."""
-        return name if name not in self.source.file.identifiers else f"gradscope_{name}"
+        file = self.source.file
+        return name if name not in file.identifiers or imported(file, name) else f"gradscope_{name}"
 
     def _piece(self, piece: Piece) -> str:
         if isinstance(piece, str):
-            return self._called.get(piece, piece)
+            return self._called.get(piece) or self.source.file.style.of_text(piece)
         if isinstance(piece, Of):
             return self._operand(piece)
         if isinstance(piece, Size):
@@ -177,6 +201,7 @@ class Spelling:
         if not parts:
             return ""
         self.spelled += parts
+        self._given_parts = [self.source.file.of(part) for part in parts]
         if self.match.arguments[-1].pieces == (piece,):  # up to the bracket, with comments and line breaks
             text = file.text[file.end(call.func) : file.end(call) - 1].partition(b"(")[2].decode()
             if not piece.skipped:
@@ -198,7 +223,11 @@ class Spelling:
                 raise Refusal(f"line {expression.lineno}: {text} may not be what it is on line {self.stays.lineno}")
         if home is self.statement and within(self.stays, expression):
             return _wrapped(text, expression)
-        if self.texts.holds(expression) and (not isinstance(expression, ast.Name) or self._same_now(expression, at)):
+        if isinstance(expression, ast.Name):
+            holds = self._holds_again(expression) or (self.texts.holds(expression) and self._same_now(expression, at))
+        else:
+            holds = self.texts.holds(expression)
+        if holds:
             return _wrapped(text, expression)
         if expression not in self._names:
             name = role
@@ -208,6 +237,15 @@ class Spelling:
             self._names[expression] = name
             self.hoisted.setdefault(home, []).append(f"{name} = {text}")
         return self._names[expression]
+
+    def _holds_again(self, name: ast.Name) -> bool:
+        """Whether only statements that go bind a name anew: ``x`` in ``x = self.drop(x)``."""
+        file = self.source.file
+        here, there = file.start(name), file.start(self.stays)
+        stored = [each for each in self.source.names(name.id) if not isinstance(each.ctx, ast.Load)]
+        homes = {self.source.statement(each) for each in stored} - {self.statement}
+        between = [home for home in homes if file.end(home) > here and file.start(home) < there]
+        return bool(between) and all(home in self.statements.parts for home in between)
 
     def _same_now(self, name: ast.Name, at: Node) -> bool:
         """Whether a name that the call ``at`` read still holds the same tensor when the last call is made."""

@@ -199,9 +199,8 @@ def test_what_is_made_once_is_not_made_twice(tmp_path: Path) -> None:
             "add_norm_functional",
             [
                 "from gradscope.recipes import add_layer_norm",
-                "hidden = x",
                 "normed_x, x = add_layer_norm(",
-                "hidden,",
+                "x,",
                 "residual,",
                 "weight=self.norm_weight,",
                 "bias=self.norm_bias,",
