@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gradscope import units
 from gradscope.fixing.fold import fold_sites
 from gradscope.fixing.result import NOISE, FixData, FixSite, StepSide
+from gradscope.patching.advice import what_to_do
 from gradscope.report.header import device_text
 from gradscope.report.nextsteps import NextStep
 
@@ -82,8 +83,9 @@ def _places(count: int) -> str:
 
 
 def reason_of(site: FixSite) -> str:
-    """Why it is not replaced."""
-    return f"{site.status}: {site.reason}" if site.reason else site.status
+    """Why it is not replaced, and what can be done about it."""
+    advice = what_to_do(site.reason)
+    return f"{site.status}: {site.reason}{f'; {advice}' if advice else ''}" if site.reason else site.status
 
 
 def notes_of(data: FixData) -> Iterator[str]:

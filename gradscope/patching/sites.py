@@ -15,6 +15,7 @@ from gradscope.patching.match import Match
 from gradscope.patching.recording import Frame, Node, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.patching.switch import attention_switch
 from gradscope.tree import named_modules_of
 
 Matcher = Callable[[Recording], Iterator[Match]]
@@ -117,7 +118,7 @@ class _Finder:
             if place is None:  # torch's own code
                 return
             site = self._site(match, place.frame, place.span.line if place.span else 0)
-            site.reasons.append("the pattern is spread over several functions")
+            self._refuse(site, "the pattern is spread over several functions", match, place.frame)
             return
         place = match.last.place_in(frame)
         line = place.span.line if place is not None and place.span is not None else 0
@@ -136,7 +137,11 @@ class _Finder:
                 raise Refusal("the same line does different things in one run")
             site.edit, site.chain = edit, chain
         except Refusal as refusal:
-            site.reasons.append(str(refusal) + _advice(match, frame))
+            self._refuse(site, str(refusal), match, frame)
+
+    def _refuse(self, site: Site, reason: str, match: Match, frame: Frame) -> None:
+        switch = attention_switch(match, frame, site.module, self.paths)
+        site.reasons.append(f"{reason}; {switch}" if switch else reason)
 
     def _site(self, match: Match, frame: Frame, line: int) -> Site:
         owner = self._owner(match.last, frame)
@@ -223,18 +228,10 @@ def _overlap(one: Site, other: Site) -> bool:
     if one.edit is None or other.edit is None or one.file != other.file or one.module is not other.module:
         return False
     return any(
-        mine.start < theirs.end and theirs.start < mine.end
+        mine.start < theirs.end and theirs.start < mine.end and not (mine.tidies and mine == theirs)
         for mine in one.edit.replacements
         for theirs in other.edit.replacements
     )
-
-
-def _advice(match: Match, frame: Frame) -> str:
-    """What else helps where a library's code is not to be edited."""
-    library = str(frame.globals.get("__name__", "")).partition(".")[0]
-    if match.recipe == "attention" and library == "transformers":
-        return "; load the model with attn_implementation='sdpa'"
-    return ""
 
 
 def _shares_calls(one: Site, other: Site) -> bool:

@@ -30,6 +30,7 @@ from gradscope.diagnose.places import (
     Estimate,
     attention_call,
     found_places,
+    is_of_a_library,
     lines_of,
     saved_of_passes,
     scores_kept,
@@ -68,6 +69,8 @@ _FEWEST_KEYS = 32
 
 # What transformers calls its own switch.
 _SWITCH = "attn_implementation"
+# How a reason goes on for code of that library that has no other.
+_NOTHING = "nothing to do: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,12 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -
         advice = f"Load the model with {_SWITCH}='sdpa', which calls scaled_dot_product_attention of torch."
         code = f'AutoModel.from_pretrained(name, {_SWITCH}="sdpa")'
     elif reason:
-        evidence += f"; no recipe can be put in: {reason}"
+        evidence += f"; no recipe can be put in: {reason.partition(_NOTHING)[0].removesuffix('; ')}"
+    if _NOTHING in reason:
+        advice, code = f"There is no option that changes it: {reason.partition(_NOTHING)[2]}.", ""
+    elif source is not None and not reason and is_of_a_library(source):
+        advice = "It is a package's code: see whether that can be told to call scaled_dot_product_attention of torch."
+        code = ""
     return Finding(
         rule=RULE.name,
         severity=severity_of(estimate.ns, case),

@@ -1,0 +1,259 @@
+"""What a user can do where a recipe is not put in, by the reason that is given for it: every reason has its answer.
+
+A reason's figures and names are ``{}``. An answer that begins with "nothing" says why.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+_NO_GAIN = "nothing to do"
+
+_TODO: dict[str, tuple[str, ...]] = {
+    "hand that value out only where it is wanted: keep it out of what is returned and stored, or put that under a "
+    "condition, as `if return_weights:`": (
+        "the result of {} is also read by {}",
+        "the result of {} is kept after the run: it is returned or stored",
+        "{} is {} on line {}",
+        "line {} also makes what {} reads",
+        "line {} uses {} on another path",
+        "{} is read again in the next round of the loop",
+        "baddbmm adds a tensor that is used elsewhere",
+    ),
+    "read the loss alone, or make the logits once more where they are read": (
+        "the logits are also read by {}",
+        "two losses read the logits, for each of which they would be computed",
+    ),
+    "take the hooks off for the fix, or hook the module around it": (
+        "the {} has hooks, which would no longer be called",
+        "{} has hooks, which would no longer be called",
+        "{} has hooks, which need its output",
+    ),
+    "write the number there, or keep it in an attribute of this module that the method does not assign to": (
+        "line {}: {} may be another number next time",
+        "line {}: {} is not a number",
+        "line {}: {} may not be what it is on line {}",
+        "{} gets its number in {}",
+        "{} is bound anew",
+        "how {} spells its {} is not understood",
+        "how many heads are folded into the batch is not spelled out",
+    ),
+    "ask an operand, as the query, for its shape or dtype, and not what is made on the way": (
+        "line {} asks for the form of {}, which is not made any more",
+        "a condition asks for {}, which is not made any more",
+        "line {} reads {}, which would not be made any more",
+    ),
+    "write the whole pattern under one condition, or none of it": (
+        "line {}: both sides of a condition ran",
+        "line {}: which side of the condition ran is not known",
+        "line {}: whether the condition held is not known",
+        "line {}: a condition held in the pattern",
+        "line {}: the condition cannot be asked earlier",
+        "line {} holds a condition",
+        "line {} runs under a condition of its own",
+        "line {} uses {} under a condition",
+        "line {} does not always follow line {}",
+        "the same line does different things in one run",
+        "the same line also ran without the pattern",
+        "{} may do something else another time, on line {}",
+    ),
+    "write each step of it as a statement `name = ...` on a line of its own": (
+        "line {} holds several statements",
+        "line {} holds a lambda, a comprehension or an assignment inside",
+        "line {} holds a condition, a lambda or a comprehension",
+        "line {} stands in a lambda or a comprehension",
+        "line {} uses the pattern's parts twice",
+        "line {} evaluates an operand that cannot be moved",
+        "line {} assigns to more than a name",
+        "line {} does not assign the sum to a name",
+        "line {} binds {} anew",
+        "line {}: {} would be made twice",
+        "line {}: the same call also runs {}",
+        "line {} normalises something else than {}",
+        "{} stands in another expression",
+        "{} stands in no expression of {}",
+        "no expression in {} is the tensor that {} reads",
+        "a lambda has no body to edit",
+        "the module that makes the logits also calls {}",
+    ),
+    "move that call above or below the pattern": ("line {} also calls {}",),
+    "write the text of several lines above the pattern": ("line {}: a text of several lines cannot be indented",),
+    "write the whole pattern in one block: in a single round of the loop, or inside the `with` or `try`": (
+        "line {} stands behind the result: the pattern spans two rounds of a loop",
+        "line {} runs in a loop, a with or a try of its own",
+    ),
+    "write the pattern in the module's `forward` itself, or in a plain function of its file, called by its name": (
+        "the pattern is spread over several functions",
+        "the code belongs to no module of the model",
+        "the result of {} is made in {}",
+        "{} is not called by a plain name",
+        "{} is called by two names",
+        "{} is another function's name",
+        "{} is decorated, or not a method of {}",
+        "{} is decorated in a way that cannot be repeated",
+        "{}, which makes a part of the pattern, is decorated",
+        "{} was replaced on this module already",
+        "a generator or coroutine is not edited",
+        "{}() may read any name",
+        "{} is also a name inside a nested function",
+        "{} is not a local name",
+    ),
+    "call it by its own name and with its arguments written out, as `F.softmax(x, dim=-1)` or `self.drop(x)`": (
+        "{} is called with *",
+        "{} is called with **",
+        "{} is not called by its own name",
+        "{} is not called by a module",
+        "how {} is called is not understood",
+        "line {}: the arguments of {} are not understood",
+        "line {}: which module is called there is not understood",
+        "{} is another module when the result is made",
+    ),
+    "use torch's own module there": (
+        "{} holds modules of its own",
+        "{} is no module of torch: what it does with its settings is not known",
+        "the module that makes the logits is a {}",
+        "it is called by {}",
+    ),
+    "run it from a file that is not changed meanwhile": (
+        "no source: {}",
+        "source of {} cannot be read: {}",
+        "the source of {} changed since it was imported, or was made by other code",
+        "the definition of {} was not found in {}",
+    ),
+    "use the operation that makes a new tensor, as masked_fill for masked_fill_": (
+        "{} changes a tensor in place that was there before",
+        "{} changes in place what {} read",
+        "{} changes in place what {} reads",
+        "{} changes in place what the head reads",
+        "it works in place",
+        "dropout changes its input in place",
+        "scores are assigned to by index",
+        "scores are assigned to by index, at places that are not known to be causal",
+    ),
+    "begin and end torch.no_grad() outside the pattern": ("gradients are switched off for a part of the pattern",),
+    "nothing to do: recipes have no second derivative": (
+        "the step takes a second derivative, which recipes do not have",
+    ),
+    "nothing to do: that recipe has this code in it": (
+        "it is a part of {} on line {}",
+        "two patterns overlap in the source",
+    ),
+    "nothing to do: the place keeps its code; please report it with this line": (
+        "{} was not found in the edited source",
+        "the edit adds or removes a function",
+        "the edited source does not compile: {}",
+        "the rewritten code fails: {}",
+        "with it the step fails: {}",
+        "it could not be run again for the proof: {}",
+        "another output than the recorded one",
+        "a fault planted in the recipe's result was not seen: the proof says nothing",
+        "{} is off by {} of its size, where the original is off by {} and {} is allowed",
+        "{} exists on one side only",
+        "{} is {}, it was {}",
+        "{} does not exist in higher precision",
+    ),
+    "call the module in every step, or leave the place as it is": ("the module was not called in the second run",),
+    _NO_GAIN: (
+        "it is slower on this batch",
+        "it needs more memory on this batch",
+        "on a CPU the recipe is the product of complex numbers that stands here",
+        "fewer than {} logits are sooner made at once on the CPU",
+        "a gradient of {} rows for {} tokens is sooner made and added whole on the CPU",
+        "the embedding has {}, which its own kernel must do",
+    ),
+    "bring all its tensors to one floating dtype beforehand": (
+        "the result has another dtype than the input",
+        "the result has another dtype than the tensor that is turned",
+        "the weight has another dtype than the input",
+        "weight or bias has another dtype than the input",
+        "the residual has another dtype than what is added",
+        "the bias has another dtype than what it is added to",
+        "the gate has another dtype than what it gates",
+        "queries, keys and values have different dtypes",
+        "the scores are multiplied with a tensor of another dtype",
+        "the logarithmic softmax changes the dtype",
+        "the head's input is {}",
+        "what is added to the scores is {}",
+    ),
+    "compute the softmax in float32": ("the softmax is computed in float64",),
+    "give targets of int64": ("the targets are {}",),
+    "nothing to do: the recipe takes class numbers as targets": ("the targets are probabilities",),
+    "nothing to do: the recipe has no gradient for it": ("the classes' weights get a gradient",),
+    "give `reduction`, which stands for both": ("size_average and reduce are not taken",),
+    "nothing to do: torch's autocast chooses the dtype here": (
+        "under autocast torch's normalisation gives another dtype",
+    ),
+    "move its tensors to one device": ("the operands are on different devices",),
+    "scale the queries by a number, and add what depends on the place as a mask": (
+        "the scores are multiplied with a tensor",
+        "folded scores are multiplied with a tensor",
+        "baddbmm scales what it adds",
+    ),
+    "scale the scores first, then mask them": (
+        "a mask is added before the scores are scaled",
+        "a mask is applied before the scores are multiplied with a tensor",
+    ),
+    "mask with minus infinity": (
+        "masked scores become {}, which does not hide them",
+        "two masks hide by different numbers",
+        "a mask is added, and another hides by a finite number",
+    ),
+    "give the mask the shape [batch, heads, queries, keys], or one that expands to it": (
+        "the mask has a single dimension",
+        "the mask has more dimensions than the scores",
+    ),
+    "give query, key and value as [batch, heads, tokens, size], and take the softmax over the keys, the last": (
+        "queries, keys and values have different numbers of dimensions",
+        "queries, keys and values have different batches",
+        "queries, keys and values have different heads",
+        "the softmax is not over the last dimension",
+        "the weights are transposed before the product with the values",
+        "{} changes the scores' shape",
+    ),
+    "normalise the last dimension alone, with one number for eps added to the mean square": (
+        "more than the last dimension is normalised",
+        "eps is not one number that is added to the mean square or the variance",
+        "it is divided by another number than the count of features: unbiased, or scaled",
+    ),
+    "give both the same shape": ("the residual has another shape than what is added",),
+    "put the classes into the last dimension": (
+        "the softmax is over another dimension than the loss",
+        "the loss has its classes in another dimension than the head",
+    ),
+    "apply nn.Dropout once, with a share below 1 that is a number": (
+        "dropout is applied twice",
+        "the share dropped is a tensor",
+        "dropout drops everything, or a share that is a tensor",
+    ),
+    "give the recipe another tensor in evaluation than what dropout was given, or leave the place as it is": (
+        "in evaluation what is dropped and the residual are the same tensor",
+        "in evaluation an operand is the same tensor before and after dropout",
+    ),
+    "use `reshape` for `view` on the result": (
+        "the result is viewed in a form that depends on how it lies in memory",
+        "the result lies in memory in another order than the recipe's",
+    ),
+}
+
+
+def what_to_do(reason: str) -> str:
+    """What can be done about the first of the reasons for leaving a place alone, which "; " parts.
+
+    Empty for a text that is no reason of the patching's, or that has its answer in it already.
+    """
+    first, _, rest = reason.partition("; ")
+    return (answer_of(first) or "") if not rest or answer_of(rest.partition("; ")[0]) else ""
+
+
+def answer_of(reason: str) -> str | None:
+    """The answer to one reason."""
+    return next((answer for known, answer in _patterns() if known.fullmatch(reason)), None)
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Those with fewer places to fill come first."""
+    pairs = [(reason, answer) for answer, reasons in _TODO.items() for reason in reasons]
+    pairs.sort(key=lambda pair: -len(pair[0].replace("{}", "")))
+    return [(re.compile(".+".join(map(re.escape, reason.split("{}"))), re.DOTALL), answer) for reason, answer in pairs]
