@@ -240,10 +240,12 @@ _TODO: dict[str, tuple[str, ...]] = {
 def what_to_do(reason: str) -> str:
     """What can be done about the first of the reasons for leaving a place alone, which "; " parts.
 
-    Empty for a text that is no reason of the patching's, or that has its answer in it already.
+    Empty for a text that is no reason of the patching's, that has its answer in it already, or that leaves none.
     """
     first, _, rest = reason.partition("; ")
-    return (answer_of(first) or "") if not rest or answer_of(rest.partition("; ")[0]) else ""
+    answer = answer_of(first)
+    answered = rest and answer_of(rest.partition("; ")[0]) is None
+    return "" if answer is None or answered or answer == _NO_GAIN else answer
 
 
 def answer_of(reason: str) -> str | None:
