@@ -1,5 +1,6 @@
 # make demo   set everything up and profile the example
 # make test   set everything up and run all checks
+# make peers   fetch other kernel libraries' tests into build/peers and run them on the recipes (14 GB of memory)
 # make test-torch VERSION=2.15.0 [PYTHON=python3.13]   the tests with another torch, in an environment of its own
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ TYPES := build/types
 WEB := gradscope/report/page/web
 TOOLS := build/web
 
-.PHONY: setup demo test test-torch lint web browser bench clean
+.PHONY: setup demo test test-torch peers lint web browser bench clean
 
 setup: $(READY)
 
@@ -41,6 +42,11 @@ test-torch: browser
 	"$$env/bin/python" -m pytest -n 2 --dist loadfile --ignore=tests/truth --junitxml "$$env/tests.xml" || failed=1; \
 	"$$env/bin/python" -m pytest tests/truth --junitxml "$$env/truth.xml" || failed=1; \
 	"$$env/bin/python" tests/versions/row.py "$$env/tests.xml" "$$env/truth.xml"; exit $$failed
+
+# `make test` runs them too where they were fetched, but for tensors of more than 50 million elements.
+peers: setup
+	$(BIN)/python tests/peers/fetch.py
+	GRADSCOPE_PEERS_LARGE=1 $(BIN)/python -m pytest tests/peers
 
 $(TOOLS)/.ready: $(WEB)/package.json $(WEB)/package-lock.json
 	mkdir -p $(TOOLS) && cp $^ $(TOOLS)/
