@@ -1,6 +1,6 @@
 # make demo   set everything up and profile the example
 # make test   set everything up and run all checks
-# make peers   fetch other kernel libraries' tests into build/peers and run them on the recipes (14 GB of memory)
+# make peers   fetch other kernel libraries' tests into build/peers and run them on the recipes (10 GB of memory)
 # make test-torch VERSION=2.15.0 [PYTHON=python3.13]   the tests with another torch, in an environment of its own
 PYTHON ?= python3
 VENV := .venv
