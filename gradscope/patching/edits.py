@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import keyword
+import re
 from dataclasses import dataclass
 
 from gradscope.patching.dynamics import check_run
@@ -178,7 +180,21 @@ class _Region:
         # What is only repeated is left out, so that another pattern in it can be replaced too.
         if same and text.endswith(same) and self.file.text[start:end].endswith(same.encode()):
             text, end = text.removesuffix(same), end - len(same.encode())
+        elif not isinstance(self.stays, ast.AugAssign):
+            start, end = self._with_brackets(start, end)
         return Replacement(start, end, text)
+
+    def _with_brackets(self, start: int, end: int) -> tuple[int, int]:
+        """The same with the brackets around an operator, which a call in its place needs no more."""
+        before, after = self.file.text[:start].rstrip(), self.file.text[end:].lstrip()
+        if not isinstance(self.stays, ast.BinOp) or not before.endswith(b"(") or not after.startswith(b")"):
+            return start, end
+        above = before[:-1].rstrip()
+        word = re.search(rb"\w+$", above)
+        called = word is not None and (above == before[:-1] or not keyword.iskeyword(word[0].decode()))
+        if called or above.endswith((b")", b"]", b"'", b'"')):
+            return start, end
+        return len(before) - 1, len(self.file.text) - len(after) + 1
 
     def _removal(self, statement: ast.stmt, pieces: dict[ast.stmt, list[Replacement]]) -> Replacement:
         """A statement's lines away, but for what stays of it."""

@@ -49,7 +49,7 @@ class Spelling:
         equals = self.source.file.style.equals
         for argument in self.match.arguments:
             text = "".join(self._piece(piece) for piece in argument.pieces)
-            text = text.replace(" if True else 0.0", "")
+            text = _plain(text.replace(" if True else 0.0", ""))
             if argument.name == "**":
                 yield f"**{text}"
             elif not argument.name:
@@ -258,3 +258,16 @@ class Spelling:
 def _wrapped(text: str, expression: ast.expr) -> str:
     """In brackets where a line break inside would otherwise end it; a call's arguments need none otherwise."""
     return f"({text})" if "\n" in text and isinstance(expression, (ast.BinOp, ast.BoolOp, ast.Compare)) else text
+
+
+def _plain(text: str) -> str:
+    """``1.0 / (f(x))`` without the brackets."""
+    head, bracket, rest = text.partition("1.0 / (")
+    if head or not bracket or not rest.endswith(")"):
+        return text
+    try:
+        inner = ast.parse(rest[:-1].strip(), mode="eval").body
+    except SyntaxError:  # the brackets are not a pair
+        return text
+    atom = isinstance(inner, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
+    return f"1.0 / {rest[:-1].strip()}" if atom and "\n" not in text else text

@@ -58,10 +58,10 @@ def _quote(tokens: list[tokenize.TokenInfo]) -> str:
 
 
 def _equals(text: str, tree: ast.Module) -> str:
-    lines = text.split("\n")
+    lines = text.encode().splitlines()  # as ast counts them
     spaced: Counter[bool] = Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg is not None:
-            rest = lines[node.lineno - 1].encode()[node.col_offset :].decode(errors="replace")
+            rest = lines[node.lineno - 1][node.col_offset :].decode(errors="replace")
             spaced[rest.startswith(f"{node.arg} = ")] += 1
     return " = " if spaced[True] > spaced[False] else "="

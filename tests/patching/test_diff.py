@@ -240,6 +240,33 @@ return x
           "add_layer_norm")  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "out = (self.soft(q @ k.mT * self.scale) @ v).squeeze(1)",
+            "out = attention(q, k, v, scale=self.scale).squeeze(1)",
+        ),
+        (
+            "out = torch.neg(self.soft(q @ k.mT / self.scale) @ v)[:, 0]",
+            "out = torch.neg(attention(q, k, v, scale=1.0 / self.scale))[:, 0]",
+        ),
+        (
+            "out = -(\n    self.soft(q @ k.mT / (self.scale + 1)) @ v\n)[:, 0]",
+            "out = -attention(q, k, v, scale=1.0 / (self.scale + 1))[:, 0]",
+        ),
+        ("out = 1 * (self.soft(q @ k.mT * 2) @ v)[:, 0]", "out = 1 * attention(q, k, v, scale=2)[:, 0]"),
+    ],
+)
+def test_brackets_that_are_not_needed_go(before: str, after: str) -> None:
+    check(f"{QKV}{before}\nreturn self.out(out)\n", f"{QKV}{after}\nreturn self.out(out)\n", "attention")
+
+
+def test_brackets_beside_a_word_stay() -> None:
+    lines = f"{QKV}def out():\n    return(self.soft(q @ k.mT * 2) @ v)[:, 0]\nreturn self.out(out())\n"
+    assert "return(attention(q, k, v, scale=2))[:, 0]" in fixed(body(lines))
+
+
 def test_a_text_without_a_place_to_fill_is_certain() -> None:
     check(
         f'{QKV}out = torch.einsum(f"bhij,bhjd->bhid", (torch.einsum("bhid,bhjd->bhij", q, k) * 0.5).softmax(-1), v)\n'
@@ -317,6 +344,19 @@ def test_the_import_stands_with_its_like(name: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.syspath_prepend(str(each))
     before, expected = OTHERS[name]
     assert fixed(body(SHORT, before)).partition("\n\nclass Net")[0] == expected.format(NEW)
+
+
+def test_a_folder_may_have_a_packages_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    monkeypatch.chdir(tmp_path / "torch")
+    assert fixed(body(SHORT)).startswith(HEAD + NEW)
+
+
+def test_lines_that_end_in_a_carriage_return_alone() -> None:
+    before = body(SHORT.replace("self.out(out", "self.out(input=out")).replace(
+        "    def forward", "    #\r    def forward"
+    )
+    assert "out = attention(q, k, v, scale=self.scale)" in fixed(before)
 
 
 def test_what_is_imported_already_is_not_imported_again() -> None:

@@ -131,7 +131,7 @@ def test_the_text_for_a_buffer():
         "+            q,",
         "+            k,",
         "+            v,",
-        "+            scale=1.0 / (math.sqrt(self.head_dim)),",
+        "+            scale=1.0 / math.sqrt(self.head_dim),",
         '+            **gradscope_attention_mask(self.causal_mask[:T, :T], hides="nonzero"),',
         "+        )",
     ]
