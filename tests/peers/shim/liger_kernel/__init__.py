@@ -1,8 +1,10 @@
 """Offer the names that Liger-Kernel's tests import, with gradscope's recipes behind them.
 
 Found before the real package where this folder comes first on the path. Importing it puts the submodules, which are
-tables of names, into ``sys.modules``. What Liger has and the recipes have not (the accuracy beside the loss, Gemma's
-offset, Falcon's multipliers) is composed from recipes, as a user would, never computed by torch in their place.
+tables of names, into ``sys.modules``.
+
+What Liger has and the recipes have not is made around them with torch, as a user would: Gemma's offset, Falcon's multipliers, scaling by a token's probability; and z-loss,
+accuracy and predictions beside a loss, so that what tests compare of those three says nothing of a recipe.
 """
 
 from __future__ import annotations
