@@ -3,8 +3,9 @@
 Found before the real package where this folder comes first on the path. Importing it puts the submodules, which are
 tables of names, into ``sys.modules``.
 
-What Liger has and the recipes have not is made around them with torch, as a user would: Gemma's offset, Falcon's multipliers, scaling by a token's probability; and z-loss,
-accuracy and predictions beside a loss, so that what tests compare of those three says nothing of a recipe.
+What Liger has and the recipes have not is made around them with torch, as a user would: Gemma's offset, Falcon's
+multipliers, scaling by a token's probability; and z-loss, accuracy and predictions beside a loss, so that what tests
+compare of those three says nothing of a recipe.
 """
 
 from __future__ import annotations
