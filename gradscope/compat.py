@@ -23,6 +23,7 @@ from typing import IO, Any
 import torch
 from torch.overrides import BaseTorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope import forked, versions
 from gradscope.errors import UnsupportedTorchError, UsageError
@@ -34,6 +35,7 @@ __all__ = [
     "TraceMarker",
     "check",
     "checkpoint_frame",
+    "dispatch_depth",
     "dispatch_modes",
     "function_modes",
     "graph_task_id",
@@ -55,6 +57,9 @@ __all__ = [
     "start_profiler",
     "stop_profiler",
     "swap_engine_entry",
+    "tracing_state",
+    "transform_running",
+    "transforms_run",
     "watch_profilers",
     "without_rows",
 ]
@@ -85,10 +90,25 @@ sequence_number: Callable[[], int] = _private("torch.autograd._get_sequence_nr")
 graph_task_id: Callable[[], int] = _private("torch._C._current_graph_task_id")
 
 
+def _private_or(name: str, instead: Callable[[], Any]) -> Callable[[], Any]:
+    """As :func:`_private`; ``instead`` where this torch has it no more, for what must go on without."""
+    found: Callable[[], Any] = _private(name)
+    return found if found.__module__ != __name__ else instead
+
+
+#: The innermost transform of torch.func that this thread runs; None outside of one.
+transform_running: Callable[[], Any] = _private_or("torch._C._functorch.peek_interpreter_stack", lambda: None)
+
+#: What torch.jit.trace writes to; None where nothing is traced.
+tracing_state: Callable[[], Any] = _private_or("torch._C._get_tracing_state", lambda: None)
+
+#: How many modes of ``__torch_dispatch__`` this thread is in, torch's own (fake tensors, make_fx) included.
+dispatch_depth: Callable[[], int] = _private_or("torch._C._len_torch_dispatch_stack", lambda: 0)
+
+
 def transforms_run() -> bool:
     """Whether a transform of torch.func runs, which makes a graph in each of its passes and lets go of it."""
-    peek = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
-    return peek is not None and peek() is not None
+    return transform_running() is not None
 
 
 _RecordFunctionFast: Any = _private("torch._C._profiler._RecordFunctionFast")
@@ -626,6 +646,7 @@ def check() -> tuple[Check, ...]:
         ("saved tensors", _probe_saved),
         ("memory events", _probe_memory),
         ("function modes", _probe_modes),
+        ("transforms", _probe_transforms),
     )
     return tuple(_run_probe(name, probe) for name, probe in probes)
 
@@ -695,6 +716,21 @@ def _probe_modes() -> str:
     _expect(function_modes() == outside, "a function mode that was left is still the current one")
     _expect(isinstance(dispatch_modes(), list), "the dispatch modes are no list")
     return "torch.overrides and torch.utils._python_dispatch: the stacks of modes"
+
+
+def _probe_transforms() -> str:
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        inside.append(transform_running() is not None)
+        return x
+
+    inside: list[bool] = []
+    torch.func.vmap(seen)(torch.ones(2))
+    _expect(inside == [True] and not transforms_run(), "a transform of torch.func does not show")
+    outside = dispatch_depth()
+    with TorchDispatchMode():
+        _expect(dispatch_depth() == outside + 1, "a dispatch mode that was entered is not counted")
+    _expect(tracing_state() is None, "torch.jit seems to trace")
+    return "torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state"
 
 
 def _probe_memory() -> str:

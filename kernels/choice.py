@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from gradscope.kernels.check import refuse
+from gradscope.kernels.plain import why_torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_TORCHS = frozenset({"torch", "attention", "math", "flash", "efficient", "cudnn"})  # backends without code of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def choose(function: str, wanted: str, reasons: Mapping[str, str], against: Mapp
         ValueError: ``wanted`` is no backend, or cannot run here; or none can.
     """
     if wanted != "auto" and wanted not in reasons:
-        refuse(function, "backend", repr(wanted), " or ".join(repr(name) for name in ("auto", *reasons)))
+        refuse(function, "backend", repr(wanted), _one_of(reasons))
     if wanted != "auto":
         why = against.get(wanted)
         if why is not None:
@@ -56,18 +58,74 @@ def choose(function: str, wanted: str, reasons: Mapping[str, str], against: Mapp
     )
 
 
-class Explained(Generic[P, R]):
-    """A function with ``explain``: the same arguments, but it says what would run instead of running it."""
+def _one_of(backends: Iterable[str]) -> str:
+    return " or ".join(repr(name) for name in ("auto", *backends))
 
-    def __init__(self, function: Callable[P, R], explain: Callable[P, Choice]) -> None:
+
+class OrTorch(Generic[P, R]):
+    """A recipe's function, which is torch's composition where :func:`why_torch` says so. Pickled by its name."""
+
+    def __init__(self, function: Callable[P, R], plain: Callable[P, R]) -> None:
         functools.update_wrapper(self, function)
-        self._function = function
-        self.explain = explain
+        self._function, self._plain = function, plain
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._function(*args, **kwargs)
+        if why_torch(args) is None and (not kwargs or why_torch(kwargs.values()) is None):
+            return self._function(*args, **kwargs)
+        return self._otherwise(*args, **kwargs)
+
+    def _otherwise(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        why = why_torch((*args, *kwargs.values()))
+        if why is None:
+            return self._function(*args, **kwargs)
+        self._check(why, kwargs)
+        return self._plain(*args, **kwargs)
+
+    def _check(self, why: str, kwargs: Mapping[str, Any]) -> Choice:
+        """What runs, where own code cannot; ``ValueError`` where that is what is asked for."""
+        return Choice("torch", f"torch's operations, for {why}")
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # type: ignore[attr-defined, no-any-return]
 
 
-def explained_by(explain: Callable[P, Choice]) -> Callable[[Callable[P, R]], Explained[P, R]]:
-    """Give a function its ``explain``."""
-    return lambda function: Explained(function, explain)
+class Explained(OrTorch[P, R]):
+    """One with ``explain``: the same arguments, but it says what would run instead of running it."""
+
+    def __init__(
+        self, function: Callable[P, R], explain: Callable[P, Choice], plain: Callable[P, R], backends: Iterable[str]
+    ) -> None:
+        super().__init__(function, plain)
+        self._explain, self._backends = explain, tuple(backends)
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Choice:
+        """What would run with these arguments, and why."""
+        why = why_torch((*args, *kwargs.values()))
+        return self._explain(*args, **kwargs) if why is None else self._check(why, kwargs)
+
+    def _check(self, why: str, kwargs: Mapping[str, Any]) -> Choice:
+        wanted = kwargs.get("backend", "auto")
+        name = self.__name__  # type: ignore[attr-defined]
+        own = [each for each in self._backends if each not in _TORCHS]
+        if wanted in own:
+            raise ValueError(f"{name}: backend={wanted!r} cannot run here: {why}")
+        if wanted != "auto" and wanted not in self._backends:
+            refuse(name, "backend", repr(wanted), _one_of(self._backends))
+        return Choice("torch", f"torch's operations, for {why}", dict.fromkeys(own, why))
+
+
+def or_torch(plain: Callable[P, R]) -> Callable[[Callable[P, R]], OrTorch[P, R]]:
+    """Give a function torch's composition in its place, for all that :func:`why_torch` names."""
+    return lambda function: OrTorch(function, plain)
+
+
+def explained_by(
+    explain: Callable[P, Choice], plain: Callable[P, R], backends: Iterable[str]
+) -> Callable[[Callable[P, R]], Explained[P, R]]:
+    """Give a function its ``explain``, and torch's composition in its place for all that :func:`why_torch` names.
+
+    Args:
+        plain: the same arguments; torch's operations alone.
+        backends: their names; those of torch's kernels and compositions too.
+    """
+    return lambda function: Explained(function, explain, plain, backends)

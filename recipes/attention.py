@@ -13,9 +13,11 @@ from gradscope.recipes.attention_arguments import NAME, arguments
 from gradscope.recipes.attention_backends import (
     REASONS,
     against,
+    by_sdpa,
     by_torch,
     flash_on_the_cpu,
     is_plain_on_the_cpu,
+    needs_plain_operations,
     reason_of,
     taken,
 )
@@ -91,7 +93,31 @@ def _explain(
     return dataclasses.replace(choice, reason=choice.reason + note)
 
 
-@explained_by(_explain)
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    other = softcap is not None or alibi_slopes is not None or window is not None
+    if not other and not (is_causal and (attn_mask is not None or needs_plain_operations(query))):
+        return by_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    given = arguments(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+    )
+    return by_torch(given, "math").reshape(given.shape)
+
+
+@explained_by(_explain, _plain, REASONS)
 def attention(
     query: Tensor,
     key: Tensor,

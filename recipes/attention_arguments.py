@@ -77,7 +77,7 @@ def arguments(
         ValueError: something does not fit.
     """
     require_same_device(NAME, ("query", query), key=key, value=value)
-    if _autocasts(query.device.type):
+    if autocasts(query.device.type):
         query, key, value = (_under_autocast(x) for x in (query, key, value))
     _check_tensors(query, key, value)
     left, right = _checked_window(window)
@@ -106,7 +106,8 @@ def arguments(
     )
 
 
-def _autocasts(kind: str) -> bool:
+def autocasts(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; some, as "meta", have none."""
     available = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
     return available and torch.is_autocast_enabled(kind)
 

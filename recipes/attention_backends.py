@@ -7,6 +7,8 @@ and falls to nothing slower. What concerns CUDA was not yet run on a GPU.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,7 +18,8 @@ from gradscope.kernels.attention import reference, triton_launch
 from gradscope.kernels.attention.options import Options
 from gradscope.kernels.check import FLOATING, dtype_text
 from gradscope.kernels.choice import choose
-from gradscope.recipes.attention_arguments import NAME, Arguments
+from gradscope.kernels.plain import derives, is_wrapped
+from gradscope.recipes.attention_arguments import NAME, Arguments, autocasts
 
 REASONS = {
     "cudnn": "cuDNN's kernel is the fastest on this GPU",
@@ -146,7 +149,8 @@ def options_of(given: Arguments) -> Options:
 def by_torch(given: Arguments, backend: str) -> Tensor:
     """The result [batch, heads, queries, value size] by one of torch's backends."""
     bias, causal = given.bias, given.is_causal
-    if backend == "math" and (given.extras() is not None or (bias is not None and causal)):
+    both = causal and (bias is not None or needs_plain_operations(given.q))
+    if backend == "math" and (given.extras() is not None or both):
         return _by_plain_operations(given)
     if backend == "flash" and given.q.device.type == "cpu":
         mask = _as_additive(bias, given.q.dtype)
@@ -169,6 +173,32 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
             scale=given.scale,
             enable_gqa=given.grouped,
         )
+
+
+def by_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """torch's SDPA of any kind of tensors; the mask is cast as torch wants it."""
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype) and not autocasts(query.device.type):
+        mask = mask.to(query.dtype)
+    # torch's kernels have neither a forward-mode derivative nor a second one nor a rule for vmap; that of the CPU has
+    # none for DTensor either.
+    with sdpa_kernel(SDPBackend.MATH) if derives() or needs_plain_operations(query) else contextlib.nullcontext():
+        return scaled_dot_product_attention(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+
+def needs_plain_operations(query: Tensor) -> bool:
+    """Whether torch's kernel for the CPU is not for such a subclass: DTensor has no rule for it, nor for its mask."""
+    return query.is_cpu and is_wrapped(query)
 
 
 def _as_additive(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

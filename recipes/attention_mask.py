@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.check import refuse
+from gradscope.kernels.plain import why_torch
 
 NAME = "attention_mask"
 
@@ -73,13 +74,13 @@ def _without_losses(bias: Tensor) -> dict[str, Any]:
     """
     top = bias.detach().amax(-1, keepdim=True)
     finite = top > -torch.inf
-    if not torch.compiler.is_compiling() and not bias.is_cuda and bool((finite & (top < _LOST)).any()):
+    if _may_look(bias) and not bias.is_cuda and bool((finite & (top < _LOST)).any()):
         return {"attn_mask": bias, "backend": "math"}
     return {"attn_mask": bias - torch.where(finite & (top < -100.0) & (top >= _LOST), top, 0.0)}
 
 
 def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
-    if not torch.compiler.is_compiling() and not mask.requires_grad and _says_causal(mask, hides):
+    if _may_look(mask) and not mask.requires_grad and _says_causal(mask, hides):
         return {"is_causal": True}
     if not hides:
         return {"attn_mask": mask}
@@ -122,7 +123,7 @@ def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
             causal = True
             continue
         mask, hides, finite = each
-        looks = not torch.compiler.is_compiling() and not mask.requires_grad
+        looks = _may_look(mask) and not mask.requires_grad
         if not finite and looks and _says_causal(mask, hides, infinite=True):
             causal = mask != 0 if hides == "zero" else mask == 0  # minus infinity, whatever the others add
             continue
@@ -155,6 +156,11 @@ def _as_numbers(mask: Tensor) -> Tensor:
     if mask.dtype is not torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def _may_look(mask: Tensor) -> bool:
+    """Whether its content is there to be looked at."""
+    return not torch.compiler.is_compiling() and why_torch((mask,)) is None
 
 
 def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:

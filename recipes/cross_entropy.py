@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gradscope.kernels.check import (
     dtype_text,
@@ -20,6 +19,7 @@ from gradscope.kernels.check import (
     shape_text,
 )
 from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.cross_entropy.by_torch import by_torch
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, mean_factors
 from gradscope.kernels.once import first_derivative_only, token
@@ -42,7 +42,7 @@ ABOUT = Recipe(
     limits=(
         "Forward computes the gradient too: a loss that is only looked at belongs under torch.no_grad().",
         "Probabilities as targets go to torch, as do tensors on a GPU without triton.",
-        "A second derivative, forward-mode derivatives and torch.func transforms raise RuntimeError.",
+        "A second derivative by torch.autograd.grad raises RuntimeError; torch.func's goes to torch.",
         "The class weight gets no gradient.",
     ),
     backends=(
@@ -93,7 +93,25 @@ def _explain(
     return choose(_NAME, backend, _REASONS, against)
 
 
-@explained_by(_explain)
+def _plain(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    reduction = _reduction(size_average, reduce, reduction)
+    return by_torch(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
+
+
+@explained_by(_explain, _plain, _REASONS)
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -151,9 +169,7 @@ def cross_entropy(
     )
     reduction = _reduction(size_average, reduce, reduction)
     if choice.backend == "torch":
-        return functional.cross_entropy(
-            input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-        )
+        return by_torch(input, target, weight, ignore_index, reduction, label_smoothing)
     batch, classes = (1, input.shape[0]) if input.dim() == 1 else (input.shape[0], input.shape[1])
     positions = math.prod(input.shape[2:])  # not -1: it says nothing of an empty batch
     settings = _Settings(ignore_index, reduction, label_smoothing, z_loss, softcap, choice.backend)

@@ -62,7 +62,13 @@ def _explain(
     return choose(_NAME, backend, _REASONS, against)
 
 
-@explained_by(_explain)
+def _plain(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, backend: str = "auto"
+) -> Tensor:
+    return functional.dropout(input, p, training, inplace)
+
+
+@explained_by(_explain, _plain, _REASONS)
 def dropout(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, backend: str = "auto"
 ) -> Tensor:
@@ -87,7 +93,7 @@ def dropout(
     """
     choice = _explain(input, p, training, inplace, backend=backend)
     if choice.backend == "torch":
-        return functional.dropout(input, p, training, inplace)
+        return _plain(input, p, training, inplace)
     return _Dropout.apply(input, draw_seed(input.device), p, choice.backend)  # type: ignore[no-untyped-call]
 
 

@@ -76,10 +76,6 @@ def _why_no_rows(weight: Tensor, max_norm: float | None, scale_grad_by_freq: boo
         return "it knows neither max_norm nor scale_grad_by_freq, and sparse=True asks for torch's own"
     if torch.compiler.is_compiling():
         return "inside a compiled graph the compiler accumulates gradients"
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func differentiates in its own way"
-    if type(weight) not in (Tensor, nn.Parameter):
-        return f"the weight is a {type(weight).__name__}"
     if weight.dtype not in EXACT:
         return f"added row by row, every addition would round to {dtype_text(weight.dtype)}"
     if not weight.is_leaf:
@@ -87,7 +83,21 @@ def _why_no_rows(weight: Tensor, max_norm: float | None, scale_grad_by_freq: boo
     return None
 
 
-@explained_by(_explain)
+def _plain(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+@explained_by(_explain, _plain, _REASONS)
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -122,12 +132,12 @@ def embedding(
     """
     choice = _explain(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, backend=backend)
     if torch.compiler.is_compiling():
-        return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        return _plain(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     try:
         if choice.backend == "rows" and torch.is_grad_enabled() and weight.requires_grad:
             padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
             return _Embedding.apply(input, weight, padding)  # type: ignore[no-untyped-call]
-        return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        return _plain(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     except IndexError:
         wrong = input[(input < 0) | (input >= weight.shape[0])].flatten()
         refuse(_NAME, "input", f"holding {int(wrong[0])}", f"tokens in [0, {weight.shape[0]})", NoSuchIndexError)

@@ -64,7 +64,11 @@ def _explain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "a
     return choose("gelu", backend, {"torch": reason}, {})
 
 
-@explained_by(_explain_gelu)
+def _plain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
+    return functional.gelu(input, approximate=approximate)
+
+
+@explained_by(_explain_gelu, _plain_gelu, ("torch",))
 def gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
     """As :func:`torch.nn.functional.gelu`, which it calls: the cure for units written out by hand.
 
@@ -108,7 +112,11 @@ def _explain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *
     return choose(name, backend, _BIAS_REASONS, {"triton": double or why_no_triton(input.device), "cpu": on_cpu})
 
 
-@explained_by(_explain_bias_gelu)
+def _plain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
+    return functional.gelu((input + bias).to(input.dtype), approximate=approximate)
+
+
+@explained_by(_explain_bias_gelu, _plain_bias_gelu, _BIAS_REASONS)
 def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
     """``gelu(input + bias)``, keeping one tensor of the input's size for backward.
 
@@ -130,7 +138,7 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend
     """
     choice = _explain_bias_gelu(input, bias, approximate, backend=backend)
     if choice.backend == "torch":
-        return functional.gelu((input + bias).to(input.dtype), approximate=approximate)
+        return _plain_bias_gelu(input, bias, approximate)
     wanted = torch.is_grad_enabled() and (input.requires_grad or bias.requires_grad)
     found: Tensor
     found, _ = _BiasGELU.apply(input, bias, approximate, choice.backend, wanted)  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.check import NoSuchIndexError, refuse, require_dtype, shape_text
+from gradscope.kernels.choice import or_torch
 from gradscope.kernels.heads import layout
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.recipes.recipe import Recipe
@@ -39,6 +40,7 @@ ABOUT = Recipe(
 _INSTEAD = "torch's split, unflatten, transpose and flatten have a second derivative"
 
 
+@or_torch(torch.split)
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """As :func:`torch.split`. Its backward copies nothing where the gradients of the parts lie beside each other.
 
@@ -69,6 +71,7 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
     return _split(tensor, sections, dim)
 
 
+@or_torch(torch.chunk)
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """As :func:`torch.chunk`, with the backward of :func:`split`.
 
@@ -85,6 +88,15 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return _split(input, [min(each, size - start) for start in range(0, size, each)], dim)
 
 
+def _plain_qkv(qkv: Tensor, heads: int, *, kv_heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    each = heads if kv_heads is None else kv_heads
+    size = qkv.shape[-1] // (heads + 2 * each)
+    parts = torch.split(qkv, [heads * size, each * size, each * size], -1)
+    q, k, v = (part.unflatten(-1, (-1, size)).transpose(1, 2) for part in parts)
+    return q, k, v
+
+
+@or_torch(_plain_qkv)
 def split_qkv(qkv: Tensor, heads: int, *, kv_heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of a packed projection, each split into heads, all three as views.
 
@@ -107,6 +119,7 @@ def split_qkv(qkv: Tensor, heads: int, *, kv_heads: int | None = None) -> tuple[
     return q, k, v
 
 
+@or_torch(lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2))
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[batch, tokens, heads · size] as a view [batch, heads, tokens, size].
 
@@ -124,6 +137,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return found
 
 
+@or_torch(lambda x: x.transpose(1, 2).flatten(2))
 def merge_heads(x: Tensor) -> Tensor:
     """[batch, heads, tokens, size] as [batch, tokens, heads · size]: a view where the strides allow one, else one copy.
 

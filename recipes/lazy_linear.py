@@ -7,10 +7,10 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from gradscope.kernels.plain import why_torch
 from gradscope.recipes.lazy_logits import lazy_logits
 from gradscope.recipes.linear_cross_entropy_arguments import logits_dtype
 
@@ -46,7 +46,8 @@ def lazy_linear(layer: Callable[[Tensor], Tensor] | Tensor, input: Tensor, bias:
             place by other means than an optimizer's step; or where their gradient is asked for after a loss was taken
             without them.
     """
-    if has_torch_function_unary(input):
+    is_subclass = isinstance(input, Tensor) and type(input) not in (Tensor, nn.Parameter)
+    if not is_subclass and has_torch_function_unary(input):  # a mode, or torch.fx
         return handle_torch_function(lazy_linear, (input,), layer, input, bias)
     if not isinstance(layer, Tensor):
         return _called(layer, input)
@@ -81,14 +82,10 @@ def _is_plain(layer: object, kind: type[_M]) -> TypeGuard[_M]:
 
 
 def _can_wait(input: Any, weight: Any, bias: Any) -> bool:
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or torch.is_inference_mode_enabled():
+    given = [each for each in (input, weight, bias) if each is not None]
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or why_torch(given) is not None:
         return False
     if not torch.is_grad_enabled():  # what is read later, as an average of weights is put in, was meant for these
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return False
-    given = [each for each in (input, weight, bias) if each is not None]
-    if any(type(each) not in (Tensor, nn.Parameter) or each.layout is not torch.strided for each in given):
         return False
     if any(each.is_inference() or each.dtype not in _DTYPES or each.device != input.device for each in given):
         return False

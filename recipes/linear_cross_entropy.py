@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels.choice import explained_by
-from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, explain, logits_dtype
+from gradscope.kernels.cross_entropy.by_torch import by_torch
+from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, REASONS, explain, logits_dtype
 from gradscope.recipes.linear_cross_entropy_function import LinearCrossEntropy, Settings
 from gradscope.recipes.recipe import Recipe
 
@@ -31,7 +33,7 @@ ABOUT = Recipe(
         "Logits returned beside the loss carry no gradient.",
         "On the CPU fewer than 2,000,000 logits are sooner made at once.",
         "Probabilities as targets and several positions for each input go to torch, which holds all logits.",
-        "A second derivative, forward-mode derivatives and torch.func transforms raise RuntimeError.",
+        "A second derivative by torch.autograd.grad raises RuntimeError; torch.func's goes to torch.",
         "The class weight gets no gradient.",
     ),
     backends=(
@@ -78,7 +80,16 @@ def _run(
         backend=backend,
     )
     if choice.backend == "torch":
-        return _by_torch(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing)
+        return _by_torch(
+            input,
+            linear_weight,
+            target,
+            linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        )
     grad = torch.is_grad_enabled()
     settings = Settings(
         reduction,
@@ -112,30 +123,42 @@ def _by_torch(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
+    linear_bias: Tensor | None = None,
+    *,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    memory_budget: int | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     classes, *positions, features = linear_weight.shape
     batch = input.shape[:-1]
     bias = None if linear_bias is None else linear_bias.reshape(-1)
     logits = functional.linear(input, linear_weight.reshape(-1, features), bias)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
     rows = math.prod(batch)
-    loss = functional.cross_entropy(
+    loss = by_torch(
         logits.reshape(rows, classes, *positions),
         target.reshape(rows, classes, *positions) if target.is_floating_point() else target.reshape(rows, *positions),
         weight,
-        ignore_index=IGNORED if ignore_index is None else ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
+        IGNORED if ignore_index is None else ignore_index,
+        reduction,
+        label_smoothing,
+        z_loss,
     )
     found = loss.reshape((*batch, *positions)) if reduction == "none" else loss
     return found, logits.detach().reshape(*batch, classes, *positions)
 
 
-@explained_by(explain)
+def _loss_by_torch(*args: Any, **settings: Any) -> Tensor:
+    return _by_torch(*args, **settings)[0]
+
+
+@explained_by(explain, _loss_by_torch, REASONS)
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -201,7 +224,7 @@ def linear_cross_entropy(
     )[0]
 
 
-@explained_by(explain)
+@explained_by(explain, _by_torch, REASONS)
 def linear_cross_entropy_and_logits(
     input: Tensor,
     linear_weight: Tensor,

@@ -19,7 +19,7 @@ from gradscope.kernels.support import why_no_triton
 
 NAME = "linear_cross_entropy"
 IGNORED = -100  # the target that counts for nothing where ignore_index is None
-_REASONS = {
+REASONS = {
     "triton": "products by cuBLAS, a few chunks of rows; one kernel turns a chunk's logits into their gradient",
     "cpu": "products by torch, chunks of rows within the memory budget; their gradient overwrites the logits",
     "torch": "torch.nn.functional.linear and cross_entropy, which hold all logits",
@@ -72,7 +72,7 @@ def explain(
         "cpu": unusual or on_cpu,
         "torch": None if plain else extras,
     }
-    return choose(NAME, backend, _REASONS, against)
+    return choose(NAME, backend, REASONS, against)
 
 
 def logits_dtype(input: Tensor) -> torch.dtype:

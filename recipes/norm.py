@@ -71,7 +71,18 @@ def _explain_rms_norm(
     return choose("rms_norm", backend, _REASONS, {"cpu": autocast or why_not_cpu(input)})
 
 
-@explained_by(_explain_rms_norm)
+def _plain_rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    return functional.rms_norm(input, list(normalized_shape), weight, eps)
+
+
+@explained_by(_explain_rms_norm, _plain_rms_norm, _REASONS)
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -97,10 +108,10 @@ def rms_norm(
     """
     choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
     if choice.backend == "torch":
-        return functional.rms_norm(input, list(normalized_shape), weight, eps)
+        return _plain_rms_norm(input, normalized_shape, weight, eps)
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = None if weight is None else weight.reshape(-1)
-    return RMSNorm.apply(rows, flat, default_eps(input, eps)).view(input.shape)  # type: ignore[no-untyped-call]
+    return RMSNorm.apply(rows, flat, default_eps(input, None, eps)).view(input.shape)  # type: ignore[no-untyped-call]
 
 
 def _explain_layer_norm(
@@ -122,7 +133,19 @@ def _explain_layer_norm(
     return choose("layer_norm", backend, _LAYER_REASONS, {"cpu": why})
 
 
-@explained_by(_explain_layer_norm)
+def _plain_layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+
+
+@explained_by(_explain_layer_norm, _plain_layer_norm, _LAYER_REASONS)
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -141,7 +164,7 @@ def layer_norm(
     """
     choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, backend=backend)
     if choice.backend == "torch":
-        return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+        return _plain_layer_norm(input, normalized_shape, weight, bias, eps)
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = (None if each is None else each.reshape(-1) for each in (weight, bias))
     return LayerNorm.apply(rows, *flat, eps).view(input.shape)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradscope.kernels.check import dtype_text, refuse, require_range, require_same_device, shape_text
+from gradscope.kernels.check import refuse, require_dtype, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
@@ -36,7 +36,23 @@ def _explain_add_layer_norm(
     return _choose_added("add_layer_norm", input, residual, weight, bias, dropout_p, training, backend)
 
 
-@explained_by(_explain_add_layer_norm)
+def _plain_add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    *,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    stream = residual + functional.dropout(input, dropout_p, training)
+    normal = functional.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
+    return normal.to(stream.dtype), stream
+
+
+@explained_by(_explain_add_layer_norm, _plain_add_layer_norm, _REASONS)
 def add_layer_norm(
     input: Tensor,
     residual: Tensor,
@@ -55,26 +71,25 @@ def add_layer_norm(
 
     Args:
         input: [..., features]; float16, bfloat16, float32 or float64.
-        residual: of the same shape and dtype.
-        weight, bias: [features], of the input's dtype or float32; None for ones and zeros.
+        residual: of the same shape. Another dtype, as that of a float32 stream under autocast, is promoted as torch
+            promotes the sum; each gets its gradient in its own.
+        weight, bias: [features], of the sum's dtype or float32; None for ones and zeros.
         eps: added to the variance.
         dropout_p: share of the input that is dropped while training, in [0, 1).
         training: without it nothing is dropped.
         backend: "auto", "triton", "cpu" or "torch"; ``add_layer_norm.explain`` tells what "auto" takes.
 
     Returns:
-        The normalised sum, and the sum: the residual of what follows. Both of the input's shape and dtype, also under
-        autocast.
+        The normalised sum, and the sum: the residual of what follows. Both of the input's shape and the sum's dtype,
+        also under autocast.
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
     choice = _explain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training, backend=backend)
-    p = dropout_p if training else 0.0
     if choice.backend == "torch":
-        stream = residual + functional.dropout(input, p)
-        normal = functional.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
-        return normal.to(input.dtype), stream
+        return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
+    p = dropout_p if training else 0.0
     return _added(input, residual, weight, bias, Settings(eps, p, True, choice.backend))
 
 
@@ -92,7 +107,22 @@ def _explain_add_rms_norm(
     return _choose_added("add_rms_norm", input, residual, weight, None, dropout_p, training, backend)
 
 
-@explained_by(_explain_add_rms_norm)
+def _plain_add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    *,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    stream = residual + functional.dropout(input, dropout_p, training)
+    scale = None if weight is None else weight.to(stream.dtype)  # torch warns of another dtype
+    return functional.rms_norm(stream, stream.shape[-1:], scale, eps).to(stream.dtype), stream
+
+
+@explained_by(_explain_add_rms_norm, _plain_add_rms_norm, _REASONS)
 def add_rms_norm(
     input: Tensor,
     residual: Tensor,
@@ -108,12 +138,10 @@ def add_rms_norm(
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
     """
     choice = _explain_add_rms_norm(input, residual, weight, eps, dropout_p, training, backend=backend)
-    p = dropout_p if training else 0.0
     if choice.backend == "torch":
-        stream = residual + functional.dropout(input, p)
-        scale = None if weight is None else weight.to(stream.dtype)  # torch warns of another dtype
-        return functional.rms_norm(stream, stream.shape[-1:], scale, eps).to(input.dtype), stream
-    return _added(input, residual, weight, None, Settings(default_eps(input, eps), p, False, choice.backend))
+        return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
+    p = dropout_p if training else 0.0
+    return _added(input, residual, weight, None, Settings(default_eps(input, residual, eps), p, False, choice.backend))
 
 
 def _added(
@@ -197,15 +225,16 @@ def _choose_added(
 ) -> Choice:
     if not input.dim():
         refuse(name, "input", "a scalar", "[..., features]")
-    check(name, input, input.shape[-1:], weight=weight, bias=bias)
+    require_dtype(name, "input", input)
+    require_dtype(name, "residual", residual)
+    wide = torch.promote_types(input.dtype, residual.dtype)
+    check(name, input, input.shape[-1:], wide, weight=weight, bias=bias)
     if residual.shape != input.shape:
         refuse(name, "residual", shape_text(residual), f"{tuple(input.shape)}, as input")
-    if residual.dtype != input.dtype:
-        refuse(name, "residual", f"of dtype {dtype_text(residual.dtype)}", f"{dtype_text(input.dtype)}, as input")
     require_same_device(name, ("input", input), residual=residual)
     require_range(name, "dropout_p", p, 0.0, 1.0, open_high=True)
     no_triton = None
-    if input.dtype == torch.float64:
+    if wide == torch.float64:
         no_triton = "float64 is computed by the other backends"
     elif input.shape[-1] > LARGEST:
         no_triton = f"a row has {input.shape[-1]} features; it holds up to {LARGEST}"

@@ -10,14 +10,24 @@ from torch import Tensor
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
 
 
-def default_eps(input: Tensor, eps: float | None) -> float:
-    """``eps``, or what torch takes for None."""
-    return torch.finfo(input.dtype).eps if eps is None else eps
+def default_eps(input: Tensor, residual: Tensor | None, eps: float | None) -> float:
+    """``eps``, or what torch takes for None of the input, or of its sum with a residual."""
+    if eps is not None:
+        return eps
+    dtype = input.dtype if residual is None else torch.promote_types(input.dtype, residual.dtype)
+    return torch.finfo(dtype).eps
 
 
-def check(name: str, input: Tensor, shape: Sequence[int], **parameters: Tensor | None) -> None:
-    """Raise ``ValueError`` unless input, trailing shape and parameters of that shape fit."""
+def check(
+    name: str, input: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None, **parameters: Tensor | None
+) -> None:
+    """Raise ``ValueError`` unless input, trailing shape and parameters of that shape fit.
+
+    Args:
+        dtype: of what is normalised, where it is not the input.
+    """
     require_dtype(name, "input", input)
+    dtype = input.dtype if dtype is None else dtype
     size = tuple(shape)
     if not size or tuple(input.shape[-len(size) :]) != size:
         refuse(name, "normalized_shape", size, f"the last dimensions of input {shape_text(input)}")
@@ -26,8 +36,8 @@ def check(name: str, input: Tensor, shape: Sequence[int], **parameters: Tensor |
             continue
         if tuple(tensor.shape) != size:
             refuse(name, argument, shape_text(tensor), str(size))
-        if tensor.dtype not in (input.dtype, torch.float32):
-            expected = " or ".join(dict.fromkeys((dtype_text(input.dtype), "float32")))
+        if tensor.dtype not in (dtype, torch.float32):
+            expected = " or ".join(dict.fromkeys((dtype_text(dtype), "float32")))
             refuse(name, argument, f"of dtype {dtype_text(tensor.dtype)}", expected)
     require_same_device(name, ("input", input), **parameters)
 

@@ -76,7 +76,9 @@ class AddNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         means, shape = None, x.shape
-        x, residual = x.reshape(-1, shape[-1]), residual.reshape(-1, shape[-1])
+        ctx.dtypes = x.dtype, residual.dtype
+        wide = torch.promote_types(*ctx.dtypes)
+        x, residual = (each.reshape(-1, shape[-1]).to(wide) for each in (x, residual))
         if settings.backend == "triton":
             output, stream, means, factors = triton_launch.forward(
                 x, residual, weight, bias, seed, settings.eps, settings.p, settings.centred
@@ -124,10 +126,10 @@ class AddNorm(torch.autograd.Function):
             if passed is not None:
                 found.add_(passed)
             of_x = found if seed is None else cpu_dropout.dropout(found, seed, settings.p)
-        found = found.view(shape)
+        found, (first, second) = found.view(shape), ctx.dtypes
         return (
-            found if seed is None else of_x.view(shape),
-            found,
+            (found if seed is None else of_x.view(shape)).to(first),
+            found.to(second),
             None if weight is None else of_weight.to(weight.dtype),
             None if bias is None else of_bias.to(bias.dtype),
             None,

@@ -96,7 +96,24 @@ def _explain(
     return choose(_NAME, backend, _REASONS, against)
 
 
-@explained_by(_explain)
+def _plain(
+    qkv: Tensor,
+    heads: int,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    kv_heads: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    from gradscope.recipes.attention import attention
+
+    q, k, v = split_qkv(qkv, heads, kv_heads=kv_heads)
+    return merge_heads(attention(q, k, v, attn_mask, dropout_p, is_causal, scale, kv_heads not in (None, heads)))
+
+
+@explained_by(_explain, _plain, _REASONS)
 def packed_attention(
     qkv: Tensor,
     heads: int,

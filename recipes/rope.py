@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.rope import reference
 from gradscope.kernels.rope.cpu import WAYS
 from gradscope.kernels.rope.launch import rotated
 from gradscope.kernels.support import why_no_triton
@@ -66,7 +67,7 @@ def _explain(
     for tensor in tensors:
         _check(tensor, cos, sin, rotary, offset, positions)
         first = tensors[0]
-        if (tensor.shape[0], tensor.shape[2:], tensor.dtype) != (first.shape[0], first.shape[2:], first.dtype):
+        if (tensor.shape[0], tensor.shape[2:]) != (first.shape[0], first.shape[2:]):
             got = f"{shape_text(tensor)}, {dtype_text(tensor.dtype)}"
             refuse(_NAME, "x[1]", got, f"as x[0] but for its heads: {tuple(first.shape)}, {dtype_text(first.dtype)}")
     double = "float64 is computed by the other backend" if torch.float64 in {t.dtype for t in tensors} else None
@@ -74,7 +75,25 @@ def _explain(
     return choose(_NAME, backend, reasons, {"triton": double or why_no_triton(tensors[0].device)})
 
 
-@explained_by(_explain)
+def _plain(
+    x: Tensor | tuple[Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    rotary: int | None = None,
+    offset: int = 0,
+    positions: Tensor | None = None,
+    backend: str = "auto",
+) -> Any:
+    if isinstance(x, tuple):
+        each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
+        return tuple(_plain(part, cos, sin, **each) for part in x)  # type: ignore[arg-type]
+    tables = _tables(x, cos, sin, interleaved, rotary, offset, positions)
+    return reference.rotated(x, *tables, interleaved)
+
+
+@explained_by(_explain, _plain, ("triton", "cpu"))
 def rope(
     x: Tensor | tuple[Tensor, Tensor],
     cos: Tensor,
@@ -118,11 +137,10 @@ def rope(
         backend=backend,
     )
     tensors = x if isinstance(x, tuple) else (x,)
-    cos, sin = _without_heads(cos), _without_heads(sin)
-    tokens = tensors[0].shape[2]
-    pairs = _features(tensors[0], cos, rotary) // 2
-    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    tables = (_table(table, pairs, interleaved, tokens, offset, positions).to(wide) for table in (cos, sin))
+    if tensors[0].dtype != tensors[-1].dtype:
+        each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
+        return tuple(rope(part, cos, sin, **each, backend=backend) for part in tensors)  # type: ignore[arg-type]
+    tables = _tables(tensors[0], cos, sin, interleaved, rotary, offset, positions)
     found = _Rope.apply(*tables, interleaved, choice.backend, 1, *tensors)  # type: ignore[no-untyped-call]
     return found if isinstance(x, tuple) else found[0]
 
@@ -219,6 +237,23 @@ def _without_heads(table: Tensor) -> Tensor:
             if table.shape[place] == 1:
                 return table.squeeze(place)
     return table
+
+
+def _tables(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    rotary: int | None,
+    offset: int,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Both as [batch or 1, 1, tokens, pairs], in the precision of the rotation."""
+    cos, sin = _without_heads(cos), _without_heads(sin)
+    pairs = _features(x, cos, rotary) // 2
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    cos, sin = (_table(each, pairs, interleaved, x.shape[2], offset, positions).to(wide) for each in (cos, sin))
+    return cos, sin
 
 
 def _table(table: Tensor, pairs: int, interleaved: bool, tokens: int, offset: int, positions: Tensor | None) -> Tensor:

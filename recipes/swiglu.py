@@ -58,8 +58,7 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
     if up is not None:
         if up.shape != gate.shape:
             refuse(_NAME, "up", shape_text(up), f"{tuple(gate.shape)}, as gate")
-        if up.dtype != gate.dtype:
-            refuse(_NAME, "up", f"of dtype {dtype_text(up.dtype)}", f"{dtype_text(gate.dtype)}, as gate")
+        require_dtype(_NAME, "up", up)
         require_same_device(_NAME, ("gate", gate), up=up)
     double = "float64 is computed by the other backends" if gate.dtype == torch.float64 else None
     not_cpu = None
@@ -67,10 +66,20 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
         not_cpu = f"the tensors are on {gate.device}"
     elif torch.compiler.is_compiling():
         not_cpu = "inside a compiled graph the compiler fuses it"
-    return choose(_NAME, backend, _REASONS, {"triton": double or why_no_triton(gate.device), "cpu": not_cpu})
+    mixed = None
+    if up is not None and up.dtype != gate.dtype:
+        mixed = f"torch promotes {dtype_text(gate.dtype)} and {dtype_text(up.dtype)}"
+    against = {"triton": mixed or double or why_no_triton(gate.device), "cpu": mixed or not_cpu}
+    return choose(_NAME, backend, _REASONS, against)
 
 
-@explained_by(_explain)
+def _plain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+    if up is None:
+        gate, up = gate.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+@explained_by(_explain, _plain, _REASONS)
 def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> Tensor:
     """``silu(gate) * up``, keeping nothing but its operands for backward.
 
@@ -79,20 +88,18 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
     Args:
         gate: [..., features]; float16, bfloat16, float32 or float64. Without ``up`` [..., 2 features]: the gate, then
             what it gates, as a Linear of twice the width gives them; their gradient is one tensor then.
-        up: of the gate's shape and dtype.
+        up: of the gate's shape; of another dtype, as under autocast, it goes to torch, which promotes.
         backend: "auto", "triton", "cpu" or "torch"; ``swiglu.explain`` tells what "auto" takes.
 
     Returns:
-        [..., features], of the gate's dtype.
+        [..., features], of the dtype of ``gate * up``.
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
     choice = _explain(gate, up, backend=backend)
     if choice.backend == "torch":
-        if up is None:
-            gate, up = gate.tensor_split(2, dim=-1)
-        return functional.silu(gate) * up
+        return _plain(gate, up)
     return _SwiGLU.apply(gate, up, choice.backend)  # type: ignore[no-untyped-call]
 
 

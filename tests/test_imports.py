@@ -37,7 +37,7 @@ _ALLOWED: dict[str, set[str]] = {
     "report": _BASE,
     "compare": {*_BASE, "config", "report"},
     "recipes": {*_BASE, "kernels"},
-    "kernels": _BASE,
+    "kernels": {*_BASE, "compat"},
     "diagnosis": {*_BASE, "compat", "capture", "diagnose", "limits", "patching"},
     "analysis": {*_BASE, "tree", "capture", "trace", "attribute", "diagnosis", "patching", "report"},
     "pipeline": {

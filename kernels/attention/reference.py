@@ -39,19 +39,27 @@ def masked_scores(q: Tensor, k: Tensor, bias: Tensor | None, options: Options) -
         scores = torch.tanh(scores / options.softcap) * options.softcap
     if bias is not None and bias.dtype != torch.bool:
         scores = scores + bias
-    i = torch.arange(q.shape[2], device=q.device)[:, None]
-    j = torch.arange(k.shape[2], device=q.device)[None, :]
+    i, j = _positions(scores)
     if options.alibi is not None:
         scores = scores - options.alibi.to(scores.dtype)[..., None, None] * (i - j).abs()
     left, right = options.band()
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    seen = i + j >= 0
     if left is not None:
-        seen &= j >= i - left
+        seen = seen & (j >= i - left)
     if right is not None:
-        seen &= j <= i + right
+        seen = seen & (j <= i + right)
     if bias is not None and bias.dtype == torch.bool:
         seen = seen & bias
     return scores.masked_fill(~seen, -torch.inf)
+
+
+def _positions(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Of queries and keys, broadcast to the scores; of a subclass if they are: DTensor mixes no others."""
+    if type(scores) is Tensor:
+        _, _, queries, keys = scores.shape
+        return torch.arange(queries, device=scores.device)[:, None], torch.arange(keys, device=scores.device)[None, :]
+    ones = torch.ones_like(scores, dtype=torch.int64)
+    return ones.cumsum(-2) - 1, ones.cumsum(-1) - 1
 
 
 def _all_heads(tensor: Tensor, heads: int) -> Tensor:

@@ -269,7 +269,7 @@ X = torch.randn(3, 4)
         (lambda: rms_norm(X.long(), (4,)), "input is of dtype int64; expected float32"),
         (lambda: layer_norm(X, (4,), bias=X), "layer_norm: bias is of shape (3, 4); expected (4,)"),
         (lambda: add_rms_norm(X, X[:2]), "add_rms_norm: residual is of shape (2, 4); expected (3, 4), as input"),
-        (lambda: add_rms_norm(X, X.half()), "residual is of dtype float16; expected float32, as input"),
+        (lambda: add_rms_norm(X, X.int()), "residual is of dtype int32; expected float32 or float64"),
         (lambda: add_rms_norm(X, X.to("meta")), "residual is on meta; expected cpu, where input is"),
         (lambda: add_layer_norm(X, X, dropout_p=1.0), "dropout_p is 1.0; expected a number in [0, 1)"),
         (lambda: add_layer_norm(X, X, dropout_p=math.nan), "dropout_p is nan"),

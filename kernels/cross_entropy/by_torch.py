@@ -1,0 +1,35 @@
+"""The loss by torch's own function, with the terms that it has not got."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def by_torch(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+) -> Tensor:
+    """As :func:`gradscope.recipes.cross_entropy`; all derivatives exist, on any kind of tensor that torch's takes."""
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    loss = functional.cross_entropy(
+        logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+    if not z_loss:
+        return loss
+    normalizer = z_loss * logits.logsumexp(min(1, logits.dim() - 1)).square()
+    counted: Tensor | int = normalizer.numel()
+    if not target.is_floating_point():
+        counts = target != ignore_index
+        normalizer, counted = normalizer.where(counts, 0.0), counts.sum()
+    if reduction == "none":
+        return loss + normalizer
+    total = normalizer.sum()
+    return loss + (total / counted if reduction == "mean" else total)
