@@ -27,6 +27,7 @@ from tests.diagnose.run_case import Twin, findings_of
 PAGE = Path(__file__).parents[2] / "docs" / "findings-corpus.md"
 ANYWHERE = {"page-faults"}  # of the process's heap, not of the model
 BY_CALLS = {"tiny-layers"}  # they judge what a call takes, which on a busy machine may be anything
+BY_OPERATIONS = {"backward-ratio", "host-sync", "slow-repeat"}  # they compare what operations take
 TRIES = 3  # a fault that stays is found each time
 BEGIN, END = "<!-- corpus -->\n", "<!-- /corpus -->\n"
 
@@ -80,7 +81,9 @@ def look_at(twin: Twin) -> Seen:
 
 def _of_weight(twin: Twin, *, bad: bool) -> frozenset[str]:
     """Rules that fired on a twin; one that no number makes worth a warning counts where it is what was planted."""
-    found = findings_of(**(twin.bad if bad else twin.good)(), by_calls=BY_CALLS & {twin.rule})
+    planted = {twin.rule}
+    made = {"by_calls": BY_CALLS & planted, "by_operations": BY_OPERATIONS & planted}
+    found = findings_of(**(twin.bad if bad else twin.good)(), **made)
     return frozenset(each.rule for each in found if each.severity != "info" or each.rule == twin.rule)
 
 

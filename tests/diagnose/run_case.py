@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -14,10 +16,23 @@ from torch import nn
 from gradscope import diagnosis
 from gradscope.diagnose.case import Case
 from gradscope.pipeline import profile_workload, profiling
-from gradscope.tables import Finding, LineRow, Options
+from gradscope.tables import Finding, LayerRow, Ledger, LineRow, OpRow, Options, RunData, Spread, StepTimes
 from gradscope.workload import Workload
 
 STEPS, WARMUP = 2, 1
+
+# Matrix products take a millisecond, as for :func:`timed_by_operations`.
+DEAR_PRODUCTS = MappingProxyType({r"aten::\w*mm": 1_000_000})
+# What rules that compare operations are given: a sort takes as long as a small block.
+_COMPARED_NS, _COMPARED_DEAR = 100_000, MappingProxyType({"aten::sort": 2_000_000})
+# Phase of an operation -> the ledger's row, and the layers' column, that it is counted in.
+_OF_LAYERS = {
+    "backward": ("layers_ns", "backward_self_ns"),
+    "recompute": ("recompute_ns", "recompute_ns"),
+    "gradient_sum": ("gradient_sum_ns", "gradient_sum_ns"),
+    "accumulate": ("accumulate_ns", "accumulate_ns"),
+    "hook": ("hook_ns", "hook_ns"),
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ def findings_of(
     *,
     step: Callable[[], Any] | None = None,
     by_calls: Collection[str] = (),
+    by_operations: Collection[str] = (),
     **options: Any,
 ) -> list[Finding]:
     """All findings of a profiled run, also the small ones; a rule that fails is an error.
@@ -92,10 +108,16 @@ def findings_of(
     Args:
         step: a step of a loop of the user's, instead of a batch.
         by_calls: rules that judge what a call takes: each takes the same, see :func:`timed_by_calls`.
+        by_operations: rules that compare what operations take: each takes the same, see :func:`timed_by_operations`.
     """
     case = loop_case(step, model, **options) if step is not None else case_of(model, batch, loss, optimizer, **options)
-    found = [each for each in _all_of(case) if each.rule not in by_calls]
-    return found + [each for each in (_all_of(timed_by_calls(case)) if by_calls else ()) if each.rule in by_calls]
+    found = [each for each in _all_of(case) if each.rule not in {*by_calls, *by_operations}]
+    if by_calls:
+        found += [each for each in _all_of(timed_by_calls(case)) if each.rule in by_calls]
+    if by_operations:
+        timed = timed_by_operations(case, _COMPARED_NS, _COMPARED_DEAR)
+        found += [each for each in _all_of(timed) if each.rule in by_operations]
+    return found
 
 
 def _all_of(case: Case) -> list[Finding]:
@@ -136,6 +158,84 @@ class TimedByCalls(Case):
 def timed_by_calls(case: Case, each_ns: int = 10_000, rest_ns: int = 0) -> Case:
     """The same case by that clock."""
     return TimedByCalls(case.run, case.facts, case.limits, each_ns, rest_ns)
+
+
+def timed_by_operations(case: Case, each_ns: int = 10_000, dear: Mapping[str, int] = MappingProxyType({})) -> Case:
+    """The same case by a clock that gives each operation of the step the same time, and each recorded call.
+
+    Every table of the run is made anew of its operations, so that its numbers add up: what a busy machine measured
+    decides nothing.
+
+    Args:
+        each_ns: of an operation; of a call with its backward, half of it each.
+        dear: patterns of operations that take another time -> ns.
+    """
+    ops = [replace(row, self_ns=round(row.calls * _time_of(row.name, each_ns, dear))) for row in case.run.ops]
+    lines = TimedByCalls(case.run, case.facts, case.limits, each_ns).lines
+    return Case(_timed_by(ops, replace(case.run, lines=tuple(lines.values()))), case.facts, case.limits)
+
+
+def _time_of(name: str, each_ns: int, dear: Mapping[str, int]) -> int:
+    return next((ns for pattern, ns in dear.items() if re.search(pattern, name)), each_ns)
+
+
+def _timed_by(ops: Sequence[OpRow], run: RunData) -> RunData:
+    """The run with the times of these operations in each of its tables but that of the lines."""
+    whole: Counter[str] = Counter()
+    own: Counter[tuple[str, str]] = Counter()
+    for row in ops:
+        whole[row.phase] += row.self_ns
+        if row.layer is not None:
+            own[row.layer, row.phase] += row.self_ns
+    ledger = _ledger_of(whole, own)
+    step = _step_of(whole, ledger)
+    layers = tuple(_layer_of(row, own, ledger.backward_ns, run.workload.steps) for row in run.layers)
+    return replace(run, ops=tuple(ops), ledger=ledger, step=step, layers=layers)
+
+
+def _ledger_of(whole: Counter[str], own: Counter[tuple[str, str]]) -> Ledger:
+    part = {phase: sum(ns for (_, each), ns in own.items() if each == phase) for phase in _OF_LAYERS}
+    outside = sum(whole[phase] - part[phase] for phase in _OF_LAYERS)
+    rest = {phase: whole[phase] for phase in ("communication", "engine", "unattributed")}
+    return Ledger(
+        backward_ns=sum(part.values()) + outside + sum(rest.values()),
+        outside_modules_ns=outside,
+        **{_OF_LAYERS[phase][0]: ns for phase, ns in part.items()},
+        **{f"{phase}_ns": ns for phase, ns in rest.items()},
+    )
+
+
+def _step_of(whole: Counter[str], ledger: Ledger) -> StepTimes:
+    """A steady one, and as long without a profiler."""
+    forward, backward = whole["forward"], ledger.backward_ns
+    wall = forward + backward + whole["optimizer"] + whole["other"]
+    spread = {"wall": wall, "forward": forward, "backward": backward}
+    return StepTimes(
+        wall_ns=wall,
+        forward_ns=forward,
+        backward_ns=backward,
+        optimizer_ns=whole["optimizer"],
+        other_ns=whole["other"],
+        spread={name: Spread(ns, ns, ns, 0) for name, ns in spread.items()},
+        overhead=1.0,
+        unprofiled_wall_ns=wall,
+        waited_ns=0,
+    )
+
+
+def _layer_of(row: LayerRow, own: Counter[tuple[str, str]], backward_ns: int, steps: int) -> LayerRow:
+    below = [each for each in own if not row.path or each[0] == row.path or each[0].startswith(f"{row.path}.")]
+    backward = sum(own[each] for each in below if each[1] in _OF_LAYERS)
+    return replace(
+        row,
+        forward_self_ns=own[row.path, "forward"],
+        forward_total_ns=sum(own[each] for each in below if each[1] == "forward"),
+        backward_total_ns=backward,
+        backward_share=backward / backward_ns if backward_ns else 0.0,
+        forward_self_steps_ns=(own[row.path, "forward"],) * steps,
+        backward_self_steps_ns=(own[row.path, "backward"],) * steps,
+        **{column: own[row.path, phase] for phase, (_, column) in _OF_LAYERS.items()},
+    )
 
 
 def of_rule(rule: str, found: list[Finding]) -> list[Finding]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradscope.diagnose.case import Case
 from tests.diagnose import twins_recipes as twins
-from tests.diagnose.run_case import case_of, findings_of, in_case, of_rule
+from tests.diagnose.run_case import case_of, findings_of, in_case, of_rule, timed_by_operations
 
 BY_HAND, MATH = "attention-by-hand", "attention-math-kernel"
 
@@ -45,7 +45,7 @@ class ByBmm(nn.Module):
 
 
 def test_attention_in_a_layout_of_its_own_is_found_without_a_recipe() -> None:
-    case = case_of(ByBmm(), torch.randn(1, 16, 24, 24))
+    case = timed_by_operations(case_of(ByBmm(), torch.randn(1, 16, 24, 24)))
     (found,) = in_case(case, BY_HAND)
     assert case.lines[str(found.line)].text == "weights = F.softmax(scores, dim=2)"
     assert found.recipe is None and "scaled_dot_product_attention" in found.code
@@ -99,7 +99,7 @@ class Multi(nn.Module):
 
 def test_weights_of_multihead_attention_that_nobody_reads() -> None:
     x = torch.randn(2, 256, 64)
-    case = case_of(Multi(), x)
+    case = timed_by_operations(case_of(Multi(), x))
     (found,) = in_case(case, MATH)
     assert case.lines[str(found.line)].text == "y, weights = self.attention(x, x, x, **self.given)"
     assert found.layers == ("attention",)

@@ -17,7 +17,7 @@ from gradscope.diagnose.places import is_of_a_library, put_in
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Facts, PlaceFact
 from tests.diagnose import twins_recipes as twins
-from tests.diagnose.run_case import case_of, findings_of, in_case, of_rule
+from tests.diagnose.run_case import DEAR_PRODUCTS, case_of, findings_of, in_case, of_rule, timed_by_operations
 
 TABLE = "embedding-dense-gradient"
 
@@ -91,7 +91,7 @@ class Again(nn.Module):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_names_the_blocks_that_are_run_again(reentrant: bool) -> None:
-    case = case_of(Again(reentrant), torch.randn(512, 64))
+    case = timed_by_operations(case_of(Again(reentrant), torch.randn(512, 64)), dear=DEAR_PRODUCTS)
     (found,) = in_case(case, "checkpoint-share")
     assert found.layers == ("blocks.0", "blocks.1", "blocks.2")
     if reentrant:

@@ -17,7 +17,7 @@ from gradscope.diagnose.engine import diagnose
 from gradscope.diagnose.places import why_math
 from gradscope.tables import Facts, Finding, PlaceFact
 from tests.diagnose import twins_recipes as twins
-from tests.diagnose.run_case import Twin, case_of, findings_of
+from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_operations
 from tests.diagnose.twins_recipes import TWINS
 
 RULES = {twin.rule for twin in TWINS}
@@ -71,7 +71,12 @@ def test_no_place_has_two_findings(twin: Any) -> None:
 
 
 @pytest.mark.micro_runs
-def test_attention_by_hand_saves_time_and_memory() -> None:
+def test_attention_by_hand_saves_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is measured; the time is what the replay of both ways would have told."""
+    from gradscope.patching import facts, predict
+
+    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)  # however long the step took
+    monkeypatch.setattr(predict.Replay, "times_ns", lambda *_: (3_000_000, 1_000_000))
     (found,) = [each for each in findings_of(twins.ByHand(), torch.randn(2, 512, 64)) if each.rule in RULES]
     assert found.rule == "attention-by-hand"
     assert (found.predicted_saving_ns or 0) > 0
@@ -140,7 +145,7 @@ def test_a_piece_that_would_take_too_long_is_not_run(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(facts, "PREDICTION_NS", 1)
     monkeypatch.setattr(facts, "predict", lambda *_: pytest.fail("it was run"))
-    case = case_of(twins.ByHand(), torch.randn(2, 256, 64))
+    case = timed_by_operations(case_of(twins.ByHand(), torch.randn(2, 256, 64)))
     found = one_of(case, "attention-by-hand")
     spent = case.lines_ns({case.call(index).source or "" for index in case.facts.places[0].calls})
     assert 0 < (found.predicted_low_ns or 0) <= (found.predicted_saving_ns or 0) <= (found.predicted_high_ns or 0)

@@ -23,7 +23,7 @@ from gradscope.diagnose.rules import (
     vocabulary_multiple,
 )
 from gradscope.tables import Finding
-from tests.diagnose.corpus import TRIES
+from tests.diagnose.corpus import BY_CALLS, BY_OPERATIONS
 from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_calls
 from tests.diagnose.timing_cases import check_words, made_case
 from tests.diagnose.twins_timing import TWINS, Recurrent
@@ -45,10 +45,8 @@ def _found(findings: Sequence[Finding], rule: str) -> list[Finding]:
 
 
 def _findings(rule: str, workload: dict[str, Any]) -> list[Finding]:
-    """Of one rule; where it judges what a call takes, each takes the same."""
-    if rule == tiny_layers.RULE.name:
-        return list(tiny_layers.find(timed_by_calls(case_of(**workload))))
-    return _found(findings_of(**workload), rule)
+    """Of one rule; where it judges what calls or operations take, each takes the same."""
+    return _found(findings_of(**workload, by_calls=BY_CALLS & {rule}, by_operations=BY_OPERATIONS & {rule}), rule)
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
@@ -75,11 +73,7 @@ def test_nothing_known_is_nothing_found(module: Any, device: str) -> None:
 
 def _real(name: str) -> list[Finding]:
     twin = next(twin for twin in TWINS if twin.name == name)
-    for _ in range(TRIES):
-        found = _findings(twin.rule, twin.bad())
-        if found:
-            break
-    return found
+    return _findings(twin.rule, twin.bad())
 
 
 def test_a_backward_by_hand_is_named() -> None:
