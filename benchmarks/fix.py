@@ -19,9 +19,10 @@ from _common import ROOT, Result, finish, parser, print_table
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
-from gradscope.patching.gains import Gain, compare_work
+from gradscope.patching.choice import Gain
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
+from gradscope.patching.turns import Way, measured, told
 from gradscope.patching.verify import verify
 from gradscope.workload import Batches, Workload, load_factory
 
@@ -106,14 +107,12 @@ def _in_turns(workload: Workload, patches: Patches, device: torch.device, rounds
         for parameter in parameters:
             parameter.grad = None
 
-    def switch(new: bool) -> None:
-        patches.apply() if new else patches.revert()
-
     with preserved(workload.model, workload.batch, None, device):
         try:
-            return compare_work(step, step, switch, device, rounds)
+            (old, new), peaks = measured([Way(patches.revert, step), Way(patches.apply, step)], device)
         finally:
             patches.revert()
+    return Gain(old.side(peaks[0]), new.side(peaks[1]), told(old, new))
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.patching import predict, verify
-from gradscope.patching.gains import Gain, Side
+from gradscope.patching import predict
+from tests.made_times import BETTER, Saves, made_times
 
 MODEL = '''"""A model."""
 
@@ -79,24 +79,12 @@ for step in range(40):
 
 FAST = ("--steps", "1", "--warmup", "0", "--no-lines", "--no-memory", "-q")
 
-BETTER = Gain(Side(2_000_000, 10_000, 12 << 20), Side(1_000_000, 10_000, 4 << 20))
-SLOWER = Gain(Side(1_000_000, 10_000, 12 << 20), Side(2_000_000, 10_000, 12 << 20))
-
 
 @pytest.fixture(name="gains")
-def gains_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gain], None]:
+def gains_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Saves], None]:
     """No clock: every measurement in turns gives what the test sets, first of all :data:`BETTER`."""
-    held = [BETTER]
-    monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: held[0])
-    monkeypatch.setattr(
-        verify, "sides_of", lambda ways, *args, **kwargs: [held[0].before] + [held[0].after] * (len(ways) - 1)
-    )
-    monkeypatch.setattr(predict, "measured", lambda *args: predict.Saving(held[0].saved_ns, held[0].saved_bytes))
-
-    def use(gain: Gain) -> None:
-        held[0] = gain
-
-    return use
+    monkeypatch.setattr(predict, "measured", lambda *args: predict.Saving(BETTER.ns, BETTER.bytes))
+    return made_times(monkeypatch)
 
 
 @pytest.fixture(name="folder")

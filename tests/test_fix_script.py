@@ -23,12 +23,12 @@ from gradscope.fixing import load_fix
 from gradscope.fixing import script as scripts
 from gradscope.fixing.curves import compare_curves, difference
 from gradscope.fixing.roots import Roots
-from gradscope.patching.gains import Gain
 from gradscope.workload import Workload
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.fix_fixtures import FAST, SCRIPT, folder_fixture, gains_fixture  # noqa: F401
+from tests.made_times import Saves
 
-Gains = Callable[[Gain], None]
+Gains = Callable[[Saves], None]
 
 CURVE = (*FAST, "--curve-steps", "3")
 

@@ -286,9 +286,6 @@ def _write(report: FixReport, request: Request) -> tuple[list[tuple[str, str]], 
     if report.data.failed:
         say("nothing was written into your source: a recipe failed its proof")
         return [], None
-    if report.data.worse:
-        say("nothing was written into your source: the whole step is slower and needs as much memory")
-        return [], None
     if not report.files:
         say("nothing was written into your source: there is nothing to change")
         return [], None

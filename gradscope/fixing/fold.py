@@ -10,7 +10,7 @@ from gradscope.fixing.result import FixSite
 
 @dataclass(frozen=True, slots=True)
 class SiteRow:
-    """Sites with the same verdict; savings are sums, a module's counted once, and errors the largest."""
+    """Sites with the same verdict; savings are sums, and errors the largest."""
 
     address: str
     sites: tuple[FixSite, ...]
@@ -33,20 +33,17 @@ def fold_sites(sites: Sequence[FixSite]) -> list[SiteRow]:
         pattern, _ = _split(site.path)
         key = (pattern, site.source, site.recipe, site.status, _verdict(site.reason))
         groups.setdefault(key, []).append(site)
-    counted: set[str] = set()  # modules whose measured saving stands in a row already
-    return [_row(members, sites, counted) for members in groups.values()]
+    return [_row(members, sites) for members in groups.values()]
 
 
-def _row(members: list[FixSite], sites: Sequence[FixSite], counted: set[str]) -> SiteRow:
-    new = [site for site in members if site.measured_saving_ns is not None and site.path not in counted]
-    counted.update(site.path for site in new)
+def _row(members: list[FixSite], sites: Sequence[FixSite]) -> SiteRow:
     return SiteRow(
         address=_address(members, sites),
         sites=tuple(members),
         predicted_saving_ns=_sum(site.predicted_saving_ns for site in members),
         predicted_saving_bytes=_sum(site.predicted_saving_bytes for site in members),
-        measured_saving_ns=_sum(site.measured_saving_ns for site in new),
-        measured_saving_bytes=_sum(site.measured_saving_bytes for site in new),
+        measured_saving_ns=_sum(site.measured_saving_ns for site in members),
+        measured_saving_bytes=_sum(site.measured_saving_bytes for site in members),
         worst=max(members, key=lambda site: (site.max_grad_error or 0.0) - 2 * (site.original_grad_error or 0.0)),
     )
 

@@ -18,12 +18,11 @@ from gradscope.fixing.result import FixSite
 from gradscope.fixing.roots import Roots
 from gradscope.fixing.sites import key_of, planned_sites, side_of, verified_sites
 from gradscope.fixing.words import left_out
-from gradscope.patching.gains import Gain
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from gradscope.patching.precision import WithoutDropout
 from gradscope.patching.proof import dropout_off
-from gradscope.patching.verify import verify
+from gradscope.patching.verify import Verified, verify
 from gradscope.report.runfile import to_record
 from gradscope.tables import Options, Progress
 from gradscope.tree import modules_of, parameters_of
@@ -150,7 +149,7 @@ class _Finder:
         self._models: list[_Texts] = []
         self._notes: list[str] = []
         self._failed = False
-        self._steps: list[Gain] = []  # of each model
+        self._steps: list[Verified] = []  # of each model
 
     def look(self, name: str, workload: Workload) -> bool:
         """False: there may be another model."""
@@ -165,13 +164,10 @@ class _Finder:
         if self._job.task == "plan":
             patches, rows = Patches(found), planned_sites(found.sites, found.savings)
         else:
-            savings = found.savings
-            self._progress.phase("proving and measuring")
-            verified = verify(workload, found, device)
-            patches, rows = Patches(found, verified), verified_sites(verified, savings)
+            verified = verify(workload, found, device, self._progress.phase)
+            patches, rows = Patches(found, verified), verified_sites(verified)
             self._failed |= verified.failed
-            if verified.step is not None:
-                self._steps.append(verified.step)
+            self._steps.append(verified)
         self._sites += [_renamed(row, name) for row in rows]
         self._keys += [_key(name, key_of(site)) for site in patches.kept]
         self._notes += left_out(len(patches.kept) - len(patches.in_source))
@@ -204,10 +200,16 @@ class _Finder:
 
     def _sides(self) -> dict[str, Any]:
         """The model's step in turns; of several models together nothing is known."""
-        if len(self._models) != 1 or not self._steps:
+        if len(self._models) != 1 or not self._steps or self._steps[0].before is None:
             return {}
-        gain = self._steps[0]
-        return {"before": to_record(side_of(gain.before)), "after": to_record(side_of(gain.after))}
+        before, gain = self._steps[0].before, self._steps[0].step
+        if gain is None:
+            return {"before": to_record(side_of(before))}
+        return {
+            "before": to_record(side_of(gain.before)),
+            "after": to_record(side_of(gain.after)),
+            "time": gain.time.value,
+        }
 
 
 @dataclass

@@ -13,7 +13,7 @@ from gradscope.tables import WorkloadInfo
 
 FIX_SCHEMA_VERSION = 1
 
-# What is not beyond this share is neither faster nor slower, as of a single site.
+# Two profiles that differ by less are alike, beside their spread; and two peaks.
 NOISE = 0.02
 
 Status = Literal["kept", "undone", "refused", "found"]
@@ -29,24 +29,19 @@ class StepSide:
     backward_ns: int | None = None  # of the profile
     peak_bytes: int | None = None  # in turns: above what lived when the step began; in a profile: all of it
 
-    def faster_than(self, other: StepSide) -> bool:
-        """Whether it is faster beyond noise."""
-        noise = max(NOISE * max(self.wall_ns, other.wall_ns), self.spread["wall_ns"], other.spread["wall_ns"])
-        return other.wall_ns - self.wall_ns > noise
-
 
 @dataclass(frozen=True, slots=True)
 class FixSite:
-    """One place of the model. Savings are of one call of its module; negative is a loss."""
+    """One place of the model; a negative saving is a loss."""
 
     path: str  # of the module; "" is the root
     source: str  # "model.py:65"
     recipe: str
     status: Status  # "found": not tried
     reason: str = ""
-    predicted_saving_ns: int | None = None
+    predicted_saving_ns: int | None = None  # of one call of its module; of a dry run alone
     predicted_saving_bytes: int | None = None
-    measured_saving_ns: int | None = None  # of the module, with all that was kept in it
+    measured_saving_ns: int | None = None  # of the whole step; places with the same change have equal parts of it
     measured_saving_bytes: int | None = None
     max_grad_error: float | None = None  # against float64, as a share of the gradient
     original_grad_error: float | None = None
@@ -77,6 +72,7 @@ class FixData:
     failed: bool  # whether a recipe computed something else than what it replaced
     before: StepSide | None = None
     after: StepSide | None = None  # None: nothing was kept
+    time: Literal["less", "more", "nothing"] | None = None  # a step takes after: a sign test's word
     loss_difference: float | None = None  # of one batch, dropout off; a share of the loss
     curves: LossCurves | None = None
     dry_run: bool = False
@@ -90,11 +86,12 @@ class FixData:
         return [site for site in self.sites if site.status == "kept"]
 
     @property
-    def worse(self) -> bool:
-        """Whether the whole step is slower beyond noise and needs no less memory; two profiles do not tell."""
-        if self.before is None or self.after is None or self.after.measured == "profile":
-            return False
-        if not self.before.faster_than(self.after):
-            return False
-        peaks = (self.before.peak_bytes, self.after.peak_bytes)
-        return peaks[0] is None or peaks[1] is None or peaks[1] > (1 - NOISE) * peaks[0]
+    def change(self) -> Literal["less", "more", "nothing"]:
+        """What a step takes after, beside before; of two profiles, which were not taken in turns, by their spread."""
+        if self.time is not None or self.before is None or self.after is None:
+            return self.time or "nothing"
+        before, after = self.before, self.after
+        noise = max(NOISE * max(before.wall_ns, after.wall_ns), before.spread["wall_ns"], after.spread["wall_ns"])
+        if abs(before.wall_ns - after.wall_ns) <= noise:
+            return "nothing"
+        return "less" if after.wall_ns < before.wall_ns else "more"

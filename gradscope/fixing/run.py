@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import gradscope
 from gradscope import pipeline
@@ -37,6 +38,7 @@ class Found:
     failed: bool = False
     before: StepSide | None = None
     after: StepSide | None = None
+    time: Literal["less", "more", "nothing"] | None = None
     loss_difference: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -61,18 +63,16 @@ def fix_workload(
     found = plan(workload, recipes=settings.recipes, device=settings.options.device)
     if check is not None:
         check(files_of(Patches(found)))
-    progress.phase("predicting what it saves")
-    savings = found.savings
-    progress.phase("proving and measuring")
-    verified = verify(workload, found, settings.options.device)
+    verified = verify(workload, found, settings.options.device, progress.phase)
     patches, gain = Patches(found, verified), verified.step
     result = Found(
-        sites=verified_sites(verified, savings),
+        sites=verified_sites(verified),
         files=files_of(patches),
         diff=patches.diff,
         failed=verified.failed,
-        before=None if gain is None else side_of(gain.before),
+        before=None if verified.before is None else side_of(verified.before),
         after=None if gain is None else side_of(gain.after),
+        time=None if gain is None else gain.time.value,
         loss_difference=None if gain is None else verified.loss_difference,
         notes=left_out(len(patches.kept) - len(patches.in_source)),
     )
@@ -146,6 +146,7 @@ def report_of(found: Found, before: Report, after: Report | None) -> FixReport:
         failed=found.failed,
         before=_with_profile(found.before, before.data),
         after=None if after is None else _with_profile(found.after, after.data),
+        time=found.time,
         loss_difference=found.loss_difference,
         notes=found.notes,
     )

@@ -135,6 +135,7 @@ class _Runs:
             failed=record["failed"],
             before=_side(record.get("before")),
             after=_side(record.get("after")),
+            time=record.get("time"),
             notes=(*record["notes"], *_NOTES),
         )
 

@@ -59,10 +59,7 @@ def _sites(data: FixData, width: int, marks: Glyphs) -> list[Line]:
             Column("source", "left", drop=2, least=12, most=32, cut="front"),
             Column("recipe", "left"),
             Column("", "left"),
-            Column("~time", drop=3),
-            *([Column("time")] if tried else []),
-            Column("~memory", drop=5),
-            *([Column("memory")] if tried else []),
+            *([Column("time"), Column("memory")] if tried else [Column("~time"), Column("~memory", drop=5)]),
             *([Column("error", drop=1), Column("before", drop=4)] if tried else []),
         ]
     )
@@ -71,9 +68,9 @@ def _sites(data: FixData, width: int, marks: Glyphs) -> list[Line]:
         if row.first.reason:
             for line in wrapped(reason_of(row.first), width - 2, marks, style="dim"):
                 grid.span([("  ", ""), *line])
-    about = "what they save in one pass, forward and backward; ~ is predicted"
+    about = "what they would save in one pass, forward and backward; ~ is predicted"
     if tried:
-        about += "; error: of the worst gradient, and before"
+        about = "what they save in a step; error: of the worst gradient, and before"
     return [*titled("Places", about, width, marks), *grid.lines(width, marks)]
 
 
@@ -85,18 +82,23 @@ def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool) -> None:
     def number(text: str, style: str = "") -> list[Piece]:
         return [(marks.text(text), style)]
 
-    measured_ns = [number(units.ns(row.measured_saving_ns), "strong")] if tried else []
-    measured_bytes = [number(units.size(row.measured_saving_bytes), "strong")] if tried else []
+    if tried:
+        savings = [
+            number(units.ns(row.measured_saving_ns), "strong"),
+            number(units.size(row.measured_saving_bytes), "strong"),
+        ]
+    else:
+        savings = [
+            number(_estimate(units.ns, row.predicted_saving_ns), "dim"),
+            number(_estimate(units.size, row.predicted_saving_bytes), "dim"),
+        ]
     errors = [number(_error(worst.max_grad_error)), number(_error(worst.original_grad_error), "dim")] if tried else []
     grid.row(
         [(marks.text(f"{name}{count}"), "")],
         [(marks.text(first.source), "dim")],
         [(marks.text(first.recipe), "")],
         [(first.status, _STATUS[first.status])],
-        number(_estimate(units.ns, row.predicted_saving_ns), "dim"),
-        *measured_ns,
-        number(_estimate(units.size, row.predicted_saving_bytes), "dim"),
-        *measured_bytes,
+        *savings,
         *errors,
     )
 
@@ -115,16 +117,17 @@ def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
     if before is None:
         return []
     sides = [("before", before), *([("after", after)] if after is not None else [])]
-    grid = Grid(
-        [Column("", "left"), Column("time"), Column("spread"), Column("backward", drop=2), Column("peak memory")]
-    )
+    # A profile's backward does not stand beside what was measured in turns: it is another step, by another clock.
+    profiled = before.measured == "profile"
+    backward = [Column("backward", drop=2)] if profiled else []
+    grid = Grid([Column("", "left"), Column("time"), Column("spread"), *backward, Column("peak memory")])
     for name, side in sides:
-        grid.row([(name, "")], *([(marks.text(text), "")] for text in _side(side)))
+        grid.row([(name, "")], *([(marks.text(text), "")] for text in _side(side, profiled=profiled)))
     if after is not None:
         texts = (
             units.ratio(before.wall_ns / max(after.wall_ns, 1)),
             "",
-            _ratio(before.backward_ns, after.backward_ns),
+            *([_ratio(before.backward_ns, after.backward_ns)] if profiled else []),
             _ratio(before.peak_bytes, after.peak_bytes),
         )
         grid.row([("before / after", "dim")], *([(marks.text(text), "strong")] for text in texts))
@@ -135,9 +138,10 @@ def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
     return lines
 
 
-def _side(side: StepSide) -> tuple[str, str, str, str]:
+def _side(side: StepSide, *, profiled: bool) -> tuple[str, ...]:
     spread = f"±{units.percent(side.spread['wall_ns'] / max(side.wall_ns, 1))}"
-    return units.ns(side.wall_ns), spread, units.ns(side.backward_ns), units.size(side.peak_bytes)
+    backward = [units.ns(side.backward_ns)] if profiled else []
+    return (units.ns(side.wall_ns), spread, *backward, units.size(side.peak_bytes))
 
 
 def _ratio(before: int | None, after: int | None) -> str:

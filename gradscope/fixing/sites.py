@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from gradscope.capture.paths import local_path
 from gradscope.fixing.result import FixSite, StepSide
-from gradscope.patching.gains import Side
 from gradscope.patching.patches import row_of
 from gradscope.patching.predict import Saving
 from gradscope.patching.sites import Site
+from gradscope.patching.turns import Side
 from gradscope.patching.verify import Verified
 
 
@@ -18,16 +18,9 @@ def planned_sites(sites: Iterable[Site], savings: Mapping[Site, Saving]) -> tupl
     return tuple(_row(site, savings.get(site)) for site in sites)
 
 
-def verified_sites(verified: Verified, savings: Mapping[Site, Saving]) -> tuple[FixSite, ...]:
+def verified_sites(verified: Verified) -> tuple[FixSite, ...]:
     """One row a site, with its verdict."""
-    rows = []
-    for result in verified.results:
-        values = row_of(result) | {"source": _source(result.site)}
-        saving = savings.get(result.site)
-        if saving is not None:
-            values |= {"predicted_saving_ns": saving.ns, "predicted_saving_bytes": saving.bytes}
-        rows.append(FixSite(**values))
-    return tuple(rows)
+    return tuple(FixSite(**row_of(result) | {"source": _source(result.site)}) for result in verified.results)
 
 
 def _row(site: Site, saving: Saving | None) -> FixSite:

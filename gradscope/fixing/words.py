@@ -49,15 +49,14 @@ def verdict(data: FixData) -> str:
     before, after = data.before, data.after
     if before is None or after is None:
         return f"{lead}{end}."
-    return f"{lead}: {_change(before, after)}{end}."
+    return f"{lead}: {_change(data.change, before, after)}{end}."
 
 
-def _change(before: StepSide, after: StepSide) -> str:
-    slower = before.faster_than(after)
+def _change(change: str, before: StepSide, after: StepSide) -> str:
     ratio = units.ratio(before.wall_ns / max(after.wall_ns, 1)).removeprefix("×")
-    if after.faster_than(before):
+    if change == "less":
         time = f"a step is {ratio} times as fast"
-    elif slower:
+    elif change == "more":
         time = f"a step is slower, {ratio} times as fast,"
     else:
         time = "a step takes as long as before, within noise,"
@@ -72,7 +71,7 @@ def _change(before: StepSide, after: StepSide) -> str:
 
 
 def _wrong(data: FixData) -> str:
-    wrong = [site for site in data.sites if site.status == "undone" and site.measured_saving_ns is None]
+    wrong = [site for site in data.sites if site.status == "undone" and site.max_grad_error is None]
     if not data.failed or not wrong:
         return ""
     return f"{len(wrong)} failed the proof and {'was' if len(wrong) == 1 else 'were'} undone"
@@ -92,9 +91,11 @@ def notes_of(data: FixData) -> Iterator[str]:
     """What is an estimate, and what was not measured."""
     if any(row.predicted_saving_ns is not None or row.predicted_saving_bytes for row in fold_sites(data.sites)):
         yield "predicted savings are estimates: the matched operations and the recipe, each run alone at these shapes"
-    shared = [site.path for site in data.sites if site.measured_saving_ns is not None]
-    if len(shared) != len(set(shared)):
-        yield "a module with several places is measured as a whole: its saving stands beside the first of them"
+    if any(site.measured_saving_ns is not None for site in data.sites):
+        yield (
+            "savings are of the whole step, measured with one change more at a time: those of what is kept add up to "
+            "the step's"
+        )
     if not data.dry_run:
         yield from _measuring(data)
     yield from data.notes
@@ -104,12 +105,12 @@ def _measuring(data: FixData) -> Iterator[str]:
     before, after = data.before, data.after
     if after is not None:
         yield (
-            "time and memory before and after: one process, the two in turns, the same batch; memory is the peak above "
-            "what lived when the step began; backward is of the two profiles, which the page compares"
+            "time and memory before and after: one process, in turns, the same batch; memory is the peak above what "
+            "lived when the step began"
             if after.measured == "in turns"
             else "time and memory before and after: two profiles, each in a process of its own"
         )
-    elif before is not None:
+    elif before is not None and before.measured == "profile":
         yield "time and memory are of the profile"
     if data.loss_difference is not None:
         yield "the losses are of one batch without dropout, before any step of an optimizer"
@@ -136,7 +137,7 @@ def next_steps(data: FixData, diff: str | None) -> list[NextStep]:
     if not data.diff:
         return _other()
     steps = [NextStep(_patch_command(data, diff), "make the changes")] if diff is not None else []
-    if not data.failed and not data.worse:
+    if not data.failed:
         steps.append(NextStep(_command("fix", data, "--write"), "make them, and keep a backup"))
     return steps
 

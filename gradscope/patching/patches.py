@@ -115,7 +115,7 @@ COLUMNS = (
 
 def row_of(result: Result) -> dict[str, Any]:
     """A site's verdict, by the names of FIX.json."""
-    site, errors, gain = result.site, result.errors, result.gain
+    site, errors, saved = result.site, result.errors, result.saved
     return {
         "path": site.path,
         "source": site.source,
@@ -124,8 +124,8 @@ def row_of(result: Result) -> dict[str, Any]:
         "reason": result.reason,
         "max_grad_error": None if errors is None else errors.largest(),
         "original_grad_error": None if errors is None else errors.largest(original=True),
-        "measured_saving_ns": None if gain is None else gain.saved_ns,
-        "measured_saving_bytes": None if gain is None else gain.saved_bytes,
+        "measured_saving_ns": None if saved is None else saved.ns,
+        "measured_saving_bytes": None if saved is None else saved.bytes,
     }
 
 

@@ -1,27 +1,30 @@
-"""Puts a plan's sites into the model, proves and measures each, and takes out what is wrong, slower or hungrier."""
+"""Puts a plan's sites into the model, proves each, and keeps those that the whole step gains by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import nn
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
+from gradscope.patching.choice import Choice, Gain, Group, Saved, choose
 from gradscope.patching.compare import Errors
-from gradscope.patching.gains import NOTHING, Gain, Side, compare_work, sides_of
 from gradscope.patching.plan import Plan
+from gradscope.patching.predict import kept_bytes
 from gradscope.patching.proof import first_line, prove
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
+from gradscope.patching.turns import Side, Way
 from gradscope.patching.unit import Unit, captured
-from gradscope.trace.peak import peaks_bytes
 from gradscope.tree import modules_of, parameters_of
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
+
+# More groups than this are not told apart by the shapes that they run on: each is one state more of the step.
+_MOST_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Result:
     site: Site
     status: str  # "kept", "undone" or "refused"
     reason: str = ""
-    errors: Errors | None = None
-    gain: Gain | None = None  # of its module's forward and backward, with all of the module's sites
+    errors: Errors | None = None  # None: it was not proved
+    saved: Saved | None = None  # of the whole step; sites of one text have equal parts. None: it was not measured
 
 
 @dataclass(frozen=True)
@@ -41,74 +44,169 @@ class Verified:
 
     results: list[Result]
     step: Gain | None  # None where nothing was kept
+    before: Side | None  # the step as it is; None where no place was measured
     loss_difference: float  # of the same batch and random numbers, dropout aside; relative
 
     @property
     def failed(self) -> bool:
         """Whether a recipe computed something else than what it replaced."""
-        return any(result.status == "undone" and result.gain is None for result in self.results)
+        return any(result.status == "undone" and result.errors is None for result in self.results)
 
 
-def verify(workload: Workload, plan: Plan, device: str = "auto", *, rounds: int = 3) -> Verified:
-    """Prove and measure every supported site of ``plan``; the model is left as it was.
+def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[str], object] = str) -> Verified:
+    """Prove every supported site of ``plan``, and measure the step with those that are right; the model is as it was.
 
     Args:
         workload: model, batch and loss.
         plan: of that model.
         device: as of :func:`gradscope.patching.plan.plan`.
-        rounds: of time, each way once in each.
+        say: told what is being tried.
 
     Raises:
         Exception: what the model raises without any change.
     """
     place = resolve_device(device, workload.model)
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
-        step = _Step(workload, next(Batches(workload.batch, place, needed=1)), place, rounds)
+        step = _Step(workload, next(Batches(workload.batch, place, needed=1)))
         held = swaps([site for site in plan.supported if not site.idle], plan.files)
-        results = [Result(site, "refused", "; ".join(site.reasons)) for site in plan.sites if not site.supported]
-        results += [Result(site, "refused", site.idle) for site in plan.supported if site.idle]
-        wide = [swap for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)]
-        units = step.units([swap for swap in held if swap not in wide])
-        measured: dict[object, Gain] = {}
-        small: list[Swap] = []
-        for swap in held:
-            if swap not in wide:
-                unit = units.get(swap.module)
-                found = _judged(swap, unit, plan, measured, step)
-                results += found
-                small += _with(swap, found, plan)
-        small, failing = step.standing(small)
-        results = [_failing(result, failing) for result in results]
-        proved = {swap: prove(swap, step.unit, plan.files) for swap in wide}
-        good = [_of(swap, sites, plan) for swap in wide if (sites := _right(proved[swap]))]
-        before, of_small, of_all = step.measured(small, good)
-        of_wide = Gain(of_small, of_all) if good else None
-        reason = "" if of_wide is None else _why_undone(of_wide, lambda: before.peak_bytes)
-        for swap in wide:
-            results += _results(proved[swap], of_wide, reason)
-        kept = [*small, *([] if reason else good)]
-        whole = Gain(before, of_small if reason else of_all)
+        results = {site: Result(site, "refused", "; ".join(site.reasons) or site.idle) for site in plan.sites}
+        results |= _proved(held, step, plan, say)
+        right = _Swaps(held, plan, {site for site, result in results.items() if result.status == "kept"})
+        for site, reason in step.failing(right.of(right.sites)).items():
+            results[site] = replace(results[site], status="undone", reason=reason)
+            right.sites.discard(site)
+        choice, kept = _chosen(right, results, step, plan, place, say)
+        results |= _judged(choice, results)
         difference = step.loss_difference(kept) if kept else 0.0
-    order = {site: index for index, site in enumerate(plan.sites)}
-    return Verified(sorted(results, key=lambda result: order[result.site]), whole if kept else None, difference)
+    return Verified([results[site] for site in plan.sites], choice.gain, choice.before, difference)
 
 
 # What these save shows only where the loss is: the logits that are not made, the gradient that two share.
 _OF_THE_STEP = frozenset({"linear_cross_entropy", "embedding"})
 
 
+def _chosen(
+    right: _Swaps,
+    results: dict[Site, Result],
+    step: _Step,
+    plan: Plan,
+    device: torch.device,
+    say: Callable[[str], object],
+) -> tuple[Choice, list[Swap]]:
+    """What the step gains by; where only some sites of a module are kept, these are proved once more, together."""
+    while True:
+        try:
+            choice = choose(_groups(right, step), lambda groups: step.way(right, groups), device, say)
+        finally:
+            right.take_off()
+        kept = right.of({site for group in choice.kept for site in group})
+        wrong = {
+            site: Result(site, "undone", proof)
+            for swap in kept
+            if frozenset(swap.sites) not in step.proved
+            for site, proof in prove(swap, step.units_of[swap.module], plan.files).items()
+            if not isinstance(proof, Errors)
+        }
+        if not wrong:
+            return choice, kept
+        results |= wrong
+        right.sites -= wrong.keys()
+
+
+def _proved(held: Sequence[Swap], step: _Step, plan: Plan, say: Callable[[str], object]) -> dict[Site, Result]:
+    """The proof of each site: by its module alone where that is possible, else by the whole step."""
+    wide = [swap for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)]
+    units = step.units([swap for swap in held if swap not in wide])
+    found: dict[Site, Result] = {}
+    for number, swap in enumerate(held, 1):
+        recipes = ", ".join(dict.fromkeys(site.recipe for site in swap.sites))
+        say(f"proving {recipes} in {swap.sites[0].path or 'the model'} ({number} of {len(held)})")
+        unit = step.unit if swap in wide else units.get(swap.module)
+        if unit is None:
+            proofs: dict[Site, Errors | str] = dict.fromkeys(swap.sites, "the module was not called in the second run")
+        else:
+            step.units_of[swap.module] = unit
+            proofs = prove(swap, unit, plan.files)
+            if len({id(proof) for proof in proofs.values() if isinstance(proof, Errors)}) == 1:  # one for all: together
+                step.proved.add(frozenset(site for site, proof in proofs.items() if isinstance(proof, Errors)))
+        for site, proof in proofs.items():
+            if isinstance(proof, Errors):
+                found[site] = Result(site, "kept", "", proof)
+            else:
+                found[site] = Result(site, "undone", proof)
+    return found
+
+
+class _Swaps:
+    """The swaps of a plan with any of their sites.
+
+    Attributes:
+        sites: that may be put in.
+    """
+
+    def __init__(self, held: Sequence[Swap], plan: Plan, sites: set[Site]) -> None:
+        self._held, self._plan, self.sites = held, plan, sites
+        self._made: dict[tuple[int, frozenset[Site]], Swap] = {}
+
+    def of(self, sites: set[Site]) -> list[Swap]:
+        """A swap of each module that holds some of ``sites``."""
+        return [self._swap(swap, wanted) for swap in self._held if (wanted := sites & set(swap.sites))]
+
+    def _swap(self, swap: Swap, wanted: set[Site]) -> Swap:
+        if wanted == set(swap.sites):
+            return swap
+        key = id(swap), frozenset(wanted)
+        if key not in self._made:
+            ordered = [site for site in swap.sites if site in wanted]
+            self._made[key] = Swap(swap.module, ordered, self._plan.files)
+        return self._made[key]
+
+    def take_off(self) -> None:
+        """None of them is in the model."""
+        for swap in (*self._held, *self._made.values()):
+            swap.take_off()
+
+
+def _groups(right: _Swaps, step: _Step) -> list[Group]:
+    """The sites by the text that changes and the shapes that run it; those that keep most for backward come first."""
+    by_text: dict[object, list[Site]] = {}
+    by_shape: dict[object, list[Site]] = {}
+    for swap in right.of(right.sites):
+        for site in swap.sites:
+            text = (site.file, site.line, site.recipe)
+            by_text.setdefault(text, []).append(site)
+            by_shape.setdefault((text, step.units_of[swap.module].signature), []).append(site)
+    groups = by_shape if len(by_shape) <= _MOST_GROUPS else by_text
+    kept = {site: sum(kept_bytes(match) for match in site.matches) for site in right.sites}
+    return sorted(map(tuple, groups.values()), key=lambda group: -sum(kept[site] for site in group))
+
+
+def _judged(choice: Choice, results: dict[Site, Result]) -> dict[Site, Result]:
+    """What the step says of the sites that were measured."""
+    found: dict[Site, Result] = {}
+    for group, saved in choice.saved.items():
+        reason = choice.reasons.get(group, "")
+        for place, site in enumerate(group):
+            status = "undone" if reason else "kept"
+            found[site] = replace(results[site], status=status, reason=reason, saved=_part(saved, place, len(group)))
+    return found
+
+
+def _part(saved: Saved, place: int, count: int) -> Saved:
+    """Equal parts, which add up: what is over goes to the first."""
+    rest = (saved.ns % count, saved.bytes % count) if place == 0 else (0, 0)
+    return Saved(saved.ns // count + rest[0], saved.bytes // count + rest[1])
+
+
 class _Step:
     """The user's training step: forward, loss and backward, with nothing or something put in."""
 
-    def __init__(self, workload: Workload, batch: object, device: torch.device, rounds: int) -> None:
-        self.workload, self.batch, self.device, self.rounds = workload, batch, device, rounds
+    def __init__(self, workload: Workload, batch: object) -> None:
+        self.workload, self.batch = workload, batch
         self.unit = Unit("the step", workload.model, self._loss_of, (batch,), {})
+        self.units_of: dict[nn.Module, Unit] = {}  # by which the sites of a module are proved
+        self.proved: set[frozenset[Site]] = set()  # sites of a module that are right together
         self._stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """Of the step as it is."""
-        return peaks_bytes([self._run], self.device, settled=True)[0]
 
     def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:
         """What each module with a site is given."""
@@ -116,24 +214,23 @@ class _Step:
         found = captured(modules, lambda: self._loss_of(self.batch))
         return {modules[path]: unit for path, unit in found.items()}
 
-    def standing(self, held: list[Swap]) -> tuple[list[Swap], dict[Site, str]]:
-        """Those of ``held`` with which the whole step runs, and of the others' sites why it does not.
+    def failing(self, held: Sequence[Swap]) -> dict[Site, str]:
+        """Of the sites with which the whole step does not run, why.
 
         A caller may do with a result what only the old code's allows, as change it in place.
         """
-        if not held or self._fails(held) is None:
-            return held, {}
-        standing: list[Swap] = []
         why: dict[Site, str] = {}
-        for swap in held:
-            error = self._fails([*standing, swap])
-            if error is None:
-                standing.append(swap)
-            else:
-                why |= dict.fromkeys(swap.sites, f"with it the step fails: {first_line(error)}")
-        return standing, why
+        if held and self._fails(held) is not None:
+            standing: list[Swap] = []
+            for swap in held:
+                error = self._fails([*standing, swap])
+                if error is None:
+                    standing.append(swap)
+                else:
+                    why |= dict.fromkeys(swap.sites, f"with it the step fails: {first_line(error)}")
+        return why
 
-    def _fails(self, held: list[Swap]) -> Exception | None:
+    def _fails(self, held: Sequence[Swap]) -> Exception | None:
         try:
             for swap in held:
                 swap.put()
@@ -145,26 +242,19 @@ class _Step:
                 swap.take_off()
         return None
 
-    def measured(self, small: list[Swap], wide: list[Swap]) -> tuple[Side, Side, Side]:
-        """The whole step without any, with ``small``, and with all; each different one is measured once."""
-        states: list[list[Swap]] = [[], *([small] if small else []), *([[*small, *wide]] if wide else [])]
-        if len(states) == 1:
-            return NOTHING, NOTHING, NOTHING
-        every = [*small, *wide]
+    def way(self, right: _Swaps, groups: Sequence[Group]) -> Way:
+        """The step with ``groups`` in."""
+        held = right.of({site for group in groups for site in group})
 
-        def switch(on: list[Swap]) -> Callable[[], None]:
-            def do() -> None:
-                for swap in every:
-                    swap.put() if swap in on else swap.take_off()
+        def switch() -> None:
+            right.take_off()
+            for swap in held:
+                swap.put()
 
-            return do
+        def work() -> None:
+            self._run()
 
-        try:
-            ways = [(self._run, switch(on)) for on in states]
-            sides = sides_of(ways, self.device, self.rounds, settled=True, first_peak=vars(self).get("peak_bytes"))
-        finally:
-            switch([])()
-        return sides[0], sides[1] if small else sides[0], sides[-1]
+        return Way(switch, work)
 
     def loss_difference(self, kept: list[Swap]) -> float:
         """Of the loss without and with ``kept``, in evaluation mode: a share of the loss."""
@@ -187,67 +277,6 @@ class _Step:
         self._stepper.step(self.batch)
         for parameter in parameters_of(self.workload.model):
             parameter.grad = None
-
-
-def _failing(result: Result, why: dict[Site, str]) -> Result:
-    reason = why.get(result.site)
-    return result if reason is None or result.status != "kept" else replace(result, status="undone", reason=reason)
-
-
-def _judged(swap: Swap, unit: Unit | None, plan: Plan, measured: dict[object, Gain], step: _Step) -> list[Result]:
-    """The verdicts of one module's sites."""
-    if unit is None:
-        return [Result(site, "undone", "the module was not called in the second run") for site in swap.sites]
-    proofs = prove(swap, unit, plan.files)
-    good = _right(proofs)
-    if not good:
-        return _results(proofs, None, "")
-    # The same code on the same shapes takes the same time: it is measured once.
-    key = (unit.signature, tuple(sorted((site.recipe, site.source) for site in good)))
-    gain = measured.get(key)
-    if gain is None:
-        gain = measured[key] = _measured(_of(swap, good, plan), unit, step.device, step.rounds)
-    return _results(proofs, gain, _why_undone(gain, lambda: step.peak_bytes))
-
-
-def _right(proofs: dict[Site, Errors | str]) -> list[Site]:
-    return [site for site, proof in proofs.items() if isinstance(proof, Errors)]
-
-
-def _results(proofs: dict[Site, Errors | str], gain: Gain | None, reason: str) -> list[Result]:
-    return [
-        Result(site, "undone" if reason else "kept", reason, proof, gain)
-        if isinstance(proof, Errors)
-        else Result(site, "undone", proof)
-        for site, proof in proofs.items()
-    ]
-
-
-def _with(swap: Swap, results: list[Result], plan: Plan) -> list[Swap]:
-    """A swap of the sites that are kept, if any."""
-    good = [result.site for result in results if result.status == "kept"]
-    return [_of(swap, good, plan)] if good else []
-
-
-def _of(swap: Swap, sites: list[Site], plan: Plan) -> Swap:
-    """A swap of some of its sites."""
-    return swap if set(sites) == set(swap.sites) else Swap(swap.module, sites, plan.files)
-
-
-def _why_undone(gain: Gain, whole_bytes: Callable[[], int]) -> str:
-    if gain.slower:
-        return "it is slower on this batch"
-    return "it needs more memory on this batch" if gain.hungrier() and gain.hungrier(whole_bytes()) else ""
-
-
-def _measured(swap: Swap, unit: Unit, device: torch.device, rounds: int) -> Gain:
-    def switch(new: bool) -> None:
-        swap.put() if new else swap.take_off()
-
-    try:
-        return compare_work(unit.step, unit.step, switch, device, rounds)
-    finally:
-        swap.take_off()
 
 
 @contextmanager

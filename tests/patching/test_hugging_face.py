@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from torch import nn
 
 import gradscope
-from gradscope.patching import verify
-from gradscope.patching.gains import Gain, Side
+from tests.made_times import made_times
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -20,12 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(autouse=True)
-def equal_gains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def equal_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """At these sizes nothing is faster; what is tested is that it is right."""
-    side = Side(1_000_000, 10_000, 10 << 20)
-    monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: Gain(side, side))
-    monkeypatch.setattr(verify, "sides_of", lambda ways, *args, **kwargs: [side] * len(ways))
-    return
+    made_times(monkeypatch)
 
 
 def gpt2(attention: str) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope.patching import verify
-from gradscope.patching.gains import Gain, Side
+from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
 from tests.patching import small
 
 BATCH = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))
@@ -52,17 +52,13 @@ def assert_same(before: Any, after: Any) -> None:
     assert torch.equal(before[3], after[3])
 
 
-@pytest.fixture
-def equal_gains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Gain]]:
-    """No clock: every replacement has the gain that the test sets."""
-    side = Side(1_000_000, 10_000, 10 << 20)
-    held = {"gain": Gain(side, side)}
-    monkeypatch.setattr(verify, "compare_work", lambda *args, **kwargs: held["gain"])
-    monkeypatch.setattr(verify, "sides_of", lambda ways, *args, **kwargs: [side] * len(ways))
-    yield held
+@pytest.fixture(name="use")
+def use_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Saves], None]:
+    """No clock: every group of places saves what the test sets, first of all a lot."""
+    return made_times(monkeypatch)
 
 
-def test_kept_and_reverted(equal_gains: dict[str, Gain]) -> None:
+def test_kept_and_reverted(use: Callable[[Saves], None]) -> None:
     model = Two()
     before = everything(model)
     patches = gradscope.patch(model, BATCH)
@@ -74,7 +70,7 @@ def test_kept_and_reverted(equal_gains: dict[str, Gain]) -> None:
     assert_same(before, everything(model))
 
 
-def test_with_block_reverts_after_an_error(equal_gains: dict[str, Gain]) -> None:
+def test_with_block_reverts_after_an_error(use: Callable[[Saves], None]) -> None:
     model = Two()
     before = everything(model)
     with pytest.raises(ZeroDivisionError), gradscope.patched(model, BATCH):
@@ -84,14 +80,15 @@ def test_with_block_reverts_after_an_error(equal_gains: dict[str, Gain]) -> None
 
 
 @pytest.mark.parametrize(
-    ("after", "reason"),
+    ("saves", "reason"),
     [
-        (Side(1_200_000, 10_000, 10 << 20), "it is slower on this batch"),
-        (Side(900_000, 10_000, 20 << 20), "it needs more memory on this batch"),
+        (SLOWER, "the step is slower with it"),
+        (HUNGRIER, "the step needs more memory with it"),
+        (Saves(), "the step is neither faster nor leaner with it, beyond noise"),
     ],
 )
-def test_what_costs_more_is_undone(equal_gains: dict[str, Gain], after: Side, reason: str) -> None:
-    equal_gains["gain"] = Gain(Side(1_000_000, 10_000, 10 << 20), after)
+def test_what_gains_nothing_is_undone(use: Callable[[Saves], None], saves: Saves, reason: str) -> None:
+    use(saves)
     model = Two()
     before = everything(model)
     patches = gradscope.patch(model, BATCH)
@@ -102,7 +99,7 @@ def test_what_costs_more_is_undone(equal_gains: dict[str, Gain], after: Side, re
     assert_same(before, everything(model))
 
 
-def test_what_is_wrong_is_undone(equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_undone(use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch) -> None:
     from gradscope import recipes
 
     right = recipes.attention
@@ -138,7 +135,7 @@ class Changing(nn.Module):
         return self.second(y)
 
 
-def test_a_place_that_its_caller_does_not_stand_is_undone(equal_gains: dict[str, Gain]) -> None:
+def test_a_place_that_its_caller_does_not_stand_is_undone(use: Callable[[Saves], None]) -> None:
     model = Changing()
     before = everything(model)
     patches = gradscope.patch(model, BATCH)
@@ -164,74 +161,21 @@ class Sized(nn.Module):
         return torch.cat([layer(x[:, :size]) for layer, size in zip(self.layers, self.tokens, strict=True)], 1)
 
 
-def measured_units(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the modules that are measured from now on; no two have the same gain."""
-    units: list[str] = []
-
-    def compared(step: Any, *args: Any, **kwargs: Any) -> Gain:
-        units.append(step.__self__.name)
-        side = Side(1_000_000 + len(units), 10_000, 10 << 20)
-        return Gain(side, side)
-
-    monkeypatch.setattr(verify, "compare_work", compared)
-    return units
-
-
-def test_a_gain_is_shared_by_the_same_code_on_the_same_shapes_alone(
-    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    units = measured_units(monkeypatch)
-    patches = gradscope.patch(Sized(12, 7, 12), BATCH)
-    assert units == ["layers.0", "layers.1"]
-    assert patches.verified is not None
-    gains = {result.site.path: result.gain for result in patches.verified.results}
-    assert gains["layers.0"] is gains["layers.2"] is not gains["layers.1"]
-
-
-class Either(small.Causal):
-    """Attention at one of two places; only one is causal."""
-
-    def __init__(self, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2).chunk(3, -1)
-        if self.causal:
-            att = (q @ k.transpose(-2, -1)) * 0.3
-            att = att.masked_fill(self.seen[:, :, : x.shape[1], : x.shape[1]] == 0, float("-inf"))
-            y = att.softmax(-1) @ v
-        else:
-            y = ((q @ k.transpose(-2, -1)) * 0.3).softmax(-1) @ v
-        return y.transpose(1, 2).reshape(x.shape)
-
-
-def test_a_gain_is_not_shared_by_another_place_on_the_same_shapes(
-    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    units = measured_units(monkeypatch)
-    patches = gradscope.patch(nn.Sequential(Either(True), Either(False)), BATCH)
-    assert units == ["0", "1"]
-    assert patches.verified is not None
-    first, second = (result.gain for result in patches.verified.results)
-    assert first is not second
-
-
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("change", [0.01, -0.01])
 def test_the_losses_difference_is_a_share_of_its_size(
-    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch, sign: float, change: float
+    use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch, sign: float, change: float
 ) -> None:
     """Never negative, whichever way the loss moved and whatever its sign."""
     values = iter([sign * 50.0, sign * 50.0 * (1 + change)])
-    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH, torch.device("cpu"), 1)
+    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH)
     monkeypatch.setattr(step, "_loss_of", lambda batch: torch.tensor(next(values), dtype=torch.float64))
     assert step.loss_difference([]) == pytest.approx(0.01)
 
 
 def test_a_loss_of_zero_has_a_difference_too(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([0.0, -0.25])
-    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH, torch.device("cpu"), 1)
+    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH)
     monkeypatch.setattr(step, "_loss_of", lambda batch: torch.tensor(next(values)))
     assert step.loss_difference([]) == 0.25
 
@@ -259,7 +203,7 @@ counter = [0]
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("at", [1, 2, 4, 5])
 def test_an_error_in_the_middle_leaves_all_as_it_was(
-    equal_gains: dict[str, Gain], at: int, error: type[BaseException]
+    use: Callable[[Saves], None], at: int, error: type[BaseException]
 ) -> None:
     """1 is the recording, 2 the run that captures what modules are given, 4 and 5 the losses without and with."""
     counter[0] = 0
@@ -271,7 +215,7 @@ def test_an_error_in_the_middle_leaves_all_as_it_was(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
-def test_an_error_with_all_places_at_once(equal_gains: dict[str, Gain], error: type[BaseException]) -> None:
+def test_an_error_with_all_places_at_once(use: Callable[[Saves], None], error: type[BaseException]) -> None:
     """3 is the whole step with them: where it fails, each is tried alone."""
     counter[0] = 0
     model = Raises(3, error)
@@ -287,7 +231,7 @@ def test_an_error_with_all_places_at_once(equal_gains: dict[str, Gain], error: t
     assert_same(before, everything(model))
 
 
-def test_interrupted_inside_a_proof(equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_inside_a_proof(use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch) -> None:
     from gradscope.patching import proof
 
     def interrupted(*args: Any) -> None:
@@ -301,7 +245,7 @@ def test_interrupted_inside_a_proof(equal_gains: dict[str, Gain], monkeypatch: p
     assert_same(before, everything(model))
 
 
-def test_filter_and_recipes_by_name(equal_gains: dict[str, Gain]) -> None:
+def test_filter_and_recipes_by_name(use: Callable[[Saves], None]) -> None:
     model = Two()
     found = gradscope.plan(model, BATCH, filter=lambda path, module: path == "second")
     assert [site.path for site in found.sites] == ["second"]
@@ -318,7 +262,7 @@ def test_planning_changes_nothing() -> None:
     assert found.table["source"][0].endswith("small.py:28")
 
 
-def test_twice_is_once(equal_gains: dict[str, Gain]) -> None:
+def test_twice_is_once(use: Callable[[Saves], None]) -> None:
     model = Two()
     first = gradscope.patch(model, BATCH)
     held = dict(vars(model.first))
@@ -344,20 +288,20 @@ class Language(nn.Module):
 LANGUAGE = (BATCH, torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(6)))
 
 
-def test_few_logits_are_left_as_they_are(equal_gains: dict[str, Gain]) -> None:
+def test_few_logits_are_left_as_they_are(use: Callable[[Saves], None]) -> None:
     """Planned, for it would be right; neither proved nor measured, for it gains nothing."""
     model = Language()
     assert [site.supported for site in gradscope.plan(model, LANGUAGE).sites] == [True]
     patches = gradscope.patch(model, LANGUAGE)
     assert patches.verified is not None
     (result,) = patches.verified.results
-    assert (result.status, result.gain, patches.verified.failed) == ("refused", None, False)
+    assert (result.status, result.saved, patches.verified.failed) == ("refused", None, False)
     assert result.reason == "fewer than 2,000,000 logits are sooner made at once on the CPU"
     assert "forward" not in vars(model)
 
 
 @pytest.mark.usefixtures("nothing_is_idle")
-def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> None:
+def test_lazy_logits_are_proved_by_the_loss(use: Callable[[Saves], None]) -> None:
     patches = gradscope.patch(Language(), LANGUAGE)
     assert patches.verified is not None
     (result,) = patches.verified.results
@@ -367,13 +311,9 @@ def test_lazy_logits_are_proved_by_the_loss(equal_gains: dict[str, Gain]) -> Non
 
 
 @pytest.mark.usefixtures("nothing_is_idle")
-@pytest.mark.parametrize(
-    ("after", "status"),
-    [(Side(1_200_000, 10_000, 10 << 20), "undone"), (Side(900_000, 10_000, 5 << 20), "kept")],
-)
-def test_lazy_logits_are_measured_by_the_step(monkeypatch: pytest.MonkeyPatch, after: Side, status: str) -> None:
-    before = Side(1_000_000, 10_000, 10 << 20)
-    monkeypatch.setattr(verify, "sides_of", lambda ways, *args, **kwargs: [before, after][: len(ways)])
+@pytest.mark.parametrize(("saves", "status"), [(SLOWER, "undone"), (BETTER, "kept")])
+def test_lazy_logits_are_measured_by_the_step(use: Callable[[Saves], None], saves: Saves, status: str) -> None:
+    use(saves)
     model = Language()
     patches = gradscope.patch(model, LANGUAGE)
     assert patches.verified is not None
@@ -383,7 +323,7 @@ def test_lazy_logits_are_measured_by_the_step(monkeypatch: pytest.MonkeyPatch, a
 
 
 def test_source_that_does_not_compile_is_a_reason(
-    equal_gains: dict[str, Gain], monkeypatch: pytest.MonkeyPatch
+    use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gradscope.patching import swap
     from gradscope.patching.refusal import Refusal

@@ -1,0 +1,170 @@
+"""Several ways to do the same work, measured in turns, and what can be told of them beyond noise.
+
+A machine that slows down slows all ways, so what is compared is the difference between neighbours of one round, by a
+sign test: how often the one took less. Where other programs keep the cores busy, wall time scatters by more than most
+changes save; processor time, which scatters less, is then asked.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from gradscope.trace.peak import peaks_bytes
+
+# Differences below this share of the work are not looked for: clocks and memory layout make them.
+LEAST = 0.005
+# Chance of as many rounds on one side where there is no difference.
+ALPHA = 0.05
+FEWEST_ROUNDS = 5  # the fewest that can tell: 5 of 5 have a chance of 3 %
+MOST_ROUNDS = 25
+_LOOKS = (FEWEST_ROUNDS, 8, 13, MOST_ROUNDS)  # rounds after which it is asked whether more are needed
+# Of a difference that has not shown after some rounds, more seldom do by more rounds.
+_HOPELESS, _HOPELESS_ROUNDS = 0.25, 8
+SECONDS = 10.0  # for rounds beyond the fewest
+
+
+class Told(Enum):
+    """What a sign test says."""
+
+    LESS = "less"
+    MORE = "more"
+    NOTHING = "nothing"  # no difference that could be told from noise
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to do the work."""
+
+    wall_ns: int  # median
+    spread_ns: int  # between the quartiles
+    peak_bytes: int  # above the start
+
+
+NOTHING = Side(0, 0, 0)
+
+
+@dataclass
+class Times:
+    """Of one way, round by round."""
+
+    wall_ns: list[int] = field(default_factory=list)
+    busy_ns: list[int] = field(default_factory=list)  # of all threads of the process
+
+    def side(self, peak_bytes: int) -> Side:
+        """The way in three numbers."""
+        return Side(int(statistics.median(self.wall_ns)), _spread(self.wall_ns), peak_bytes)
+
+
+@dataclass(frozen=True)
+class Way:
+    """The work, and what is called before it to have it done this way."""
+
+    switch: Callable[[], object]
+    work: Callable[[], object]
+
+    def peak(self) -> None:
+        """Do it."""
+        self.switch()
+        self.work()
+
+
+def measured(
+    ways: Sequence[Way],
+    device: torch.device,
+    *,
+    pairs: Iterable[tuple[int, int]] = (),
+    settled: bool = False,
+    seconds: float = SECONDS,
+) -> tuple[list[Times], list[int]]:
+    """Times and peaks in bytes of each way.
+
+    Args:
+        ways: all but the first are measured beside others in each round, there and back.
+        device: where the work is done.
+        pairs: of places in ``ways``, that are to be told apart: rounds go on until each is, or time is up.
+        settled: see :func:`~gradscope.trace.peak.peak_bytes`.
+        seconds: for rounds beyond the fewest.
+    """
+    peaks = peaks_bytes([way.peak for way in ways], device, settled=settled)
+    times = [Times() for _ in ways]
+    wanted = list(pairs)
+    start = time.perf_counter()
+    for number in range(1, MOST_ROUNDS + 1):
+        places = range(len(ways)) if number % 2 else range(len(ways) - 1, -1, -1)
+        for place in places:
+            _time(ways[place], times[place], device)
+        if number in _LOOKS:
+            late = time.perf_counter() - start > seconds
+            if late or all(_settled(times[one], times[other]) for one, other in wanted):
+                break
+    return times, peaks
+
+
+def _settled(before: Times, after: Times) -> bool:
+    if told(before, after) is not Told.NOTHING:
+        return True
+    rounds = len(before.wall_ns)
+    return rounds >= _HOPELESS_ROUNDS and min(_sides(before.wall_ns, after.wall_ns)) > _HOPELESS
+
+
+def told(before: Times, after: Times) -> Told:
+    """Whether ``after`` takes less time than ``before``, or more."""
+    by_wall = _sign_test(before.wall_ns, after.wall_ns)
+    if by_wall is not Told.NOTHING:
+        return by_wall
+    by_work = _sign_test(before.busy_ns, after.busy_ns)
+    middle = statistics.median(after.wall_ns) - statistics.median(before.wall_ns)
+    against = middle > 0 if by_work is Told.LESS else middle < 0
+    return Told.NOTHING if against else by_work
+
+
+def _sign_test(before: Sequence[int], after: Sequence[int]) -> Told:
+    middle = statistics.median(new - old for old, new in zip(before, after, strict=True))
+    if abs(middle) <= LEAST * statistics.median(before):
+        return Told.NOTHING
+    less, more = _sides(before, after)
+    if middle < 0 and less <= ALPHA:
+        return Told.LESS
+    return Told.MORE if middle > 0 and more <= ALPHA else Told.NOTHING
+
+
+def _sides(before: Sequence[int], after: Sequence[int]) -> tuple[float, float]:
+    """The chance of as many rounds in which ``after`` took less, and of as many in which it took more."""
+    apart = [new - old for old, new in zip(before, after, strict=True)]
+    less, more = sum(each < 0 for each in apart), sum(each > 0 for each in apart)
+    return _chance(less, len(apart)), _chance(more, len(apart))
+
+
+def _chance(successes: int, rounds: int) -> float:
+    """Of at least as many heads of a fair coin."""
+    return sum(math.comb(rounds, heads) for heads in range(successes, rounds + 1)) / 2**rounds
+
+
+def _time(way: Way, found: Times, device: torch.device) -> None:
+    way.switch()
+    _wait(device)
+    wall, busy = time.perf_counter_ns(), time.process_time_ns()
+    way.work()
+    _wait(device)
+    found.wall_ns.append(time.perf_counter_ns() - wall)
+    # What the processor does for a device says nothing of the device's time.
+    found.busy_ns.append(time.process_time_ns() - busy if device.type == "cpu" else found.wall_ns[-1])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _spread(times: Sequence[int]) -> int:
+    if len(times) < 2:
+        return 0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return int(high - low)

@@ -1,0 +1,49 @@
+"""A clock and a count of memory that are made up, for tests of what ``fix`` keeps: no machine decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gradscope.patching import choice
+from gradscope.patching.turns import Times, Way
+
+STEP_NS, STEP_BYTES = 2_000_000, 12 << 20
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What each group of places saves of a step of 2 ms and 12 MiB."""
+
+    ns: int = 0
+    bytes: int = 0
+
+
+BETTER = Saves(1_000_000, 8 << 20)
+SLOWER = Saves(-1_000_000)
+HUNGRIER = Saves(100_000, -(10 << 20))
+ALIKE = Saves()
+
+
+def made_times(monkeypatch: pytest.MonkeyPatch, saves: Saves = BETTER) -> Callable[[Saves], None]:
+    """Every measurement of steps in turns gives these; call what is returned to set others."""
+    held = [saves]
+
+    def measured(ways: Sequence[Way], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
+        times = [max(STEP_NS - held[0].ns * count, 1000) for count in range(len(ways))]
+        peaks = [max(STEP_BYTES - held[0].bytes * count, 1000) for count in range(len(ways))]
+        return [Times([each] * 5, [each] * 5) for each in times], peaks
+
+    def without(works: Sequence[Any], *args: Any, **kwargs: Any) -> list[int]:
+        return [STEP_BYTES - held[0].bytes * len(works)] * len(works)
+
+    monkeypatch.setattr(choice, "measured", measured)
+    monkeypatch.setattr(choice, "peaks_bytes", without)
+
+    def use(saves: Saves) -> None:
+        held[0] = saves
+
+    return use

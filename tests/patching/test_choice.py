@@ -1,0 +1,151 @@
+"""What is kept of several changes: those that the whole step gains by. The steps are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from gradscope.patching import choice
+from gradscope.patching.choice import HUNGRIER, NO_GAIN, NOT_TOGETHER, SLOWER, Choice, Group, choose
+from gradscope.patching.turns import Times, Told, Way
+
+MIB = 1 << 20
+STEP = (100_000_000, 64 * MIB)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Stands for a place: what it adds to the step's time, and to its memory at each of two moments."""
+
+    name: str
+    ns: int
+    early: int = 0  # MiB
+    late: int = 0
+    unless: str = ""  # saves time only while this one is not in
+
+    @property
+    def recipe(self) -> str:
+        return self.name
+
+
+class Machine:
+    """Steps with some changes; the peak is the larger of two moments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, early: int = 64, late: int = 48) -> None:
+        self.early, self.late, self.steps = early, late, 0
+        monkeypatch.setattr(choice, "measured", self._measured)
+        monkeypatch.setattr(choice, "peaks_bytes", lambda works, *args, **kwargs: [work() for work in works])
+
+    def way(self, groups: Sequence[Group]) -> Way:
+        on: list[Any] = [change for group in groups for change in group]
+        names = {change.name for change in on}
+        ns = STEP[0] + sum(change.ns for change in on if change.unless not in names or not change.unless)
+        peak = max(self.early + sum(change.early for change in on), self.late + sum(change.late for change in on))
+        way = Way(lambda: None, lambda: None)
+        vars(way)["ns"], vars(way)["peak"] = ns, lambda: peak * MIB
+        return way
+
+    def _measured(self, ways: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
+        self.steps += len(ways)
+        return [Times([way.ns] * 5, [way.ns] * 5) for way in ways], [way.peak() for way in ways]
+
+    def choose(self, *changes: Change) -> tuple[Choice, list[str]]:
+        groups: Any = [(change,) for change in changes]
+        found = choose(groups, self.way, torch.device("cpu"))
+        return found, [group[0].recipe for group in found.kept]
+
+
+def reasons(found: Choice) -> dict[str, str]:
+    return {group[0].recipe: reason for group, reason in found.reasons.items()}
+
+
+def test_savings_of_what_is_kept_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    found, kept = machine.choose(Change("a", -9_000_000, early=-9, late=-3), Change("b", -3_000_000, early=-1))
+    assert kept == ["a", "b"] and found.gain is not None and found.gain.time is Told.LESS
+    assert sum(saved.ns for saved in found.saved.values()) == found.gain.saved_ns == 12_000_000
+    assert sum(saved.bytes for saved in found.saved.values()) == found.gain.saved_bytes == 10 * MIB
+    assert machine.steps == 3  # each state once
+
+
+def test_what_makes_the_step_slower_is_undone_and_the_rest_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    found, kept = machine.choose(Change("a", -9_000_000), Change("b", 4_000_000, early=-20, late=-20))
+    assert kept == ["a"] and reasons(found) == {"b": SLOWER}
+    assert found.gain is not None and found.gain.saved_ns == 9_000_000 and found.gain.saved_bytes == 0
+    assert machine.steps == 5
+
+
+def test_what_saves_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, kept = Machine(monkeypatch).choose(Change("a", -9_000_000), Change("b", -100_000), Change("c", 0))
+    assert kept == ["a"] and reasons(found) == {"b": NO_GAIN, "c": NO_GAIN}
+
+
+def test_memory_alone_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, kept = Machine(monkeypatch).choose(Change("a", 0, early=-8))
+    assert kept == ["a"] and found.gain is not None
+    assert (found.gain.time, found.gain.saved_bytes) == (Told.NOTHING, 8 * MIB)
+
+
+def test_memory_that_shows_behind_another_change_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first leans the moment that is not the peak yet: alone it shows nothing, without it the second does not."""
+    found, kept = Machine(monkeypatch).choose(Change("late", 0, late=-30), Change("early", 0, early=-40))
+    assert kept == ["late", "early"] and found.gain is not None
+    assert found.gain.saved_bytes == 40 * MIB
+
+
+def test_a_little_more_at_each_of_many_places_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a percent each is noise; all of them are not, though every one makes the step faster."""
+    changes = [Change(f"c{number}", -2_000_000, early=1) for number in range(6)]
+    machine = Machine(monkeypatch, early=256)
+    found, kept = machine.choose(*changes)
+    assert found.gain is not None and -found.gain.saved_bytes <= 256 * MIB // 100
+    assert 0 < len(kept) < 6 and set(reasons(found).values()) == {HUNGRIER}
+
+
+def test_what_is_hungrier_may_stay_where_the_step_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, kept = Machine(monkeypatch).choose(Change("a", 0, early=-20, late=-20), Change("b", -5_000_000, early=8))
+    assert kept == ["a", "b"] and not found.reasons
+
+
+def test_of_two_that_do_the_same_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, kept = Machine(monkeypatch).choose(Change("a", -5_000_000), Change("b", -5_000_000, unless="a"))
+    assert kept == ["a"] and reasons(found) == {"b": NO_GAIN}
+
+
+def test_a_whole_that_does_not_show_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each seems to gain, and all together do not: the weakest goes, until what is left stands."""
+    machine = Machine(monkeypatch)
+    real = machine._measured
+
+    def drifting(ways: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
+        times, peaks = real(ways)
+        if len(ways) == 3:  # every other round the first and the last way take each other's time
+            swapped = [times[-1].wall_ns[0], times[0].wall_ns[0]]
+            times[0].wall_ns[:] = [swapped[0], STEP[0], swapped[0], STEP[0], swapped[0]]
+            times[0].busy_ns[:] = times[-1].busy_ns[:]
+            times[-1].wall_ns[:] = [swapped[1] if number % 2 else times[-1].wall_ns[0] for number in range(5)]
+        return times, peaks
+
+    monkeypatch.setattr(choice, "measured", drifting)
+    found, kept = machine.choose(Change("a", -9_000_000), Change("b", -1_000_000))
+    assert kept in (["a"], ["b"]) and found.gain is not None
+    assert set(reasons(found).values()) <= {NOT_TOGETHER, NO_GAIN, SLOWER}
+
+
+def test_nothing_is_kept_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, kept = Machine(monkeypatch).choose()
+    assert (kept, found.gain, found.saved) == ([], None, {})
+    found, kept = Machine(monkeypatch).choose(Change("a", 1_000_000))
+    assert (kept, found.gain) == ([], None) and reasons(found) == {"a": SLOWER}
+
+
+def test_what_is_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    groups: Any = [(Change("a", -9_000_000),), (Change("b", 9_000_000),)]
+    choose(groups, Machine(monkeypatch).way, torch.device("cpu"), said.append)
+    assert said == ["measuring the step without and with a, b", "measuring the step without and with a"]
