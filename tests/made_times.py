@@ -16,7 +16,7 @@ STEP_NS, STEP_BYTES = 2_000_000, 12 << 20
 
 @dataclass(frozen=True)
 class Saves:
-    """What each group of places saves of a step of 2 ms and 12 MiB."""
+    """What the first group of places saves of a step of 2 ms and 12 MiB; each further one half of that before it."""
 
     ns: int = 0
     bytes: int = 0
@@ -33,8 +33,9 @@ def made_times(monkeypatch: pytest.MonkeyPatch, saves: Saves = BETTER) -> Callab
     held = [saves]
 
     def measured(ways: Sequence[Way], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
-        times = [max(STEP_NS - held[0].ns * count, 1000) for count in range(len(ways))]
-        peaks = [max(STEP_BYTES - held[0].bytes * count, 1000) for count in range(len(ways))]
+        shares = [2 - 2 ** (1 - count) for count in range(len(ways))]
+        times = [round(STEP_NS - held[0].ns * share) for share in shares]
+        peaks = [max(round(STEP_BYTES - held[0].bytes * share), 1000) for share in shares]
         return [Times([each] * 5, [each] * 5) for each in times], peaks
 
     def without(works: Sequence[Any], *args: Any, **kwargs: Any) -> list[int]:
