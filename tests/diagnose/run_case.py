@@ -161,18 +161,20 @@ def timed_by_calls(case: Case, each_ns: int = 10_000, rest_ns: int = 0) -> Case:
 
 
 def timed_by_operations(case: Case, each_ns: int = 10_000, dear: Mapping[str, int] = MappingProxyType({})) -> Case:
-    """The same case by a clock that gives each operation of the step the same time, and each recorded call.
+    """The same case by a clock that gives each operation of the step the same time, and each call an equal part of it.
 
     Every table of the run is made anew of its operations, so that its numbers add up: what a busy machine measured
     decides nothing.
 
     Args:
-        each_ns: of an operation; of a call with its backward, half of it each.
+        each_ns: of an operation.
         dear: patterns of operations that take another time -> ns.
     """
     ops = [replace(row, self_ns=round(row.calls * _time_of(row.name, each_ns, dear))) for row in case.run.ops]
-    lines = TimedByCalls(case.run, case.facts, case.limits, each_ns).lines
-    return Case(_timed_by(ops, replace(case.run, lines=tuple(lines.values()))), case.facts, case.limits)
+    run = _timed_by(ops, case.run)
+    each_call = (run.step.forward_ns + run.step.backward_ns) // max(len(case.facts.calls), 1)
+    lines = TimedByCalls(run, case.facts, case.limits, each_call).lines
+    return Case(replace(run, lines=tuple(lines.values())), case.facts, case.limits)
 
 
 def _time_of(name: str, each_ns: int, dear: Mapping[str, int]) -> int:
@@ -191,6 +193,23 @@ def _timed_by(ops: Sequence[OpRow], run: RunData) -> RunData:
     step = _step_of(whole, ledger)
     layers = tuple(_layer_of(row, own, ledger.backward_ns, run.workload.steps) for row in run.layers)
     return replace(run, ops=tuple(ops), ledger=ledger, step=step, layers=layers)
+
+
+def with_quick_phases(case: Case, between_ns: int | None = None) -> Case:
+    """The same case of a model without work of its own, each step alike: what lies between the phases is as measured.
+
+    A loop that sleeps takes no less on a busy machine; what its model takes there may be anything.
+
+    Args:
+        between_ns: what lies between the phases, instead of what was measured.
+    """
+    timed = timed_by_operations(case, each_ns=1_000).run
+    step, other = timed.step, case.run.step.other_ns if between_ns is None else between_ns
+    wall = step.wall_ns - step.other_ns + other
+    spread = {**step.spread, "wall": Spread(wall, wall, wall, 0)}
+    step = replace(step, wall_ns=wall, other_ns=other, spread=spread, unprofiled_wall_ns=wall)
+    ops = [row for row in timed.ops if row.phase != "other"] + [row for row in case.run.ops if row.phase == "other"]
+    return Case(replace(timed, step=step, ops=tuple(ops)), case.facts, case.limits)
 
 
 def _ledger_of(whole: Counter[str], own: Counter[tuple[str, str]]) -> Ledger:
