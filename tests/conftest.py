@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -78,6 +79,17 @@ def _formed(value: Any) -> str:
 def no_width_from_outside() -> None:
     """pytest-xdist tells its processes a width; without it they have none, as under plain pytest."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell ignores SIGINT for what it runs in the background; a process that a test interrupts would inherit that."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session", autouse=True)
