@@ -1,21 +1,30 @@
-"""What ``gradscope fix`` gains on two examples, and what it costs to find and prove it.
+"""What ``gradscope fix`` gains on whole training steps, what it costs to find and prove it, and whether it is steady.
 
-    python benchmarks/fix.py [--only gpt|names] [--rounds 7] [--json benchmarks/results/fix.jsonl]
+    python benchmarks/fix.py [--only NAME ...] [--sources FOLDER] [--json benchmarks/results/fix.jsonl]
+    python benchmarks/fix.py --only makemore --busy 2 --repeat 10
 
 The steps without and with the recipes are taken in turns in one process. A step ends with its gradients dropped, so
-that what is counted above the parameters is activations and gradients alike. ``--tiny`` runs both at sizes that say
-nothing about speed: to see that the benchmark itself works.
+that what is counted above the parameters is activations and gradients alike. Public models come from clones below
+--sources, as benchmarks/field.py makes them; those that are not there are left out, with a word. ``--tiny`` runs all at
+sizes that say nothing about speed: to see that the benchmark itself works.
+
+With ``--repeat`` the fix is made so often, beside ``--busy`` processes that do nothing but compute, and the table says
+in how many of the runs the same places were kept: the verdict is not to follow noise.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
-from _common import ROOT, Result, finish, parser, print_table
+from _common import Result, finish, parser, print_table
+from _fix_cases import CASES, Case, Missing, workload_of
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
@@ -24,46 +33,16 @@ from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from gradscope.patching.turns import Way, measured, told
 from gradscope.patching.verify import verify
-from gradscope.workload import Batches, Workload, load_factory
+from gradscope.workload import Batches, Workload
 
 PROOF_GOAL = 20.0  # steps
 
 
-def _example(name: str) -> Any:
-    factory: Any = load_factory(f"{ROOT / 'examples' / name}:main", [])
-    return factory.module
+STEADY_GOAL = 0.9  # of the runs
 
 
-def gpt(tiny: bool) -> Workload:
-    """examples/gpt.py with GPT-2's vocabulary."""
-    module = _example("gpt.py")
-    size = {"vocab_size": 50257, "n_layer": 4, "n_head": 6, "n_embd": 384, "block_size": 512, "batch_size": 4}
-    if tiny:
-        size = {"vocab_size": 500, "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 64, "batch_size": 2}
-    return Workload(*module.make(module.Config(**size)))
-
-
-def names(tiny: bool) -> Workload:
-    """examples/names.py as it trains."""
-    module = _example("names.py")
-    torch.manual_seed(3407)
-    x, y = module.make_data()
-    model = module.CharacterTransformer(27, 32 if tiny else 64, 4, 2 if tiny else 4, x.shape[1])
-    rows = torch.randint(len(x), (8 if tiny else 64,))
-    return Workload(model, (x[rows], y[rows]))
-
-
-# Name: how it is made, the goals of time and of memory.
-CASES: dict[str, tuple[Callable[[bool], Workload], float, float | None]] = {
-    "gpt": (gpt, 1.25, 4.0),
-    "names": (names, 1.17, None),
-}
-
-
-def measure(name: str, device: str, rounds: int, *, tiny: bool) -> list[Result]:
+def measure(name: str, workload: Workload, case: Case, device: str, *, tiny: bool) -> list[Result]:
     """The gain of one case, and its cost in steps."""
-    make, speed_goal, memory_goal = CASES[name]
-    workload = make(tiny)
     workload.model.to(device)
     _import_late()
     start = time.perf_counter()
@@ -72,24 +51,71 @@ def measure(name: str, device: str, rounds: int, *, tiny: bool) -> list[Result]:
     verified = verify(workload, found, device)
     proved = time.perf_counter()
     patches = Patches(found, verified)
-    gain = _in_turns(workload, patches, torch.device(device), rounds)
+    gain = _in_turns(workload, patches, torch.device(device))
     step = gain.before.wall_ns / 1e9
-    kept = len(patches.kept)
+    speed, memory = gain.before.wall_ns / gain.after.wall_ns, gain.before.peak_bytes / gain.after.peak_bytes
     results = [
-        Result(f"{name}: places kept of {len(found.sites)}", kept, "places"),
+        Result(f"{name}: places kept of {len(found.sites)}", len(patches.kept), "places"),
         Result(f"{name}: step before", gain.before.wall_ns / 1e6, "ms"),
         Result(f"{name}: step after", gain.after.wall_ns / 1e6, "ms"),
         Result(f"{name}: spread of the step before", gain.before.spread_ns / gain.before.wall_ns, "IQR/median"),
-        Result(f"{name}: speed", gain.before.wall_ns / gain.after.wall_ns, "x before", speed_goal, higher=True),
+        Result(f"{name}: speed", speed, "x before", case.speed, higher=True),
         Result(f"{name}: peak above parameters before", gain.before.peak_bytes / 1e6, "MB"),
         Result(f"{name}: peak above parameters after", gain.after.peak_bytes / 1e6, "MB"),
-        Result(f"{name}: memory", gain.before.peak_bytes / gain.after.peak_bytes, "x less", memory_goal, higher=True),
+        Result(f"{name}: memory", memory, "x less", case.memory, higher=True),
         Result(f"{name}: detection", (planned - start) / step, "steps"),
         Result(f"{name}: detection and proof", (proved - start) / step, "steps", PROOF_GOAL),
     ]
+    if case.either is not None:
+        share = max(speed / case.either[0], memory / case.either[1])
+        results.append(
+            Result(f"{name}: of x{case.either[0]} or {case.either[1]:g} times leaner", share, "x", 1.0, higher=True)
+        )
     if not tiny:
         return results
     return [Result(result.name, result.value, result.unit) for result in results]
+
+
+def steadiness(name: str, workload: Workload, device: str, repeat: int, busy: int) -> list[Result]:
+    """In what share of the runs the same places are kept."""
+    workload.model.to(device)
+    found = plan(workload, device=device)
+    verdicts: Counter[str] = Counter()
+    seconds: list[float] = []
+    with _busy(busy):
+        for _ in range(repeat):
+            start = time.perf_counter()
+            verified = verify(workload, found, device)
+            seconds.append(time.perf_counter() - start)
+            kept = Counter(
+                f"{each.site.recipe} {each.site.source}" for each in verified.results if each.status == "kept"
+            )
+            verdicts[", ".join(f"{count} {what}" for what, count in sorted(kept.items())) or "nothing"] += 1
+    for verdict, count in verdicts.most_common():
+        print(f"{name}: {count} of {repeat} runs kept {verdict}")
+    share = verdicts.most_common(1)[0][1] / repeat
+    return [
+        Result(
+            f"{name}: runs with the same verdict, {busy} busy processes beside",
+            share,
+            "of them",
+            STEADY_GOAL,
+            higher=True,
+        ),
+        Result(f"{name}: the longest run", max(seconds), "s"),
+    ]
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """So many processes that compute until the block is left."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def _import_late() -> None:
@@ -98,7 +124,7 @@ def _import_late() -> None:
     torch.autograd.grad(x * 2, x, torch.ones(2))
 
 
-def _in_turns(workload: Workload, patches: Patches, device: torch.device, rounds: int) -> Gain:
+def _in_turns(workload: Workload, patches: Patches, device: torch.device) -> Gain:
     stepper, batch = Stepper(workload), next(Batches(workload.batch, device))
     parameters = list(workload.model.parameters())
 
@@ -117,13 +143,23 @@ def _in_turns(workload: Workload, patches: Patches, device: torch.device, rounds
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--only", choices=sorted(CASES))
-    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--only", nargs="+", choices=sorted(CASES), metavar="NAME", help=", ".join(CASES))
+    made.add_argument("--sources", type=Path, help="a folder of clones, named OWNER+NAME")
     made.add_argument("--tiny", action="store_true", help="small sizes, without goals")
+    made.add_argument("--repeat", type=int, default=0, help="fix so often, and compare the verdicts")
+    made.add_argument("--busy", type=int, default=0, help="processes beside that compute")
     options = made.parse_args()
     results = []
-    for name in [options.only] if options.only else CASES:
-        results += measure(name, options.device, options.rounds, tiny=options.tiny)
+    for name in options.only or CASES:
+        try:
+            workload = workload_of(CASES[name], options.sources, tiny=options.tiny)
+        except Missing as missing:
+            print(f"{name}: left out: {missing}")
+            continue
+        if options.repeat:
+            results += steadiness(name, workload, options.device, options.repeat, options.busy)
+        else:
+            results += measure(name, workload, CASES[name], options.device, tiny=options.tiny)
     print_table(f"gradscope fix on {options.device}, {torch.get_num_threads()} threads", results)
     return finish("fix", results, options.device, options.json)
 

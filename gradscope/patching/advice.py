@@ -153,10 +153,14 @@ _TODO: dict[str, tuple[str, ...]] = {
         "{} is {}, it was {}",
         "{} does not exist in higher precision",
     ),
+    "fix it on an idle machine, with the batch and the threads of your training: there it may": (
+        "the step is neither faster nor leaner with it, beyond noise",
+        "it shows no gain together with the others",
+    ),
     "call the module in every step, or leave the place as it is": ("the module was not called in the second run",),
     _NO_GAIN: (
-        "it is slower on this batch",
-        "it needs more memory on this batch",
+        "the step is slower with it",
+        "the step needs more memory with it",
         "on a CPU the recipe is the product of complex numbers that stands here",
         "fewer than {} logits are sooner made at once on the CPU",
         "a gradient of {} rows for {} tokens is sooner made and added whole on the CPU",

@@ -11,7 +11,7 @@ from torch import nn
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
-from gradscope.patching.choice import Choice, Gain, Group, Saved, choose
+from gradscope.patching.choice import NO_GAIN, Choice, Gain, Group, Saved, choose
 from gradscope.patching.compare import Errors
 from gradscope.patching.plan import Plan
 from gradscope.patching.predict import kept_bytes
@@ -188,7 +188,8 @@ def _judged(choice: Choice, results: dict[Site, Result]) -> dict[Site, Result]:
         reason = choice.reasons.get(group, "")
         for place, site in enumerate(group):
             status = "undone" if reason else "kept"
-            found[site] = replace(results[site], status=status, reason=reason, saved=_part(saved, place, len(group)))
+            part = _part(saved, place, len(group)) if reason != NO_GAIN else None  # noise, which a figure would belie
+            found[site] = replace(results[site], status=status, reason=reason, saved=part)
     return found
 
 

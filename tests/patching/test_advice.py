@@ -15,6 +15,7 @@ from torch import nn
 
 import gradscope
 import gradscope.patching
+from gradscope.patching import choice
 from gradscope.patching.advice import answer_of, what_to_do
 
 FILES = sorted(Path(gradscope.patching.__file__).parent.rglob("*.py"))
@@ -51,6 +52,11 @@ def test_every_reason_has_an_answer(file: Path) -> None:
         return
     missing = [text for text in texts_of(ast.parse(file.read_text())) if answer_of(text) is None]
     assert not missing
+
+
+@pytest.mark.parametrize("reason", [choice.SLOWER, choice.HUNGRIER, choice.NO_GAIN, choice.NOT_TOGETHER])
+def test_what_the_whole_step_says_has_an_answer(reason: str) -> None:
+    assert answer_of(reason) is not None
 
 
 def test_the_reasons_are_found() -> None:
