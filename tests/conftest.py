@@ -83,7 +83,7 @@ def no_width_from_outside() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> Iterator[None]:
-    """A shell ignores SIGINT for what it runs in the background; a process that a test interrupts would inherit that."""
+    """A shell ignores SIGINT for what it runs in the background, and what a test starts would inherit that."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)

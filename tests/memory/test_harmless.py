@@ -158,8 +158,8 @@ def test_every_tensor_dies_when_it_would_have() -> None:
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "no memory"])
 def test_nothing_of_a_run_outlives_it(memory: bool) -> None:
     """No collection is needed for it: outputs, saved tensors, gradients and gradscope's own copies are all dead."""
-    # The first optimizer of a process imports torch._dynamo, which keeps the frames it was imported from, and so whatever
-    # model they name, until the next collection: without gradscope too.
+    # The first optimizer of a process imports torch._dynamo, which keeps the frames that imported it, and so the model
+    # in them, until the next collection: without gradscope too.
     model_and_optimizer()
     model, optimizer = model_and_optimizer()
     profile(model, optimizer)  # what loads once, loads now
