@@ -1,4 +1,4 @@
-"""The models that benchmarks/fix.py fixes: the project's examples, Hugging Face's, and public ones from their clones."""
+"""The models of benchmarks/fix.py: the project's examples, Hugging Face's, and public ones from their clones."""
 
 from __future__ import annotations
 
@@ -212,8 +212,18 @@ DOMINATED = (1.25, 4.0)  # time or memory, where attention or logits are most of
 CASES: dict[str, Case] = {
     "gpt": Case(gpt, 1.25, 4.0),
     "names": Case(names, 1.17),
-    "makemore": Case(makemore, repo="karpathy/makemore", commit="988aa59e4d8fefa526d06f3b453ad116258398d4", module="makemore"),
-    "mingpt": Case(mingpt, repo="karpathy/minGPT", commit="37baab71b9abea1b76ab957409a1cc2fbfba8a26", module="mingpt.model"),
+    "makemore": Case(
+        makemore,
+        repo="karpathy/makemore",
+        commit="988aa59e4d8fefa526d06f3b453ad116258398d4",
+        module="makemore",
+    ),
+    "mingpt": Case(
+        mingpt,
+        repo="karpathy/minGPT",
+        commit="37baab71b9abea1b76ab957409a1cc2fbfba8a26",
+        module="mingpt.model",
+    ),
     "nanogpt": Case(nanogpt, **_NANOGPT),
     "nanogpt-by-hand": Case(nanogpt_by_hand, either=DOMINATED, **_NANOGPT),
     "hf-gpt2": Case(hugging_face_gpt2, either=DOMINATED),
@@ -224,4 +234,4 @@ CASES: dict[str, Case] = {
         commit="69d24fe9e3024c0d4b02761123b8583a24ebed1e",
         module="vit_pytorch.simple_vit",
     ),
-}  # fmt: skip
+}
