@@ -37,6 +37,7 @@ __all__ = [
     "checkpoint_frame",
     "dispatch_depth",
     "dispatch_modes",
+    "exports",
     "function_modes",
     "graph_task_id",
     "hook_dicts",
@@ -104,6 +105,16 @@ tracing_state: Callable[[], Any] = _private_or("torch._C._get_tracing_state", la
 
 #: How many modes of ``__torch_dispatch__`` this thread is in, torch's own (fake tensors, make_fx) included.
 dispatch_depth: Callable[[], int] = _private_or("torch._C._len_torch_dispatch_stack", lambda: 0)
+
+
+def exports() -> bool:
+    """Whether torch.export traces, as Dynamo sees it too.
+
+    ``torch.compiler.is_exporting`` is what this reads, but Dynamo of torch 2.11 takes that for True in whatever it
+    compiles.
+    """
+    flag: bool | None = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
 
 
 def transforms_run() -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
-from gradscope.compat import dispatch_depth, dispatch_modes, tracing_state, transform_running
+from gradscope.compat import dispatch_depth, dispatch_modes, exports, tracing_state, transform_running
 
 _PLAIN = (Tensor, nn.Parameter)
 _STRIDED = torch.strided
@@ -30,7 +30,7 @@ def why_torch(values: Collection[Any]) -> str | None:
         values: of any types; tensors also in tuples. Other values are not looked at.
     """
     if torch.compiler.is_compiling():
-        return "torch.export traces" if torch.compiler.is_exporting() else None
+        return "torch.export traces" if exports() else None
     if derives() or dispatch_depth() or tracing_state() is not None:
         why = _why_now()
         if why is not None:
