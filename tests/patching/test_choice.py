@@ -23,8 +23,8 @@ class Change:
 
     name: str
     ns: int
-    early: int = 0  # MiB
-    late: int = 0
+    early: float = 0  # MiB
+    late: float = 0
     unless: str = ""  # saves time only while this one is not in
 
     @property
@@ -117,24 +117,49 @@ def test_of_two_that_do_the_same_one_stays(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept == ["a"] and reasons(found) == {"b": NO_GAIN}
 
 
-def test_a_whole_that_does_not_show_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each seems to gain, and all together do not: the weakest goes, until what is left stands."""
+@pytest.mark.parametrize("whole", [Told.NOTHING, Told.MORE])
+def test_a_whole_that_does_not_show_is_taken_apart(monkeypatch: pytest.MonkeyPatch, whole: Told) -> None:
+    """Each seems to gain, and both together do not: the one that saves less goes."""
+    machine = Machine(monkeypatch)
+    real = choice.told
+
+    def of_two(before: Times, after: Times) -> Told:
+        found = real(before, after)
+        return whole if before.wall_ns[0] - after.wall_ns[0] == 10_000_000 else found
+
+    monkeypatch.setattr(choice, "told", of_two)
+    found, kept = machine.choose(Change("a", -9_000_000), Change("b", -1_000_000))
+    assert kept == ["a"] and reasons(found) == {"b": NOT_TOGETHER}
+    assert found.gain is not None and found.gain.saved_ns == 9_000_000
+
+
+def test_a_gain_that_showed_once_need_not_show_again(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     real = machine._measured
 
-    def drifting(ways: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
+    def measured(ways: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
         times, peaks = real(ways)
-        if len(ways) == 3:  # every other round the first and the last way take each other's time
-            swapped = [times[-1].wall_ns[0], times[0].wall_ns[0]]
-            times[0].wall_ns[:] = [swapped[0], STEP[0], swapped[0], STEP[0], swapped[0]]
-            times[0].busy_ns[:] = times[-1].busy_ns[:]
-            times[-1].wall_ns[:] = [swapped[1] if number % 2 else times[-1].wall_ns[0] for number in range(5)]
+        if len(ways) == 3:  # the second time, when c is out
+            times[1] = times[0]
         return times, peaks
 
-    monkeypatch.setattr(choice, "measured", drifting)
-    found, kept = machine.choose(Change("a", -9_000_000), Change("b", -1_000_000))
-    assert kept in (["a"], ["b"]) and found.gain is not None
-    assert set(reasons(found).values()) <= {NOT_TOGETHER, NO_GAIN, SLOWER}
+    monkeypatch.setattr(choice, "measured", measured)
+    found, kept = machine.choose(Change("a", -3_000_000), Change("b", -9_000_000), Change("c", 3_000_000))
+    assert kept == ["a", "b"] and reasons(found) == {"c": SLOWER}
+
+
+def test_what_goes_for_its_time_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first the step is hungrier: that is gone with it, and the other is leaner."""
+    found, kept = Machine(monkeypatch).choose(
+        Change("a", 5_000_000, early=20), Change("b", -9_000_000, early=-2), Change("c", -9_000_000)
+    )
+    assert kept == ["b", "c"] and reasons(found) == {"a": SLOWER}
+
+
+def test_a_few_kilobytes_are_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, early=1, late=0)
+    assert machine.choose(Change("a", 0, early=-0.0125))[1] == []  # 12.8 KiB, more than a percent
+    assert machine.choose(Change("a", 0, early=-0.025))[1] == ["a"]
 
 
 def test_nothing_is_kept_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

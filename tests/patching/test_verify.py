@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.patching import verify
+from gradscope.patching import choice, verify
+from gradscope.patching.turns import Times
 from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
 from tests.patching import small
 
@@ -110,6 +111,65 @@ def test_what_is_wrong_is_undone(use: Callable[[Saves], None], monkeypatch: pyte
     assert patches.verified is not None and patches.verified.failed
     assert all("is off by" in result.reason for result in patches.verified.results)
     monkeypatch.undo()
+    assert_same(before, everything(model))
+
+
+class Both(small.Causal):
+    """Two places in one method."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2).chunk(3, -1)
+        y = ((q @ k.transpose(-2, -1)) * 0.3).softmax(-1) @ v
+        z = ((y @ k.transpose(-2, -1)) * 0.5).softmax(-1) @ v
+        return z.transpose(1, 2).reshape(x.shape)
+
+
+def only_one_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two groups the second saves nothing."""
+
+    def measured(ways: Any, *args: Any, **kwargs: Any) -> Any:
+        times = [2_000_000, 1_000_000, 1_000_000][: len(ways)]
+        return [Times([each] * 5, [each] * 5) for each in times], [10 << 20] * len(ways)
+
+    made_times(monkeypatch)
+    monkeypatch.setattr(choice, "measured", measured)
+    monkeypatch.setattr(choice, "peaks_bytes", lambda works, *args, **kwargs: [10 << 20] * len(works))
+
+
+def test_what_is_kept_of_a_module_is_proved_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_one_gains(monkeypatch)
+    proved: list[int] = []
+    real = verify.prove
+
+    def prove(swap: Any, *args: Any) -> Any:
+        proved.append(len(swap.sites))
+        return real(swap, *args)
+
+    monkeypatch.setattr(verify, "prove", prove)
+    model = Both()
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None
+    assert sorted(result.status for result in patches.verified.results) == ["kept", "undone"]
+    assert proved == [2, 1], "both together, and once more what is left"
+    assert len(patches.kept) == 1 and "forward" in vars(model)
+
+
+def test_what_is_wrong_without_the_others_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_one_gains(monkeypatch)
+    real = verify.prove
+
+    def prove(swap: Any, *args: Any) -> Any:
+        found = real(swap, *args)
+        return found if len(swap.sites) == 2 else dict.fromkeys(swap.sites, "wrong alone")
+
+    monkeypatch.setattr(verify, "prove", prove)
+    model = Both()
+    before = everything(model)
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None and patches.verified.failed
+    assert [result.status for result in patches.verified.results] == ["undone"] * 2
+    assert {result.reason for result in patches.verified.results} == {"wrong alone"}
+    assert patches.verified.step is None
     assert_same(before, everything(model))
 
 
