@@ -33,6 +33,8 @@ def made_times(monkeypatch: pytest.MonkeyPatch, saves: Saves = BETTER) -> Callab
     held = [saves]
 
     def measured(ways: Sequence[Way], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
+        for way in ways:
+            way.switch()  # the last state stays, as it would
         shares = [2 - 2 ** (1 - count) for count in range(len(ways))]
         times = [round(STEP_NS - held[0].ns * share) for share in shares]
         peaks = [max(round(STEP_BYTES - held[0].bytes * share), 1000) for share in shares]

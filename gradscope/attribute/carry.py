@@ -218,7 +218,7 @@ class _Carried:
         share = 100.0 * self.matched / max(self.units, 1)
         return [
             f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
-            f"their source lines are told call by call, and {share:.1f} % of operations have one"
+            f"their source lines are told call by call, and {share:.1f} % of the operations that Python called have one"
         ]
 
 
