@@ -173,6 +173,49 @@ def test_what_is_wrong_without_the_others_is_undone(monkeypatch: pytest.MonkeyPa
     assert_same(before, everything(model))
 
 
+class Sized(nn.Module):
+    """Layers on more and on fewer tokens, by the same code."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__()
+        self.layers, self.tokens = nn.ModuleList(small.Causal() for _ in tokens), tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x[:, :size]) for layer, size in zip(self.layers, self.tokens, strict=True)], 1)
+
+
+def states_of(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> list[set[str]]:
+    """The layers that run a recipe in each state of the step that is measured, there and back."""
+    made_times(monkeypatch)
+    made = choice.measured
+    seen: list[set[str]] = []
+
+    def measured(ways: Any, *args: Any, **kwargs: Any) -> Any:
+        for way in (*ways, *reversed(ways)):
+            way.switch()
+            seen.append({path for path, module in model.named_modules() if "forward" in vars(module)})
+        return made(ways, *args, **kwargs)
+
+    monkeypatch.setattr(choice, "measured", measured)
+    return seen
+
+
+def test_each_state_of_the_step_holds_its_groups_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text on the same shapes is one group; on other shapes it may gain where here it does not."""
+    model = Sized(12, 7, 12)
+    states = states_of(monkeypatch, model)
+    gradscope.patch(model, BATCH)
+    there = [set[str](), {"layers.0", "layers.2"}, {"layers.0", "layers.1", "layers.2"}]
+    assert states == [*there, *reversed(there)]
+
+
+def test_many_shapes_of_one_text_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Sized(*range(3, 12))
+    states = states_of(monkeypatch, model)
+    gradscope.patch(model, BATCH)
+    assert [len(state) for state in states] == [0, 9, 9, 0]
+
+
 class Bare(small.Causal):
     """What it returns is the very result of its attention."""
 
@@ -208,17 +251,6 @@ def test_a_place_that_its_caller_does_not_stand_is_undone(use: Callable[[Saves],
     model.zero_grad(set_to_none=True)
     patches.revert()
     assert_same(before, everything(model))
-
-
-class Sized(nn.Module):
-    """Layers on more and on fewer tokens, by the same code."""
-
-    def __init__(self, *tokens: int) -> None:
-        super().__init__()
-        self.layers, self.tokens = nn.ModuleList(small.Causal() for _ in tokens), tokens
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([layer(x[:, :size]) for layer, size in zip(self.layers, self.tokens, strict=True)], 1)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
