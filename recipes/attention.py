@@ -17,6 +17,8 @@ from gradscope.recipes.attention_backends import (
     by_torch,
     flash_on_the_cpu,
     is_plain_on_the_cpu,
+    is_small_on_the_cpu,
+    math_on_the_cpu,
     needs_plain_operations,
     reason_of,
     taken,
@@ -45,7 +47,7 @@ ABOUT = Recipe(
     ),
     backends=(
         ("flash", "torch's kernel; CPU: without dropout and gradient of the mask; CUDA: float16, bfloat16, no mask"),
-        ("cpu", "CPU, every option; with dropout alone from 200,000 scores on; measured"),
+        ("cpu", "CPU, every option; with dropout alone from 1,000,000 scores on; measured"),
         ("cudnn", "CUDA from compute capability 9.0, float16 and bfloat16 without a mask; not yet run on a GPU"),
         ("efficient", "CUDA, masks and biases; not yet run on a GPU"),
         ("triton", "CUDA from compute capability 8.0, every option; not yet run on a GPU"),
@@ -163,6 +165,8 @@ def attention(
     no_option = attn_mask is None and softcap is None and alibi_slopes is None and window is None and not enable_gqa
     if no_option and dropout_p == 0 and backend in ("auto", "flash") and is_plain_on_the_cpu(query, key, value):
         return flash_on_the_cpu(query, key, value, is_causal, None, scale)
+    if no_option and 0 < dropout_p <= 1 and backend == "auto" and is_small_on_the_cpu(query, key, value):
+        return math_on_the_cpu(query, key, value, dropout_p, is_causal, scale)
     given = arguments(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
     )

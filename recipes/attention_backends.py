@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
+from gradscope.kernels import pays
 from gradscope.kernels.attention import reference, triton_launch
 from gradscope.kernels.attention.options import Options
 from gradscope.kernels.check import FLOATING, dtype_text
@@ -30,7 +31,6 @@ REASONS = {
     "math": "plain operations hold all scores in memory: slow, but nothing else can run here",
 }
 _FEW_SCORES_REASON = "plain operations: so few scores are soon held, and done before blocks have been walked over"
-FEWEST_SCORES = 200_000  # below, with dropout on the CPU, torch's math kernel takes 0.4 to 0.9 of the time of blocks
 _ON_THE_CPU = ("flash", "cpu", "math")  # the others are for CUDA
 _HALF = (torch.float16, torch.bfloat16)
 _TORCHS = {
@@ -80,6 +80,15 @@ def is_plain_on_the_cpu(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
+def is_small_on_the_cpu(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these, with dropout alone, are right and so few that they go to torch's plain operations as they are."""
+    return (
+        is_plain_on_the_cpu(query, key, value)
+        and query.dtype in (torch.float32, torch.float64)
+        and _against_scores(query, key) is not None
+    )
+
+
 def flash_on_the_cpu(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
 ) -> Tensor:
@@ -91,6 +100,13 @@ def flash_on_the_cpu(
         query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale
     )
     return out
+
+
+def math_on_the_cpu(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None
+) -> Tensor:
+    """torch's plain operations, by its own binding as :func:`flash_on_the_cpu`."""
+    return torch._scaled_dot_product_attention_math(query, key, value, None, dropout_p, is_causal, scale=scale)[0]
 
 
 def taken(given: Arguments, wanted: str) -> str:
@@ -118,20 +134,25 @@ def _why_not(name: str, given: Arguments, wanted: str) -> str | None:
     if name == "cpu":
         if kind != "cpu":
             return f"the tensors are on {given.q.device}"
-        few = wanted == "auto" and _is_soon_done_by_torch(given)
-        return f"with dropout it pays from {FEWEST_SCORES:,} scores on" if few else None
+        return _against_size(given) if wanted == "auto" else None
     if name == "triton":
         return triton_launch.why_not(given.q, given.k, given.v, given.bias, options_of(given))
     return None
 
 
-def _is_soon_done_by_torch(given: Arguments) -> bool:
-    """Whether torch's math kernel can do it, on the CPU, and is the faster."""
+def _against_size(given: Arguments) -> str | None:
+    """Why torch's math kernel is the better choice on the CPU, where it can do it; None where it is not."""
     if given.dropout_p == 0 or given.q.dtype not in (torch.float32, torch.float64):
-        return False
-    if given.q.shape[0] * given.q.shape[1] * given.q.shape[2] * given.k.shape[2] >= FEWEST_SCORES:
-        return False
-    return not given.wants_bias_grad and _against_all(given) is None
+        return None
+    why = _against_scores(given.q, given.k)
+    if why is None or given.wants_bias_grad or _against_all(given) is not None:
+        return None
+    return why
+
+
+def _against_scores(query: Tensor, key: Tensor) -> str | None:
+    batch, heads, queries, _ = query.shape
+    return pays.against("attention with dropout", scores=batch * heads * queries * key.shape[2])
 
 
 def reason_of(backend: str, given: Arguments) -> str:

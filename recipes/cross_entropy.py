@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from gradscope.kernels import pays
 from gradscope.kernels.check import (
+    FLOATING,
     dtype_text,
     refuse,
     require_dtype,
@@ -21,11 +25,12 @@ from gradscope.kernels.check import (
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.cross_entropy.by_torch import by_torch
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
+from gradscope.kernels.cross_entropy.targets import require_classes
 from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, mean_factors
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
-from gradscope.kernels.support import why_no_triton
+from gradscope.kernels.support import interpreting, why_no_triton
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -85,9 +90,10 @@ def _explain(
     on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
     extras = "it knows no z_loss and no softcap" if z_loss or softcap is not None else None
     double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
+    few = None if extras or on_cpu or backend != "auto" else _against_size(input)
     against = {
         "triton": probabilities or double or why_no_triton(input.device),
-        "cpu": probabilities or on_cpu,
+        "cpu": probabilities or on_cpu or few,
         "torch": extras,
     }
     return choose(_NAME, backend, _REASONS, against)
@@ -154,6 +160,12 @@ def cross_entropy(
         ValueError: a shape, dtype, device or setting does not fit; on the CPU also a target that is no class. On a GPU
             such a target stops the device with an assertion, as torch does.
     """
+    if backend == "auto" and not z_loss and softcap is None and weight is None and _is_small(input, target):
+        reduction = _reduction(size_average, reduce, reduction)
+        with contextlib.suppress(IndexError, RuntimeError, ValueError):  # what is wrong is said below
+            return functional.cross_entropy(
+                input, target, None, None, ignore_index, None, reduction, label_smoothing=label_smoothing
+            )
     choice = _explain(
         input,
         target,
@@ -169,6 +181,8 @@ def cross_entropy(
     )
     reduction = _reduction(size_average, reduce, reduction)
     if choice.backend == "torch":
+        if input.is_cpu and not target.is_floating_point():  # torch names no argument
+            require_classes(_NAME, target, input.shape[min(1, input.dim() - 1)], ignore_index)
         return by_torch(input, target, weight, ignore_index, reduction, label_smoothing)
     batch, classes = (1, input.shape[0]) if input.dim() == 1 else (input.shape[0], input.shape[1])
     positions = math.prod(input.shape[2:])  # not -1: it says nothing of an empty batch
@@ -297,6 +311,23 @@ def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -
     if reduce is False:
         return "none"
     return "sum" if size_average is False else "mean"
+
+
+def _is_small(input: Tensor, target: Tensor) -> bool:
+    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
+    return (
+        input.is_cpu
+        and target.is_cpu
+        and input.dim() > 0
+        and target.dtype is torch.int64
+        and input.dtype in FLOATING
+        and not interpreting()
+        and _against_size(input) is not None
+    )
+
+
+def _against_size(input: Tensor) -> str | None:
+    return pays.against(_NAME, logits=input.numel())
 
 
 def _check(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradscope.kernels import pays
 from gradscope.kernels.check import (
+    FLOATING,
     dtype_text,
     refuse,
     require_dtype,
@@ -20,7 +22,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.gelu import cpu, triton_launch
 from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.retained import needed_again
-from gradscope.kernels.support import why_no_triton
+from gradscope.kernels.support import interpreting, why_no_triton
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -109,7 +111,9 @@ def _explain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *
     require_one_of(name, "approximate", approximate, _APPROXIMATE)
     double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
     on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
-    return choose(name, backend, _BIAS_REASONS, {"triton": double or why_no_triton(input.device), "cpu": on_cpu})
+    few = pays.against(name, elements=input.numel()) if on_cpu is None and backend == "auto" else None
+    against = {"triton": double or why_no_triton(input.device), "cpu": on_cpu or few}
+    return choose(name, backend, _BIAS_REASONS, against)
 
 
 def _plain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
@@ -136,6 +140,8 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if backend == "auto" and approximate in _APPROXIMATE and _is_small(input, bias):
+        return functional.gelu(input + bias, approximate=approximate)
     choice = _explain_bias_gelu(input, bias, approximate, backend=backend)
     if choice.backend == "torch":
         return _plain_bias_gelu(input, bias, approximate)
@@ -143,6 +149,20 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend
     found: Tensor
     found, _ = _BiasGELU.apply(input, bias, approximate, choice.backend, wanted)  # type: ignore[no-untyped-call]
     return found
+
+
+def _is_small(input: Tensor, bias: Tensor) -> bool:
+    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
+    return (
+        input.is_cpu
+        and bias.is_cpu
+        and input.dtype in FLOATING
+        and bias.dtype is input.dtype
+        and input.dim() > 0
+        and bias.shape == input.shape[-1:]
+        and not interpreting()
+        and pays.against("bias_gelu", elements=input.numel()) is not None
+    )
 
 
 class _BiasGELU(torch.autograd.Function):

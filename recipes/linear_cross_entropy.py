@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.nn import functional
 
 from gradscope.kernels.choice import explained_by
 from gradscope.kernels.cross_entropy.by_torch import by_torch
-from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, REASONS, explain, logits_dtype
+from gradscope.kernels.cross_entropy.targets import require_classes
+from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, NAME, REASONS, explain, is_small, logits_dtype
 from gradscope.recipes.linear_cross_entropy_function import LinearCrossEntropy, Settings
 from gradscope.recipes.recipe import Recipe
 
@@ -65,6 +67,10 @@ def _run(
     backend: str,
     logits_wanted: bool,
 ) -> tuple[Tensor, Tensor]:
+    plain = backend == "auto" and not z_loss and softcap is None and memory_budget is None and weight is None
+    if plain and is_small(input, linear_weight, target, linear_bias):
+        with contextlib.suppress(IndexError, RuntimeError, ValueError):  # what is wrong is said below
+            return _of_few(input, linear_weight, target, linear_bias, reduction, ignore_index, label_smoothing)
     choice = explain(
         input,
         linear_weight,
@@ -80,6 +86,9 @@ def _run(
         backend=backend,
     )
     if choice.backend == "torch":
+        if input.is_cpu and not target.is_floating_point():  # torch names no argument
+            ignored = IGNORED if ignore_index is None else ignore_index
+            require_classes(NAME, target, linear_weight.shape[0], ignored)
         return _by_torch(
             input,
             linear_weight,
@@ -117,6 +126,28 @@ def _run(
     if logits_wanted:
         logits = logits.reshape(*input.shape[:-1], linear_weight.shape[0])
     return loss.reshape(target.shape) if reduction == "none" else loss, logits
+
+
+def _of_few(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """What :func:`_by_torch` gives, in as few calls as it can be."""
+    logits = functional.linear(input, linear_weight, linear_bias)
+    classes = linear_weight.shape[0]
+    loss = functional.cross_entropy(
+        logits if logits.dim() == 2 else logits.reshape(-1, classes),
+        target if target.dim() == 1 else target.reshape(-1),
+        ignore_index=IGNORED if ignore_index is None else ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    return loss.reshape(target.shape) if reduction == "none" else loss, logits.detach()
 
 
 def _by_torch(

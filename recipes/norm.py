@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gradscope.kernels import pays
+from gradscope.kernels.check import FLOATING
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
@@ -68,7 +70,8 @@ def _explain_rms_norm(
     """What :func:`rms_norm` would do with these arguments, and why."""
     check("rms_norm", input, normalized_shape, weight=weight)
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
-    return choose("rms_norm", backend, _REASONS, {"cpu": autocast or why_not_cpu(input)})
+    few = pays.against("rms_norm", elements=input.numel()) if backend == "auto" else None
+    return choose("rms_norm", backend, _REASONS, {"cpu": autocast or why_not_cpu(input) or few})
 
 
 def _plain_rms_norm(
@@ -106,6 +109,8 @@ def rms_norm(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if backend == "auto" and _is_small(input, normalized_shape, weight):
+        return functional.rms_norm(input, list(normalized_shape), weight, eps)
     choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
     if choice.backend == "torch":
         return _plain_rms_norm(input, normalized_shape, weight, eps)
@@ -168,3 +173,16 @@ def layer_norm(
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = (None if each is None else each.reshape(-1) for each in (weight, bias))
     return LayerNorm.apply(rows, *flat, eps).view(input.shape)  # type: ignore[no-untyped-call]
+
+
+def _is_small(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> bool:
+    """Whether auto leaves an RMS normalisation on the CPU to torch, told by fewer looks than its check takes."""
+    shape = tuple(normalized_shape)
+    return (
+        input.is_cpu
+        and input.dtype in FLOATING
+        and len(shape) > 0
+        and input.shape[-len(shape) :] == shape
+        and (weight is None or (weight.is_cpu and weight.dtype is input.dtype and weight.shape == shape))
+        and pays.against("rms_norm", elements=input.numel()) is not None
+    )

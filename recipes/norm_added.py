@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradscope.kernels.check import refuse, require_dtype, require_range, require_same_device, shape_text
+from gradscope.kernels import pays
+from gradscope.kernels.check import FLOATING, refuse, require_dtype, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
-from gradscope.kernels.support import why_no_triton
+from gradscope.kernels.support import interpreting, why_no_triton
 from gradscope.recipes.norm_checks import check, default_eps, why_not_cpu
 from gradscope.recipes.norm_function import AddNorm, Settings
 
@@ -86,6 +87,8 @@ def add_layer_norm(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if backend == "auto" and _is_small("add_layer_norm", input, residual, weight, bias, dropout_p, training):
+        return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
     choice = _explain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training, backend=backend)
     if choice.backend == "torch":
         return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
@@ -137,6 +140,8 @@ def add_rms_norm(
 
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
     """
+    if backend == "auto" and _is_small("add_rms_norm", input, residual, weight, None, dropout_p, training):
+        return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
     choice = _explain_add_rms_norm(input, residual, weight, eps, dropout_p, training, backend=backend)
     if choice.backend == "torch":
         return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
@@ -213,6 +218,38 @@ class AddLayerNorm(_AddNormModule):
         return add_layer_norm(input, residual, self.weight, self.bias, self.eps, self.dropout_p, self.training)
 
 
+def _is_small(
+    name: str,
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool,
+) -> bool:
+    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
+    return (
+        input.is_cpu
+        and residual.is_cpu
+        and input.dtype in FLOATING
+        and residual.dtype is input.dtype
+        and input.dim() > 0
+        and residual.shape == input.shape
+        and 0.0 <= p < 1.0
+        and all(
+            each is None or (each.is_cpu and each.dtype is input.dtype and each.shape == input.shape[-1:])
+            for each in (weight, bias)
+        )
+        and not interpreting()
+        and _against_size(name, input, p, training) is not None
+    )
+
+
+def _against_size(name: str, input: Tensor, p: float, training: bool) -> str | None:
+    drops = " with dropout" if p and training else ""
+    return pays.against(f"{name}{drops}", elements=input.numel())
+
+
 def _choose_added(
     name: str,
     input: Tensor,
@@ -240,5 +277,6 @@ def _choose_added(
         no_triton = f"a row has {input.shape[-1]} features; it holds up to {LARGEST}"
     elif not input.numel():
         no_triton = "there is nothing to normalise"
-    against = {"triton": no_triton or why_no_triton(input.device), "cpu": why_not_cpu(input)}
+    few = _against_size(name, input, p, training) if backend == "auto" else None
+    against = {"triton": no_triton or why_no_triton(input.device), "cpu": why_not_cpu(input) or few}
     return choose(name, backend, _REASONS, against)

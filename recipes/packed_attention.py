@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradscope.kernels import pays
 from gradscope.kernels.attention import triton_launch
 from gradscope.kernels.attention.dropout import draw_seed
 from gradscope.kernels.attention.options import Options, default_scale
@@ -35,13 +36,13 @@ ABOUT = Recipe(
     limits=(
         "On a GPU it is the attention recipe on views: torch's kernels allocate their gradients, so one copy remains.",
         "Self-attention only: queries, keys and values have the same number of tokens.",
-        "So it is on the CPU below 256 tokens, many short sequences apart, and, without mask and dropout, beyond 1,024 "
-        "and in float16 and bfloat16.",
+        "So it is on the CPU but for 512 to 768 tokens with one thread, and from 1,000,000 scores on with dropout; and "
+        "without dropout in float16 and bfloat16.",
         "A second derivative raises RuntimeError.",
     ),
     backends=(
         ("cpu", "CPU; measured there"),
-        ("held", "CPU, float32 and float64, without mask and dropout, where there are few scores; measured"),
+        ("held", "CPU, float32 and float64, without mask and dropout, when asked for; measured"),
         ("triton", "NVIDIA GPUs from compute capability 8.0 on, when asked for; not yet run on a GPU"),
         ("attention", "everything else; what the attention recipe takes"),
     ),
@@ -52,11 +53,7 @@ ABOUT = Recipe(
 )
 
 _NAME = "packed_attention"
-FEWEST_TOKENS = 256  # below, torch's kernel is done before Python has walked over the blocks
-MOST_HELD = 300_000  # scores; measured x1.1 to x1.3 up to here beside torch's kernel, x0.94 at 1,000,000
-FEWEST_HEADS = 32  # of all samples: with fewer, a batched product has not enough to do for its call
-FEWEST_ROWS = 256  # tokens of all samples: below, an autograd Function in Python takes longer than is saved
-MOST_TOKENS = 1_024  # measured x1.06 there, x0.9 at 4,096: scores computed twice cost more than the copies
+SHORT = 256  # tokens: below, the views are made by torch's operations
 _REASONS = {
     "held": "many short sequences: all scores are few enough to be held, and each step is one call for all heads",
     "cpu": "blocks of scores stay in the cache, and gradients go straight into one buffer",
@@ -86,9 +83,7 @@ def _explain(
     }
     if backend == "auto":
         plain = attn_mask is None and not dropout_p
-        few = f"it pays from {FEWEST_TOKENS} tokens on" if qkv.shape[1] < FEWEST_TOKENS else None
-        if plain and qkv.shape[1] > MOST_TOKENS:
-            few = f"without mask and dropout it pays up to {MOST_TOKENS} tokens"
+        few = _against_size(qkv, heads, dropout_p)
         against["held"] = against["held"] or _against_holding(qkv, heads)
         short = "torch multiplies this dtype faster" if plain and qkv.dtype in (torch.float16, torch.bfloat16) else None
         against["cpu"] = against["cpu"] or few or short
@@ -181,7 +176,8 @@ def _is_small(qkv: Tensor, heads: int, kv_heads: int | None) -> bool:
         and qkv.is_cpu
         and not qkv.is_nested
         and qkv.dim() == 3
-        and 0 < qkv.shape[1] < FEWEST_TOKENS
+        and 0 < qkv.shape[1] < SHORT
+        and pays.against(_NAME, tokens=qkv.shape[1]) is not None
         and qkv.shape[2] > 0
         and qkv.shape[2] % (3 * heads) == 0
         and qkv.dtype in FLOATING
@@ -210,11 +206,15 @@ def _against_dtype(qkv: Tensor) -> str | None:
 def _against_holding(qkv: Tensor, heads: int) -> str | None:
     """Why the scores should not be held where they can be; a problem of another rank is refused before."""
     batch, tokens = qkv.shape[0], qkv.shape[1]
-    if batch * heads < FEWEST_HEADS or batch * tokens < FEWEST_ROWS:
-        return f"it pays from {FEWEST_HEADS} heads and {FEWEST_ROWS} tokens of all samples on"
-    if batch * heads * tokens * tokens > MOST_HELD:
-        return f"it pays up to {MOST_HELD:,} scores"
-    return None
+    return pays.against(f"{_NAME} with held scores", scores=batch * heads * tokens * tokens)
+
+
+def _against_size(qkv: Tensor, heads: int, dropout_p: float) -> str | None:
+    """Why blocks of scores are not walked over, though they could be."""
+    batch, tokens = qkv.shape[0], qkv.shape[1]
+    if dropout_p:
+        return pays.against("attention with dropout", scores=batch * heads * tokens * tokens)
+    return pays.against(_NAME, tokens=tokens)
 
 
 def _held(qkv: Tensor, heads: int, is_causal: bool, scale: float | None) -> Tensor:
@@ -234,7 +234,7 @@ def _on_views(
 ) -> Tensor:
     from gradscope.recipes.attention import attention
 
-    if qkv.device.type == "cpu" and heads == kv_heads and qkv.shape[1] < FEWEST_TOKENS:
+    if qkv.device.type == "cpu" and heads == kv_heads and qkv.shape[1] < SHORT:
         # What a Function in Python takes, some 0.1 ms a step, is more than one copy of so little.
         batch, tokens, width = qkv.shape
         parts = qkv.view(batch, tokens, 3, heads, width // (3 * heads)).unbind(2)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
+from gradscope.kernels import pays
+from gradscope.kernels.check import FLOATING, dtype_text, refuse, require_dtype, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.once import first_derivative_only
-from gradscope.kernels.support import why_no_triton
+from gradscope.kernels.support import interpreting, why_no_triton
 from gradscope.kernels.swiglu import launch
 from gradscope.recipes.recipe import Recipe
 
@@ -41,6 +42,7 @@ ABOUT = Recipe(
 )
 
 _NAME = "swiglu"
+_PACKED = "swiglu of a packed tensor"  # in the table of kernels/pays.py
 _REASONS = {
     "triton": "one kernel a pass; silu is computed again in backward",
     "cpu": "a few rows at a time in the cache; silu is computed again in backward",
@@ -69,7 +71,8 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
     mixed = None
     if up is not None and up.dtype != gate.dtype:
         mixed = f"torch promotes {dtype_text(gate.dtype)} and {dtype_text(up.dtype)}"
-    against = {"triton": mixed or double or why_no_triton(gate.device), "cpu": mixed or not_cpu}
+    few = _against_size(gate, up) if backend == "auto" else None
+    against = {"triton": mixed or double or why_no_triton(gate.device), "cpu": mixed or not_cpu or few}
     return choose(_NAME, backend, _REASONS, against)
 
 
@@ -97,10 +100,29 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if backend == "auto" and _is_small(gate, up):
+        return _plain(gate, up)
     choice = _explain(gate, up, backend=backend)
     if choice.backend == "torch":
         return _plain(gate, up)
     return _SwiGLU.apply(gate, up, choice.backend)  # type: ignore[no-untyped-call]
+
+
+def _is_small(gate: Tensor, up: Tensor | None) -> bool:
+    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
+    return (
+        gate.is_cpu
+        and gate.dim() > 0
+        and gate.dtype in FLOATING
+        and (gate.shape[-1] % 2 == 0 if up is None else up.shape == gate.shape and up.dtype is gate.dtype and up.is_cpu)
+        and not interpreting()
+        and _against_size(gate, up) is not None
+    )
+
+
+def _against_size(gate: Tensor, up: Tensor | None) -> str | None:
+    name, elements = (_PACKED, gate.numel() // 2) if up is None else (_NAME, gate.numel())
+    return pays.against(name, elements=elements)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import gradscope
+from gradscope import recipes
+from gradscope.kernels import pays
 from gradscope.patching import choice, verify
 from gradscope.patching.turns import Times
 from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
@@ -388,7 +391,7 @@ def test_few_logits_are_left_as_they_are(use: Callable[[Saves], None]) -> None:
     assert patches.verified is not None
     (result,) = patches.verified.results
     assert (result.status, result.saved, patches.verified.failed) == ("refused", None, False)
-    assert result.reason == "fewer than 2,000,000 logits are sooner made at once on the CPU"
+    assert result.reason == "fewer than 2,000,000 logits: torch's own is sooner"
     assert "forward" not in vars(model)
 
 
@@ -436,3 +439,30 @@ def test_source_that_does_not_compile_is_a_reason(
         ("refused", "the edited source does not compile"),
         ("kept", ""),
     ]
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(16, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.wide(x).chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+def test_what_auto_would_leave_to_torch_is_planned_and_not_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rule that the recipe itself goes by."""
+    monkeypatch.setattr(pays, "FEWEST", {"swiglu of a packed tensor": {"elements": (129, 129)}})
+    few, enough = torch.randn(4, 16), torch.randn(5, 16)
+    for batch, idle in ((few, "fewer than 129 elements: torch's own is sooner"), (enough, "")):
+        (site,) = gradscope.plan(Gated(), batch).supported
+        assert (site.recipe, site.idle) == ("swiglu", idle)
+        explained = recipes.swiglu.explain(torch.randn(len(batch), 64))
+        assert explained.refused.get("cpu", "") == idle
+    model = Gated()
+    patches = gradscope.patch(model, few)
+    assert patches.verified is not None
+    (result,) = patches.verified.results
+    assert (result.status, result.reason) == ("refused", "fewer than 129 elements: torch's own is sooner")
+    assert "forward" not in vars(model)

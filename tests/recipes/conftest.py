@@ -10,6 +10,8 @@ import torch
 import torch._inductor.config
 from hypothesis import configuration
 
+from gradscope.kernels import pays
+
 # What hypothesis keeps between runs does not belong into the repository. It begins to when tests are collected.
 _KEPT = tempfile.TemporaryDirectory(prefix="gradscope-hypothesis-")
 configuration.set_hypothesis_home_dir(_KEPT.name)
@@ -39,6 +41,23 @@ def _interpret_library(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, member in list(vars(module).items()):
             if isinstance(member, JITFunction):
                 monkeypatch.setattr(module, name, InterpretedFunction(member.fn))
+
+
+@pytest.fixture(autouse=True)
+def own_code_at_every_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors do for what is tested here, whatever was measured; attention has a rule between its ways.
+
+    Not for tests marked ``measured_sizes``.
+    """
+    if request.node.get_closest_marker("measured_sizes") is None:
+        fewest = {
+            "attention with dropout": {"scores": (200_000, 200_000)},
+            "packed_attention": {"tokens": (256, 256)},
+            "packed_attention with held scores": {"scores": (10_000, 10_000)},
+        }
+        most = {"packed_attention": {"tokens": 1_024}, "packed_attention with held scores": {"scores": 300_000}}
+        monkeypatch.setattr(pays, "FEWEST", fewest)
+        monkeypatch.setattr(pays, "MOST", most)
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def test_few_scores_with_dropout_are_torchs() -> None:
         "not cudnn: the tensors are on cpu, it is for CUDA\n"
         "not flash: on the CPU it has no dropout\n"
         "not efficient: the tensors are on cpu, it is for CUDA\n"
-        "not cpu: with dropout it pays from 200,000 scores on\n"
+        "not cpu: fewer than 200,000 scores: torch's own is sooner\n"
         "not triton: Triton has no cpu backend"
     )
     mask = torch.rand(8, 8) > 0.3
@@ -120,6 +120,8 @@ def test_what_runs_is_what_explain_says(given: dict[str, Any], monkeypatch: pyte
     whole = {"query": X, "key": X, "value": X, **given}
     ran: list[str] = []
     flash, others, own = recipe.flash_on_the_cpu, recipe.by_torch, recipe.AttentionFunction.apply
+    math = recipe.math_on_the_cpu
+    monkeypatch.setattr(recipe, "math_on_the_cpu", lambda *args: ran.append("math") or math(*args))
     monkeypatch.setattr(recipe, "flash_on_the_cpu", lambda *args: ran.append("flash") or flash(*args))
     monkeypatch.setattr(recipe, "by_torch", lambda given, chosen: ran.append(chosen) or others(given, chosen))
     monkeypatch.setattr(

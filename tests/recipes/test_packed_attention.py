@@ -243,26 +243,29 @@ def test_triton_writes_into_the_buffer(triton_device: torch.device, is_causal: b
 
 
 def test_explain_says_what_runs_and_why() -> None:
-    qkv = torch.randn(1, 300, 48)
-    assert packed_attention.explain(qkv, 2).backend == "cpu"
-    assert packed_attention.explain(qkv[:, :100], 2).refused["cpu"] == "it pays from 256 tokens on"
+    qkv = torch.randn(1, 300, 96)
+    assert packed_attention.explain(qkv, 4).backend == "cpu"
+    few = packed_attention.explain(qkv[:, :40], 4)
+    assert (few.backend, few.refused["cpu"]) == ("attention", "fewer than 256 tokens: torch's own is sooner")
     long = torch.randn(1, 1_025, 48)
-    assert packed_attention.explain(long, 2).refused["cpu"] == "without mask and dropout it pays up to 1024 tokens"
+    assert packed_attention.explain(long, 2).refused["cpu"] == "more than 1,024 tokens: torch's own is as fast"
     assert packed_attention.explain(long, 2, dropout_p=0.1).backend == "cpu"
     assert packed_attention.explain(long[:, :1_024], 2).backend == "cpu"
-    short = packed_attention.explain(qkv.bfloat16(), 2)
+    short = packed_attention.explain(qkv.bfloat16(), 4)
     assert (short.backend, short.refused["cpu"]) == ("attention", "torch multiplies this dtype faster")
-    assert packed_attention.explain(qkv.bfloat16(), 2, dropout_p=0.1).backend == "cpu"
+    assert packed_attention.explain(qkv.bfloat16(), 4, dropout_p=0.1).backend == "cpu"
+    fewer = packed_attention.explain(qkv[:, :64], 4, dropout_p=0.1)
+    assert (fewer.backend, fewer.refused["cpu"]) == ("attention", "fewer than 200,000 scores: torch's own is sooner")
     assert packed_attention.explain(qkv, 2, backend="attention").reason == "asked for"
 
 
-def test_many_short_sequences_are_held() -> None:
+def test_scores_are_held_where_that_pays() -> None:
     """What the shortcut for small problems takes is what explain says."""
     qkv = torch.randn(64, 13, 192, requires_grad=True)
     cases = [
         (qkv, "held", None),
-        (qkv[:4], "attention", "it pays from 32 heads and 256 tokens of all samples on"),
-        (torch.randn(64, 64, 192, requires_grad=True), "attention", "it pays up to 300,000 scores"),
+        (qkv[:4], "attention", "fewer than 10,000 scores: torch's own is sooner"),
+        (torch.randn(64, 64, 192, requires_grad=True), "attention", "more than 300,000 scores: torch's own is as fast"),
         (qkv.bfloat16(), "attention", "it does not compute in bfloat16"),
         (torch.randn(64, 0, 192, requires_grad=True), "attention", "a dimension is 0"),
     ]
@@ -276,6 +279,15 @@ def test_many_short_sequences_are_held() -> None:
     with torch.autocast("cpu"):
         assert packed_attention.explain(qkv, 4).refused["held"] == "under autocast the attention recipe runs"
     compare(qkv.detach(), 4, is_causal=True)
+
+
+@pytest.mark.measured_sizes
+def test_scores_are_held_when_that_is_asked_for() -> None:
+    """Measured it pays nowhere."""
+    qkv = torch.randn(64, 13, 192, requires_grad=True)
+    assert packed_attention.explain(qkv, 4).refused["held"] == "torch's own is as fast"
+    assert type(packed_attention(qkv, 4, backend="held").grad_fn).__name__ == "_HeldAttentionBackward"
+    assert type(packed_attention(qkv, 4).grad_fn).__name__ != "_HeldAttentionBackward"
 
 
 @pytest.mark.parametrize(

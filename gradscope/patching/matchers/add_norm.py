@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from gradscope.patching.formula import is_half
 from gradscope.patching.graph import argument, number
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.norms import norms
 from gradscope.patching.recording import Node, Recording, Value
@@ -129,4 +131,5 @@ def _of_torch(node: Node) -> Iterator[Match]:
         suffix="[0]" if alone else "",
         reasons=reasons,
         also=None if alone else node,
+        idle=why_idle(f"{_FUNCTIONS[node.op]} with dropout", node.output, elements=math.prod(node.output.shape)),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from gradscope import recipes
 from gradscope.patching.graph import argument
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.patching.matchers.linear_cross_entropy import lazily_read
 from gradscope.patching.recording import Node, Recording, Value
@@ -39,7 +41,8 @@ def _cross_entropy(node: Node) -> Iterator[Match]:
     else:
         arguments = (Argument("", (Given(node, 2, frozenset({"input", "target"})),)), *_of_module(node, _SETTINGS))
     reasons = _why_not(node, torch.nn.CrossEntropyLoss)
-    yield Match(RECIPE, "cross_entropy", arguments, frozenset({node}), node.output, reasons=reasons)
+    idle = _idle(logits)
+    yield Match(RECIPE, "cross_entropy", arguments, frozenset({node}), node.output, reasons=reasons, idle=idle)
 
 
 def _nll(node: Node) -> Iterator[Match]:
@@ -60,11 +63,16 @@ def _nll(node: Node) -> Iterator[Match]:
     else:
         target = argument(node, 1, "target")
         rest = (Argument("", (Of(target, "target"),)), *_of_module(node, _SETTINGS[:3]))
-    yield Match(RECIPE, "cross_entropy", (logits, *rest), frozenset({softmax, node}), node.output, reasons=reasons)
+    idle, nodes = _idle(softmax.inputs[0]), frozenset({softmax, node})
+    yield Match(RECIPE, "cross_entropy", (logits, *rest), nodes, node.output, reasons=reasons, idle=idle)
 
 
 def _of_module(node: Node, names: tuple[str, ...]) -> tuple[Argument, ...]:
     return tuple(Argument(name, (Layer(node), f".{name}")) for name in names)
+
+
+def _idle(logits: Value) -> str:
+    return why_idle(RECIPE, logits, logits=math.prod(logits.shape))
 
 
 def _gains(logits: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from gradscope.patching import algebra
 from gradscope.patching.again import CONSTANTS, proves
 from gradscope.patching.formula import Formulas, uncast
 from gradscope.patching.graph import number
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import Region, after, before, formula_of, is_function_of, region
 from gradscope.patching.recording import Node, Recording, Value
@@ -71,6 +73,7 @@ def with_bias(recording: Recording) -> Iterator[Match]:
             found.output,
             optional=found.constants,
             reasons=reasons,
+            idle=why_idle("bias_gelu", x, elements=math.prod(x.shape)) if len(found.nodes) == 1 else "",
         )
 
 

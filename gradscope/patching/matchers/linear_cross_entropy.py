@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gradscope.patching.graph import argument, number, swaps_last_two
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.patching.recording import Node, Recording, Value
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after
@@ -16,7 +17,6 @@ from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes
 RECIPE = "linear_cross_entropy"
 
 # Measured on two cores, float32: x0.4 at 20,000 logits, x0.9 to x1.05 at 2,000,000, x1.1 at 4,000,000. They take 8 MB.
-FEWEST_ON_CPU = 2_000_000
 
 _HALVES = (torch.float16, torch.bfloat16)
 _FLOATS = (*_HALVES, torch.float32, torch.float64)
@@ -165,9 +165,7 @@ def _match(recording: Recording, head: _Head, reached: Reached) -> Match:
 
 
 def _idle(logits: Value) -> str:
-    if logits.device.type != "cpu" or math.prod(logits.shape) >= FEWEST_ON_CPU:
-        return ""
-    return f"fewer than {FEWEST_ON_CPU:,} logits are sooner made at once on the CPU"
+    return why_idle(RECIPE, logits, logits=math.prod(logits.shape), rows=math.prod(logits.shape[:-1]))
 
 
 def _changed_later(recording: Recording, head: _Head, reached: Reached) -> list[str]:

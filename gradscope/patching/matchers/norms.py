@@ -15,6 +15,7 @@ from gradscope.patching.again import CONSTANTS, Proofs
 from gradscope.patching.algebra import Sum
 from gradscope.patching.formula import Formulas, is_half, uncast
 from gradscope.patching.graph import CASTS, argument
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, formula_of, is_function_of, region
 from gradscope.patching.recording import Node, Recording, Value
@@ -94,7 +95,13 @@ def _match(found: Norm) -> Match:
         found.region.output,
         optional=found.region.constants,
         reasons=list(found.reasons),
+        idle="" if found.centred else _idle(x),
     )
+
+
+def _idle(x: Value) -> str:
+    """Torch's layer normalisation is a gain beside one by hand; its RMS normalisation is of the same operations."""
+    return why_idle(RMS, x, elements=math.prod(x.shape))
 
 
 def _of_torch(node: Node) -> Match:
@@ -110,7 +117,7 @@ def _of_torch(node: Node) -> Match:
         reasons.append("the weight has another dtype than the input")
     if node.output.dtype != x.dtype:
         reasons.append("the result has another dtype than the input")
-    return Match(RMS, RMS, tuple(arguments), frozenset({node}), node.output, reasons=reasons)
+    return Match(RMS, RMS, tuple(arguments), frozenset({node}), node.output, reasons=reasons, idle=_idle(x))
 
 
 def _around(statistic: Node, proofs: Proofs) -> Norm | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradscope.patching.graph import argument, number
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, FromSizes, Like, Match, Of, Piece, Scalar, Size
 from gradscope.patching.matchers import attention
 from gradscope.patching.matchers.packed_masks import QUERY, is_carried, without_query
@@ -166,8 +167,21 @@ class _Packed:
             output=output,
             suffix="",
             like=self._like(),
+            idle=self._idle(),
             otherwise=None if below is None else _Packed.of(below),
         )
+
+    def _idle(self) -> str:
+        """Beside attention by hand it is a gain at any size; beside torch's own where the recipe does it otherwise."""
+        node = self.match.last
+        if node.op != _SDPA:
+            return ""
+        batch, tokens, _ = self.root.shape
+        scores = batch * self.heads * tokens * tokens
+        if number(argument(node, 4, "dropout_p", 0.0)) != 0:
+            return why_idle("attention with dropout", self.root, scores=scores)
+        held = why_idle(f"{RECIPE} with held scores", self.root, scores=scores)
+        return held and why_idle(RECIPE, self.root, tokens=tokens)
 
     def _like(self) -> Like | None:
         """The form of the scores, by the packed tensor."""

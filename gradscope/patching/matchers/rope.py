@@ -6,9 +6,11 @@ numbers in float64 and with random tables, and so is the recipe: results and gra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from gradscope.patching.graph import CASTS, cast_source
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.rotation import Layout, layout_of, rotations
 from gradscope.patching.matchers.rotation_proof import Rotation, Way
@@ -81,7 +83,14 @@ def _match(rotation: Rotation, layout: Layout) -> Match:
         else:
             reasons.append("the result is viewed in a form that depends on how it lies in memory")
     return Match(
-        RECIPE, "rope", tuple(arguments), frozenset(rotation.nodes), rotation.y, suffix=suffix, reasons=reasons
+        RECIPE,
+        "rope",
+        tuple(arguments),
+        frozenset(rotation.nodes),
+        rotation.y,
+        suffix=suffix,
+        reasons=reasons,
+        idle=why_idle(RECIPE, rotation.y, features=math.prod(rotation.y.shape)),
     )
 
 

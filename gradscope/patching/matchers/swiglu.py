@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from gradscope.patching import algebra
 from gradscope.patching.again import CONSTANTS, proves
 from gradscope.patching.formula import Formulas, uncast
 from gradscope.patching.graph import CASTS, COPIES
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import (
     NOT_CONTIGUOUS,
@@ -135,6 +137,7 @@ def _match(found: Region) -> Match:
         found.output,
         optional=found.constants,
         reasons=reasons,
+        idle=why_idle(RECIPE, gate, elements=math.prod(gate.shape)),
     )
     packed = _packed(found)
     if packed is None or reasons:
@@ -148,6 +151,7 @@ def _match(found: Region) -> Match:
         found.output,
         optional=found.constants,
         otherwise=one_by_one,
+        idle=why_idle("swiglu of a packed tensor", gate, elements=math.prod(gate.shape)),
     )
 
 

@@ -1,0 +1,69 @@
+"""From which sizes on a recipe's own code for the CPU pays: one rule a recipe, in shapes and threads.
+
+``backend="auto"`` goes by it, and ``gradscope.patch`` leaves alone what would go to torch. Own code pays where it is at
+least 1.1 times faster than torch's composition, or at equal time (0.95) takes at most 0.8 of its memory, forward and
+backward, with AVX2 and with AVX-512.
+
+One thread: by ``benchmarks/crossover.py``, see ``benchmarks/results/crossover.jsonl``. Several: by the figures of two
+threads in ``benchmarks/results/recipes.jsonl``; torch's where another kind of CPU gave others.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+NEVER = sys.maxsize
+
+# Recipe -> unit -> the fewest with one thread, and with more.
+FEWEST: dict[str, dict[str, tuple[int, int]]] = {
+    "attention with dropout": {"scores": (1_000_000, 1_000_000)},
+    "packed_attention": {"tokens": (512, NEVER)},
+    "packed_attention with held scores": {"scores": (NEVER, NEVER)},
+    "cross_entropy": {"logits": (2_000_000, 4_000_000)},
+    "linear_cross_entropy": {"logits": (2_000_000, 2_000_000), "rows": (128, 128)},
+    "rms_norm": {"elements": (250_000, 500_000)},
+    "add_layer_norm": {"elements": (NEVER, NEVER)},
+    "add_layer_norm with dropout": {"elements": (NEVER, 3_000_000)},
+    "add_rms_norm": {"elements": (250_000, 500_000)},
+    "add_rms_norm with dropout": {"elements": (1_500_000, 1_500_000)},
+    "dropout": {"elements": (NEVER, 3_000_000)},
+    "swiglu": {"elements": (4_000_000, 4_000_000)},
+    "swiglu of a packed tensor": {"elements": (500_000, 1_000_000)},
+    "bias_gelu": {"elements": (2_000_000, 2_000_000)},
+    "rope": {"features": (90_000, 90_000)},  # auto has no other way; it is what gradscope.patch goes by
+}
+# Recipe -> unit -> the most, with any number of threads.
+MOST: dict[str, dict[str, int]] = {
+    "packed_attention": {"tokens": 768},
+}
+
+
+def against(recipe: str, **amounts: int) -> str | None:
+    """Why torch's own operations are the better choice at these sizes, in words; None where they are not.
+
+    The same in compiled graphs, where the compiler fuses torch's operations besides.
+
+    Args:
+        recipe: one of ``FEWEST``; of others None.
+        amounts: how many of each unit that the recipe's rule has.
+    """
+    rule = FEWEST.get(recipe)
+    if rule is None:
+        return None
+    several = torch.compiler.is_compiling() or torch.get_num_threads() > 1  # a compiler cannot trace the number
+    for unit, fewest in rule.items():
+        if amounts[unit] < fewest[several]:
+            return _why(unit, fewest, several)
+    for unit, most in MOST.get(recipe, {}).items():
+        if amounts[unit] > most:
+            return f"more than {most:,} {unit}: torch's own is as fast"
+    return None
+
+
+def _why(unit: str, fewest: tuple[int, int], several: bool) -> str:
+    threads = "" if fewest[0] == fewest[1] else f" with {'several threads' if several else 'one thread'}"
+    if fewest[several] == NEVER:
+        return f"torch's own is as fast{threads}"
+    return f"fewer than {fewest[several]:,} {unit}: torch's own is sooner{threads}"
