@@ -234,11 +234,15 @@ def _cpu_attention_formulas() -> dict[Any, Callable[..., int]]:
     """Torch's formulas for the CPU's flash attention, which its registry does not list."""
     from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
+    def spread(shared: Any, query: Any) -> tuple[int, ...]:
+        """The shape with a head for each of the query's: torch 2.11 counts no heads that queries share."""
+        return shared.shape[0], query.shape[1], *shared.shape[2:]
+
     def forward(query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
-        return int(sdpa_flop(query.shape, key.shape, value.shape))
+        return int(sdpa_flop(query.shape, spread(key, query), spread(value, query)))
 
     def backward(gradient: Any, query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
-        return int(sdpa_backward_flop(gradient.shape, query.shape, key.shape, value.shape))
+        return int(sdpa_backward_flop(gradient.shape, query.shape, spread(key, query), spread(value, query)))
 
     found: dict[Any, Callable[..., int]] = {}
     for name, formula in (("", forward), ("_backward", backward)):
