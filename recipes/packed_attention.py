@@ -36,7 +36,7 @@ ABOUT = Recipe(
     limits=(
         "On a GPU it is the attention recipe on views: torch's kernels allocate their gradients, so one copy remains.",
         "Self-attention only: queries, keys and values have the same number of tokens.",
-        "So it is on the CPU but for 512 to 768 tokens with one thread, and from 1,000,000 scores on with dropout; and "
+        "So it is on the CPU but for 512 to 768 tokens and from 1,000,000 scores on with dropout; and "
         "without dropout in float16 and bfloat16.",
         "A second derivative raises RuntimeError.",
     ),
