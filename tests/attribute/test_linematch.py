@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import gradscope
 from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site, Traced, lines_of_nodes
 from gradscope.attribute.rows import INHERIT, read_skeleton
+from gradscope.attribute.survey import unit_rows
 from gradscope.tables import RowKind, RunData
 
 from .hand import Row, place, spans, table_of
@@ -63,6 +64,33 @@ def test_what_runs_more_or_less_often_is_told_by_all_that_is_around_it(times: in
     lines = list(range(CLOSURE.count(" ") + 1))
     survey = matcher(operations((-1, f"{CLOSURE} {CLOSURE}")), *lines, *lines)
     assert survey.lines(operations((-1, " ".join([CLOSURE] * times)))).tolist() == lines * times
+
+
+def test_what_is_before_and_what_is_behind_may_disagree() -> None:
+    """The long beginning is that of one line, the long end that of another: neither is believed."""
+    survey = matcher(operations((1, "s t u v p x y m"), (1, "q u v p x y z w")), *range(10, 18), *range(20, 28))
+    told = survey.lines(operations((1, "s t u v p x y z w"))).tolist()
+    assert told[4] == NOT_TOLD and told[:2] == [10, 11] and told[-1] == 27
+
+
+def test_what_is_learned_later_is_known() -> None:
+    survey = matcher(operations((1, "a b c")), 10, 11, 12)
+    step = operations((1, "d e f g"))
+    assert survey.lines(step).tolist() == [NOT_TOLD] * 4
+    survey.learn(lambda: [Traced(operations((1, "d e f h")), np.array([20, 21, 22, 23]))])
+    assert survey.lines(step).tolist() == [20, 21, NOT_TOLD, NOT_TOLD]
+
+
+def test_the_optimizers_own_arithmetic_is_not_called_by_the_user() -> None:
+    """Its closure's is: that has gradients on, and a number."""
+    table = table_of(
+        Row(RowKind.OPTIMIZER, 0, 100, "Optimizer.step"),
+        Row(RowKind.OP, 10, 20, "aten::mul", sequence=5),
+        Row(RowKind.OP, 30, 40, "aten::add_"),
+        Row(RowKind.OP, 110, 120, "aten::sub"),
+    )
+    skeleton = read_skeleton(table, spans((0, 0, 1)), [-1])
+    assert [table.names[table.name[row]] for row in unit_rows(skeleton)] == ["aten::mul", "aten::sub"]
 
 
 def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
@@ -192,7 +220,7 @@ def test_what_only_the_memory_pass_ran_has_its_line(warmup: int) -> None:
         whole = {op.phase: op.self_ns for op in data.ops if name.title() in op.name or op.name == f"aten::{name}"}
         assert row.forward_ns == whole["forward"]
         assert row.backward_ns >= whole["backward"] > 0
-    assert any("100.0 % of operations" in note for note in data.notes)
+    assert any("100.0 % of the operations" in note for note in data.notes)
 
 
 class Mixed(nn.Module):

@@ -98,6 +98,8 @@ def test_what_gains_nothing_is_undone(use: Callable[[Saves], None], saves: Saves
     patches = gradscope.patch(model, BATCH)
     assert patches.verified is not None
     assert [(result.status, result.reason) for result in patches.verified.results] == [("undone", reason)] * 2
+    measured = [result.saved is not None for result in patches.verified.results]
+    assert measured == [saves != Saves()] * 2, "a figure that is noise is not shown"
     assert not patches.verified.failed, "slow is not wrong"
     assert patches.verified.step is None and patches.diff == ""
     assert_same(before, everything(model))
@@ -174,6 +176,32 @@ def test_what_is_wrong_without_the_others_is_undone(monkeypatch: pytest.MonkeyPa
     assert {result.reason for result in patches.verified.results} == {"wrong alone"}
     assert patches.verified.step is None
     assert_same(before, everything(model))
+
+
+def test_equal_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_times(monkeypatch, Saves(1_000_001, (8 << 20) + 1))
+    patches = gradscope.patch(Two(), BATCH)
+    assert patches.verified is not None and patches.verified.step is not None
+    parts = [result.saved for result in patches.verified.results]
+    assert sum(part.ns for part in parts if part) == patches.verified.step.saved_ns == 1_000_001
+    assert sum(part.bytes for part in parts if part) == patches.verified.step.saved_bytes
+
+
+def test_places_that_are_right_each_alone_are_proved_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_times(monkeypatch)
+    real, counts = verify.prove, list[int]()
+
+    def prove(swap: Any, *args: Any) -> Any:
+        found = real(swap, *args)
+        counts.append(len(swap.sites))
+        if len(counts) == 1:  # as if both together were wrong, and each alone right
+            return {site: copy.copy(proof) for site, proof in found.items()}
+        return dict.fromkeys(swap.sites, "wrong together")
+
+    monkeypatch.setattr(verify, "prove", prove)
+    patches = gradscope.patch(Both(), BATCH)
+    assert counts == [2, 2] and patches.verified is not None
+    assert {result.reason for result in patches.verified.results} == {"wrong together"}
 
 
 class Sized(nn.Module):
