@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import textwrap
 from pathlib import Path
 
@@ -342,6 +343,9 @@ def test_the_import_stands_with_its_like(name: str, monkeypatch: pytest.MonkeyPa
     Path("lib/einops.py").write_text("rearrange = None\n")
     for each in (Path.cwd(), Path("lib").absolute()):
         monkeypatch.syspath_prepend(str(each))
+    for each in ("helper", "einops"):  # of an earlier test, and for the next ones
+        monkeypatch.setitem(sys.modules, each, None)
+        del sys.modules[each]
     before, expected = OTHERS[name]
     assert fixed(body(SHORT, before)).partition("\n\nclass Net")[0] == expected.format(NEW)
 
