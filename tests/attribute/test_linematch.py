@@ -223,6 +223,33 @@ def test_what_only_the_memory_pass_ran_has_its_line(warmup: int) -> None:
     assert any("100.0 % of the operations" in note for note in data.notes)
 
 
+class Turning(Alternating):
+    """Three ways in turn: the memory pass meets the third first, and then that of the survey."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.stem(x)
+        if self.seen % 3 == 0:
+            return x.sinh()
+        if self.seen % 3 == 1:
+            return x.cosh()
+        return x.tanh()
+
+
+@pytest.mark.parametrize("warmup", [1, 2, 3])
+def test_lines_of_two_passes_are_the_same_lines(warmup: int) -> None:
+    """However many lines each of them met first."""
+    data = measured(Turning(), warmup=warmup, memory=True)
+    rows = {row.line: row.forward_ns for row in data.lines}
+    found = 0
+    for name in ("sinh", "cosh", "tanh"):
+        line = line_of(Turning.forward, name)
+        whole = sum(op.self_ns for op in data.ops if (op.phase, op.name) == ("forward", f"aten::{name}"))
+        assert rows.get(line, whole) in (0, whole)  # 0: of the step that no pass was in
+        found += rows.get(line) == whole
+    assert found >= 2
+
+
 class Mixed(nn.Module):
     """Experts in another order in each step, some of them twice: every layer does what it always does."""
 
