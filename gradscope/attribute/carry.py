@@ -121,6 +121,8 @@ class _Carried:
         self.parameter_owner = np.full(nodes, UNKNOWN, np.int64)
         self.receivers: dict[int, tuple[Receiver, ...]] = {}  # by row of the node
         self.covered: set[int] = set()  # rows of nodes whose pass was noted
+        self.misfits: frozenset[int] = frozenset()  # rows of nodes of passes that were wired otherwise
+        self.misfit_passes = 0
         self.steps = 0
         self.exact = 0
         self.units = 0
@@ -194,7 +196,9 @@ class _Carried:
         covered = np.flatnonzero(replayed.covered)
         self.covered = set(nodes.row[covered].tolist())
         self.parameter_owner[covered] = replayed.accumulate_owner[covered]
-        self.receivers = {row: found for row, found in self.receivers.items() if row not in self.covered}
+        self.misfits, self.misfit_passes = replayed.misfits, replayed.misfit_passes
+        known = self.covered | self.misfits
+        self.receivers = {row: found for row, found in self.receivers.items() if row not in known}
         if not replayed.receivers:
             return
         owner_of = dict(zip(nodes.row.tolist(), nodes.owner.tolist(), strict=True))
@@ -213,12 +217,20 @@ class _Carried:
 
     def describe(self) -> list[str]:
         """What the report must say about the fit."""
+        notes = []
+        if self.misfit_passes:
+            passes = "1 backward pass" if self.misfit_passes == 1 else f"{self.misfit_passes} backward passes"
+            notes.append(
+                f"{passes} ran the calls of another one, but their values were used otherwise: where gradients are "
+                "added up there, the layer that delivered the last one has the sum"
+            )
         if self.steps == 0 or self.exact == self.steps:
-            return []
+            return notes
         share = 100.0 * self.matched / max(self.units, 1)
         return [
+            *notes,
             f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
-            f"their source lines are told call by call, and {share:.1f} % of the operations that Python called have one"
+            f"their source lines are told call by call, and {share:.1f} % of the operations that Python called have one",
         ]
 
 
@@ -258,7 +270,7 @@ def _sums(skeleton: Skeleton, carried: _Carried, surveyed: bool) -> tuple[IntCol
             owners.append(max(receiver.owner, OUTSIDE))
             carried.line[row] = receiver.line
             rows.append(row)
-        elif not surveyed and node not in carried.covered:
+        elif node in carried.misfits or (not surveyed and node not in carried.covered):
             owners.append(max(owner_of_node.get(node, OUTSIDE), OUTSIDE))
             rows.append(row)
     return np.array(rows, np.int64), np.array(owners, np.int64)

@@ -6,11 +6,13 @@ a node are the parameters that it was the last to reach.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from gradscope.attribute.hooks import is_module_hook
 from gradscope.attribute.nodes import UNKNOWN, innermost_pass_of, nearest
 from gradscope.attribute.rows import Skeleton
 from gradscope.tables import EventTable, GraphNode, IntColumn, PassGraph, PassNote, RowKind
@@ -37,6 +39,9 @@ class Replayed:
     # Of rows that added gradients: for each, the number of the node or minus two minus the owner of the parameter that
     # they were for. Where that is not known it is the number of the row's own node.
     receivers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # Rows of nodes of passes that made other sums than their graph says: it is that of a pass that was wired otherwise.
+    misfits: frozenset[int] = frozenset()
+    misfit_passes: int = 0
 
 
 def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
@@ -47,6 +52,8 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
     order = np.argsort(window, kind="stable")
     bounds = np.flatnonzero(np.diff(window[order])) + 1
     is_leaf = table.kind[nodes.row] == RowKind.ACCUMULATE
+    sums = _sums_of_engine(skeleton)
+    misfits: set[int] = set()
     done: dict[int, tuple[IntColumn, list[tuple[int, ...]], list[int]]] = {}
     for places in np.split(order, bounds) if len(order) else []:
         number = int(window[places[0]])
@@ -60,6 +67,13 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
             names = [table.names[index] for index in table.name[nodes.row[places]].tolist()]
             before = done[note.graph] = (executed, *_run(passes.graphs[note.graph], executed.tolist(), names))
         _, added, parameters = before
+        rows = nodes.row[places].tolist()
+        if not note.own and any(
+            sums[row] > len(targets) and _ITSELF not in targets for row, targets in zip(rows, added, strict=True)
+        ):
+            misfits.update(rows)
+            found.misfit_passes += 1
+            continue
         found.covered[places] = 1
         leaves = is_leaf[places]
         owners = [_owner(passes, note, parameters[index]) for index in np.flatnonzero(leaves).tolist()]
@@ -69,15 +83,22 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
             if not targets or leaves[index]:
                 continue
             own = int(sequence[index])
-            found.receivers[int(nodes.row[places[index]])] = tuple(
+            found.receivers[rows[index]] = tuple(
                 own if target == _ITSELF else _receiver(passes, note, graph[target], own) for target in targets
             )
+    found.misfits = frozenset(misfits)
     noted = [passes.notes[number] if 0 <= number < len(passes.notes) else _UNNOTED for number in window.tolist()]
     for place, parameter in _marked_places(table, nodes.row):
         # A mark knows better than the graph, and is all there is where the graph was too deep to be noted.
         found.covered[place] = 1
         found.accumulate_owner[place] = _owner(passes, noted[place], parameter)
     return found
+
+
+def _sums_of_engine(skeleton: Skeleton) -> Counter[int]:
+    """How many gradients were added behind each node; none for hooks of modules, which may add themselves."""
+    above = skeleton.table.parent[skeleton.sums].astype(np.int64)
+    return Counter(above[~is_module_hook(skeleton.table, above)].tolist())
 
 
 def _owner(passes: Passes, note: PassNote, parameter: int) -> int:

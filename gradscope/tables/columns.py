@@ -169,6 +169,7 @@ class PassNote:
     graph: int  # index of the PassGraph; -1 where it was not noted
     base: int  # the number that the sequences of the graph count back from
     nested: bool = False  # ran inside of another
+    own: bool = False  # the graph is its own, not that of a pass like it
 
 
 class Role(IntEnum):

@@ -136,7 +136,7 @@ def test_where_the_graph_of_the_pass_shows_no_sum_there_is_none(surveyed: bool) 
     """Whatever the survey's step did: an addition is the node's own, or that of a hook on it."""
     table = trace(1)
     graph = PassGraph((GraphNode(0, -1, ((1, 0),)), GraphNode(1, -1, ())), ("ExpBackward0", "MulBackward0"))
-    passes = Passes([graph], [PassNote(0, 1)], [])
+    passes = Passes([graph], [PassNote(0, 1, own=True)], [])
     survey = notes(table, Receiver(0, 3)) if surveyed else None
     assert charged(table, survey, 1, passes) == [(LAYER, 1, 8 if surveyed else -1)]
 

@@ -236,6 +236,55 @@ def test_a_sum_belongs_to_the_layer_whose_value_has_several_users() -> None:
     assert sums_of(data) == added
 
 
+class Rewired(nn.Module):
+    """The same calls and numbers in each step; which value is used a second time differs."""
+
+    def __init__(self, sums: dict[str, int]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.sums, self.seen = sums, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        a = self.a(x)
+        b = self.b(a)
+        self.sums["a" if self.seen % 2 else "b"] = 1
+        return torch.add(self.c(b), a if self.seen % 2 else b)
+
+
+WALKING = "gradscope.capture.phases.timed.WALKING"
+MISFIT = "their values were used otherwise"
+
+
+def test_a_sum_in_steps_that_are_wired_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WALKING, 1000.0)
+    sums: dict[str, int] = {}
+    data, _, added = measured(Rewired(sums), sums)
+    assert sums_of(data) == added == {"a": STEPS // 2, "b": STEPS // 2}
+    assert not any(MISFIT in note for note in data.notes)
+
+
+def test_a_sum_where_walking_each_graph_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer that delivered the second gradient has it: b for a's value, c for b's. A note tells."""
+    monkeypatch.setattr(WALKING, 0.0)
+    sums: dict[str, int] = {}
+    data, given, _ = measured(Rewired(sums), sums)
+    assert sums_of(data) in ({"a": STEPS // 2, "c": STEPS // 2}, {"b": STEPS})
+    assert calls(data, "accumulate", "AccumulateGrad") == given
+    assert [note.partition(" ran ")[0] for note in data.notes if MISFIT in note] == [f"{STEPS // 2} backward passes"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("walking", [0.0, 1000.0])
+def test_steps_that_differ_in_their_calls_are_no_misfits(
+    name: str, walking: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WALKING, walking)
+    data, given, _ = measured(MODELS[name]())
+    assert calls(data, "accumulate", "AccumulateGrad") == given
+    assert not any(MISFIT in note for note in data.notes)
+
+
 def test_flops_are_those_of_a_call_times_the_calls() -> None:
     """Of experts that the survey did not run they are not known."""
     data, _, _ = measured(Experts(2))
