@@ -36,6 +36,7 @@ ABOUT = Recipe(
     ),
     limits=(
         "layer_norm alone is torch's kernel on every device, rms_norm alone on a GPU and in compiled graphs.",
+        "layer_norm with exact=True takes longer than torch's own: it stands in the place of a norm by hand.",
         "No second derivative.",
         f"On a GPU rows of up to {LARGEST} features; float64 goes to torch there.",
         "On a CPU add_layer_norm normalises by torch's kernel: what it saves is the mask.",
@@ -52,6 +53,7 @@ _LAYER_REASONS = {
     "cpu": f"torch's kernel, {SUMMED} rows at a time: one float32 is no exact sum of thousands",
     "torch": "torch.nn.functional.layer_norm reads and writes once",
 }
+_AS_EXACT = "torch's sums over the rows are as exact as is asked: exact=True is for more"
 
 _REASONS = {
     "cpu": "a few rows at a time in the cache; torch makes it of plain operations on a CPU",
@@ -109,7 +111,11 @@ def rms_norm(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
-    if backend == "auto" and _is_small(input, normalized_shape, weight):
+    if (
+        backend == "auto"
+        and _is_torchs(input, normalized_shape, weight)
+        and pays.against("rms_norm", elements=input.numel()) is not None
+    ):
         return functional.rms_norm(input, list(normalized_shape), weight, eps)
     choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
     if choice.backend == "torch":
@@ -126,6 +132,7 @@ def _explain_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    exact: bool = False,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`layer_norm` would do with these arguments, and why."""
@@ -135,6 +142,8 @@ def _explain_layer_norm(
         why = "there is no long sum of float32"
     if why is None and input.numel() <= SUMMED * math.prod(normalized_shape):
         why = f"up to {SUMMED} rows torch's sums are as exact"
+    if why is None and backend == "auto" and not exact:
+        why = _AS_EXACT
     return choose("layer_norm", backend, _LAYER_REASONS, {"cpu": why})
 
 
@@ -145,6 +154,7 @@ def _plain_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    exact: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
@@ -158,16 +168,23 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    exact: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """As :func:`torch.nn.functional.layer_norm`, whose kernel it is; on a CPU its parameters' gradients are more exact.
+    """As :func:`torch.nn.functional.layer_norm`, which it is; on a CPU its parameters' gradients can be more exact.
 
-    They are as exact as those of a norm of plain operations, in whose place it can stand, and cost a little time; with
-    ``backend="torch"`` it is torch's own.
+    Torch adds them up row by row in one float32, a norm of plain operations does not. With ``exact=True`` they are as
+    exact as those, so that it can stand in the place of such a norm; that takes longer than torch's own.
 
-    Arguments, result and errors are those of :func:`rms_norm`, with a ``bias`` like the weight.
+    Args:
+        exact: on a CPU add up the gradients of float32 weight and bias as exactly as plain operations do.
+        backend: "auto", "cpu" (what exact=True takes) or "torch"; ``layer_norm.explain`` tells what "auto" takes.
+
+    The other arguments, result and errors are those of :func:`rms_norm`, with a ``bias`` like the weight.
     """
-    choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, backend=backend)
+    if backend == "auto" and not exact and _is_torchs(input, normalized_shape, weight, bias):
+        return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+    choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, exact=exact, backend=backend)
     if choice.backend == "torch":
         return _plain_layer_norm(input, normalized_shape, weight, bias, eps)
     rows = input.reshape(-1, math.prod(normalized_shape))
@@ -175,14 +192,15 @@ def layer_norm(
     return LayerNorm.apply(rows, *flat, eps).view(input.shape)  # type: ignore[no-untyped-call]
 
 
-def _is_small(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> bool:
-    """Whether auto leaves an RMS normalisation on the CPU to torch, told by fewer looks than its check takes."""
+def _is_torchs(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> bool:
+    """Whether torch's function takes these on the CPU without a word, told by fewer looks than the check takes."""
     shape = tuple(normalized_shape)
     return (
         input.is_cpu
         and input.dtype in FLOATING
         and len(shape) > 0
         and input.shape[-len(shape) :] == shape
-        and (weight is None or (weight.is_cpu and weight.dtype is input.dtype and weight.shape == shape))
-        and pays.against("rms_norm", elements=input.numel()) is not None
+        and all(
+            each is None or (each.is_cpu and each.dtype is input.dtype and each.shape == shape) for each in parameters
+        )
     )

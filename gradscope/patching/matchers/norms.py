@@ -26,6 +26,9 @@ _NEAR = 0.2
 RMS = "rms_norm"
 LAYER = "layer_norm"
 
+# A norm by hand adds its parameters' gradients up more exactly than torch's on a CPU: what replaces it must as well.
+_EXACT = (Argument("exact", ("True",)),)
+
 _STATISTICS = frozenset(
     {"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_norm", "linalg_vector_norm"}
 )
@@ -90,7 +93,7 @@ def _match(found: Norm) -> Match:
     return Match(
         name,
         name,
-        (Argument("", (Of(x, "x"),)), form, *found.arguments()),
+        (Argument("", (Of(x, "x"),)), form, *found.arguments(), *(_EXACT if found.centred and found.weight else ())),
         found.region.nodes,
         found.region.output,
         optional=found.region.constants,
@@ -194,7 +197,7 @@ def _norm(spelled: _Spelled, tolerance: float, proofs: Proofs) -> Norm | None:
                     None if each is None else tensors[uncast(each).index].flatten() for each in (weight, bias)
                 )
                 if centred:
-                    return recipes.layer_norm(given, given.shape[-1:], scale, shift, eps)
+                    return recipes.layer_norm(given, given.shape[-1:], scale, shift, eps, exact=True)
                 return recipes.rms_norm(given, given.shape[-1:], scale, eps)
 
             name = f"{centred} {weight is None} {bias is None} {eps}"
