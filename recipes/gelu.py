@@ -42,7 +42,7 @@ ABOUT = Recipe(
     limits=(
         "gelu is torch's own on every device: one pass there already.",
         "bias_gelu has no second derivative.",
-        "On a CPU bias_gelu takes the time of F.gelu(x + bias); what it saves there is memory in backward.",
+        'On a CPU auto takes F.gelu(x + bias); backend="cpu" saves memory in backward, for about its time.',
     ),
     backends=(
         ("triton", "bias_gelu on a GPU; not yet run on one"),

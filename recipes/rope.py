@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradscope.kernels import pays
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
-from gradscope.kernels.rope import reference
-from gradscope.kernels.rope.cpu import WAYS
+from gradscope.kernels.rope import composed, reference
+from gradscope.kernels.rope.cpu import COMPOSED, WAYS
 from gradscope.kernels.rope.launch import rotated
 from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.recipe import Recipe
@@ -30,7 +31,7 @@ ABOUT = Recipe(
     ),
     limits=(
         "Beside the complex product it saves nothing on a CPU, where it is that product.",
-        "Python's own work is some 0.1 ms a step: below 10⁵ features the rotation written out is faster on a CPU.",
+        "Below 90,000 features it is torch's operations on a CPU: the call itself would take longer than they do.",
         "cos and sin get no gradient.",
     ),
     backends=(
@@ -40,6 +41,7 @@ ABOUT = Recipe(
             "every device; interleaved pairs by torch's complex product, halves by a product and two fused "
             "multiply-adds; measured on CPU",
         ),
+        ("torch", "every device; the rotation written out, or a differentiable product of complex numbers"),
     ),
     sources=(
         "J. Su et al., RoFormer (arXiv:2104.09864), section 3.4.2",
@@ -48,6 +50,7 @@ ABOUT = Recipe(
 )
 
 _NAME = "rope"
+_RULES = {False: "rope", True: "rope, interleaved"}  # names in kernels/pays.py
 
 
 def _explain(
@@ -70,9 +73,16 @@ def _explain(
         if (tensor.shape[0], tensor.shape[2:]) != (first.shape[0], first.shape[2:]):
             got = f"{shape_text(tensor)}, {dtype_text(tensor.dtype)}"
             refuse(_NAME, "x[1]", got, f"as x[0] but for its heads: {tuple(first.shape)}, {dtype_text(first.dtype)}")
-    double = "float64 is computed by the other backend" if torch.float64 in {t.dtype for t in tensors} else None
-    reasons = {"triton": "one kernel reads each tensor once and writes it once", "cpu": WAYS[interleaved]}
-    return choose(_NAME, backend, reasons, {"triton": double or why_no_triton(tensors[0].device)})
+    double = "float64 is computed by the others" if torch.float64 in {t.dtype for t in tensors} else None
+    reasons = {
+        "triton": "one kernel reads each tensor once and writes it once",
+        "cpu": WAYS[interleaved],
+        "torch": COMPOSED[interleaved],
+    }
+    against = {"triton": double or why_no_triton(tensors[0].device)}
+    if backend == "auto" and tensors[0].is_cpu:
+        against["cpu"] = pays.against(_RULES[interleaved], features=sum(t.numel() for t in tensors))
+    return choose(_NAME, backend, reasons, against)
 
 
 def _plain(
@@ -93,7 +103,7 @@ def _plain(
     return reference.rotated(x, *tables, interleaved)
 
 
-@explained_by(_explain, _plain, ("triton", "cpu"))
+@explained_by(_explain, _plain, ("triton", "cpu", "torch"))
 def rope(
     x: Tensor | tuple[Tensor, Tensor],
     cos: Tensor,
@@ -118,7 +128,7 @@ def rope(
         offset: position of the first token, as with a cache of keys; for a table of positions.
         positions: [tokens] or [batch, tokens], int64, of each token, instead of an offset. They are not checked: on a
             GPU that would wait for it.
-        backend: "auto", "triton" or "cpu"; ``rope.explain`` tells what "auto" takes.
+        backend: "auto", "triton", "cpu" or "torch"; ``rope.explain`` tells what "auto" takes.
 
     Returns:
         A tensor for a tensor, a tuple for a tuple; each in its dtype, computed in float32 (float64: float64).
@@ -126,6 +136,10 @@ def rope(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if backend == "auto" and rotary is None and positions is None and not offset:
+        turned = _of_few(x if isinstance(x, tuple) else (x,), cos, sin, interleaved)
+        if turned is not None:
+            return turned if isinstance(x, tuple) else turned[0]
     choice = _explain(
         x,
         cos,
@@ -141,8 +155,36 @@ def rope(
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return tuple(rope(part, cos, sin, **each, backend=backend) for part in tensors)  # type: ignore[arg-type]
     tables = _tables(tensors[0], cos, sin, interleaved, rotary, offset, positions)
+    if choice.backend == "torch":
+        turned = composed.rotated(tensors, *tables, interleaved)
+        return turned if isinstance(x, tuple) else turned[0]
     found = _Rope.apply(*tables, interleaved, choice.backend, 1, *tensors)  # type: ignore[no-untyped-call]
     return found if isinstance(x, tuple) else found[0]
+
+
+def _of_few(given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...] | None:
+    """The rotation where auto leaves it to torch on a CPU, told by fewer looks than the checks take; None elsewhere."""
+    first, shape = given[0], cos.shape
+    plain = (
+        first.is_cpu
+        and first.dtype is torch.float32
+        and len(shape) == 2
+        and sin.shape == shape
+        and first.dim() == 4
+        and first.shape[2] <= shape[0]
+        and first.shape[3] == 2 * shape[1] > 0
+        and all(each.is_cpu and each.dtype is torch.float32 for each in (*given[1:], cos, sin))
+        and not (cos.requires_grad or sin.requires_grad)
+        and all(each.dim() == 4 and each.shape[2:] == first.shape[2:] for each in given[1:])
+        and all(each.shape[0] == first.shape[0] for each in given[1:])
+        and pays.against(_RULES[interleaved], features=sum(each.numel() for each in given)) is not None
+    )
+    if not plain:
+        return None
+    tokens = first.shape[2]
+    if tokens < shape[0]:
+        cos, sin = cos[:tokens], sin[:tokens]
+    return composed.rotated(given, cos, sin, interleaved)
 
 
 class _Rope(torch.autograd.Function):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gradscope.kernels import pays
 from gradscope.recipes.figures import Figure, figures_of, markdown
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "recipes").glob("*.md"))
@@ -40,6 +41,27 @@ def test_figures_are_those_that_were_measured(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     (shown,) = re.findall(r"^<!-- figures -->\n(.*?)\n<!-- /figures -->$", text, re.DOTALL | re.MULTILINE)
     assert shown == markdown(figures_of(page.stem))
+
+
+# Whose page has its rule; packed attention's is in its table.
+PAGE_OF_RULE = {
+    "attention with dropout": "attention",
+    "swiglu of a packed tensor": "swiglu",
+    "bias_gelu": "gelu",
+    **{f"{name}{end}": "norm" for name in ("add_rms_norm", "add_layer_norm") for end in ("", " with dropout")},
+    "rms_norm": "norm",
+}
+
+
+@pytest.mark.parametrize(
+    "rule", [name for name in pays.FEWEST if not name.startswith("packed") and "inter" not in name]
+)
+def test_pages_say_from_which_sizes_own_code_runs(rule: str) -> None:
+    """As kernels/pays.py has them: the one place that decides."""
+    page = next(page for page in PAGES if page.stem == PAGE_OF_RULE.get(rule, rule))
+    text = page.read_text(encoding="utf-8").partition("## Limits")[2].partition("## Accuracy")[0]
+    said = {number for fewest in pays.FEWEST[rule].values() for number in fewest if number != pays.NEVER}
+    assert {number for number in said if f"{number:,}" not in text} == set()
 
 
 @EACH

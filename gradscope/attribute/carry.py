@@ -230,7 +230,8 @@ class _Carried:
         return [
             *notes,
             f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
-            f"their source lines are told call by call, and {share:.1f} % of the operations that Python called have one",
+            f"their source lines are told call by call, and {share:.1f} % of the operations that Python called have "
+            "one",
         ]
 
 

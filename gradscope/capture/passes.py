@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -194,7 +194,7 @@ class PassRecorder:
             self.leaves.number(variable)
         return index
 
-    def _mark_ambiguous(self, nodes: Iterable[GraphNode], leaves: dict[int, torch.Tensor]) -> None:
+    def _mark_ambiguous(self, nodes: Sequence[GraphNode], leaves: dict[int, torch.Tensor]) -> None:
         """Where one node hands gradients to parameters of several layers, the engine's order among them is its own."""
         for node in nodes:
             below = {target for target, _ in node.edges if target in leaves}

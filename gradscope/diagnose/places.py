@@ -30,8 +30,11 @@ _WITH_THE_LOSS = "linear_cross_entropy"
 # A longer line is not advice any more.
 _LONGEST = 160
 
-# The CPU's blocks of keys pay from here on, see gradscope.recipes.attention.
+# Fewer are of no weight in a step, by whatever way.
 FEWEST_SCORES = 200_000
+
+# With dropout on a CPU the recipe pays from here on: "attention with dropout" of kernels/pays.py, which needs torch.
+FEWEST_DROPPED = 1_000_000
 
 # Of the passes over scores: low, likely, high. With dropout on the CPU the recipe took 75 ms where torch took 288, of
 # which its products took about 100.
@@ -248,7 +251,8 @@ def why_math(case: Case, call: CallFact) -> str:
     if query.device == "cuda":
         return _why_math_on_cuda(call, query, value)
     learned = isinstance(mask, TensorFact) and mask.requires_grad
-    if (drops or learned) and query.elements // query.shape[-1] * key.shape[-2] < FEWEST_SCORES:
+    scores = query.elements // query.shape[-1] * key.shape[-2]
+    if scores < (FEWEST_SCORES if learned else FEWEST_DROPPED) and (drops or learned):
         return ""  # so few are done at once sooner
     if drops:
         return NO_DROPOUT

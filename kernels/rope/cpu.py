@@ -20,6 +20,7 @@ WAYS = {
     True: "a product of complex numbers, which interleaved pairs are in memory",
     False: "a product and two fused multiply-adds into the result",
 }  # by interleaved
+COMPOSED = {True: "a product of complex numbers of torch's own", False: "the rotation written out"}
 
 
 def rotate(

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from gradscope import recipes
+from gradscope.diagnose.places import FEWEST_DROPPED
 from gradscope.kernels import pays
 
 pytestmark = pytest.mark.measured_sizes
 T = torch.zeros(32, dtype=torch.int64)
+TABLES = (torch.ones(512, 8), torch.zeros(512, 8))
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,8 @@ SMALL: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     ("add_layer_norm", lambda: tensors((32, 64), (32, 64)), None),
     ("swiglu", lambda: tensors((32, 64), (32, 64)), lambda: tensors((2048, 2048), (2048, 2048))),
     ("swiglu", lambda: tensors((32, 64)), lambda: tensors((2048, 4096))),
-    ("bias_gelu", lambda: tensors((32, 64), (64,)), lambda: tensors((2048, 3072), (3072,))),
+    ("bias_gelu", lambda: tensors((32, 64), (64,)), None),
+    ("rope", lambda: (*tensors((1, 4, 16, 16)), *TABLES), lambda: (*tensors((1, 16, 512, 16)), *TABLES)),
     (
         "attention",
         lambda: (*tensors(*[(1, 4, 64, 8)] * 3), None, 0.1),
@@ -101,6 +104,10 @@ NO_CLASS = "target holds 4; expected a class in [0, 4) or ignore_index=-100"
 def test_what_is_wrong_with_few_is_said_as_with_many(wrong: Callable[[], Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         wrong()
+
+
+def test_what_the_diagnosis_goes_by() -> None:
+    assert set(pays.FEWEST["attention with dropout"]["scores"]) == {FEWEST_DROPPED}
 
 
 def test_words() -> None:

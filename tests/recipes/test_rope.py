@@ -99,7 +99,8 @@ def test_any_shape_layout_and_dtype(
     x = laid_out(layout, (batch, heads, tokens, 2 * pairs), torch.device("cpu")).to(dtype)
     upstream = laid_out(LAYOUTS[pairs % 4], (batch, heads, tokens, 2 * pairs), torch.device("cpu")).to(dtype)
     table = torch.float64 if dtype == torch.float64 else torch.float32
-    check(x, *tables(tokens, pairs, table), interleaved, upstream, "cpu")
+    for backend in ("cpu", "torch"):
+        check(x, *tables(tokens, pairs, table), interleaved, upstream, backend)
 
 
 @BOTH
@@ -113,7 +114,7 @@ def test_triton(triton_device: torch.device, interleaved: bool, layout: str, dty
 
 
 @BOTH
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@pytest.mark.parametrize("backend", ["cpu", "triton", "torch"])
 def test_part_of_the_features_offset_and_positions(
     triton_device: torch.device, interleaved: bool, backend: str
 ) -> None:
