@@ -235,7 +235,7 @@ def test_packed_attention_on_the_math_kernel_is_not_told_as_copies() -> None:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
             return y.transpose(1, 2).contiguous().view(batch, tokens, width)
 
-    (found,) = of_recipes(with_savings(case_of(Dropping(), torch.randn(2, 256, 256))))
+    (found,) = of_recipes(with_savings(case_of(Dropping(), torch.randn(4, 256, 256))))
     assert (found.rule, found.recipe) == ("attention-math-kernel", "packed_attention")
 
 
