@@ -123,13 +123,15 @@ class LineTracer:
 
     @contextmanager
     def _marking_functions(self) -> Iterator[None]:
-        """``Function.apply`` is no torch function, so the mode does not see it: mark its line here."""
-        base: Any = torch.autograd.Function
-        original = base.__dict__["apply"]
+        """``Function.apply`` is no torch function, so the mode does not see it: mark its line here.
+
+        In the class below ``Function``, which its ``apply`` calls: programs keep ``square = Square.apply`` from before.
+        """
+        base: Any = torch.autograd.Function.__base__
         tracer = self
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = original.__get__(None, cls)
+            bound = super(base, cls).apply
             if torch.compiler.is_compiling():
                 return bound(*args, **kwargs)
             return tracer.call(bound, sys._getframe(1), args, kwargs)
@@ -138,7 +140,7 @@ class LineTracer:
         try:
             yield
         finally:
-            base.apply = original
+            del base.apply
 
 
 class _Place(Enum):
