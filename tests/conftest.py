@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,13 +32,37 @@ def _hooks() -> dict[str, int]:
     return found
 
 
-def _files() -> set[str]:
-    """Files of the repository, but for what tools and interpreters write beside them."""
-    found = set()
-    for folder, folders, names in os.walk(REPOSITORY):
-        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__")) and name not in _BUILT]
-        found |= {os.path.relpath(os.path.join(folder, name), REPOSITORY) for name in names}
-    return {name for name in found if ".egg-info" not in name}
+class _Repository:
+    """Files of the repository, but for what tools and interpreters write beside them.
+
+    Looked through again only where a folder has changed: it is asked twice a test.
+    """
+
+    def __init__(self) -> None:
+        self._changed_ns: dict[str, int] = {}
+        self._files: set[str] = set()
+
+    def files(self) -> set[str]:
+        try:
+            same = bool(self._changed_ns) and all(
+                os.stat(each).st_mtime_ns == at for each, at in self._changed_ns.items()
+            )
+        except FileNotFoundError:
+            same = False
+        if not same:
+            self._look()
+        return self._files
+
+    def _look(self) -> None:
+        found, self._changed_ns = set(), {}
+        for folder, folders, names in os.walk(REPOSITORY):
+            self._changed_ns[folder] = os.stat(folder).st_mtime_ns
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__")) and name not in _BUILT]
+            found |= {os.path.relpath(os.path.join(folder, name), REPOSITORY) for name in names}
+        self._files = {name for name in found if ".egg-info" not in name}
+
+
+_REPOSITORY = _Repository()
 
 
 def _process() -> dict[str, Any]:
@@ -58,6 +83,12 @@ def _process() -> dict[str, Any]:
         "__main__": sys.modules["__main__"],
         "working folder": os.getcwd(),
     }
+
+
+def pytest_collection_finish() -> None:
+    """Let collections, and what looks through all objects, pass over the millions that eleven thousand tests are."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_make_parametrize_id(val: Any) -> str | None:
@@ -145,12 +176,12 @@ def no_error_kept_back(request: pytest.FixtureRequest) -> Iterator[None]:
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a hook, a patch, a mode, a thread, or a file in the repository."""
     before, threads = _process(), set(threading.enumerate())
-    files = _files()
+    files = _REPOSITORY.files()
     yield
     after = _process()
     changed = [name for name in before if before[name] != after[name]]
     assert not changed, f"left changed: {changed}"
     left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
     assert not left, f"threads left running: {left}"
-    made = _files() - files
+    made = _REPOSITORY.files() - files
     assert not made, f"files left in the repository: {made}"
