@@ -2,9 +2,10 @@
 
 Operations are compared within one call of a layer (or outside of all calls), never across calls: a call that ran what
 a call of the same layer ran in the survey has its lines; where several such calls had different ones, that at the same
-place of a caller that did the same decides. In any other call an operation has a line where the operations before and
-behind it, as many as can be found or at the least one of each, were seen in the survey around one of the same name, and
-always at one line. What else there is has none. A node has the line of the operation that drew its number.
+place of a caller that did the same decides. In any other call an operation has a line where what is before and behind
+it, as much as can be found or at the least one of each, was seen in the survey around one of the same name, and always
+at one line. What a call ran is its operations and the layers that it called: ``f(a(x))`` is not ``f(b(x))``. What else
+there is has none. A node has the line of the operation that drew its number.
 
 The steps of the memory pass count as a survey too: they are traced by line, and may have run what the survey's did not.
 """
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.nodes import nearest
+from gradscope.attribute.nodes import OUTSIDE, nearest
 from gradscope.attribute.rows import INHERIT, Skeleton
 from gradscope.tables import IntColumn, RowKind
 
@@ -32,6 +33,7 @@ _AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2)
 
 Site = tuple[tuple["int | str", ...], int]  # what the caller did, operations and calls of layers, and the place in it
 _Key = tuple[int, str]  # layer and name of an operation
+_Ran = str | int  # the name of an operation, or a layer that was called
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class Operations:
     keys: Sequence[_Key]
     calls: IntColumn  # number of the innermost module call around it; -1 outside of every call
     sites: Mapping[int, Site]  # of each call
+    # By call, what it ran in order: (place in ``keys``, -1) of an operation, (-1, layer) of a call. A call that is not
+    # here ran its operations only.
+    inside: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], calls: IntColumn) -> Operations:
@@ -55,17 +60,18 @@ def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], ca
     around, above = (_calls_around(skeleton, rows) for rows in (units, calls))
     numbers = table.argument[calls]
     label = skeleton.calls.label[numbers]
-    inside: dict[int, list[tuple[int, int | str, int]]] = defaultdict(list)
-    for call, row, (_, name) in zip(around.tolist(), units.tolist(), keys, strict=True):
-        inside[call].append((row, name, -1))
+    ran: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for place, (call, row) in enumerate(zip(around.tolist(), units.tolist(), strict=True)):
+        ran[call].append((row, place, -1, -1))
     for call, row, layer, number in zip(above.tolist(), calls.tolist(), label.tolist(), numbers.tolist(), strict=True):
-        inside[call].append((row, layer, number))
+        ran[call].append((row, -1, layer, number))
     sites: dict[int, Site] = {}
-    for found in inside.values():
-        found.sort(key=lambda item: item[0])
-        did = tuple(what for _, what, _ in found)
-        sites |= {number: (did, place) for place, (_, _, number) in enumerate(found) if number >= 0}
-    return Operations(keys, around, sites)
+    for found in ran.values():
+        found.sort()
+        did = tuple(keys[place][1] if place >= 0 else layer for _, place, layer, _ in found)
+        sites |= {number: (did, order) for order, (_, place, _, number) in enumerate(found) if place < 0}
+    inside = {call: [(place, layer) for _, place, layer, _ in found] for call, found in ran.items()}
+    return Operations(keys, around, sites, inside)
 
 
 def _calls_around(skeleton: Skeleton, rows: IntColumn) -> IntColumn:
@@ -83,19 +89,19 @@ class Traced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """The operations of one layer in one call, by their places among all."""
+    """What one layer ran in one call: names of operations, with their places among all, and layers that it called."""
 
     owner: int
     call: int
-    names: tuple[str, ...]
-    places: tuple[int, ...]
+    names: tuple[_Ran, ...]
+    places: tuple[int, ...]  # -1 for a call
 
 
 class _Known(NamedTuple):
     """A stretch of a traced step."""
 
-    names: tuple[str, ...]
-    lines: tuple[int, ...]
+    names: tuple[_Ran, ...]
+    lines: tuple[int, ...]  # NOT_TOLD for a call
     site: Site | None
 
 
@@ -121,13 +127,16 @@ class LineMatcher:
             self._read(self._unread.pop(0)())
         result = np.full(len(step.keys), NOT_TOLD, np.int64)
         for stretch in _stretches(step):
-            result[list(stretch.places)] = self._told(stretch, step.sites.get(stretch.call))
+            told = self._told(stretch, step.sites.get(stretch.call))
+            for place, line in zip(stretch.places, told, strict=True):
+                if place >= 0:
+                    result[place] = line
         return result
 
     def _read(self, steps: Iterable[Traced]) -> None:
         for ran, lines in steps:
             for stretch in _stretches(ran):
-                found = tuple(int(lines[place]) for place in stretch.places)
+                found = tuple(int(lines[place]) if place >= 0 else NOT_TOLD for place in stretch.places)
                 self._calls[stretch.owner].append(_Known(stretch.names, found, ran.sites.get(stretch.call)))
         self._windows.clear()
 
@@ -146,6 +155,8 @@ class LineMatcher:
             found: dict[int, int] = {}
             for names, lines, _ in self._calls[owner]:
                 for place, line in enumerate(lines):
+                    if isinstance(names[place], int):
+                        continue
                     for size in chain.from_iterable(_AROUND):
                         window = _window(names, place, *size)
                         found[window] = line if found.get(window, line) == line else NOT_TOLD
@@ -157,13 +168,18 @@ def _stretches(step: Operations) -> list[_Stretch]:
     places: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, ((owner, _), call) in enumerate(zip(step.keys, step.calls.tolist(), strict=True)):
         places[owner, call].append(place)
-    return [
-        _Stretch(owner, call, tuple(step.keys[place][1] for place in found), tuple(found))
-        for (owner, call), found in places.items()
-    ]
+    result = []
+    for (owner, call), own in places.items():
+        ran = [(place, -1) for place in own]
+        if call >= 0 or owner == OUTSIDE:  # what is recomputed lies in no call, nor among what runs outside of all
+            mine = set(own)
+            ran = [each for each in step.inside.get(call, ran) if each[0] < 0 or each[0] in mine]
+        names = tuple(step.keys[place][1] if place >= 0 else layer for place, layer in ran)
+        result.append(_Stretch(owner, call, names, tuple(place for place, _ in ran)))
+    return result
 
 
-def _window(names: tuple[str, ...], place: int, before: int, behind: int) -> int:
+def _window(names: tuple[_Ran, ...], place: int, before: int, behind: int) -> int:
     """A key of the name at ``place`` between so many neighbours; "" stands for what is outside of the call.
 
     A hash, for the names themselves would take 30 kB an operation.
@@ -173,7 +189,7 @@ def _window(names: tuple[str, ...], place: int, before: int, behind: int) -> int
     return hash((before, behind, *outside[0], *names[max(first, 0) : last], *outside[1]))
 
 
-def _first(windows: dict[int, int], names: tuple[str, ...], place: int) -> int:
+def _first(windows: dict[int, int], names: tuple[_Ran, ...], place: int) -> int:
     for sizes in _AROUND:
         told = {windows.get(_window(names, place, *size), NOT_TOLD) for size in sizes} - {NOT_TOLD}
         if told:

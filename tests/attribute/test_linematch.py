@@ -105,6 +105,20 @@ def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
     assert told((other, 1), (other, 3)) == [NOT_TOLD] * 2
 
 
+def test_a_call_is_told_by_the_layers_that_it_called_too() -> None:
+    """``f(a(x))`` on one line is not ``f(b(x))`` on another, nor is a layer between two operations nothing."""
+
+    def ran(*layers: int) -> Operations:
+        inside = [(-1, layers[0]), (0, -1), *[(-1, layer) for layer in layers[1:]], (1, -1)]
+        return Operations([(0, "relu"), (0, "add")], np.zeros(2, np.int64), {}, {0: inside})
+
+    survey = matcher(ran(1, 2), 10, 11)
+    assert survey.lines(ran(1, 2)).tolist() == [10, 11]
+    assert survey.lines(ran(3, 2)).tolist() == [NOT_TOLD, 11]
+    assert survey.lines(ran(1)).tolist() == [NOT_TOLD, NOT_TOLD]
+    assert survey.lines(ran(1, 4, 2)).tolist() == [NOT_TOLD, 11]
+
+
 def test_a_node_has_the_line_of_what_drew_its_number() -> None:
     """Also the last of a step, and a node that another one made while it ran (create_graph)."""
     forward = [Row(RowKind.OP, 10 + number, 11 + number, f"aten::{number}", sequence=number) for number in range(2)]
@@ -248,6 +262,32 @@ def test_lines_of_two_passes_are_the_same_lines(warmup: int) -> None:
         assert rows.get(line, whole) in (0, whole)  # 0: of the step that no pass was in
         found += rows.get(line) == whole
     assert found >= 2
+
+
+class Turned(nn.Module):
+    """Goes the other way once it is surveyed: the same operation on another line, behind another layer."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen, self.turn = 0, turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        if self.seen < self.turn:
+            return self.one(x).sinh()
+        return self.other(x).sinh()
+
+
+@pytest.mark.parametrize("turn", range(7, 15))
+def test_the_same_operation_behind_another_layer_is_on_another_line(turn: int) -> None:
+    """A line has no operation that it did not run, whichever way the traced step went."""
+    data = measured(Turned(turn))
+    rows = {row.line: row.forward_ns for row in data.lines}
+    called = {op.layer for op in data.ops if op.phase == "forward" and op.name == "aten::addmm"}
+    assert called
+    for name in {"one", "other"} - called:
+        assert rows.get(line_of(Turned.forward, f"self.{name}("), 0) == 0
 
 
 class Mixed(nn.Module):

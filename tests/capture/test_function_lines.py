@@ -68,7 +68,8 @@ def test_a_function_of_the_programs_has_the_line_that_applies_it(way: str) -> No
     below = torch.autograd.Function.__base__
     before = dict(vars(below))
     data = gradscope.profile(Squared(WAYS[way]), torch.ones(2, 4), steps=2, warmup=1, memory=False).data
-    whole = sum(op.self_ns for op in data.ops if op.phase == "backward" and op.name in ("SquareBackward", "ApartBackward"))
+    names = ("SquareBackward", "ApartBackward")
+    whole = sum(op.self_ns for op in data.ops if op.phase == "backward" and op.name in names)
     on_lines = {row.line: row.backward_ns for row in data.lines}
     lines = {inspect.getsourcelines(Squared.forward)[1] + 2}
     if "kept" not in way:
