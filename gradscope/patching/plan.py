@@ -16,7 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.predict import Saving, predict
 from gradscope.patching.record import record
-from gradscope.patching.recording import Recording
+from gradscope.patching.recording import Recording, settle
 from gradscope.patching.sites import Site, find_sites
 from gradscope.patching.source import SourceFile
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
@@ -132,8 +132,7 @@ def record_step(workload: Workload, device: torch.device) -> Recording:
         finally:
             if collects:
                 gc.enable()
-        for value in recording.values:
-            value.settle()
+        settle(recording.values)
     return recording
 
 

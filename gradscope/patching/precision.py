@@ -7,7 +7,7 @@ is given its floating tensors as float64, and every float type it is told become
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,11 +16,21 @@ from torch.overrides import TorchFunctionMode
 _REAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _COMPLEX = frozenset({torch.complex64, torch.complex32})
 
+# Random numbers of float64 are others than those of float32 from the same seed.
+_DRAWS = frozenset({"rand", "randn", "rand_like", "randn_like", "normal"})
+_DRAWS_IN_PLACE = frozenset(
+    {"uniform_", "normal_", "exponential_", "bernoulli_", "log_normal_", "cauchy_", "geometric_", "random_"}
+)
+
 _CASTS: frozenset[Callable[..., Any]] = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
 
 
 class InDouble(TorchFunctionMode):
     """Runs what is inside in float64.
+
+    What is made without a type, a parameter of a module that is made in each call for one, is float64 at once: a copy
+    of it in each call would be no leaf, and would lose what is written into it. Random numbers are drawn as without
+    this mode, and then made float64.
 
     Args:
         leaves: tensors that gradients are wanted for, or that are read; each is replaced by a float64 copy, see
@@ -35,6 +45,18 @@ class InDouble(TorchFunctionMode):
             if leaf.dtype in _REAL
         }
 
+        self._default = torch.get_default_dtype()
+
+    def __enter__(self) -> Self:
+        self._default = torch.get_default_dtype()
+        if self._default in _REAL:
+            torch.set_default_dtype(torch.float64)
+        return cast("Self", super().__enter__())
+
+    def __exit__(self, *raised: object) -> None:
+        torch.set_default_dtype(self._default)
+        super().__exit__(*raised)
+
     def double_of(self, leaf: Tensor) -> Tensor:
         """The copy that stands for ``leaf``, or the leaf itself where it is float64 already."""
         found = self._doubles.get(id(leaf))
@@ -43,7 +65,44 @@ class InDouble(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CASTS:
             func, args = Tensor.double, args[:1]
-        return func(*self._lifted(args), **self._lifted(kwargs or {}))
+        args, kwargs = self._lifted(args), self._lifted(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in _DRAWS:
+            return self._drawn(func, args, kwargs)
+        if name in _DRAWS_IN_PLACE or getattr(func, "__module__", "") == "torch.nn.init":
+            return self._drawn_into(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What ``func`` draws in the type that it has without this mode, as float64."""
+        if self._default not in _REAL:
+            return func(*args, **kwargs)
+        args = tuple(self._lowered(each) for each in args)
+        kwargs = {key: self._lowered(each) for key, each in kwargs.items()}
+        if not any(isinstance(each, Tensor) for each in (*args, *kwargs.values())):
+            kwargs["dtype"] = self._default
+        drawn = func(*args, **kwargs)
+        return drawn.detach().double().requires_grad_(drawn.requires_grad)
+
+    def _lowered(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype == torch.float64:
+            return value.detach().to(self._default)
+        return self._default if value == torch.float64 and isinstance(value, torch.dtype) else value
+
+    def _drawn_into(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The same for what is drawn into a tensor that is there: its first argument, or called "tensor"."""
+        whole = args[0] if args else kwargs.get("tensor")
+        if self._default not in _REAL or not isinstance(whole, Tensor) or whole.dtype != torch.float64:
+            return func(*args, **kwargs)
+        drawn = whole.detach().to(self._default)
+        if args:
+            func(drawn, *args[1:], **kwargs)
+        else:
+            func(**(kwargs | {"tensor": drawn}))
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            with torch.no_grad():
+                return whole.copy_(drawn)
+        return whole.copy_(drawn)
 
     def _lifted(self, value: Any) -> Any:
         if isinstance(value, Tensor):

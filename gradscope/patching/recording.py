@@ -5,9 +5,10 @@ Tensors are held by weak references only, so that what is still alive after the 
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
@@ -50,11 +51,36 @@ class Value:
         """Whether the tensor outlived the run."""
         return self.kept if self.kept is not None else self.tensor() is not None
 
-    def settle(self) -> None:
-        """Fix what is alive: what a later run makes under the same address is another tensor."""
+    def settle(self, *, kept: bool = True) -> None:
+        """Fix what is alive: what a later run makes under the same address is another tensor.
+
+        Args:
+            kept: False of a tensor that lives on, but for nobody to read.
+        """
         tensor = self.tensor()
-        self.kept = tensor is not None
+        self.kept = kept and tensor is not None
         self.same = tensor is not None and version_of(tensor) == self.content[1]
+
+
+def settle(values: Iterable[Value]) -> None:
+    """Fix which of ``values`` are alive, once their run is over and its frames are gone.
+
+    What only a graph keeps, as that of a loss which the model stores, nobody can read: no object of Python's refers to
+    it. These are looked up only where something made in the run lives on.
+    """
+    values = list(values)
+    made = {id(tensor) for value in values if value.producer is not None and (tensor := value.tensor()) is not None}
+    seen = _referred_to(made)
+    for value in values:
+        tensor = value.tensor()
+        value.settle(kept=tensor is not None and (value.producer is None or id(tensor) in seen))
+
+
+def _referred_to(tensors: Set[int]) -> set[int]:
+    """Of tensors, by id, those that an object of Python's refers to: a module's attributes, a list, a closure."""
+    if not tensors or gc.get_freeze_count():  # frozen objects are not listed: all may be referred to
+        return set(tensors)
+    return {id(each) for holder in gc.get_objects() for each in gc.get_referents(holder) if id(each) in tensors}
 
 
 @dataclass(eq=False)

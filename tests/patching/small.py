@@ -46,3 +46,36 @@ class Twice(Causal):
         one = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1) @ v
         two = ((v @ k.transpose(-2, -1)) * 0.5).softmax(-1) @ q
         return (one + two).squeeze(1)
+
+
+class GeluBetweenMadeLayers(nn.Module):
+    """Gelu by hand behind a layer that each call makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(nn.LayerNorm(8)(x))
+        return torch.as_tensor(self.down(h * 0.5 * (1.0 + torch.erf(h / math.sqrt(2.0)))))
+
+
+class StoresItsLoss(nn.Module):
+    """The loss stays in an attribute, and with it its graph; ``also`` stores what gelu makes on the way."""
+
+    def __init__(self, *, loss: bool, also: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.loss, self.also = loss, also
+        self.stored: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stored.clear()
+        h = self.up(x)
+        erf = torch.erf(h / math.sqrt(2.0))
+        if self.also:
+            self.stored.append(erf)
+        loss = self.down(h * 0.5 * (1.0 + erf)).square().mean()
+        if self.loss:
+            self.stored.append(loss)
+        return torch.as_tensor(loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from typing import Any
 
@@ -175,3 +176,54 @@ def test_what_is_missing_or_of_another_kind() -> None:
     with pytest.raises(ValueError, match=r"a is \(3,\) bfloat16, it was \(3,\) float32"):
         compare({"a": x.bfloat16()}, {"a": x}, {"a": x})
     assert not compare({"a": torch.tensor([math.nan, 1, 1])}, {"a": x}, {"a": x}).within
+
+
+class MadeInForward(nn.Module):
+    """Makes layers in each call, draws into one, and writes into tensors that it makes without a type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = nn.LayerNorm(8, elementwise_affine=True).to(x.device)
+        scale = nn.Linear(8, 8)
+        nn.init.normal_(scale.bias, 1.0, 0.1)
+        mask = torch.zeros(8)
+        mask[::2] = 3.0
+        noise = torch.randn_like(x) + torch.rand(8) + torch.empty(8).uniform_() + torch.normal(torch.zeros(8), 1.0)
+        return torch.as_tensor(scale(norm(self.inner(x))) * mask + noise)
+
+
+def test_what_is_made_in_each_call_is_the_same_in_float64() -> None:
+    model, x = MadeInForward(), torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    default = torch.get_default_dtype()
+    original, truth = captured({"": model}, lambda: model(x))[""].references
+    assert torch.get_default_dtype() is default
+    assert original.keys() == truth.keys() and len(truth) == 3
+    for name, value in truth.items():
+        assert value.dtype is torch.float64
+        torch.testing.assert_close(original[name].double(), value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_replacement_in_a_model_that_makes_layers_in_each_call_is_proved() -> None:
+    model, x = small.GeluBetweenMadeLayers(), torch.randn(4, 8)
+    found = plan(model, x, recipes=["gelu"])
+    (swap,) = swaps(found.supported, found.files)
+    (errors,) = prove(swap, captured({"": model}, lambda: model(x))[""], found.files).values()
+    assert isinstance(errors, Errors) and errors.within
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("also", [False, True])
+@pytest.mark.parametrize("loss", [False, True])
+def test_what_only_the_graph_of_a_stored_loss_keeps_is_not_read(loss: bool, also: bool, frozen: bool) -> None:
+    model = small.StoresItsLoss(loss=loss, also=also)
+    if frozen:  # what the collector does not list may refer to anything
+        gc.freeze()
+    try:
+        (site,) = plan(model, torch.randn(4, 8), recipes=["gelu"]).sites
+    finally:
+        gc.unfreeze()
+    assert site.supported is not (also or (loss and frozen))
+    assert all("is kept after the run" in reason for reason in site.reasons)
