@@ -102,7 +102,7 @@ def rms_norm(
         input: [..., *normalized_shape]; float16, bfloat16, float32 or float64.
         normalized_shape: the trailing dimensions that are normalised together.
         weight: of that shape; of the input's dtype or float32. None for ones.
-        eps: added to the mean square; None for the dtype's own.
+        eps: added to the mean square; None for that of float32, of float64 for float64 inputs, as torch takes it.
         backend: "auto", "cpu" or "torch"; ``rms_norm.explain`` tells what "auto" takes.
 
     Returns:

@@ -15,7 +15,7 @@ def default_eps(input: Tensor, residual: Tensor | None, eps: float | None) -> fl
     if eps is not None:
         return eps
     dtype = input.dtype if residual is None else torch.promote_types(input.dtype, residual.dtype)
-    return torch.finfo(dtype).eps
+    return torch.finfo(torch.promote_types(dtype, torch.float32)).eps  # of what torch computes in
 
 
 def check(

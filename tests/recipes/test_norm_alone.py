@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels.norm import cpu
-from gradscope.recipes.norm import layer_norm, rms_norm
+from gradscope.recipes.norm import add_rms_norm, layer_norm, rms_norm
 
 from .accuracy import assert_as_accurate
 from .test_norm import EPS
@@ -98,3 +98,13 @@ def test_layer_norm_refuses_a_second_derivative_on_its_own_way_alone() -> None:
         else:
             with pytest.raises(RuntimeError, match=r'layer_norm.*backend="torch" has a second derivative'):
                 first.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_no_eps_is_the_one_that_torch_takes(backend: str, dtype: torch.dtype) -> None:
+    """Small features show which: of bfloat16's own, 0.008, little but it would be left."""
+    x = torch.tensor([[0.01, -0.02, 0.03, 0.005]], dtype=dtype)
+    torch.testing.assert_close(rms_norm(x, (4,), backend=backend), functional.rms_norm(x, (4,)))
+    added = add_rms_norm(x, torch.zeros_like(x), torch.ones_like(x[0]), backend=backend)[0]
+    torch.testing.assert_close(added, functional.rms_norm(x, (4,)))
