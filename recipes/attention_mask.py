@@ -175,12 +175,13 @@ def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:
         if mask.is_cuda:
             return False
     verdicts = known[1]
-    key = (held._version, mask.storage_offset(), tuple(mask.shape), mask.stride(), mask.dtype, hides, infinite)
+    content = (held._version, held.data_ptr())  # `held.data = other` keeps the version
+    key = (content, mask.storage_offset(), tuple(mask.shape), mask.stride(), mask.dtype, hides, infinite)
     verdict = verdicts.get(key)
     if verdict is None:
         if mask.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
-        if any(each[0] != held._version for each in verdicts):
+        if any(each[0] != content for each in verdicts):
             verdicts.clear()
         verdict = verdicts[key] = _is_triangle(mask.detach().reshape(rows, columns), hides, infinite)
     return verdict

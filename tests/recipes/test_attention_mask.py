@@ -109,6 +109,16 @@ def test_what_changes_in_place_is_looked_at_again(through):
         changed[0, _T - 1] = 0.0
 
 
+def test_what_gets_other_data_is_looked_at_again():
+    """``data`` that is set keeps the version; memory that is given out again keeps the address."""
+    mask = torch.ones(_T, _T).tril()
+    for _ in range(3):
+        assert attention_mask(mask, hides="zero") == {"is_causal": True}
+        mask.data = torch.ones(_T, _T)
+        assert torch.equal(attention_mask(mask, hides="zero")["attn_mask"], mask != 0)
+        mask.data = torch.ones(_T, _T).tril()
+
+
 def test_a_verdict_is_not_another_tensors_at_the_same_address(monkeypatch):
     """An address is given out again; what was known of it belongs to the tensor that lay there before."""
     causal, seen = torch.ones(_T, _T).tril(), torch.ones(_T, _T)
