@@ -110,6 +110,7 @@ def _plain(
     window: tuple[int | None, int | None] | None = None,
     backend: str = "auto",
 ) -> Tensor:
+    query, scale = _positive(query, scale)
     other = softcap is not None or alibi_slopes is not None or window is not None
     if not other and not (is_causal and (attn_mask is not None or needs_plain_operations(query))):
         return by_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -148,7 +149,7 @@ def attention(
             [..., heads, queries, keys]. An added one may require a gradient. May be given beside ``is_causal``.
         dropout_p: share of the attention weights that is dropped, whether training or not.
         is_causal: key j is seen by query i where j <= i.
-        scale: of the scores; None is ``1 / sqrt(size)``.
+        scale: of the scores; None is ``1 / sqrt(size)``. A tensor of one number gets a gradient.
         enable_gqa: query heads read the key heads in equal groups.
         softcap: the scores are ``softcap · tanh(scores / softcap)`` before mask and ALiBi.
         alibi_slopes: [heads] or [..., heads]; ``slope · |i - j|`` is subtracted from the scores.
@@ -162,6 +163,7 @@ def attention(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit, or ``backend`` cannot run here.
     """
+    query, scale = _positive(query, scale)
     no_option = attn_mask is None and softcap is None and alibi_slopes is None and window is None and not enable_gqa
     if no_option and dropout_p == 0 and backend in ("auto", "flash") and is_plain_on_the_cpu(query, key, value):
         return flash_on_the_cpu(query, key, value, is_causal, None, scale)
@@ -183,6 +185,17 @@ def attention(
     else:
         out = by_torch(given, chosen)
     return out if out.shape == given.shape else out.reshape(given.shape)
+
+
+def _positive(query: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float | None]:
+    """The same scores from a scale above 0: torch's kernel multiplies what it hid with it, minus infinity."""
+    if scale is None or (type(scale) is float and scale > 0):
+        return query, scale
+    if isinstance(scale, Tensor):
+        return query * scale.to(query.dtype), 1.0
+    if scale < 0:
+        return -query, -scale
+    return (query, scale) if scale > 0 else (query * scale, 1.0)
 
 
 class Attention(nn.Module):

@@ -45,6 +45,7 @@ ABOUT = Recipe(
         ("held", "CPU, float32 and float64, without mask and dropout, when asked for; measured"),
         ("triton", "NVIDIA GPUs from compute capability 8.0 on, when asked for; not yet run on a GPU"),
         ("attention", "everything else; what the attention recipe takes"),
+        ("math", "torch's plain operations, when asked for: an added mask may ask for it"),
     ),
     sources=(
         "T. Dao et al., FlashAttention (arXiv:2205.14135): flash_attn_qkvpacked_func writes into one dqkv",
@@ -59,6 +60,7 @@ _REASONS = {
     "cpu": "blocks of scores stay in the cache, and gradients go straight into one buffer",
     "triton": "gradients go straight into one buffer",
     "attention": "the attention recipe on views of the projection",
+    "math": "the attention recipe on views of the projection, by torch's plain operations",
 }
 
 
@@ -135,7 +137,8 @@ def packed_attention(
         is_causal: a query sees itself and what is before it, in addition to ``attn_mask``.
         scale: of the scores; None for ``1 / sqrt(size)``.
         kv_heads: of keys and values (grouped heads); None for ``heads``.
-        backend: "auto", "held", "cpu", "triton" or "attention"; ``packed_attention.explain`` tells what "auto" takes.
+        backend: "auto", "held", "cpu", "triton", "attention" or "math"; ``packed_attention.explain`` tells what "auto"
+            takes.
 
     Returns:
         [batch, tokens, heads · size].
@@ -156,8 +159,9 @@ def packed_attention(
         qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
     if choice.backend == "held":
         return _held(qkv, heads, is_causal, scale)
-    if choice.backend == "attention":
-        return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale)
+    if choice.backend in ("attention", "math") or isinstance(scale, Tensor):  # a tensor's gradient is attention's
+        inner = "math" if choice.backend == "math" else "auto"
+        return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale, inner)
     seed = draw_seed(qkv.device) if dropout_p > 0 else None
     settings = (heads, kv_heads, is_causal, float(dropout_p))
     factor = default_scale(qkv.shape[2] // (heads + 2 * kv_heads)) if scale is None else float(scale)
@@ -231,6 +235,7 @@ def _on_views(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
+    backend: str = "auto",
 ) -> Tensor:
     from gradscope.recipes.attention import attention
 
@@ -239,10 +244,10 @@ def _on_views(
         batch, tokens, width = qkv.shape
         parts = qkv.view(batch, tokens, 3, heads, width // (3 * heads)).unbind(2)
         q, k, v = (part.transpose(1, 2) for part in parts)
-        found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale)
+        found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, backend=backend)
         return found.transpose(1, 2).reshape(batch, tokens, width // 3)
     q, k, v = split_qkv(qkv, heads, kv_heads=kv_heads)
-    found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, heads != kv_heads)
+    found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, heads != kv_heads, backend=backend)
     return merge_heads(found)
 
 

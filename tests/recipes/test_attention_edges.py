@@ -272,3 +272,30 @@ def test_a_narrower_mask_in_float64(tokens: int, backend: str) -> None:
     mask = torch.randn(tokens, tokens)
     truth = ((q @ k.mT / 8**0.5 + mask).softmax(-1) @ v).detach()
     torch.testing.assert_close(attention(q, k, v, mask, backend=backend), truth)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [-1.5, 0.0, 0, 2])
+def test_a_scale_of_any_sign(scale: float, causal: bool, backend: str) -> None:
+    """torch's kernel for the CPU gives NaN below 0 where it is causal: it multiplies minus infinity with it."""
+    tensors = [x.requires_grad_() for x in qkv(2, 2, 2, 9, 9, 4)]
+    q, k, v = tensors
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1) & causal
+    plain = (scale * (q @ k.mT)).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    mine = attention(q, k, v, is_causal=causal, scale=scale, backend=backend)
+    torch.testing.assert_close(mine, plain)
+    upstream = torch.randn_like(mine)
+    for one, other in zip(*(torch.autograd.grad(each, tensors, upstream) for each in (mine, plain)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+def test_a_scale_that_is_learnt(backend: str) -> None:
+    tensors = [x.requires_grad_() for x in (*qkv(2, 2, 2, 9, 9, 4), torch.tensor(0.7, dtype=torch.float64))]
+    q, k, v, scale = tensors
+    plain = (scale * (q @ k.mT)).softmax(-1) @ v
+    mine = attention(q, k, v, scale=scale, backend=backend)
+    upstream = torch.randn_like(mine)
+    for one, other in zip(*(torch.autograd.grad(each, tensors, upstream) for each in (mine, plain)), strict=True):
+        torch.testing.assert_close(one, other)

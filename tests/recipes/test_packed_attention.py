@@ -305,7 +305,10 @@ def test_scores_are_held_when_that_is_asked_for() -> None:
             {"attn_mask": torch.ones(5, 6)},
             r"attn_mask is of shape \(5, 6\); expected a shape that broadcasts",
         ),
-        ({"backend": "math"}, "backend is 'math'; expected 'auto' or 'held' or 'cpu' or 'triton' or 'attention'"),
+        (
+            {"backend": "flash"},
+            "backend is 'flash'; expected 'auto' or 'held' or 'cpu' or 'triton' or 'attention' or 'math'",
+        ),
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], message: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradscope.recipes.attention_mask import attention_mask
 from gradscope.recipes.packed_attention import packed_attention
 
 from .test_packed_attention import run, views, with_sdpa
@@ -72,7 +73,7 @@ def test_empty(shape: tuple[int, int, int], backend: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0])
-@pytest.mark.parametrize("backend", ["cpu", "held"])
+@pytest.mark.parametrize("backend", ["cpu", "held", "attention", "auto"])
 def test_a_scale_that_is_not_positive(scale: float, backend: str) -> None:
     """SDPA on the CPU gives NaN for these where it is causal: it scales -inf."""
     qkv = torch.randn(1, 6, 24, dtype=torch.float64, requires_grad=True)
@@ -132,3 +133,19 @@ def test_compiled_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append([out, *torch.autograd.grad(out.square().sum(), qkv)])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("tokens", [6, 300])
+def test_whatever_a_mask_asks_for(tokens: int) -> None:
+    """A row that a number as low as finfo.min hides whole weighs all keys equally, as by hand."""
+    qkv = torch.randn(1, tokens, 24, dtype=torch.float64, requires_grad=True)
+    mask = torch.zeros(tokens, tokens, dtype=torch.float64)
+    mask[2] = torch.finfo(torch.float64).min
+    ours = packed_attention(qkv, 2, **attention_mask(mask))
+    q, k, v = views(qkv, 2, 2)
+    weights = (0.5 * (q @ k.mT) + mask).softmax(-1)
+    by_hand = (weights @ v).transpose(1, 2).reshape(1, tokens, 8)
+    torch.testing.assert_close(ours, by_hand)
+    upstream = torch.randn_like(ours)
+    gradients = [torch.autograd.grad(each, qkv, upstream)[0] for each in (ours, by_hand)]
+    torch.testing.assert_close(*gradients)
