@@ -81,6 +81,12 @@ def _read_anew(arguments: tuple[Argument, ...]) -> Iterator[tuple[Node, int | st
                 yield piece.node, piece.name
 
 
+def settings_read(match: Match, module: object) -> set[str]:
+    """The attributes of a module of torch's that the new code reads."""
+    pieces = _pieces(match.arguments)
+    return {piece.attribute for piece in pieces if isinstance(piece, Setting) and piece.node.caller is module}
+
+
 def _numbers(node: Node) -> Iterator[tuple[Scalar, Any]]:
     for position, value in enumerate(node.args):
         if _is_plain(value) and (node.op, position) != ("setitem", 1):  # a place, as of getitem

@@ -17,6 +17,7 @@ from gradscope.patching.functions import rebuilt
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.sites import Site, bound
 from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.patching.unchanged import Unchanged, unchanged
 
 
 class Swap:
@@ -31,7 +32,7 @@ class Swap:
         self.sites = list(sites)
         self._plain = {site.chain[0].name for site in self.sites if not site.chain[0].bound}
         self.methods = {
-            name: made if name in self._plain else _of_its_caller(made, name)
+            name: made if name in self._plain else _of_its_caller(made, name, unchanged(module, self.sites))
             for name, made in ((name, _built(sites, files)) for name, sites in _by_method(self.sites))
         }
         self._held: dict[str, Any] = {}  # what the module itself had under these names
@@ -97,8 +98,8 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
     return made
 
 
-def _of_its_caller(function: FunctionType, name: str) -> FunctionType:
-    """``function`` as a method that an instance holds, and its shallow copies with it.
+def _of_its_caller(function: FunctionType, name: str, asked: tuple[Unchanged, ...]) -> FunctionType:
+    """``function`` as a method that an instance holds, and its shallow copies with it; where ``asked`` holds.
 
     A replica of DataParallel's and what ``copy.copy`` makes have the attributes of the original, and so its method,
     which is bound to that. Who calls it has the right module as its own first argument.
@@ -111,6 +112,8 @@ def _of_its_caller(function: FunctionType, name: str) -> FunctionType:
             first = caller.f_locals.get(caller.f_code.co_varnames[0]) if caller.f_code.co_argcount else None
             if type(first) is type(self) and first is not self and vars(first).get(name) is vars(self).get(name):
                 self = first
+        if not all(each.holds(self) for each in asked):
+            return getattr(type(self), name)(self, *args, **kwargs)
         return function(self, *args, **kwargs)
 
     return cast(FunctionType, method)

@@ -1,0 +1,104 @@
+"""A module whose call the new code took the place of may be another one later, or have another setting, or a hook."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import plan
+from tests.patching.exactness import TOLERANCE, difference, results
+
+WIDTH, WORDS = 16, 30
+RECIPES = {"packed_attention", "rms_norm", "swiglu", "linear_cross_entropy", "embedding"}
+
+
+class Called(nn.Module):
+    """Modules of torch's whose calls go: an embedding, dropout, a norm, an activation, a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.drop, self.soft = nn.Dropout(0.0), nn.Softmax(dim=-1)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.gate, self.up, self.act = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.SiLU()
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.table.weight
+        self.criterion = nn.CrossEntropyLoss()
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        x = x + (self.drop(self.soft(q @ k.mT * 0.25)) @ v).squeeze(1)
+        x = self.norm(x)
+        x = x + self.act(self.gate(x)) * self.up(x)
+        return self.criterion(self.head(x).flatten(0, 1), words.flatten())
+
+
+def loss(output: Tensor, _: object) -> Tensor:
+    return output
+
+
+def put(name: str, made: Callable[[], nn.Module]) -> Callable[[Called], None]:
+    return lambda model: setattr(model, name, made())
+
+
+def setting(name: str, of: str, value: object) -> Callable[[Called], None]:
+    return lambda model: setattr(getattr(model, name), of, value)
+
+
+def hooked(name: str) -> Callable[[Called], None]:
+    return lambda model: getattr(model, name).register_forward_hook(lambda module, given, output: 1.5 * output) and None
+
+
+class Louder(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.5 * x
+
+
+CHANGES = {
+    "no dropout any more": put("drop", nn.Identity),
+    "something else for dropout": put("drop", Louder),
+    "dropout, hooked": hooked("drop"),
+    "another softmax": put("soft", lambda: nn.Softmax(dim=-2)),
+    "the softmax's dimension": setting("soft", "dim", -2),
+    "the softmax, hooked": hooked("soft"),
+    "another norm": put("norm", lambda: nn.LayerNorm(WIDTH)),
+    "the norm's eps": setting("norm", "eps", 0.3),
+    "the norm, hooked": hooked("norm"),
+    "another activation": put("act", nn.GELU),
+    "the activation, hooked": hooked("act"),
+    "another loss": put("criterion", nn.MultiMarginLoss),
+    "the loss's sum": setting("criterion", "reduction", "sum"),
+    "smoothed labels": setting("criterion", "label_smoothing", 0.2),
+    "the loss, hooked": hooked("criterion"),
+    "a word that pads": setting("table", "padding_idx", 3),
+    "rows by frequency": setting("table", "scale_grad_by_freq", True),
+    "rows of a largest norm": setting("table", "max_norm", 0.5),
+    "another head": put("head", lambda: nn.Linear(WIDTH, WORDS)),
+}
+
+
+@pytest.mark.usefixtures("nothing_is_idle")
+@pytest.mark.parametrize("of_a_copy", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_model_does_as_the_original(change: Callable[[Called], None], of_a_copy: bool) -> None:
+    model, words = Called().double(), torch.randint(WORDS, (2, 9))
+    original = copy.deepcopy(model)
+    patches = Patches(plan(model, words, loss))
+    patches.apply()
+    assert {site.recipe for site in patches.kept} >= RECIPES, patches.table.reasons.tolist()
+    changed = copy.deepcopy(model) if of_a_copy else model
+    for each in (original, changed):
+        torch.manual_seed(5)
+        change(each)
+        each.double()
+    for train in (True, False):
+        given = results(original.train(train), words, loss), results(changed.train(train), words, loss)
+        assert difference(*given) <= TOLERANCE
