@@ -11,6 +11,7 @@ from torch import Tensor
 from gradscope.kernels.attention.options import Options
 
 LOG2E = 1 / math.log(2)
+LARGEST_BLOCK = 256  # of rows or columns
 NO_BIAS, ADDED, MASK = 0, 1, 2  # Form.bias
 
 
@@ -53,6 +54,7 @@ class Form(NamedTuple):
     right: bool
     dropout: bool
     base_2: bool  # scores are in units of log 2
+    wide: bool  # rows of a head lie so far apart that their offsets need 64 bits
 
 
 def heads_of(tensor: Tensor) -> Heads:
@@ -82,8 +84,12 @@ def terms_of(q: Tensor, k: Tensor, options: Options) -> Terms:
     )
 
 
-def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> Form:
-    """What must be compiled for one call."""
+def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: Options, wide: bool) -> Form:
+    """What must be compiled for one call.
+
+    Args:
+        wide: :func:`is_wide` of all its tensors.
+    """
     left, right = options.band()
     return Form(
         size=q.shape[3],
@@ -95,6 +101,19 @@ def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> Form
         right=right is not None,
         dropout=options.dropout_p > 0,
         base_2=_base_2(q),
+        wide=wide,
+    )
+
+
+def is_wide(*tensors: Tensor) -> bool:
+    """Whether an element of a head lies 2^31 elements or more from the first, counting what a block reaches over.
+
+    Args:
+        tensors: [batch, heads, rows, columns], any strides.
+    """
+    return any(
+        (x.shape[2] + LARGEST_BLOCK) * x.stride(2) + (x.shape[3] + LARGEST_BLOCK) * x.stride(3) >= 1 << 31
+        for x in tensors
     )
 
 

@@ -73,6 +73,15 @@ def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
     return Blocks(64, 32, 8, 2) if _large(capability) else Blocks(32, 16, 8, 1)
 
 
+def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks | None:
+    """For the kernel of all three gradients; None where its registers would spill: there two kernels do it."""
+    if dtype == torch.float32:
+        return Blocks(16, 32, 8, 1) if size <= 64 else None
+    if size <= 32:
+        return Blocks(32 if rich else 64, 128, 8, 3)
+    return Blocks(16 if rich else 32, 128, 8, 3) if size <= 64 else None
+
+
 def _large(capability: tuple[int, int] | None) -> bool:
     # 9.0 and 10.0 are data center parts with 227 kB; 12.0 is a consumer's again.
     return capability is not None and HOPPER <= capability < (11, 0)

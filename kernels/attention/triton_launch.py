@@ -13,7 +13,7 @@ from torch import Tensor
 from gradscope.kernels.attention import triton_blocks
 from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import Options
-from gradscope.kernels.attention.triton_arguments import Heads, form_of, heads_of, terms_of
+from gradscope.kernels.attention.triton_arguments import Form, Heads, form_of, heads_of, is_wide, terms_of
 from gradscope.kernels.attention.triton_blocks import Blocks, padded
 from gradscope.kernels.check import dtype_text
 from gradscope.kernels.on_device import on_device
@@ -62,7 +62,10 @@ def forward(
     cut = triton_blocks.forward_blocks(*_kind(q, v, bias, options))
     with on_device(q):
         kernel[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
-            *_inputs(q, k, v, bias, options, seed), heads_of(out), logsumexp, **_settings(q, k, v, bias, options, cut)
+            *_inputs(q, k, v, bias, options, seed),
+            heads_of(out),
+            logsumexp,
+            **_settings(q, k, options, _form(q, k, v, bias, options, out), cut),
         )
     return out, logsumexp
 
@@ -81,7 +84,10 @@ def backward(
     *,
     into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and, where wanted, of the bias: the same at each run, no sum by atomics.
+    """Gradients of q, k, v and, where wanted, of the bias.
+
+    dq is a sum by atomics in float32, whose last bits differ from run to run, where there is more than one block of
+    keys; not under ``torch.use_deterministic_algorithms``. All others are the same at each run.
 
     Args:
         grad_out: as ``out``, any strides.
@@ -99,6 +105,7 @@ def backward(
     from gradscope.kernels.attention.triton_backward import triton_kernels as kernels
 
     delta = torch.empty_like(logsumexp)
+    form = _form(q, k, v, bias, options, grad_out, out, dq, dk, dv)
     inputs = (*_inputs(q, k, v, bias, options, seed), heads_of(grad_out), logsumexp, delta)
     kind = _kind(q, v, bias, options)
     with on_device(q):
@@ -112,30 +119,70 @@ def backward(
             BLOCK_M=64,
             BLOCK_V=padded(v.shape[3]),
         )
-        cut = triton_blocks.keys_blocks(*kind)
-        kernels.keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
-            *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, v, bias, options, cut)
-        )
-        cut = triton_blocks.queries_blocks(*kind)
-        kernels.queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
-            *inputs, heads_of(dq), **_settings(q, k, v, bias, options, cut)
-        )
+        cut = triton_blocks.one_pass_blocks(*kind)
+        if cut is not None and (k.shape[2] <= cut.n or not repeatable()):
+            _in_one_pass(inputs, form, cut, q, k, options, dq, dk, dv)
+        else:
+            cut = triton_blocks.keys_blocks(*kind)
+            kernels.keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
+                *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, options, form, cut)
+            )
+            cut = triton_blocks.queries_blocks(*kind)
+            kernels.queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
+                *inputs, heads_of(dq), **_settings(q, k, options, form, cut)
+            )
         if not wanted or bias is None:
             return dq, dk, dv, None
-        from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
+        return dq, dk, dv, _of_bias(inputs, form, triton_blocks.queries_blocks(*kind), q, k, bias, options)
 
-        own, parts = _bias_buffer(bias, q, k, cut)
-        bias_gradient[(own.shape[0] * own.shape[1] * _count(q.shape[2], cut.m) * _count(k.shape[2], cut.n),)](
-            *inputs,
-            heads_of(parts),
-            own.shape[1],
-            q.shape[0] // own.shape[0],
-            q.shape[1] // own.shape[1],
-            ONE_ROW=own.shape[2] == 1,
-            ONE_COLUMN=own.shape[3] == 1,
-            **_settings(q, k, v, bias, options, cut),
-        )
-    return dq, dk, dv, parts.sum_to_size(own.shape).to(bias.dtype).reshape(bias.shape)
+
+def repeatable() -> bool:
+    """Whether every run must give the same bits."""
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _in_one_pass(
+    inputs: tuple[Heads | Tensor, ...],
+    form: Form,
+    cut: Blocks,
+    q: Tensor,
+    k: Tensor,
+    options: Options,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    from gradscope.kernels.attention.triton_one_pass.triton_kernels import all_gradients
+
+    whole = k.shape[2] <= cut.n
+    # Atomics add in float32: to dq itself, or to a sum of its shape that is rounded once.
+    summed = dq if whole or dq.dtype == torch.float32 else torch.empty_like(dq, dtype=torch.float32)
+    if not whole or form.left or form.right:
+        summed.zero_()
+    all_gradients[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
+        *inputs, heads_of(dk), heads_of(dv), heads_of(summed), WHOLE=whole, **_settings(q, k, options, form, cut)
+    )
+    if summed is not dq:
+        dq.copy_(summed)
+
+
+def _of_bias(
+    inputs: tuple[Heads | Tensor, ...], form: Form, cut: Blocks, q: Tensor, k: Tensor, bias: Tensor, options: Options
+) -> Tensor:
+    from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
+
+    own, parts = _bias_buffer(bias, q, k, cut)
+    bias_gradient[(own.shape[0] * own.shape[1] * _count(q.shape[2], cut.m) * _count(k.shape[2], cut.n),)](
+        *inputs,
+        heads_of(parts),
+        own.shape[1],
+        q.shape[0] // own.shape[0],
+        q.shape[1] // own.shape[1],
+        ONE_ROW=own.shape[2] == 1,
+        ONE_COLUMN=own.shape[3] == 1,
+        **_settings(q, k, options, form, cut),
+    )
+    return parts.sum_to_size(own.shape).to(bias.dtype).reshape(bias.shape)
 
 
 def kept(q: Tensor, k: Tensor, options: Options, seed: Tensor) -> Tensor:
@@ -162,7 +209,13 @@ def _inputs(
     return (heads_of(q), heads_of(k), heads_of(v), heads_of(spread), heads_of(alibi), q if seed is None else seed)
 
 
-def _settings(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, cut: Blocks) -> dict[str, Any]:
+def _form(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, *others: Tensor) -> Form:
+    """What the kernels of a call are compiled for; ``others`` are tensors [batch, heads, rows, columns] of the call."""
+    spread = () if bias is None else (bias.expand(*q.shape[:3], k.shape[2]),)
+    return form_of(q, v, bias, options, is_wide(q, k, v, *spread, *others))
+
+
+def _settings(q: Tensor, k: Tensor, options: Options, form: Form, cut: Blocks) -> dict[str, Any]:
     """The last arguments of every kernel."""
     import triton.language as tl
 
@@ -171,13 +224,13 @@ def _settings(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Opt
     names = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return {
         "terms": terms_of(q, k, options),
-        "FORM": form_of(q, v, bias, options),
+        "FORM": form,
         "PRECISION": "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
         "OPERAND": tl.float32 if wide else names[q.dtype],
         "BLOCK_M": cut.m,
         "BLOCK_N": cut.n,
-        "BLOCK_D": padded(q.shape[3]),
-        "BLOCK_V": padded(v.shape[3]),
+        "BLOCK_D": padded(form.size),
+        "BLOCK_V": padded(form.value_size),
         "num_warps": cut.warps,
         "num_stages": cut.stages,
     }

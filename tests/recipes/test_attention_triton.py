@@ -23,6 +23,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_blocks, "forward_blocks", lambda *_: Blocks(32, 16, 4, 1))
     monkeypatch.setattr(triton_blocks, "keys_blocks", lambda *_: Blocks(16, 32, 4, 1))
     monkeypatch.setattr(triton_blocks, "queries_blocks", lambda *_: Blocks(32, 16, 4, 1))
+    monkeypatch.setattr(triton_blocks, "one_pass_blocks", lambda *_: Blocks(32, 16, 4, 1))
 
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -114,7 +115,7 @@ def test_edge_15_any_length(triton_device: torch.device, length: int) -> None:
 
 def test_edge_15_a_length_of_1025(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edge case 15: T = 1025 leaves one row in the last block."""
-    for name in ("forward_blocks", "keys_blocks", "queries_blocks"):
+    for name in ("forward_blocks", "keys_blocks", "queries_blocks", "one_pass_blocks"):
         monkeypatch.setattr(triton_blocks, name, lambda *_: Blocks(128, 128, 8, 1))
     check(problem(triton_device, 1025, 1025, 8, heads=1, is_causal=True))
 

@@ -13,6 +13,7 @@ import torch
 from gradscope.kernels.attention import triton_blocks, triton_launch
 from gradscope.kernels.attention.options import Options
 from gradscope.kernels.attention.reference import attention
+from gradscope.kernels.attention.triton_arguments import form_of
 from gradscope.kernels.attention.triton_blocks import Blocks
 
 from .attention_triton import check, kernels, problem
@@ -20,7 +21,7 @@ from .attention_triton import check, kernels, problem
 
 @pytest.fixture(autouse=True)
 def _small(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("forward_blocks", "keys_blocks", "queries_blocks"):
+    for name in ("forward_blocks", "keys_blocks", "queries_blocks", "one_pass_blocks"):
         monkeypatch.setattr(triton_blocks, name, lambda *_: Blocks(16, 16, 4, 1))
 
 
@@ -39,7 +40,7 @@ def test_edge_2_and_4_nothing_given_is_written(triton_device: torch.device) -> N
 def test_edge_3_and_19_the_same_at_each_run(triton_device: torch.device) -> None:
     """Edge cases 3 and 19: a second backward, and a second run, give the same bits; the bias's gradient too."""
     p = problem(triton_device, 33, 33, kv_heads=1, bias=torch.randn(1, 1, 33, 33), dropout_p=0.2)
-    first, second = kernels(p)[1], kernels(p)[1]
+    first, second = kernels(p, repeatable=True)[1], kernels(p, repeatable=True)[1]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -54,11 +55,37 @@ def test_edge_5_more_than_2_to_the_31_elements(triton_device: torch.device) -> N
         far.copy_(getattr(p, name))
         out, _ = triton_launch.forward(*(far if n == name else getattr(p, n) for n in "qkv"), None, p.options, None)
         assert torch.equal(out, want), name
-    gradients = triton_launch.backward(p.grad_out, p.q, p.k, p.v, None, want, logsumexp, p.options, None, False)
-    found = triton_launch.backward(
-        p.grad_out, p.q, p.k, p.v, None, want, logsumexp, p.options, None, False, into=(far, far[:, :, :, :], far)
-    )
-    assert torch.equal(found[0], gradients[0])  # dq is written last
+    arguments = (p.grad_out, p.q, p.k, p.v, None, want, logsumexp, p.options, None, False)
+    gradients = triton_launch.backward(*arguments)
+    for written in range(3):
+        into = [torch.empty_like(tensor) for tensor in (p.q, p.k, p.v)]
+        into[written] = far
+        assert torch.equal(triton_launch.backward(*arguments, into=tuple(into))[written], gradients[written])
+
+
+def test_one_pass_or_two_kernels(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dq is summed by atomics, but where deterministic algorithms are asked for and there are several blocks."""
+    calls = []
+    one_pass = triton_launch._in_one_pass
+    monkeypatch.setattr(triton_launch, "_in_one_pass", lambda *given: (calls.append(1), one_pass(*given)))
+    was = torch.are_deterministic_algorithms_enabled()
+    for keys, asked, used in ((16, False, True), (17, False, True), (16, True, True), (17, True, False)):
+        p = problem(triton_device, 20, keys)
+        out, logsumexp = triton_launch.forward(p.q, p.k, p.v, None, p.options, None)
+        calls.clear()
+        torch.use_deterministic_algorithms(asked)
+        try:
+            triton_launch.backward(p.grad_out, p.q, p.k, p.v, None, out, logsumexp, p.options, None, False)
+        finally:
+            torch.use_deterministic_algorithms(was)
+        assert bool(calls) is used, (keys, asked)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_rows_beyond_the_band_get_no_gradient(triton_device: torch.device, dtype: torch.dtype) -> None:
+    """Rows of dq that no key sees are not visited, with one block of keys or several; they are 0, whatever was there."""
+    for keys in (9, 40):
+        check(problem(triton_device, 80, keys, window=(3, None), dtype=dtype))
 
 
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0)])
@@ -152,7 +179,7 @@ def test_edge_14_dropout_does_not_depend_on_lengths_or_blocks(
     assert torch.equal(part, whole[:, :, :17, :21])
     check(p)
     small = kernels(p)[1]
-    for name in ("forward_blocks", "keys_blocks", "queries_blocks"):
+    for name in ("forward_blocks", "keys_blocks", "queries_blocks", "one_pass_blocks"):
         monkeypatch.setattr(triton_blocks, name, lambda *_: Blocks(64, 32, 4, 1))
     for got, want in zip(kernels(p)[1], small, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)  # one other element dropped would be 0.1 or more
@@ -196,7 +223,7 @@ def test_edge_21_tf32_is_the_users(triton_device: torch.device) -> None:
     try:
         for setting, used in (("ieee", "ieee"), ("tf32", "tf32")):
             matmul.fp32_precision = setting
-            found = triton_launch._settings(p.q, p.k, p.v, None, p.options, Blocks(16, 16, 4, 1))
+            found = triton_launch._settings(p.q, p.k, p.options, form_of(p.q, p.v, None, p.options, False), Blocks(16, 16, 4, 1))
             assert found["PRECISION"] == used and matmul.fp32_precision == setting
     finally:
         matmul.fp32_precision = was

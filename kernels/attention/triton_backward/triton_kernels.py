@@ -20,6 +20,7 @@ from gradscope.kernels.attention.triton_scores.triton_kernels import (
     load_logsumexp,
     load_rows,
     part_of,
+    positions,
     power,
     scores,
     slope_of,
@@ -40,7 +41,7 @@ def deltas(
 ):
     program = tl.program_id(0)
     blocks = tl.cdiv(queries, BLOCK_M)
-    rows = program % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = (program % blocks * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     head = program // blocks
     o = load_rows(at_head(out, head // heads, head % heads), out, rows, queries, SIZE, BLOCK_V)
     do = load_rows(at_head(grad_out, head // heads, head % heads), grad_out, rows, queries, SIZE, BLOCK_V)
@@ -80,7 +81,7 @@ def keys_and_values(
     b = program // blocks // key_heads
     key_head = program // blocks % key_heads
 
-    columns = start + tl.arange(0, BLOCK_N)
+    columns = positions(start, BLOCK_N, FORM)
     # Keys carry the factor here: they are read once, queries at every turn.
     key = load_rows(at_head(k, b, key_head), k, columns, terms.keys, FORM.size, BLOCK_D)
     key = (key.to(tl.float32) * terms.factor).to(OPERAND)
@@ -102,7 +103,7 @@ def keys_and_values(
             if FORM.right or part > 0:
                 low, high = part_of(part, first, full, rest, end)
                 for row in range(low, high, BLOCK_M):
-                    rows = row + tl.arange(0, BLOCK_M)
+                    rows = positions(row, BLOCK_M, FORM)
                     there = rows < terms.queries
                     query = load_rows(q_head, q, rows, terms.queries, FORM.size, BLOCK_D, part != 1).to(OPERAND)
                     raw = tl.dot(key, tl.trans(query), input_precision=PRECISION)
@@ -151,8 +152,8 @@ def gradient_tile(
     BLOCK_N: tl.constexpr,
 ):
     """The gradient of a tile of scores, before and after the soft-cap."""
-    rows = (row + tl.arange(0, BLOCK_M))[:, None]
-    columns = (column + tl.arange(0, BLOCK_N))[None, :]
+    rows = positions(row, BLOCK_M, FORM)[:, None]
+    columns = positions(column, BLOCK_N, FORM)[None, :]
     raw = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     s, bend = scores(raw, rows, columns, b, h, bias, slope, terms, FORM, MASKED)
     p = power(s - lse[:, None], FORM)
@@ -196,7 +197,7 @@ def queries_alone(
     v_head = at_head(v, b, h // terms.group)
     slope = slope_of(alibi, b, h, FORM)
 
-    rows = start + tl.arange(0, BLOCK_M)
+    rows = positions(start, BLOCK_M, FORM)
     there = rows < terms.queries
     query = load_rows(at_head(q, b, h), q, rows, terms.queries, FORM.size, BLOCK_D)
     query = (query.to(tl.float32) * terms.factor).to(OPERAND)
@@ -211,7 +212,7 @@ def queries_alone(
         if FORM.left or part > 0:
             low, high = part_of(part, first, full, rest, end)
             for column in range(low, high, BLOCK_N):
-                columns = column + tl.arange(0, BLOCK_N)
+                columns = positions(column, BLOCK_N, FORM)
                 key = load_rows(k_head, k, columns, terms.keys, FORM.size, BLOCK_D, part != 1).to(OPERAND)
                 value = load_rows(v_head, v, columns, terms.keys, FORM.value_size, BLOCK_V, part != 1).to(OPERAND)
                 ds, _ = gradient_tile(

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from gradscope.kernels.attention.triton_backward.triton_kernels import gradient_tile
-from gradscope.kernels.attention.triton_scores.triton_kernels import at_head, load_logsumexp, load_rows, slope_of
+from gradscope.kernels.attention.triton_scores.triton_kernels import at_head, load_logsumexp, load_rows, positions, slope_of
 
 
 @triton.jit
@@ -51,8 +51,8 @@ def bias_gradient(
     own_head = program // column_blocks // row_blocks % own_heads
     row = row_block * BLOCK_M
     column = column_block * BLOCK_N
-    rows = row + tl.arange(0, BLOCK_M)
-    columns = column + tl.arange(0, BLOCK_N)
+    rows = positions(row, BLOCK_M, FORM)
+    columns = positions(column, BLOCK_N, FORM)
     there = rows < terms.queries
     found = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     turns = sharing_batches * sharing_heads

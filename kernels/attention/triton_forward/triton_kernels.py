@@ -19,6 +19,7 @@ from gradscope.kernels.attention.triton_scores.triton_kernels import (
     kept,
     load_rows,
     part_of,
+    positions,
     power,
     scores,
     slope_of,
@@ -56,7 +57,7 @@ def forward(
     v_head = at_head(v, b, h // terms.group)
     slope = slope_of(alibi, b, h, FORM)
 
-    rows = start + tl.arange(0, BLOCK_M)
+    rows = positions(start, BLOCK_M, FORM)
     query = load_rows(at_head(q, b, h), q, rows, terms.queries, FORM.size, BLOCK_D)
     query = (query.to(tl.float32) * terms.factor).to(OPERAND)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -68,7 +69,7 @@ def forward(
         if FORM.left or part > 0:
             low, high = part_of(part, first, full, rest, end)
             for column in range(low, high, BLOCK_N):
-                columns = column + tl.arange(0, BLOCK_N)
+                columns = positions(column, BLOCK_N, FORM)
                 key = load_rows(k_head, k, columns, terms.keys, FORM.size, BLOCK_D, part != 1).to(OPERAND)
                 raw = tl.dot(query, tl.trans(key), input_precision=PRECISION)
                 s, _ = scores(raw, rows[:, None], columns[None, :], b, h, bias, slope, terms, FORM, part != 1)

@@ -54,15 +54,34 @@ def kept(seed, head, row_start, column_start, threshold, BLOCK_M: tl.constexpr, 
 @triton.jit
 def at_head(heads, b, h):
     """Pointer to one head of a tensor."""
-    # In 64 bits, as every product with a stride: a tensor may have more than 2^31 elements.
+    # In 64 bits: a tensor may have more than 2^31 elements.
     return heads.pointer + b.to(tl.int64) * heads.batch + h.to(tl.int64) * heads.head
+
+
+@triton.jit
+def positions(start, BLOCK: tl.constexpr, FORM: tl.constexpr):
+    """``start`` and the next, [BLOCK]: in 64 bits where a product with a stride may need them.
+
+    Elsewhere those would only take registers, twice as many for each address.
+    """
+    found = start + tl.arange(0, BLOCK)
+    if FORM.wide:
+        found = found.to(tl.int64)
+    return found
+
+
+@triton.jit
+def offsets_of(heads, index, BLOCK: tl.constexpr):
+    """Of rows from the pointer to their head, [rows, BLOCK]; as wide as ``index``."""
+    column = tl.arange(0, BLOCK).to(index.dtype)
+    return index[:, None] * heads.row + column[None, :] * heads.column
 
 
 @triton.jit
 def load_rows(pointer, heads, index, length, SIZE: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr = True):
     """Rows of the head at ``pointer``, [rows, BLOCK]: zeros beyond SIZE, and beyond ``length`` where CHECKED."""
     column = tl.arange(0, BLOCK)
-    at = pointer + index.to(tl.int64)[:, None] * heads.row + column.to(tl.int64)[None, :] * heads.column
+    at = pointer + offsets_of(heads, index, BLOCK)
     if CHECKED and SIZE != BLOCK:
         tile = tl.load(at, mask=(index[:, None] < length) & (column[None, :] < SIZE), other=0.0)
     elif CHECKED:
@@ -78,8 +97,17 @@ def load_rows(pointer, heads, index, length, SIZE: tl.constexpr, BLOCK: tl.const
 def store_rows(pointer, heads, tile, index, length, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """The counterpart of :func:`load_rows`."""
     column = tl.arange(0, BLOCK)
-    at = pointer + index.to(tl.int64)[:, None] * heads.row + column.to(tl.int64)[None, :] * heads.column
+    at = pointer + offsets_of(heads, index, BLOCK)
     tl.store(at, tile.to(pointer.dtype.element_ty), mask=(index[:, None] < length) & (column[None, :] < SIZE))
+
+
+@triton.jit
+def add_rows(pointer, heads, tile, index, length, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """As :func:`store_rows`, but adds to what is there: atomically, in no order that is promised."""
+    column = tl.arange(0, BLOCK)
+    at = pointer + offsets_of(heads, index, BLOCK)
+    # Relaxed: nobody reads the sum before the kernel has ended.
+    tl.atomic_add(at, tile, mask=(index[:, None] < length) & (column[None, :] < SIZE), sem="relaxed")
 
 
 @triton.jit
@@ -108,7 +136,7 @@ def scores(raw, rows, columns, b, h, bias, slope, terms, FORM: tl.constexpr, MAS
         s = t * terms.cap
         bend = 1.0 - t * t
     if FORM.bias != NO_BIAS:
-        at = at_head(bias, b, h) + rows.to(tl.int64) * bias.row + columns.to(tl.int64) * bias.column
+        at = at_head(bias, b, h) + (rows * bias.row + columns * bias.column)
         found = tl.load(at, mask=(rows < terms.queries) & (columns < terms.keys), other=0)
         if FORM.bias == ADDED:
             s += in_units(found.to(tl.float32), FORM)

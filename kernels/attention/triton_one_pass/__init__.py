@@ -1,0 +1,1 @@
+"""Gradients of q, k and v in one Triton kernel."""
