@@ -35,10 +35,9 @@ class Resources:
     registers: int  # a thread
     spilled_bytes: int  # written and read a thread, in the program's text
     shared_bytes: int  # a program
-    products: int  # wgmma or mma instructions in the program's text; 0: none, or none on the tensor cores
 
 
-def resources(kernel: Any, given: Mapping[str, Any], *, warps: int, stages: int, target: int = 90) -> Resources:
+def resources(kernel: Any, given: Mapping[str, Any], warps: int, stages: int, target: int) -> Resources:
     """Compile ``kernel`` and ask ptxas.
 
     Args:
@@ -61,7 +60,6 @@ def resources(kernel: Any, given: Mapping[str, Any], *, warps: int, stages: int,
         registers=int(found[1]),
         spilled_bytes=sum(int(count) for count in re.findall(r"(\d+) bytes spill", said)),
         shared_bytes=int(compiled.metadata.shared),
-        products=len(re.findall(r"\bw?g?mma(?:\.mma_async)?\.sync", compiled.asm["ptx"])),
     )
 
 

@@ -1,8 +1,8 @@
 """Block sizes and warps of the Triton kernels, by head size, dtype and device.
 
-Not yet run on a GPU, but compiled for 8.0 and 9.0: no clock chose these sizes, but ptxas. They are the largest tried
-at which causal attention spills no registers, and with every option at once 170 bytes a thread at most; but dk and dv
-in float32 at size 256 spill 1.2 kB.
+Not yet run on a GPU: no clock chose these sizes, but ptxas. They are the largest tried at which causal attention spills
+no registers on an H100, by itself and with dropout; benchmarks/results/registers.md has the figures, and what is left:
+dk and dv in float32 with dropout at size 128, where deterministic algorithms are asked for, and sizes above 128.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
         rich: scores get a bias, a mask or dropout. What these hold beside the sums spills from four warps' registers.
     """
     if dtype == torch.float32:  # without tensor cores registers are short first
-        return Blocks(64, 32, 8, 1) if size <= 64 else Blocks(32, 32, 8, 1) if size <= 128 else Blocks(16, 32, 8, 1)
+        return Blocks(32, 32, 8, 1) if size <= 32 else Blocks(64, 32, 8, 1) if size <= 64 else Blocks(16, 32, 8, 1)
     if size <= 64:
         return Blocks(128, 64, 8 if rich else 4, 3)
     if size <= 128:
@@ -51,35 +51,45 @@ def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
     return Blocks(64 if rich else 128, 64, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
 
 
-def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
-    """For the kernel of dk and dv: keys and values stay, and their two sums in registers: n · 2 size floats."""
+def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks | None:
+    """For the kernel of all three gradients; None where it would spill: there two kernels do it.
+
+    Keys and values stay, and their two sums in registers, n · 2 size floats. A block of queries is small, for four
+    tiles of scores and a part of dq are alive at once.
+    """
     if dtype == torch.float32:
-        return Blocks(32, 32, 8, 1) if size <= 64 else Blocks(16, 16, 8, 1)
+        if size <= 32:
+            return Blocks(32 if rich else 16, 32, 8, 1)
+        if size <= 64:
+            return Blocks(16, 32, 8, 1)
+        return (Blocks(16, 16, 8, 1) if rich else Blocks(32, 32, 8, 1)) if size <= 128 else None
+    if size <= 32:
+        return Blocks(32 if rich else 64, 128, 8, 3)
+    return Blocks(16 if rich else 32, 128, 8, 3) if size <= 64 else None
+
+
+def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+    """For the kernel of dk and dv alone."""
+    if dtype == torch.float32:
+        return Blocks(16, 16, 8, 1) if rich or size > 64 else Blocks(32, 32, 8, 1)
+    if size <= 32:
+        return Blocks(32 if rich else 64, 128, 8, 3)
     if size <= 64:
-        return Blocks(32, 128, 8, 3) if _large(capability) else Blocks(32, 64, 8 if rich else 4, 3)
+        return Blocks(16 if rich else 32, 128, 8, 3)
     if size <= 128:
-        return Blocks(32, 64 if rich else 128, 8, 2) if _large(capability) else Blocks(32, 64, 8, 1)
+        return Blocks(16, 32 if rich else 128, 8, 2) if _large(capability) else Blocks(16, 32 if rich else 64, 8, 2)
     return Blocks(16 if rich else 32, 32, 8, 2) if _large(capability) else Blocks(16, 32, 8, 1)
 
 
 def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
-    """For the kernel of dq, and that of the bias: as the other with queries and keys in each other's place."""
+    """For the kernel of dq alone, and that of the bias: as the other with queries and keys in each other's place."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1) if size <= 64 else Blocks(32, 16, 8, 1) if size <= 128 else Blocks(16, 16, 8, 1)
     if size <= 64:
-        return Blocks(128, 32, 8 if rich else 4, 3)
+        return Blocks(128, 32 if rich else 64, 8, 3)
     if size <= 128:
-        return Blocks(128, 32, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
+        return Blocks(128, 32 if rich else 64, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
     return Blocks(64, 32, 8, 2) if _large(capability) else Blocks(32, 16, 8, 1)
-
-
-def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks | None:
-    """For the kernel of all three gradients; None where its registers would spill: there two kernels do it."""
-    if dtype == torch.float32:
-        return Blocks(16, 32, 8, 1) if size <= 64 else None
-    if size <= 32:
-        return Blocks(32 if rich else 64, 128, 8, 3)
-    return Blocks(16 if rich else 32, 128, 8, 3) if size <= 64 else None
 
 
 def _large(capability: tuple[int, int] | None) -> bool:

@@ -83,7 +83,7 @@ def test_one_pass_or_two_kernels(triton_device: torch.device, monkeypatch: pytes
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_rows_beyond_the_band_get_no_gradient(triton_device: torch.device, dtype: torch.dtype) -> None:
-    """Rows of dq that no key sees are not visited, with one block of keys or several; they are 0, whatever was there."""
+    """Rows of dq that no key sees are not visited, with one block of keys or several: they are 0."""
     for keys in (9, 40):
         check(problem(triton_device, 80, keys, window=(3, None), dtype=dtype))
 
@@ -223,7 +223,8 @@ def test_edge_21_tf32_is_the_users(triton_device: torch.device) -> None:
     try:
         for setting, used in (("ieee", "ieee"), ("tf32", "tf32")):
             matmul.fp32_precision = setting
-            found = triton_launch._settings(p.q, p.k, p.options, form_of(p.q, p.v, None, p.options, False), Blocks(16, 16, 4, 1))
+            form = form_of(p.q, p.v, None, p.options, wide=False)
+            found = triton_launch._settings(p.q, p.k, p.options, form, Blocks(16, 16, 4, 1))
             assert found["PRECISION"] == used and matmul.fp32_precision == setting
     finally:
         matmul.fp32_precision = was

@@ -12,7 +12,13 @@ import triton
 import triton.language as tl
 
 from gradscope.kernels.attention.triton_backward.triton_kernels import gradient_tile
-from gradscope.kernels.attention.triton_scores.triton_kernels import at_head, load_logsumexp, load_rows, positions, slope_of
+from gradscope.kernels.attention.triton_scores.triton_kernels import (
+    at_head,
+    load_logsumexp,
+    load_rows,
+    positions,
+    slope_of,
+)
 
 
 @triton.jit

@@ -1,0 +1,126 @@
+"""What benchmarks/registers.py compiles: each Triton kernel with the settings of its launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from _resources import ALIGNED, Fixed
+
+from gradscope.kernels.attention import triton_blocks
+from gradscope.kernels.attention.triton_arguments import ADDED, NO_BIAS, Form, Heads, Terms
+from gradscope.kernels.attention.triton_backward.triton_kernels import keys_and_values, queries_alone
+from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
+from gradscope.kernels.attention.triton_blocks import Blocks, padded
+from gradscope.kernels.attention.triton_forward.triton_kernels import forward
+from gradscope.kernels.attention.triton_one_pass.triton_kernels import all_gradients
+
+SIZES = (32, 64, 128)
+DTYPES = (torch.bfloat16, torch.float32)
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+# Two kernels take turns only where deterministic algorithms are asked for; float32 is without tensor cores anyhow.
+SPILLS = {("keys_and_values", "attention d128 fp32 causal, dropout")}
+_CONSUMERS = 89  # the smallest shared memory that the kernels are for
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel, and what it is compiled for."""
+
+    kernel: str
+    of: str
+    tile: str
+    function: Any
+    given: dict[str, Any]
+    warps: int
+    stages: int
+
+
+def all_cases(target: int) -> list[Case]:
+    """Every kernel of the table, as launched on a device of this compute capability (times ten)."""
+    return [*_attention(target)]
+
+
+def _attention(target: int) -> Iterator[Case]:
+    capability = divmod(target, 10)
+    for dtype in DTYPES:
+        for size in SIZES:
+            for form in (_causal(size, dtype), _causal(size, dtype)._replace(dropout=True)):
+                kind = (size, dtype, capability, form.dropout)
+                for kernel, cut in (
+                    (forward, triton_blocks.forward_blocks(*kind)),
+                    (all_gradients, triton_blocks.one_pass_blocks(*kind)),
+                    (keys_and_values, triton_blocks.keys_blocks(*kind)),
+                    (queries_alone, triton_blocks.queries_blocks(*kind)),
+                ):
+                    if cut is not None:
+                        yield _case(kernel, form, dtype, cut)
+
+
+def attention_limits() -> Iterator[Case]:
+    """The largest head size on a consumer's card; and every option at once, in a small tile."""
+    largest = _causal(256, torch.bfloat16)
+    kind = (256, torch.bfloat16, divmod(_CONSUMERS, 10), False)
+    yield _case(forward, largest, torch.bfloat16, triton_blocks.forward_blocks(*kind))
+    yield _case(keys_and_values, largest, torch.bfloat16, triton_blocks.keys_blocks(*kind))
+    yield _case(queries_alone, largest, torch.bfloat16, triton_blocks.queries_blocks(*kind))
+    half = (64, torch.bfloat16, divmod(_CONSUMERS, 10), False)
+    cut = triton_blocks.one_pass_blocks(*half)
+    if cut is not None:
+        yield _case(all_gradients, _causal(64, torch.bfloat16), torch.bfloat16, cut)
+    everything = Form(16, 24, True, ADDED, True, True, True, True, base_2=False, wide=True)
+    for kernel in (forward, all_gradients, keys_and_values, queries_alone, bias_gradient):
+        yield _case(kernel, everything, torch.bfloat16, Blocks(16, 16, 1, 2))
+
+
+def _causal(size: int, dtype: torch.dtype) -> Form:
+    return Form(
+        size,
+        size,
+        softcap=False,
+        bias=NO_BIAS,
+        alibi=False,
+        left=False,
+        right=True,
+        dropout=False,
+        base_2=dtype != torch.float32,
+        wide=False,
+    )
+
+
+def _case(kernel: Any, form: Form, dtype: torch.dtype, cut: Blocks) -> Case:
+    every = form.softcap and form.alibi
+    of = f"attention d{form.size} {_NAMES[dtype]}"
+    of += ", every option" if every else " causal, dropout" if form.dropout else " causal"
+    given = _given(form, dtype, cut, kernel is all_gradients)
+    return Case(kernel.fn.__name__, of, f"{cut.m} x {cut.n}", kernel, given, cut.warps, cut.stages)
+
+
+def _given(form: Form, dtype: torch.dtype, cut: Blocks, one_pass: bool) -> dict[str, Any]:
+    """Arguments of any of attention's kernels: tensors are contiguous in their last dimension."""
+    stride = f"i32{ALIGNED}"
+    heads = Heads(f"*{_NAMES[dtype]}", stride, stride, stride, Fixed(1))  # type: ignore[arg-type]
+    summed = heads._replace(pointer="*fp32")  # type: ignore[arg-type]
+    return {
+        **dict.fromkeys(("q", "k", "v", "bias", "grad_out", "out", "dk", "dv"), heads),
+        "dq": summed if one_pass else heads,
+        **dict.fromkeys(("alibi", "into"), summed),
+        **dict.fromkeys(("logsumexp", "delta"), "*fp32"),
+        **dict.fromkeys(("own_heads", "sharing_batches", "sharing_heads"), "i32"),
+        "seed": "*i64",
+        "terms": Terms(*["i32"] * 4, *["fp32"] * 4, *["i32"] * 3, "fp32"),  # type: ignore[arg-type]
+        "FORM": Fixed(form),
+        "PRECISION": Fixed("ieee"),
+        "OPERAND": Fixed(_TYPES[dtype]),
+        "WHOLE": Fixed(False),
+        "ONE_ROW": Fixed(False),
+        "ONE_COLUMN": Fixed(False),
+        "BLOCK_M": Fixed(cut.m),
+        "BLOCK_N": Fixed(cut.n),
+        "BLOCK_D": Fixed(padded(form.size)),
+        "BLOCK_V": Fixed(padded(form.value_size)),
+    }
