@@ -127,9 +127,11 @@ class _Carried:
         self.exact = 0
         self.units = 0
         self.matched = 0
+        self.lines_known = False
 
     def fill(self, skeleton: Skeleton, steps: Steps, survey: Notes, units: IntColumn, owner: IntColumn) -> None:
         table, nodes = skeleton.table, skeleton.nodes
+        self.lines_known = bool((survey.unit_line != NO_LINE).any())
         unit_step, node_step = steps.of_row[units], steps.of_row[nodes.row]
         names = table.names
         differing: list[IntColumn] = []
@@ -224,7 +226,7 @@ class _Carried:
                 f"{passes} ran the calls of another one, but their values were used otherwise: where gradients are "
                 "added up there, the layer that delivered the last one has the sum"
             )
-        if self.steps == 0 or self.exact == self.steps:
+        if self.steps == 0 or self.exact == self.steps or not self.lines_known:
             return notes
         share = 100.0 * self.matched / max(self.units, 1)
         return [

@@ -131,7 +131,7 @@ class LineTracer:
         tracer = self
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = super(base, cls).apply
+            bound = super(base, cls).apply  # type: ignore[misc]
             if torch.compiler.is_compiling():
                 return bound(*args, **kwargs)
             return tracer.call(bound, sys._getframe(1), args, kwargs)

@@ -357,6 +357,24 @@ def test_what_a_closure_does_outside_of_the_layers_has_its_lines() -> None:
     assert not [line for line in rows if line is None]
 
 
+class Compiled(Changing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.way = torch.compile(torch.sin, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.way(x))
+
+
+def test_where_no_lines_are_noted_none_are_said_to_be_told() -> None:
+    """Neither are those of a compiled model: one note says so, and no other that most operations have one."""
+    data = measured(Compiled())
+    assert not data.lines
+    assert [note for note in data.notes if "source lines" in note] == [
+        "source lines and FLOPs are not measured: the model uses torch.compile"
+    ]
+
+
 class Averages(nn.Module):
     """Keeps an average of what it sees, as vector quantizers do, by ``data``, and makes a parameter in each step."""
 
