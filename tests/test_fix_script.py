@@ -79,6 +79,24 @@ def test_what_finding_computes_is_no_loss_of_the_script(
     assert curves.largest_difference < 1e-5
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_passes_of_a_proof_are_no_steps_of_the_script(
+    folder: Path, gains: Gains, here: list[str], run: Runner, monkeypatch: pytest.MonkeyPatch, by_hand: bool
+) -> None:
+    """Those of many places, before the script's optimizer steps, or of any where it has none."""
+    monkeypatch.setattr("gradscope.capture.training._PATIENCE", 3)
+    if by_hand:
+        text = Path("train.py").read_text().replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n", "")
+        text = text.replace("optimizer.zero_grad()", "model.zero_grad()")
+        step = "[p.data.sub_(0.01 * p.grad) for p in model.parameters() if p.grad is not None]"
+        Path("train.py").write_text(text.replace("optimizer.step()", step))
+    ran = run("fix", "train.py", *CURVE)
+    assert ran.code == 0, ran.err
+    found = load_fix("gradscope-train-fix.json")
+    assert [(site.path, site.status) for site in found.sites] == [("layers.0", "kept"), ("layers.1", "kept")]
+    assert found.curves is not None and found.curves.same and len(found.curves.before) >= 3
+
+
 def test_dry_run_in_a_process_of_its_own(folder: Path, run: Runner) -> None:
     ran = run("fix", "train.py", "--dry-run", "-q")
     assert ran.code == 0 and "2 of 2 places can be replaced." in ran.out

@@ -46,14 +46,16 @@ class StepLimit:
                 return
 
     def unnoted(self, look: Callable[P, R]) -> Callable[P, R]:
-        """``look``, which may call backward in the middle of the script: what it is called on is no loss of a step."""
+        """``look``, which may call backward in the middle of the script: those are no steps, nor losses of any."""
 
         def looked(*args: P.args, **kwargs: P.kwargs) -> R:
-            count = len(self.losses)
+            watch = self.backward
+            before = watch.around, watch.ended
+            watch.around = watch.ended = None
             try:
                 return look(*args, **kwargs)
             finally:
-                del self.losses[count:]
+                watch.around, watch.ended = before
 
         return looked
 

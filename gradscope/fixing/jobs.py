@@ -91,7 +91,7 @@ def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
     """What can be replaced in the script's models, proved where that is asked for; the script runs one step."""
     found = _Finder(job, progress)
     limit = StepLimit(1)
-    with Roots(found.look).watching():
+    with Roots(limit.unnoted(found.look)).watching():
         limit.run(script)
     return found.result()
 
