@@ -116,9 +116,11 @@ def finding_of(
     estimate = _by_micro_run(places)
     if estimate is not None and (estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)):
         return None
-    cost = spent if one.recipe != _WITH_THE_LOSS else spent + case.lines_ns(_read_on(case, places, lines))
-    if estimate is not None and cost:
-        estimate = _as_in_the_step(places, estimate, cost)
+    read = _read_on(case, places, lines) if one.recipe == _WITH_THE_LOSS else set[str]()
+    cost = spent + case.lines_ns(read)
+    if estimate is not None:
+        estimate = _as_in_the_step(places, estimate, cost) if cost else estimate
+        estimate = replace(estimate, bytes=_at_the_peak(case, places, {*lines, *read}, estimate.bytes))
     estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
     saved, memory = max(estimate.ns, 0) or None, max(estimate.bytes, 0) or None
     evidence = f"{_calls(one)} on {where(lines)}"
@@ -155,6 +157,19 @@ def _as_in_the_step(places: Sequence[PlaceFact], estimate: Estimate, cost: int) 
     part = cost / old if old is not None and old > cost else 1.0
     ns, low, high = (min(round(each * part), cost) for each in (estimate.ns, estimate.low, estimate.high))
     return replace(estimate, ns=ns, low=low, high=high)
+
+
+def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str], freed: int) -> int:
+    """Of the bytes that micro-runs free, each at a peak of its own, no more than the step's peak holds.
+
+    That is what these lines keep for backward until then, and what one of the calls makes on the way, if any runs then.
+    """
+    memory = case.run.memory
+    if memory is None:
+        return freed
+    running = memory.peak_phase in ("forward", "backward", "recompute")
+    passing = max((place.predicted_saving_bytes or 0 for place in places), default=0) if running else 0
+    return min(freed, alive_at_peak(row for row in memory.saved if row.line in lines) + passing)
 
 
 def _read_on(case: Case, places: Sequence[PlaceFact], known: Collection[str]) -> set[str]:

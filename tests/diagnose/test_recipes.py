@@ -323,3 +323,28 @@ def test_what_an_optimizer_does_is_in_no_recipes_way(twin: Twin) -> None:
     assert [(place.recipe, place.source, place.reasons) for place in trained.facts.places] == [
         (place.recipe, place.source, place.reasons) for place in case.facts.places
     ]
+
+
+@pytest.mark.parametrize(("rows", "phase"), [(4, "optimizer"), (2048, "backward")])
+def test_no_more_is_freed_than_lives_at_the_peak(rows: int, phase: str) -> None:
+    """Each micro-run has a peak of its own: they do not add up, and of them nothing lives while an optimizer runs."""
+    blocks = nn.Sequential(*[GeluByHand(128) for _ in range(4)])
+    case = case_of(blocks, torch.randn(rows, 128), optimizer=torch.optim.Adam(blocks.parameters(), foreach=True))
+    assert case.run.memory is not None and case.run.memory.peak_phase == phase
+    each = 15_000_000
+    found = one_of(with_savings(case, size=each), "activation-by-hand")
+    lines = {case.call(index).source for place in case.facts.places for index in place.calls}
+    alive = sum(row.at_peak_bytes or 0 for row in case.run.memory.saved if row.line in lines)
+    assert (found.predicted_saving_bytes or 0) == alive + (each if phase == "backward" else 0)
+    assert phase == "optimizer" or alive > 1_000_000
+
+
+class GeluByHand(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        h = h * 0.5 * (1.0 + torch.erf(h / math.sqrt(2.0)))
+        return torch.as_tensor(self.down(h))
