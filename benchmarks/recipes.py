@@ -1,21 +1,24 @@
 """Each recipe beside what it replaces: time in turns within one process, and the memory that a step takes.
 
-    python benchmarks/recipes.py [--only attention] [--rounds 7] [--json benchmarks/results/recipes.jsonl] [--publish]
+    python benchmarks/recipes.py [--only attention] [--threads 1 2] [--rounds 7] [--publish]
+                                 [--json benchmarks/results/recipes.jsonl]
 
-Every case runs in a process of its own, forward and backward. A ratio is the median of the baseline's times over the
-recipe's. Memory is the most that was allocated at one moment of a step, beyond what lived before it. ``--publish``
-writes what ``gradscope recipes NAME`` and docs/recipes show.
+Every case runs in a process of its own, forward and backward, on a CPU with one thread and with two. A ratio is the
+median of the baseline's times over the recipe's. Memory is the most that was allocated at one moment of a step, beyond
+what lived before it. ``--publish`` writes what ``gradscope recipes NAME`` and docs/recipes show.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import pkgutil
 import subprocess
 import sys
 
 import recipe_cases
+import torch
 from _common import Result, environment, finish, median, parser, print_table, timed
 from _pages import write_pages
 from _peak import peak_bytes
@@ -35,8 +38,12 @@ def all_cases(only: str | None) -> list[Case]:
     return [case for case in found if only in (None, case.recipe)]
 
 
-def key_of(case: Case) -> str:
-    return f"{case.recipe}, {case.name}, beside {case.baseline}"
+def key_of(case: Case, threads: int | None) -> str:
+    return f"{case.recipe}, {case.name}, beside {case.baseline}{_threads_text(threads)}"
+
+
+def _threads_text(threads: int | None) -> str:
+    return "" if threads is None else f", {threads} thread{'s' * (threads > 1)}"
 
 
 def measure(case: Case, device: str, rounds: int) -> dict[str, float]:
@@ -54,9 +61,9 @@ def measure(case: Case, device: str, rounds: int) -> dict[str, float]:
     return found | {f"{name}_bytes": peak_bytes(step, device) for name, step in sides.items()}
 
 
-def results_of(case: Case, found: dict[str, float]) -> list[Result]:
+def results_of(case: Case, threads: int | None, found: dict[str, float]) -> list[Result]:
     """Both ratios of a case, as value and goal."""
-    key = key_of(case)
+    key = key_of(case, threads)
     made = [Result(f"{key}: faster", found["baseline_ms"] / found["recipe_ms"], "x", case.faster, higher=True)]
     if found["recipe_bytes"] > 0:
         made.append(
@@ -65,9 +72,10 @@ def results_of(case: Case, found: dict[str, float]) -> list[Result]:
     return made
 
 
-def in_a_process(index: int, options: object) -> dict[str, float]:
+def in_a_process(index: int, threads: int | None, options: object) -> dict[str, float]:
     """One case measured in a fresh process."""
     command = [sys.executable, __file__, "--one", str(index)]
+    command += [] if threads is None else ["--threads", str(threads)]
     for name in ("only", "device", "rounds"):
         value = getattr(options, name)
         command += [] if value is None else [f"--{name}", str(value)]
@@ -77,15 +85,16 @@ def in_a_process(index: int, options: object) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def publish(cases: list[Case], found: list[dict[str, float]], device: str) -> None:
+def publish(found: list[tuple[Case, int | None, dict[str, float]]], device: str) -> None:
     """Put these figures in place of those of the same recipes on the same device, and onto the recipes' pages."""
     old = json.loads(FILE.read_text())
-    replaced = {(case.recipe, device) for case in cases}
+    replaced = {(case.recipe, device) for case, _, _ in found}
     kept = [row for row in old["figures"] if (row["recipe"], row["device"]) not in replaced]
     machine = {name: environment(device)[name] for name in ("device", "device_name", "threads", "torch", "time")}
     rows = [
         {"recipe": case.recipe, "case": case.name, "baseline": case.baseline, **machine, **figures}
-        for case, figures in zip(cases, found, strict=True)
+        | ({} if threads is None else {"threads": threads})
+        for case, threads, figures in found
     ]
     FILE.write_text(json.dumps({"figures": kept + rows}, indent=1) + "\n")
     write_pages()
@@ -95,29 +104,34 @@ def main() -> int:
     made = parser(__doc__)
     made.add_argument("--only", metavar="RECIPE")
     made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="on a CPU")
     made.add_argument("--one", type=int, metavar="INDEX", help="measure this case here, and print one JSON line")
     made.add_argument("--publish", action="store_true", help="write recipes/figures.json and docs/recipes")
     options = made.parse_args()
     cases = all_cases(options.only)
     if options.one is not None:
+        if options.device == "cpu":
+            torch.set_num_threads(options.threads[0])
         print(json.dumps(measure(cases[options.one], options.device, options.rounds)))
         return 0
     if not cases:
         sys.exit(f"no case of a recipe {options.only!r}")
     found, results = [], []
-    for index, case in enumerate(cases):
-        figures = in_a_process(index, options)
-        found.append(figures)
-        results += results_of(case, figures)
+    for threads, (index, case) in itertools.product(
+        options.threads if options.device == "cpu" else [None], enumerate(cases)
+    ):
+        figures = in_a_process(index, threads, options)
+        found.append((case, threads, figures))
+        results += results_of(case, threads, figures)
         print(
-            f"{key_of(case)}: {figures['baseline_ms']:.1f} -> {figures['recipe_ms']:.1f} ms "
+            f"{key_of(case, threads)}: {figures['baseline_ms']:.1f} -> {figures['recipe_ms']:.1f} ms "
             f"(x{figures['lowest']:.2f} to x{figures['highest']:.2f}), "
             f"{figures['baseline_bytes'] / MIB:.1f} -> {figures['recipe_bytes'] / MIB:.1f} MiB",
             flush=True,
         )
     print_table(f"Recipes on {options.device}", results)
     if options.publish:
-        publish(cases, found, options.device)
+        publish(found, options.device)
     return finish("recipes", results, options.device, options.json)
 
 

@@ -34,7 +34,7 @@ class Figure:
     @property
     def machine(self) -> str:
         """Device, threads, torch and date, for what several rows share."""
-        threads = f", {self.threads} threads" if self.device == "cpu" else ""
+        threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
         return f"{self.device_name}{threads}, torch {self.torch}, {self.time[:10]}"
 
     @property
