@@ -17,13 +17,21 @@ from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
 from gradscope.kernels.attention.triton_blocks import Blocks, padded
 from gradscope.kernels.attention.triton_forward.triton_kernels import forward
 from gradscope.kernels.attention.triton_one_pass.triton_kernels import all_gradients
+from gradscope.kernels.norm.triton_kernels import backward as norm_backward
+from gradscope.kernels.norm.triton_kernels import forward as norm_forward
+from gradscope.kernels.norm.triton_launch import cut_of
+from gradscope.kernels.rope.launch import HEADS, THREADS, block_of
+from gradscope.kernels.rope.triton_kernels import rotate
 
 SIZES = (32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-# Two kernels take turns only where deterministic algorithms are asked for; float32 is without tensor cores anyhow.
-SPILLS = {("keys_and_values", "attention d128 fp32 causal, dropout")}
+# The first runs only where deterministic algorithms are asked for. The second keeps two sums as long as its rows.
+SPILLS = {
+    ("keys_and_values", "attention d128 fp32 causal, dropout"),
+    ("backward", "add_layer_norm C16384 bf16, dropout"),
+}
 _CONSUMERS = 89  # the smallest shared memory that the kernels are for
 
 
@@ -42,7 +50,7 @@ class Case:
 
 def all_cases(target: int) -> list[Case]:
     """Every kernel of the table, as launched on a device of this compute capability (times ten)."""
-    return [*_attention(target)]
+    return [*_attention(target), *_norms(), *_rope()]
 
 
 def _attention(target: int) -> Iterator[Case]:
@@ -59,6 +67,59 @@ def _attention(target: int) -> Iterator[Case]:
                 ):
                     if cut is not None:
                         yield _case(kernel, form, dtype, cut)
+
+
+def _norms() -> Iterator[Case]:
+    """Layer normalisation with dropout, of bfloat16 rows."""
+    for columns in (64, 768, 4096, 5120, 16384):
+        cut = cut_of(8192, columns)
+        given = {
+            **dict.fromkeys(("x", "residual", "weight", "bias", "output", "stream", "upstream", "passed"), "*bf16"),
+            **dict.fromkeys(("stream_gradient", "x_gradient"), "*bf16"),
+            **dict.fromkeys(("means", "factors", "weight_sums", "bias_sums"), "*fp32"),
+            **dict.fromkeys(("x_row", "residual_row", "upstream_row", "passed_row", "columns"), f"i32{ALIGNED}"),
+            **dict.fromkeys(("rows", "per_group", "limit"), "i32"),
+            **dict.fromkeys(("eps", "scale"), "fp32"),
+            **dict.fromkeys(("CENTRED", "HAS_WEIGHT", "HAS_BIAS", "HAS_DROPOUT", "HAS_PASSED"), Fixed(True)),
+            "seed": "*i64",
+            "ROWS": Fixed(cut.rows),
+            "FIRST": Fixed(cut.first),
+            "SECOND": Fixed(cut.second),
+        }
+        tile = f"{cut.rows} x {cut.first}" + (f" + {cut.second}" if cut.second else "")
+        for name, function in (("forward", norm_forward), ("backward", norm_backward)):
+            yield Case(name, f"add_layer_norm C{columns} bf16, dropout", tile, function, given, cut.warps(), 3)
+
+
+def _rope() -> Iterator[Case]:
+    """Of tensors that are contiguous in their last dimension."""
+    for dtype in DTYPES:
+        for size in (64, 128):
+            for interleaved in (False, True):
+                block = block_of(4096, size // 2, dtype.itemsize)
+                strides = [
+                    f"{tensor}_{axis}"
+                    for tensor, last in (("x", "feature"), ("cos", "pair"), ("sin", "pair"), ("out", "feature"))
+                    for axis in ("batch", "head", "token", last)
+                ]
+                given = {
+                    **dict.fromkeys(strides, f"i32{ALIGNED}"),
+                    **dict.fromkeys(("x_feature", "cos_pair", "sin_pair", "out_feature"), Fixed(1)),
+                    **dict.fromkeys(("x", "out"), f"*{_NAMES[dtype]}"),
+                    **dict.fromkeys(("cos", "sin"), "*fp32"),
+                    **dict.fromkeys(("heads", "tokens"), "i32"),
+                    **dict.fromkeys(("size", "pairs"), f"i32{ALIGNED}"),
+                    "SIGN": Fixed(1),
+                    "INTERLEAVED": Fixed(interleaved),
+                    "COPY_REST": Fixed(False),
+                    "WIDE": Fixed(False),
+                    "BLOCK_TOKENS": Fixed(block),
+                    "BLOCK_PAIRS": Fixed(size // 2),
+                    "BLOCK_REST": Fixed(1),
+                    "HEADS": Fixed(HEADS),
+                }
+                of = f"rope d{size} {_NAMES[dtype]}, {'interleaved' if interleaved else 'halves'}"
+                yield Case("rotate", of, f"{block} x {size}", rotate, given, THREADS // 32, 3)
 
 
 def attention_limits() -> Iterator[Case]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,14 +15,35 @@ LARGEST = 16384  # features: a row that a program's registers hold
 # Of all programs in backward, 31 on each of 132 multiprocessors: a program waits for its row before it asks for the
 # next, and each keeps a sum of its rows.
 WARPS = 4096
+LANES = 256  # numbers of a warp: 16 bytes of bfloat16 a thread
+ENOUGH = 1024  # numbers of a program that holds several rows
+MOST_ROWS = 16
 
 
 def _side_by_side(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _warps(block: int) -> int:
-    return min(max(block // 256, 1), 16)
+class Cut(NamedTuple):
+    """How rows are cut into a program's tensors, whose sides are powers of two."""
+
+    rows: int
+    first: int  # features of the first piece of a row
+    second: int  # and of the second; 0 for none
+
+    def warps(self) -> int:
+        """Eight numbers a thread of the first piece, and no more than 16 warps: a power of two, as triton asks."""
+        return min(max(self.rows * self.first // LANES, 1), 16)
+
+
+def cut_of(rows: int, columns: int) -> Cut:
+    """Several rows where features are few; at most a quarter of what is computed is padding."""
+    first = 1 << (columns.bit_length() - 1)
+    second = 1 << (columns - first - 1).bit_length() if columns > first else 0
+    if second == first:
+        first, second = 2 * first, 0
+    several = max(1, min(MOST_ROWS, ENOUGH // (first + second)))
+    return Cut(min(1 << (several.bit_length() - 1), 1 << (rows - 1).bit_length()), first, second)
 
 
 def _fake_forward(
@@ -58,8 +81,6 @@ def forward(
         p: share that is dropped.
         centred: layer normalisation; else RMS normalisation.
     """
-    import triton
-
     from gradscope.kernels.norm.triton_kernels import forward as kernel
 
     rows, columns = x.shape
@@ -67,9 +88,9 @@ def forward(
     factors = x.new_empty(rows, dtype=torch.float32)
     means = x.new_empty(rows if centred else 0, dtype=torch.float32)
     x, residual = _side_by_side(x), _side_by_side(residual)
-    block = triton.next_power_of_2(columns)
+    cut = cut_of(rows, columns)
     with on_device(x):
-        kernel[(rows,)](
+        kernel[(-(-rows // cut.rows),)](
             x,
             residual,
             x if weight is None else weight.contiguous(),
@@ -79,6 +100,7 @@ def forward(
             stream,
             means,
             factors,
+            rows,
             columns,
             x.stride(0),
             residual.stride(0),
@@ -89,8 +111,10 @@ def forward(
             HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None,
             HAS_DROPOUT=seed is not None,
-            BLOCK=block,
-            num_warps=_warps(block),
+            ROWS=cut.rows,
+            FIRST=cut.first,
+            SECOND=cut.second,
+            num_warps=cut.warps(),
         )
     return output, stream, means, factors
 
@@ -137,8 +161,6 @@ def backward(
         passed: of the stream from its other uses; None for nothing.
         The others are forward's, and what it returned. The last two gradients are in float32, added in a fixed order.
     """
-    import triton
-
     from gradscope.kernels.norm.triton_kernels import backward as kernel
 
     rows, columns = stream.shape
@@ -146,8 +168,9 @@ def backward(
     passed = None if passed is None else _side_by_side(passed)
     found = stream.new_empty(stream.shape)
     of_x = stream.new_empty(0 if seed is None else stream.shape)
-    block = triton.next_power_of_2(columns)
-    per_group = -(-rows // max(1, WARPS // _warps(block)))
+    cut = cut_of(rows, columns)
+    per_group = -(-rows // max(1, WARPS // cut.warps()))
+    per_group += -per_group % cut.rows
     groups = -(-rows // per_group)
     of_weight = factors.new_empty((groups, columns)) if weight is not None else factors.new_empty(0)
     of_bias = factors.new_empty((groups, columns)) if biased else factors.new_empty(0)
@@ -176,8 +199,10 @@ def backward(
             HAS_BIAS=biased,
             HAS_DROPOUT=seed is not None,
             HAS_PASSED=passed is not None,
-            BLOCK=block,
-            num_warps=_warps(block),
+            ROWS=cut.rows,
+            FIRST=cut.first,
+            SECOND=cut.second,
+            num_warps=cut.warps(),
         )
     summed = (of_weight.sum(0) if weight is not None else of_weight, of_bias.sum(0) if biased else of_bias)
     return found, of_x, *summed

@@ -9,7 +9,9 @@ from gradscope.kernels.opaque import opaque
 from gradscope.kernels.rope import cpu
 from gradscope.kernels.rope.layout import empty_as
 
-_HEADS = 4  # that one program turns by the tables it has loaded
+HEADS = 4  # that one program turns by the tables it has loaded
+THREADS = 128  # of a program
+_MOST_TOKENS = 64
 
 
 def _fake(given: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, sign: int, backend: str) -> list[Tensor]:
@@ -49,9 +51,9 @@ def _launch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, o
     pairs = cos.shape[-1]
     cos, sin = (table.expand(batch, 1, tokens, pairs) for table in (cos, sin))
     rest = size - 2 * pairs
-    block = min(8, triton.next_power_of_2(tokens))
+    block = block_of(tokens, pairs, x.element_size())
     with on_device(x):
-        kernel[(batch * ((tokens + block - 1) // block), (heads + _HEADS - 1) // _HEADS)](
+        kernel[(batch * ((tokens + block - 1) // block), (heads + HEADS - 1) // HEADS)](
             x,
             cos,
             sin,
@@ -67,9 +69,22 @@ def _launch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, o
             SIGN=sign,
             INTERLEAVED=interleaved,
             COPY_REST=rest > 0,
+            WIDE=any(_reach(each, block) >= 1 << 31 for each in (x, cos, sin, out)),
             BLOCK_TOKENS=block,
             BLOCK_PAIRS=triton.next_power_of_2(pairs),
             BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-            HEADS=_HEADS,
-            num_warps=4,
+            HEADS=HEADS,
+            num_warps=THREADS // 32,
         )
+
+
+def block_of(tokens: int, pairs: int, element_size: int) -> int:
+    """Tokens of a program: 16 bytes a thread of each half of the pairs, so that every access is a whole one."""
+    wide = 1 << (pairs - 1).bit_length()
+    wanted = THREADS * (16 // element_size) // wide
+    return max(1, min(wanted, _MOST_TOKENS, 1 << (tokens - 1).bit_length()))
+
+
+def _reach(x: Tensor, block: int) -> int:
+    """The largest offset from the first token of a block; of features as many as their powers of two."""
+    return block * x.stride(2) + 2 * x.shape[3] * x.stride(3)

@@ -84,3 +84,28 @@ def test_compiles_in_one_graph(triton_device: torch.device, centred: bool) -> No
     torch.testing.assert_close(
         found, torch.autograd.grad(sum(tensor.square().sum() for tensor in eager(*inputs)), inputs)
     )
+
+
+@pytest.mark.parametrize("columns", [1, 5, 33, 48, 64, 300, 768, 1280, 1537, 4096, 5120, 11008, 14336, 16384])
+def test_little_padding_and_several_short_rows(columns: int) -> None:
+    """At most a quarter of what a program computes is padding; short rows share one."""
+    for rows in (1, 3, 8192):
+        cut = triton_launch.cut_of(rows, columns)
+        padded = cut.first + cut.second
+        assert columns <= padded and (padded - columns) * 4 <= padded
+        assert cut.first > cut.second
+        assert all(side & (side - 1) == 0 for side in cut)
+        assert cut.rows < 2 * rows
+        if rows == 8192:
+            assert cut.rows == 16 or cut.rows == 1 or 512 < cut.rows * padded <= 1024
+        assert cut.warps() in (1, 2, 4, 8, 16)
+
+
+@CENTRED
+@pytest.mark.parametrize("shape", [(37, 48), (21, 96), (3, 1280), (1, 768)])
+def test_several_rows_and_pieces(
+    triton_device: torch.device, centred: bool, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pieces of a row, several rows a program, the last of them none; several programs in backward."""
+    monkeypatch.setattr(triton_launch, "WARPS", 8)
+    test_against_float64(triton_device, centred, torch.float32, shape)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.kernels.rope import cpu
+from gradscope.kernels.rope import cpu, launch
 from gradscope.kernels.rope.layout import rope_reference
 from gradscope.recipes.rope import RotaryEmbedding, rope
 
@@ -318,3 +318,29 @@ def test_explain() -> None:
     assert choice.reason == "a product and two fused multiply-adds into the result"
     turned = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2), interleaved=True)
     assert turned.reason == "a product of complex numbers, which interleaved pairs are in memory"
+
+
+@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize("pairs", [1, 5, 32, 64, 128, 300])
+def test_triton_moves_whole_pieces(pairs: int, element_size: int) -> None:
+    """A thread has 16 bytes of each half of a head, unless tokens are few, or pairs."""
+    block = launch.block_of(4096, pairs, element_size)
+    numbers = block * (1 << (pairs - 1).bit_length())
+    assert numbers * element_size // 128 == 16 or block == 64 or block == 1
+    assert launch.block_of(3, pairs, element_size) <= 4
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_triton_where_tokens_lie_far_apart(triton_device: torch.device, interleaved: bool) -> None:
+    """Offsets within a program's tokens beyond 2^31; the memory between them is never touched."""
+    x = torch.randn(1, 2, 17, 8, dtype=torch.float16, device=triton_device)
+    apart = (1 << 27) + 8
+    far = torch.empty(18 * apart, dtype=torch.float16, device=triton_device)
+    spread = far.as_strided((1, 2, 17, 8), (1, 8, apart, 1)).copy_(x)
+    cos, sin = (table.to(triton_device)[None, None] for table in tables(17, 4))
+    for one, other in zip(
+        launch.rotated([x], cos, sin, interleaved, 1, "triton"),
+        launch.rotated([spread], cos, sin, interleaved, 1, "triton"),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
