@@ -215,12 +215,29 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     category[own], owner[own] = Category.OTHER, OUTSIDE
     optimizer = table.kind == RowKind.OPTIMIZER
     category[optimizer], owner[optimizer] = Category.OPTIMIZER, OUTSIDE
+    category[_closure_rows(table)] = Category.FORWARD
     communication = (table.kind == RowKind.COMMUNICATION) & skeleton.in_backward
     category[communication], owner[communication] = Category.COMMUNICATION, OUTSIDE
     return Rows(
         skeleton.levels.propagate(category, Category.OTHER).astype(np.int8),
         skeleton.levels.propagate(owner, OUTSIDE).astype(np.int64),
     )
+
+
+def _closure_rows(table: EventTable) -> IntColumn:
+    """Ops of a closure that an optimizer called, outside of every module: a functional loss.
+
+    They draw sequence numbers, as an optimizer's own do only where it is differentiable: it shows a backward pass.
+    """
+    draws = (table.sequence >= 0) & (table.forward_thread == 0) & np.isin(table.kind, (RowKind.OP, RowKind.ADD))
+    rows = np.flatnonzero(draws & (table.parent >= 0))
+    around = (RowKind.OPTIMIZER, RowKind.CALL, RowKind.BACKWARD, RowKind.NODE, RowKind.HOOK)
+    above = nearest(table, table.parent[rows].astype(np.int64), around)
+    inside = above >= 0
+    rows, above = rows[inside], above[inside]
+    passes = np.flatnonzero((table.kind == RowKind.BACKWARD) & (table.parent >= 0))
+    with_pass = nearest(table, table.parent[passes].astype(np.int64), around)
+    return rows[(table.kind[above] == RowKind.OPTIMIZER) & np.isin(above, with_pass)]
 
 
 def _recompute_owner(skeleton: Skeleton, node_rows: IntColumn, node_owner: IntColumn) -> IntColumn:

@@ -351,7 +351,11 @@ def test_what_a_closure_does_outside_of_the_layers_has_its_lines() -> None:
                 break
     data = prof.report.data
     rows = {row.line: row.backward_ns for row in data.lines}
+    forward = {row.line: row.forward_ns for row in data.lines}
     for name in ("sinh", "cosh"):
+        phases = {op.phase: op.self_ns for op in data.ops if op.name == f"aten::{name}"}
+        assert set(phases) <= {"forward", "backward"}, "it is no work of the optimizer's"
+        assert forward[line_of(closure, name)] >= phases["forward"] > 0
         whole = sum(op.self_ns for op in data.ops if op.phase == "backward" and op.name == f"{name.title()}Backward0")
         assert rows[line_of(closure, name)] >= whole > 0
     assert not [line for line in rows if line is None]
