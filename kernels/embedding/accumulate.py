@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscope.kernels.embedding.rows import add_rows
+
 EXACT = (torch.float32, torch.float64)  # added row by row, in a narrower type every addition would round
 
 _memory_uses: Any = getattr(torch._C, "_storage_Use_Count", None)
@@ -97,15 +99,15 @@ def _added(node: Any, arrived: tuple[Tensor | None, ...], flat: Tensor, rows: Te
         if alone and (weight.grad is not None or not _is_dense(arrived)):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            weight.grad.index_add_(0, flat, rows)
+            add_rows(weight.grad, flat, rows)
             return None
     if not _is_dense(arrived):
         # A hook cannot make something of nothing: a pass of its own takes the rows through the node.
-        torch.autograd.backward(weight, torch.zeros_like(weight).index_add_(0, flat, rows))
+        torch.autograd.backward(weight, add_rows(torch.zeros_like(weight), flat, rows))
         return None
     if not _is_ours(arrived):
-        return (arrived[0].index_add(0, flat, rows),)  # type: ignore[union-attr]
-    arrived[0].index_add_(0, flat, rows)  # type: ignore[union-attr]
+        return (add_rows(arrived[0].clone(), flat, rows),)  # type: ignore[union-attr]
+    add_rows(arrived[0], flat, rows)  # type: ignore[arg-type]
     return None
 
 
