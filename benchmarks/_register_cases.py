@@ -17,6 +17,8 @@ from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
 from gradscope.kernels.attention.triton_blocks import Blocks, padded
 from gradscope.kernels.attention.triton_forward.triton_kernels import forward
 from gradscope.kernels.attention.triton_one_pass.triton_kernels import all_gradients
+from gradscope.kernels.embedding.rows import CHUNK
+from gradscope.kernels.embedding.triton_kernels import add_sorted
 from gradscope.kernels.norm.triton_kernels import backward as norm_backward
 from gradscope.kernels.norm.triton_kernels import forward as norm_forward
 from gradscope.kernels.norm.triton_launch import cut_of
@@ -50,7 +52,7 @@ class Case:
 
 def all_cases(target: int) -> list[Case]:
     """Every kernel of the table, as launched on a device of this compute capability (times ten)."""
-    return [*_attention(target), *_norms(), *_rope()]
+    return [*_attention(target), *_norms(), *_rope(), *_embedding()]
 
 
 def _attention(target: int) -> Iterator[Case]:
@@ -120,6 +122,19 @@ def _rope() -> Iterator[Case]:
                 }
                 of = f"rope d{size} {_NAMES[dtype]}, {'interleaved' if interleaved else 'halves'}"
                 yield Case("rotate", of, f"{block} x {size}", rotate, given, THREADS // 32, 3)
+
+
+def _embedding() -> Iterator[Case]:
+    given = {
+        **dict.fromkeys(("into", "rows"), "*fp32"),
+        **dict.fromkeys(("ids", "order"), "*i64"),
+        **dict.fromkeys(("features", "into_row", "rows_row"), f"i32{ALIGNED}"),
+        **dict.fromkeys(("into_feature", "rows_feature"), Fixed(1)),
+        "count": "i32",
+        "CHUNK": Fixed(CHUNK),
+        "BLOCK": Fixed(512),
+    }
+    yield Case("add_sorted", "embedding C768 fp32", f"{CHUNK} x 512", add_sorted, given, 4, 3)
 
 
 def attention_limits() -> Iterator[Case]:

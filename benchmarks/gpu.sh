@@ -66,7 +66,7 @@ export python
 
 for name in "${parts[@]}"; do
   case $name in
-    triton) part "$name" 150 6 bash -c 'tests tests/recipes -k triton' ;;
+    triton) part "$name" 180 6 bash -c 'tests tests/recipes -k triton' ;;
     recipes)
       part "$name" 270 0 "$python" benchmarks/recipe_gpu --seconds "${RECIPE_SECONDS:-200}" --json "$results/recipes_gpu.jsonl"
       ;;

@@ -32,6 +32,9 @@ REASONS = {
 }
 _FEW_SCORES_REASON = "plain operations: so few scores are soon held, and done before blocks have been walked over"
 _ON_THE_CPU = ("flash", "cpu", "math")  # the others are for CUDA
+# Which kernel "auto" asks first where a mask or a bias is given: torch's memory-efficient one, or ours. No GPU has
+# measured it: benchmarks/gpu.sh does, by the cases "every key" of benchmarks/recipe_gpu/ops/attention.py.
+EFFICIENT_BEFORE_TRITON = True
 _HALF = (torch.float16, torch.bfloat16)
 _TORCHS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -130,7 +133,7 @@ def _why_not(name: str, given: Arguments, wanted: str) -> str | None:
     if name == "cudnn":
         return _against_cudnn(given, wanted)
     if name == "efficient":
-        return _against_efficient(given)
+        return _against_efficient(given, wanted)
     if name == "cpu":
         if kind != "cpu":
             return f"the tensors are on {given.q.device}"
@@ -310,11 +313,14 @@ def _not_square(given: Arguments) -> str | None:
     return None
 
 
-def _against_efficient(given: Arguments) -> str | None:
+def _against_efficient(given: Arguments, wanted: str) -> str | None:
     """Not yet run on a GPU."""
     why = _no_cuda(given)
     if why is not None:
         return why
+    ours_first = not EFFICIENT_BEFORE_TRITON and wanted == "auto" and given.bias is not None
+    if ours_first and _why_not("triton", given, wanted) is None:
+        return "with a mask our Triton kernel is faster"
     if given.q.dtype not in (torch.float32, *_HALF):
         return f"it does not compute in {dtype_text(given.q.dtype)}"
     if given.grouped:

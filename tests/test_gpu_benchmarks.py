@@ -154,7 +154,7 @@ def test_grouped_heads_are_counted() -> None:
 def test_all_problems_and_only_some() -> None:
     found = ops.all_problems()
     assert [problem.op for problem in found if problem.name.startswith("Llama")].count("norm") == 4
-    assert len({(problem.op, problem.name) for problem in found}) == len(found) == 33
+    assert len({(problem.op, problem.name) for problem in found}) == len(found) == 37
     assert {problem.op for problem in ops.all_problems("rope")} == {"rope"}
     for problem in found:
         assert len({way.name for way in problem.ways}) == len(problem.ways)

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
+from gradscope.recipes import attention_backends
 from gradscope.recipes.attention import ABOUT, attention
 from gradscope.recipes.attention_arguments import arguments
 from gradscope.recipes.attention_backends import REASONS, against
@@ -220,6 +221,21 @@ def test_what_a_hopper_gpu_would_take(
     dtype: torch.dtype, given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By tensors that only say that they are on a GPU: the choice reads nothing else of them."""
+    assert taken_on_hopper(dtype, given, monkeypatch) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"attn_mask": torch.bool}, "triton"), ({"attn_mask": torch.float32}, "triton"), ({}, "efficient")],
+)
+def test_the_rule_for_a_mask_is_one_constant(
+    given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_backends, "EFFICIENT_BEFORE_TRITON", False)
+    assert taken_on_hopper(torch.float32, given, monkeypatch) == expected
+
+
+def taken_on_hopper(dtype: torch.dtype, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
@@ -229,4 +245,4 @@ def test_what_a_hopper_gpu_would_take(
         x = torch.empty(2, 4, 8, 16, dtype=dtype, device="cuda")
         if "attn_mask" in given:
             given = {**given, "attn_mask": torch.ones(8, 8, dtype=given["attn_mask"], device="cuda")}
-        assert attention.explain(x, x, x, **given).backend == expected
+        return attention.explain(x, x, x, **given).backend

@@ -1,4 +1,4 @@
-"""Causal attention. Not yet run on a GPU."""
+"""Attention, causal and with a bias. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ BACKENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is asked beside a causal mask."""
+    """What is asked."""
 
     dropout_p: float = 0.0
     softcap: float | None = None
-    biased: bool = False  # [1, heads, length, length], with a gradient
+    biased: bool = False  # [1, heads, length, length]
+    learnt: bool = True  # the bias has a gradient
+    causal: bool = True
 
 
-def flop(model: Model) -> int:
+def flop(model: Model, causal: bool = True) -> int:
     """Of forward and backward: two products and five, of which a causal mask needs half."""
-    return 7 * model.batch * model.heads * model.tokens**2 * model.size
+    return 7 * model.batch * model.heads * model.tokens**2 * model.size * (1 if causal else 2)
 
 
 def by_hand(options: Options, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -45,8 +47,9 @@ def by_hand(options: Options, query: Tensor, key: Tensor, value: Tensor, bias: T
         scores = torch.tanh(scores / options.softcap) * options.softcap
     if bias is not None:
         scores = scores + bias
-    weights = scores.masked_fill(_later(query), float("-inf")).softmax(-1)
-    return F.dropout(weights, options.dropout_p) @ value
+    if options.causal:
+        scores = scores.masked_fill(_later(query), float("-inf"))
+    return F.dropout(scores.softmax(-1), options.dropout_p) @ value
 
 
 def by_sdpa(
@@ -57,11 +60,11 @@ def by_sdpa(
     if shares and backend == SDPBackend.EFFICIENT_ATTENTION:
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
         shares = False
-    if bias is not None:  # SDPA takes no mask beside is_causal
+    if bias is not None and options.causal:  # SDPA takes no mask beside is_causal
         bias = bias.masked_fill(_later(query), float("-inf"))
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(
-            query, key, value, bias, options.dropout_p, is_causal=bias is None, enable_gqa=shares
+            query, key, value, bias, options.dropout_p, is_causal=options.causal and bias is None, enable_gqa=shares
         )
 
 
@@ -74,7 +77,7 @@ def by_recipe(
         value,
         bias,
         options.dropout_p,
-        is_causal=True,
+        is_causal=options.causal,
         enable_gqa=query.shape[1] != key.shape[1],
         softcap=options.softcap,
         backend=backend,
@@ -93,7 +96,7 @@ def _make(model: Model, options: Options) -> Callable[[str, torch.dtype], Inputs
         tensors = [part.transpose(1, 2).requires_grad_() for part in packed.split(sizes, dim=2)]
         if options.biased:
             shape = (1, model.heads, model.tokens, model.tokens)
-            tensors.append(torch.randn(shape, device=device, dtype=dtype).requires_grad_())
+            tensors.append(torch.randn(shape, device=device, dtype=dtype).requires_grad_(options.learnt))
         return Inputs(tuple(tensors), (upstream(device, dtype, model.batch, model.heads, model.tokens, model.size),))
 
     return make
@@ -109,7 +112,12 @@ def _problem(model: Model, what: str, options: Options, backends: tuple[str, ...
     ]
     name = f"{model.name} B{model.batch} H{model.heads}/{model.kv_heads} T{model.tokens} d{model.size}{what}"
     return Problem(
-        "attention", name, _make(model, options), tuple(ways), flop=flop(model), random=options.dropout_p > 0
+        "attention",
+        name,
+        _make(model, options),
+        tuple(ways),
+        flop=flop(model, options.causal),
+        random=options.dropout_p > 0,
     )
 
 
@@ -121,4 +129,7 @@ def problems(model: Model) -> list[Problem]:
         *found,
         _problem(model, " dropout 0.1", Options(dropout_p=0.1), ("SDPA flash", "SDPA efficient", "SDPA cuDNN")),
         _problem(model, " learnt bias", Options(biased=True), ("SDPA efficient",)),
+        # Where "recipe by Triton" is the faster in these two, EFFICIENT_BEFORE_TRITON of the recipe is to be False.
+        _problem(model, " every key, learnt bias", Options(biased=True, causal=False), ("SDPA efficient",)),
+        _problem(model, " every key, bias", Options(biased=True, learnt=False, causal=False), ("SDPA efficient",)),
     ]

@@ -33,9 +33,19 @@ def by_hand(ids: Tensor, weight: Tensor) -> Tensor:
     return weight[ids]
 
 
+def frequent(model: Model, device: str) -> Tensor:
+    """Tokens as often as words of a text: the k-th in proportion to 1/k (Zipf), the first of all some 8 %."""
+    uniform = torch.rand(model.rows, device=device)
+    return (model.vocabulary**uniform).long().clamp_(1, model.vocabulary) - 1
+
+
 def problems(model: Model) -> list[Problem]:
+    return [_problem(model, often) for often in (False, True)]
+
+
+def _problem(model: Model, often: bool) -> Problem:
     def make(device: str, dtype: torch.dtype) -> Inputs:
-        ids = torch.randint(0, model.vocabulary, (model.rows,), device=device)
+        ids = frequent(model, device) if often else torch.randint(0, model.vocabulary, (model.rows,), device=device)
         weight = noise(device, dtype, model.vocabulary, model.width)
         logits = min(HEAD_ROWS, model.rows), model.vocabulary
         return Inputs(
@@ -52,4 +62,5 @@ def problems(model: Model) -> list[Problem]:
     # reads their gradients, and reads and writes rows of the weight's.
     counted = 4 * (3 * model.vocabulary * model.width + 5 * model.rows * model.width)
     name = f"{model.name} N{model.rows} C{model.width} V{model.vocabulary} float32, tied"
-    return [Problem("embedding", name, make, ways, bytes=counted, dtype=torch.float32, accumulates=True)]
+    name += ", frequent tokens" if often else ""
+    return Problem("embedding", name, make, ways, bytes=counted, dtype=torch.float32, accumulates=True)
