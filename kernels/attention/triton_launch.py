@@ -5,7 +5,7 @@ Importing this loads no triton: the first call does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ from gradscope.kernels.support import interpreting, why_no_triton
 
 LARGEST_SIZE = 256
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+# Padded head size, dtype, compute capability, and whether scores have a bias or dropout.
+_Kind: TypeAlias = tuple[int, torch.dtype, tuple[int, int] | None, bool]
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> str | None:
@@ -102,14 +106,14 @@ def backward(
     wanted = bias is not None and bias.dtype != torch.bool and wants_bias_grad
     if not out.numel() or not k.shape[2]:
         return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(bias) if wanted and bias is not None else None
-    from gradscope.kernels.attention.triton_backward import triton_kernels as kernels
+    from gradscope.kernels.attention.triton_backward.triton_kernels import deltas
 
     delta = torch.empty_like(logsumexp)
     form = _form(q, k, v, bias, options, grad_out, out, dq, dk, dv)
     inputs = (*_inputs(q, k, v, bias, options, seed), heads_of(grad_out), logsumexp, delta)
     kind = _kind(q, v, bias, options)
     with on_device(q):
-        kernels.deltas[(q.shape[0] * q.shape[1] * _count(q.shape[2], 64),)](
+        deltas[(q.shape[0] * q.shape[1] * _count(q.shape[2], 64),)](
             heads_of(out),
             heads_of(grad_out),
             delta,
@@ -119,21 +123,14 @@ def backward(
             BLOCK_M=64,
             BLOCK_V=padded(v.shape[3]),
         )
-        cut = triton_blocks.one_pass_blocks(*kind)
-        if cut is not None and (k.shape[2] <= cut.n or not repeatable()):
-            _in_one_pass(inputs, form, cut, q, k, options, dq, dk, dv)
-        else:
-            cut = triton_blocks.keys_blocks(*kind)
-            kernels.keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
-                *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, options, form, cut)
-            )
-            cut = triton_blocks.queries_blocks(*kind)
-            kernels.queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
-                *inputs, heads_of(dq), **_settings(q, k, options, form, cut)
-            )
-        if not wanted or bias is None:
-            return dq, dk, dv, None
-        return dq, dk, dv, _of_bias(inputs, form, triton_blocks.queries_blocks(*kind), q, k, bias, options)
+    cut = triton_blocks.one_pass_blocks(*kind)
+    if cut is not None and (k.shape[2] <= cut.n or not repeatable()):
+        _in_one_pass(inputs, form, cut, q, k, options, dq, dk, dv)
+    else:
+        _in_two_kernels(inputs, form, kind, q, k, options, dq, dk, dv)
+    if not wanted or bias is None:
+        return dq, dk, dv, None
+    return dq, dk, dv, _of_bias(inputs, form, triton_blocks.queries_blocks(*kind), q, k, bias, options)
 
 
 def repeatable() -> bool:
@@ -159,11 +156,35 @@ def _in_one_pass(
     summed = dq if whole or dq.dtype == torch.float32 else torch.empty_like(dq, dtype=torch.float32)
     if not whole or form.left or form.right:
         summed.zero_()
-    all_gradients[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
-        *inputs, heads_of(dk), heads_of(dv), heads_of(summed), WHOLE=whole, **_settings(q, k, options, form, cut)
-    )
+    with on_device(q):
+        all_gradients[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.n),)](
+            *inputs, heads_of(dk), heads_of(dv), heads_of(summed), WHOLE=whole, **_settings(q, k, options, form, cut)
+        )
     if summed is not dq:
         dq.copy_(summed)
+
+
+def _in_two_kernels(
+    inputs: tuple[Heads | Tensor, ...],
+    form: Form,
+    kind: _Kind,
+    q: Tensor,
+    k: Tensor,
+    options: Options,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    from gradscope.kernels.attention.triton_backward.triton_kernels import keys_and_values, queries_alone
+
+    keys, queries = triton_blocks.keys_blocks(*kind), triton_blocks.queries_blocks(*kind)
+    with on_device(q):
+        keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], keys.n),)](
+            *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, options, form, keys)
+        )
+        queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], queries.m),)](
+            *inputs, heads_of(dq), **_settings(q, k, options, form, queries)
+        )
 
 
 def _of_bias(
@@ -172,16 +193,17 @@ def _of_bias(
     from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
 
     own, parts = _bias_buffer(bias, q, k, cut)
-    bias_gradient[(own.shape[0] * own.shape[1] * _count(q.shape[2], cut.m) * _count(k.shape[2], cut.n),)](
-        *inputs,
-        heads_of(parts),
-        own.shape[1],
-        q.shape[0] // own.shape[0],
-        q.shape[1] // own.shape[1],
-        ONE_ROW=own.shape[2] == 1,
-        ONE_COLUMN=own.shape[3] == 1,
-        **_settings(q, k, options, form, cut),
-    )
+    with on_device(q):
+        bias_gradient[(own.shape[0] * own.shape[1] * _count(q.shape[2], cut.m) * _count(k.shape[2], cut.n),)](
+            *inputs,
+            heads_of(parts),
+            own.shape[1],
+            q.shape[0] // own.shape[0],
+            q.shape[1] // own.shape[1],
+            ONE_ROW=own.shape[2] == 1,
+            ONE_COLUMN=own.shape[3] == 1,
+            **_settings(q, k, options, form, cut),
+        )
     return parts.sum_to_size(own.shape).to(bias.dtype).reshape(bias.shape)
 
 
@@ -244,9 +266,7 @@ def _bias_buffer(bias: Tensor, q: Tensor, k: Tensor, cut: Blocks) -> tuple[Tenso
     return own, torch.empty((*own.shape[:2], rows, columns), dtype=torch.float32, device=q.device)
 
 
-def _kind(
-    q: Tensor, v: Tensor, bias: Tensor | None, options: Options
-) -> tuple[int, torch.dtype, tuple[int, int] | None, bool]:
+def _kind(q: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> _Kind:
     """What the block sizes depend on."""
     capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
     return padded(max(q.shape[3], v.shape[3])), q.dtype, capability, bias is not None or options.dropout_p > 0

@@ -71,8 +71,10 @@ HEADS, TOKENS = (1 << 24) + 1, 1 << 7
 
 
 @pytest.mark.parametrize("kernel", ["forward", "deltas", "keys_and_values", "queries_alone"])
-def test_programs(programs: Programs, kernel: str) -> None:
+def test_programs(programs: Programs, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than 2^31 rows, one number each."""
+    monkeypatch.setattr(attention, "repeatable", lambda: True)  # else one kernel makes all gradients
+    monkeypatch.setattr(attention.triton_blocks, "one_pass_blocks", lambda *kind: None)
     rows = {name: drawn(1, 1, TOKENS, 1) for name in ("q", "k", "v", "grad_out")}
     settings = Options(0.7, 1)
     q, k, v, grad_out = rows.values()
