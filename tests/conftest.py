@@ -135,6 +135,17 @@ def no_limits_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_kernels_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Inductor's store takes kernels of other vectors for its own, and gives wrong numbers (ATEN_CPU_CAPABILITY)."""
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
+    if before is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Torch's threads wait for each other, so a busy machine slows two of them far more than one."""
     threads = torch.get_num_threads()
