@@ -15,7 +15,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
-from gradscope.recipes.norm_checks import check, default_eps, why_not_cpu
+from gradscope.recipes.norm_checks import check, composed, default_eps, why_not_cpu
 from gradscope.recipes.norm_function import LayerNorm, RMSNorm
 from gradscope.recipes.recipe import Recipe
 
@@ -92,7 +92,7 @@ def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | Tensor | None = None,
     *,
     backend: str = "auto",
 ) -> Tensor:
@@ -103,6 +103,7 @@ def rms_norm(
         normalized_shape: the trailing dimensions that are normalised together.
         weight: of that shape; of the input's dtype or float32. None for ones.
         eps: added to the mean square; None for that of float32, of float64 for float64 inputs, as torch takes it.
+            A tensor, of one number or one for each feature, gets a gradient.
         backend: "auto", "cpu" or "torch"; ``rms_norm.explain`` tells what "auto" takes.
 
     Returns:
@@ -111,6 +112,9 @@ def rms_norm(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if isinstance(eps, Tensor):
+        check("rms_norm", input, normalized_shape, weight=weight)
+        return composed(input, normalized_shape, weight, None, eps, centred=False)
     if (
         backend == "auto"
         and _is_torchs(input, normalized_shape, weight)
@@ -166,7 +170,7 @@ def layer_norm(
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    eps: float = 1e-5,
+    eps: float | Tensor = 1e-5,
     *,
     exact: bool = False,
     backend: str = "auto",
@@ -182,6 +186,9 @@ def layer_norm(
 
     The other arguments, result and errors are those of :func:`rms_norm`, with a ``bias`` like the weight.
     """
+    if isinstance(eps, Tensor):
+        check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+        return composed(input, normalized_shape, weight, bias, eps, centred=True)
     if backend == "auto" and not exact and _is_torchs(input, normalized_shape, weight, bias):
         return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
     choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, exact=exact, backend=backend)

@@ -12,7 +12,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.kernels.support import interpreting, why_no_triton
-from gradscope.recipes.norm_checks import check, default_eps, why_not_cpu
+from gradscope.recipes.norm_checks import check, composed, default_eps, why_not_cpu
 from gradscope.recipes.norm_function import AddNorm, Settings
 
 _REASONS = {
@@ -59,7 +59,7 @@ def add_layer_norm(
     residual: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    eps: float = 1e-5,
+    eps: float | Tensor = 1e-5,
     dropout_p: float = 0.0,
     training: bool = True,
     *,
@@ -87,6 +87,10 @@ def add_layer_norm(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if isinstance(eps, Tensor):
+        stream = residual + functional.dropout(input, dropout_p, training)
+        check("add_layer_norm", stream, stream.shape[-1:], weight=weight, bias=bias)
+        return composed(stream, stream.shape[-1:], weight, bias, eps, centred=True), stream
     if backend == "auto" and _is_small("add_layer_norm", input, residual, weight, bias, dropout_p, training):
         return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
     choice = _explain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training, backend=backend)
@@ -130,7 +134,7 @@ def add_rms_norm(
     input: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | Tensor | None = None,
     dropout_p: float = 0.0,
     training: bool = True,
     *,
@@ -140,6 +144,10 @@ def add_rms_norm(
 
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
     """
+    if isinstance(eps, Tensor):
+        stream = residual + functional.dropout(input, dropout_p, training)
+        check("add_rms_norm", stream, stream.shape[-1:], weight=weight)
+        return composed(stream, stream.shape[-1:], weight, None, eps, centred=False), stream
     if backend == "auto" and _is_small("add_rms_norm", input, residual, weight, None, dropout_p, training):
         return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
     choice = _explain_add_rms_norm(input, residual, weight, eps, dropout_p, training, backend=backend)

@@ -51,3 +51,23 @@ def why_not_cpu(input: Tensor) -> str | None:
     if not input.numel():
         return "there is nothing to normalise"
     return None
+
+
+def composed(
+    input: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: Tensor,
+    *,
+    centred: bool,
+) -> Tensor:
+    """Return the norm made of plain operations, for an ``eps`` that may want a gradient, which torch's do not take."""
+    last = tuple(range(-len(shape), 0))
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    if centred:
+        wide = wide - wide.mean(last, keepdim=True)
+    normal = wide * torch.rsqrt(wide.square().mean(last, keepdim=True) + eps)
+    normal = normal.to(input.dtype)
+    normal = normal if weight is None else normal * weight
+    return (normal if bias is None else normal + bias).to(input.dtype)

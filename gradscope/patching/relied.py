@@ -18,7 +18,6 @@ from gradscope.patching.reading import INLINE, is_stored
 from gradscope.patching.recording import Frame, Node, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
-from gradscope.patching.syntax import walked
 from gradscope.patching.texts import Texts
 
 # Their numbers are sizes or places: another one does not fit, or moves what the new code is given all the same.
@@ -122,7 +121,7 @@ class _Finder:
         text = texts.source.file.of(expression)
         if texts is not self.texts and not self._same_owner(expression, frame):
             raise Refusal(f"line {found.lineno}: {text} may be another number next time")
-        return Known(expression, f"{_bracketed(expression, text)} == {_spelled(value, text, found.lineno)}")
+        return Known(expression, _test(expression, text, value, scalar.node.op in _ARITHMETIC))
 
     def _texts_of(self, frame: Frame, last: Node) -> Texts:
         source = FunctionSource.of(frame.code, self.files)
@@ -157,34 +156,47 @@ def _resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
     return expression
 
 
-def _is_certain(expression: ast.AST, texts: Texts) -> bool:
+def _is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
     """Whether it is written down, or made of a tensor's form and of what modules of Python hold, as ``math.pi``."""
+    if depth > _DEEPEST:  # n = n + 1
+        return False
     expression = _resolved(expression, texts.source) if isinstance(expression, ast.expr) else expression
-    if isinstance(expression, ast.Constant):
-        return True
+    parts: list[ast.expr] = []
+    certain = isinstance(expression, (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List))
     if isinstance(expression, ast.JoinedStr):
         return all(isinstance(part, ast.Constant) for part in expression.values)
-    if isinstance(expression, ast.Attribute):
-        of_form = expression.attr in {"shape", "ndim", "dtype", "device"}
-        of_call = isinstance(expression.value, ast.Call) and _is_certain(expression.value, texts)  # finfo(...).min
-        return of_form or of_call or _of_module(expression, texts)
-    if isinstance(expression, ast.Subscript):
-        return _is_certain(expression.value, texts) and _is_certain(expression.slice, texts)
-    if isinstance(expression, ast.Call):
-        method = isinstance(expression.func, ast.Attribute) and expression.func.attr in {"size", "dim", "numel"}
-        plain = isinstance(expression.func, ast.Name) and expression.func.id in _PURE
-        of_module = isinstance(expression.func, ast.Attribute) and _of_module(expression.func, texts)
-        parts = [*expression.args, *(keyword.value for keyword in expression.keywords)]
-        return (method or plain or of_module) and all(_is_certain(part, texts) for part in parts)
     if isinstance(expression, ast.Name):
-        return _is_a_size(expression, texts.source)
-    if isinstance(expression, (ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List)):
+        homes = [texts.source.statement(each) for each in texts.source.names(expression.id) if is_stored(each)]
+        return bool(homes) and all(
+            isinstance(home, ast.Assign) and _is_certain(home.value, texts, depth + 1) for home in homes
+        )
+    if isinstance(expression, ast.Attribute):
+        certain = _is_form(expression, _FORMS, texts) or _of_module(expression, texts)
+        if not certain and isinstance(expression.value, ast.Call):  # finfo(...).min
+            certain, parts = True, [expression.value]
+    elif isinstance(expression, ast.Subscript):
+        certain, parts = True, [expression.value, expression.slice]
+    elif isinstance(expression, ast.Call):
+        function = expression.func
+        certain = isinstance(function, ast.Name) and function.id in _PURE
+        if isinstance(function, ast.Attribute):
+            certain = _is_form(function, _ASKED, texts) or _of_module(function, texts)
+        parts = [*expression.args, *(keyword.value for keyword in expression.keywords)]
+    elif certain:
         parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
-        return all(_is_certain(part, texts) for part in parts)
-    return False
+    return certain and all(_is_certain(part, texts, depth + 1) for part in parts)
 
 
 _PURE = frozenset({"float", "int", "abs", "min", "max", "len", "round"})
+_FORMS = frozenset({"shape", "ndim", "dtype", "device"})
+_ASKED = frozenset({"size", "dim", "numel"})
+_DEEPEST = 24
+# Where an integer may become a parameter.
+_ARITHMETIC = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "float_power", "floor_divide", "remainder", "addcmul"}
+    | {"addcdiv", "masked_fill", "clamp", "where", "full", "lerp", "maximum", "minimum", "setitem"}
+    | {"eq", "ne", "lt", "le", "gt", "ge"}
+)
 
 
 def _of_module(expression: ast.expr, texts: Texts) -> bool:
@@ -198,18 +210,19 @@ def _of_module(expression: ast.expr, texts: Texts) -> bool:
     return isinstance(held, ModuleType) and held.__name__.partition(".")[0] in {"math", "torch", "numpy", "cmath"}
 
 
-def _is_a_size(name: ast.Name, source: FunctionSource) -> bool:
-    """Whether all that a name is bound to are sizes: ``b, t, c = x.shape``."""
-    homes = [source.statement(each) for each in source.names(name.id) if is_stored(each)]
-    return bool(homes) and all(isinstance(home, ast.Assign) and _is_form(home.value) for home in homes)
+def _is_form(expression: ast.Attribute, names: frozenset[str], texts: Texts) -> bool:
+    """Whether it asks a tensor for its form: ``self.size`` and ``self.ndim`` are the user's own."""
+    return expression.attr in names and texts.is_tensor(expression.value)
 
 
-def _is_form(expression: ast.expr) -> bool:
-    found = any(
-        isinstance(part, ast.Attribute) and part.attr in {"shape", "size", "dtype", "device", "ndim", "dim"}
-        for part in walked(expression)
-    )
-    return found and isinstance(expression, (ast.Attribute, ast.Call, ast.Subscript))
+def _test(expression: ast.expr, text: str, value: Any, multiplies: bool) -> str:
+    """The condition that it is ``value`` and no tensor, which might want a gradient or hold several numbers."""
+    if isinstance(value, bool):
+        return f"{_bracketed(expression, text)} is {value}"
+    equal = f"{_bracketed(expression, text)} == {_spelled(value, text, expression.lineno)}"
+    if type(value) is float or (type(value) is int and multiplies):  # any other is a dimension, a class, a size
+        return f"isinstance({text}, {type(value).__name__}) and {equal}"
+    return equal
 
 
 def _bracketed(expression: ast.expr, text: str) -> str:

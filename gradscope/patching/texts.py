@@ -6,7 +6,7 @@ import ast
 import inspect
 from types import BuiltinFunctionType, ModuleType
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradscope.patching.match import Scalar, Size
 from gradscope.patching.operations import canonical, canonical_name
@@ -63,6 +63,13 @@ class Texts:
             return value.alive and self._attribute(expression) is value.tensor()
         made = [node for node in self._made.get(expression, []) if node.index < at.index]
         return bool(made) and any(output.content == value.content for output in made[-1].outputs)
+
+    def is_tensor(self, expression: ast.expr) -> bool:
+        """Whether an expression was a tensor in the recorded run, wherever it stands."""
+        if isinstance(expression, ast.Name):
+            places = (node.place_in(self.frame) for node in self.nodes)
+            return any(place is not None and expression.id in place.names for place in places)
+        return expression in self._made or isinstance(self._attribute(expression), Tensor)
 
     def operand(self, value: Value, users: frozenset[Node]) -> tuple[ast.expr, Node]:
         """An expression for ``value`` in one of the calls ``users``, and that call; names come before calls."""

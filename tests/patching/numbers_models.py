@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Numbers(nn.Module):
         changes: by name of an attribute what another step may hold.
     """
 
-    changes: ClassVar[dict[str, float | int | str]]
+    changes: ClassVar[dict[str, Any]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,15 +62,15 @@ class NormInAHelper(Numbers):
 
 
 class Exact(Numbers):
-    changes: ClassVar = {"root": 1.0, "half": 0.75, "one": 0.5}
+    changes: ClassVar = {"root": 1.0, "share": 0.75, "one": 0.5}
 
     def __init__(self) -> None:
         super().__init__()
-        self.root, self.half, self.one = math.sqrt(2), 0.5, 1.0
+        self.root, self.share, self.one = math.sqrt(2), 0.5, 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lift(x)
-        return self.half * x * (self.one + torch.erf(x / self.root))
+        return self.share * x * (self.one + torch.erf(x / self.root))
 
 
 class ByTanh(Numbers):
@@ -99,6 +99,30 @@ class Swish(Numbers):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate(x), self.lift(x)
         return gate * torch.sigmoid(self.beta * gate) * up
+
+
+class UserSizes(Numbers):
+    """What is called as a tensor's form is called, and is the user's own."""
+
+    changes: ClassVar = {"size": (4, 2.5), "ndim": 4, "shape": (1, 1.5), "dim": lambda: 0.25}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size, self.ndim, self.shape = (4, 0.5), 2, (1, 1.0)
+        self.dim = halved
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        _, half = self.size
+        x = half * x * (self.shape[1] + torch.erf(x / math.sqrt(2)))
+        x = x * torch.rsqrt(x.pow(self.ndim).mean(-1, keepdim=True) + 1e-5) * self.weight
+        return self.dim() * x * (1.0 + torch.erf(x * 0.5**0.5))
+
+
+def halved() -> float:
+    """A number that is made in a function."""
+    return 0.5
 
 
 class Attention(Numbers):
@@ -140,4 +164,4 @@ class Loss(Numbers):
         )
 
 
-KINDS: tuple[type[Numbers], ...] = (RMSNorm, NormInAHelper, Exact, ByTanh, Swish, Attention, Loss)
+KINDS: tuple[type[Numbers], ...] = (RMSNorm, NormInAHelper, Exact, ByTanh, Swish, UserSizes, Attention, Loss)

@@ -17,7 +17,17 @@ from gradscope.patching.plan import plan
 from tests.patching import numbers_models
 from tests.patching.corpus.entry import Entry
 from tests.patching.exactness import TOLERANCE, call, difference, results
-from tests.patching.numbers_models import KINDS, LENGTH, WIDTH, Numbers
+from tests.patching.numbers_models import (
+    KINDS,
+    LENGTH,
+    WIDTH,
+    ByTanh,
+    Exact,
+    NormInAHelper,
+    Numbers,
+    RMSNorm,
+    Swish,
+)
 from tests.patching.test_corpus_attention import _ENTRIES as ATTENTIONS
 from tests.patching.test_corpus_others import POSITIVES
 
@@ -46,6 +56,33 @@ def test_another_number_later(kind: type[Numbers], name: str, value: Any, monkey
     assert difference(changed, results(model, later)) <= TOLERANCE
     patches.revert()
     assert difference(changed, results(model, later)) == 0
+
+
+_LEARNT = [
+    (kind, name)
+    for kind in (RMSNorm, NormInAHelper, Exact, ByTanh, Swish)
+    for name in kind.changes
+    if name != "global SLOPE" and name != "size"
+]
+
+
+@pytest.mark.parametrize("form", ["parameter", "changed", "for each feature", "tensor"])
+@pytest.mark.parametrize(("kind", "name"), _LEARNT, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_a_number_becomes_a_tensor_later(kind: type[Numbers], name: str, form: str) -> None:
+    """A parameter that equals the number has a gradient; one for each feature is no condition."""
+    model = kind().double()
+    original = copy.deepcopy(model)
+    patches = Patches(plan(model, batch().double()))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    value = torch.tensor(getattr(model, name), dtype=torch.float64)
+    value = {"changed": value + 0.3, "for each feature": value.repeat(WIDTH)}.get(form, value)
+    for each in (model, original):
+        delattr(each, name)
+        setattr(each, name, value.clone() if form == "tensor" else nn.Parameter(value.clone()))
+    later = batch().double()
+    assert difference(results(original, later), results(model, later)) <= TOLERANCE
+    patches.revert()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels.norm import cpu
-from gradscope.recipes.norm import add_rms_norm, layer_norm, rms_norm
+from gradscope.recipes.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 from .accuracy import assert_as_accurate
 from .test_norm import EPS
@@ -108,3 +108,20 @@ def test_no_eps_is_the_one_that_torch_takes(backend: str, dtype: torch.dtype) ->
     torch.testing.assert_close(rms_norm(x, (4,), backend=backend), functional.rms_norm(x, (4,)))
     added = add_rms_norm(x, torch.zeros_like(x), torch.ones_like(x[0]), backend=backend)[0]
     torch.testing.assert_close(added, functional.rms_norm(x, (4,)))
+
+
+@pytest.mark.parametrize("features", [(), (6,)])
+@pytest.mark.parametrize("function", [rms_norm, layer_norm, add_rms_norm, add_layer_norm])
+def test_an_eps_that_is_learnt(function: Any, features: tuple[int, ...]) -> None:
+    """As a norm by hand takes it: it gets its gradient."""
+    x, weight, eps = torch.randn(4, 6).double(), torch.randn(6).double(), torch.full(features, 0.3).double()
+    leaves = [each.requires_grad_() for each in (x, weight, eps)]
+    added = function in (add_rms_norm, add_layer_norm)
+    stream = 2 * x if added else x
+    centred = stream - stream.mean(-1, keepdim=True) if function in (layer_norm, add_layer_norm) else stream
+    wanted = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+    made = function(x, x, weight, eps=eps)[0] if added else function(x, (6,), weight, eps=eps)
+    torch.testing.assert_close(made, wanted)
+    upstream = torch.randn(4, 6).double()
+    for one, other in zip(*(torch.autograd.grad(each, leaves, upstream) for each in (made, wanted)), strict=True):
+        torch.testing.assert_close(one, other)
