@@ -8,6 +8,7 @@ dk and dv in float32 with dropout at size 128, where deterministic algorithms ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -90,6 +91,41 @@ def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
     if size <= 128:
         return Blocks(128, 32 if rich else 64, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
     return Blocks(64, 32, 8, 2) if _large(capability) else Blocks(32, 16, 8, 1)
+
+
+class BackwardBlocks(NamedTuple):
+    """How a backward is cut."""
+
+    one_pass: Blocks | None  # None: two kernels
+    keys: Blocks
+    queries: Blocks
+
+
+def forward_candidates(
+    size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool
+) -> tuple[Blocks, ...]:
+    """What forward may be cut into; the default first, the others to be timed."""
+    default = forward_blocks(size, dtype, capability, rich)
+    if dtype == torch.float32 or size > 128 or not _large(capability):
+        return (default,)
+    other = Blocks(128, 128, 8, 3) if size <= 64 else Blocks(128, 64, 8, 3)
+    return (default, Blocks(64, 64, 4, 3)) if rich else (default, other, Blocks(64, 64, 4, 3))
+
+
+def backward_candidates(
+    size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool
+) -> tuple[BackwardBlocks, ...]:
+    """What backward may be cut into, as :func:`forward_candidates`.
+
+    Among them is one pass where it spills some hundred bytes: what these cost, only a GPU tells.
+    """
+    kind = (size, dtype, capability, rich)
+    default = BackwardBlocks(one_pass_blocks(*kind), keys_blocks(*kind), queries_blocks(*kind))
+    if dtype == torch.float32 or size > 128 or not _large(capability):
+        return (default,)
+    if size <= 64:
+        return (default, default._replace(one_pass=Blocks(64, 128, 8, 2)), default._replace(one_pass=None))
+    return (default, *(default._replace(one_pass=Blocks(m, 128, 8, 2)) for m in (16, 32)))
 
 
 def _large(capability: tuple[int, int] | None) -> bool:

@@ -5,23 +5,25 @@ Importing this loads no triton: the first call does.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from gradscope.kernels.attention import triton_blocks
+from gradscope.kernels.attention import triton_blocks, triton_tuning
 from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import Options
 from gradscope.kernels.attention.triton_arguments import Form, Heads, form_of, heads_of, is_wide, terms_of
-from gradscope.kernels.attention.triton_blocks import Blocks, padded
+from gradscope.kernels.attention.triton_blocks import BackwardBlocks, Blocks, padded
 from gradscope.kernels.check import dtype_text
 from gradscope.kernels.on_device import on_device
 from gradscope.kernels.support import interpreting, why_no_triton
 
+C = TypeVar("C")
 LARGEST_SIZE = 256
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
 
 # Padded head size, dtype, compute capability, and whether scores have a bias or dropout.
 _Kind: TypeAlias = tuple[int, torch.dtype, tuple[int, int] | None, bool]
@@ -63,14 +65,15 @@ def forward(
         return out.zero_(), logsumexp.fill_(-torch.inf)
     from gradscope.kernels.attention.triton_forward.triton_kernels import forward as kernel
 
-    cut = triton_blocks.forward_blocks(*_kind(q, v, bias, options))
-    with on_device(q):
-        kernel[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
-            *_inputs(q, k, v, bias, options, seed),
-            heads_of(out),
-            logsumexp,
-            **_settings(q, k, options, _form(q, k, v, bias, options, out), cut),
-        )
+    inputs, form = _inputs(q, k, v, bias, options, seed), _form(q, k, v, bias, options, out)
+
+    def run(cut: Blocks) -> None:
+        with on_device(q):
+            kernel[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
+                *inputs, heads_of(out), logsumexp, **_settings(q, k, options, form, cut)
+            )
+
+    run(_taken("forward", triton_blocks.forward_candidates(*_kind(q, v, bias, options)), form, q, k, run))
     return out, logsumexp
 
 
@@ -102,7 +105,7 @@ def backward(
     Returns:
         dq, dk and dv, laid out as q, k and v; dbias in the bias's shape and dtype, summed in float32.
     """
-    dq, dk, dv = into or tuple(empty_as(x, *x.shape[1:]) for x in (q, k, v))
+    dq, dk, dv = into or _like(q, k, v)
     wanted = bias is not None and bias.dtype != torch.bool and wants_bias_grad
     if not out.numel() or not k.shape[2]:
         return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(bias) if wanted and bias is not None else None
@@ -123,14 +126,38 @@ def backward(
             BLOCK_M=64,
             BLOCK_V=padded(v.shape[3]),
         )
-    cut = triton_blocks.one_pass_blocks(*kind)
-    if cut is not None and (k.shape[2] <= cut.n or not repeatable()):
-        _in_one_pass(inputs, form, cut, q, k, options, dq, dk, dv)
-    else:
-        _in_two_kernels(inputs, form, kind, q, k, options, dq, dk, dv)
+
+    def run(cut: BackwardBlocks, slopes: tuple[Tensor, Tensor, Tensor]) -> None:
+        one_pass = cut.one_pass
+        if one_pass is not None and (k.shape[2] <= one_pass.n or not repeatable()):
+            _in_one_pass(inputs, form, one_pass, q, k, options, *slopes)
+        else:
+            _in_two_kernels(inputs, form, cut, q, k, options, *slopes)
+
+    # Timed in memory of its own where that of the caller is to be written: that may be some input's.
+    mine = functools.partial(run, slopes=(dq, dk, dv)) if into is None else lambda cut: run(cut, _like(q, k, v))
+    cut = _taken("backward", triton_blocks.backward_candidates(*kind), form, q, k, mine)
+    run(cut, (dq, dk, dv))
     if not wanted or bias is None:
         return dq, dk, dv, None
-    return dq, dk, dv, _of_bias(inputs, form, triton_blocks.queries_blocks(*kind), q, k, bias, options)
+    return dq, dk, dv, _of_bias(inputs, form, cut.queries, q, k, bias, options)
+
+
+def _like(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for gradients of three tensors, laid out as these."""
+    dq, dk, dv = (empty_as(x, *x.shape[1:]) for x in tensors)
+    return dq, dk, dv
+
+
+def _taken(name: str, candidates: Sequence[C], form: Form, q: Tensor, k: Tensor, run: Callable[[C], object]) -> C:
+    """The candidate to launch with."""
+    batches, heads, queries, size = q.shape
+    if not triton_tuning.times(q, 4 * batches * heads * queries * k.shape[2] * size):
+        return candidates[0]
+    lengths = (batches * heads).bit_length(), queries.bit_length(), k.shape[2].bit_length()
+    key = (name, form, q.dtype, q.device, q.shape[1] // k.shape[1], *lengths)
+    with on_device(q):
+        return triton_tuning.fastest(key, candidates, run, triton_tuning.device_ms)
 
 
 def repeatable() -> bool:
@@ -167,7 +194,7 @@ def _in_one_pass(
 def _in_two_kernels(
     inputs: tuple[Heads | Tensor, ...],
     form: Form,
-    kind: _Kind,
+    cut: BackwardBlocks,
     q: Tensor,
     k: Tensor,
     options: Options,
@@ -177,13 +204,12 @@ def _in_two_kernels(
 ) -> None:
     from gradscope.kernels.attention.triton_backward.triton_kernels import keys_and_values, queries_alone
 
-    keys, queries = triton_blocks.keys_blocks(*kind), triton_blocks.queries_blocks(*kind)
     with on_device(q):
-        keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], keys.n),)](
-            *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, options, form, keys)
+        keys_and_values[(k.shape[0] * k.shape[1] * _count(k.shape[2], cut.keys.n),)](
+            *inputs, heads_of(dk), heads_of(dv), **_settings(q, k, options, form, cut.keys)
         )
-        queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], queries.m),)](
-            *inputs, heads_of(dq), **_settings(q, k, options, form, queries)
+        queries_alone[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.queries.m),)](
+            *inputs, heads_of(dq), **_settings(q, k, options, form, cut.queries)
         )
 
 
