@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from gradscope.kernels.check import refuse
 from gradscope.kernels.plain import why_torch
+from gradscope.recipes.kept import kept
 
 NAME = "attention_mask"
 
@@ -19,9 +18,6 @@ _DEEP = -1e30
 
 # Behind a number as low as this, float64 loses every score.
 _LOST = -1e17
-
-# What a mask says, by where its content lies; forgotten with the tensor that holds the content.
-_known: dict[int, tuple[weakref.ref[Tensor], dict[tuple[Any, ...], bool]]] = {}
 
 
 def attention_mask(
@@ -168,28 +164,12 @@ def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:
     rows, columns = mask.shape[-2:]
     if rows != columns or rows < 2 or mask.numel() != rows * columns or mask.is_inference():
         return False
-    held = mask if mask._base is None else mask._base
-    known = _known.get(id(held))
-    if known is None or known[0]() is not held:
-        known = _known[id(held)] = (weakref.ref(held, partial(_forget, id(held))), {})
-        if mask.is_cuda:
-            return False
-    verdicts = known[1]
-    content = (held._version, held.data_ptr())  # `held.data = other` keeps the version
-    key = (content, mask.storage_offset(), tuple(mask.shape), mask.stride(), mask.dtype, hides, infinite)
-    verdict = verdicts.get(key)
-    if verdict is None:
-        if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        if any(each[0] != content for each in verdicts):
-            verdicts.clear()
-        verdict = verdicts[key] = _is_triangle(mask.detach().reshape(rows, columns), hides, infinite)
-    return verdict
-
-
-def _forget(key: int, gone: weakref.ref[Tensor]) -> None:
-    if key in _known and _known[key][0] is gone:
-        del _known[key]
+    return kept(
+        mask,
+        (hides, infinite),
+        lambda: _is_triangle(mask.detach().reshape(rows, columns), hides, infinite),
+        unseen=False,
+    )
 
 
 def _is_triangle(mask: Tensor, hides: str, infinite: bool) -> bool:

@@ -14,6 +14,7 @@ from gradscope.kernels.rope import composed, reference
 from gradscope.kernels.rope.cpu import COMPOSED, WAYS
 from gradscope.kernels.rope.launch import rotated
 from gradscope.kernels.support import why_no_triton
+from gradscope.recipes.kept import kept
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -99,8 +100,9 @@ def _plain(
     if isinstance(x, tuple):
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return tuple(_plain(part, cos, sin, **each) for part in x)  # type: ignore[arg-type]
-    tables = _tables(x, cos, sin, interleaved, rotary, offset, positions)
-    return reference.rotated(x, *tables, interleaved)
+    tables = _tables(x, cos, sin, interleaved, rotary, offset, positions, whole=True)
+    doubled = tables[0].shape[-1] == _features(x, cos, rotary)
+    return (reference.rotated_each if doubled else reference.rotated)(x, *tables, interleaved)
 
 
 @explained_by(_explain, _plain, ("triton", "cpu", "torch"))
@@ -122,7 +124,9 @@ def rope(
             or queries and keys, whose heads may differ in number. float16, bfloat16, float32 or float64.
         cos, sin: [positions, pairs], a row a position; or [batch or 1, tokens, pairs] for positions that differ, also
             with a dimension of one for the heads, before or behind the tokens. A doubled table, [..., 2 · pairs] with
-            every angle twice as Hugging Face builds it, is taken too.
+            every angle twice as Hugging Face builds it, is taken too. It is looked at once for each content (on a GPU
+            from a tensor's second use on, under ``torch.compile`` never): one whose halves differ turns each feature
+            by its own number, in torch's operations.
         interleaved: False pairs feature i with i + rotary / 2 (GPT-NeoX, Llama); True pairs 2i with 2i + 1 (GPT-J).
         rotary: how many features are turned, the first; the others pass. None: all that the table has angles for.
         offset: position of the first token, as with a cache of keys; for a table of positions.
@@ -154,6 +158,9 @@ def rope(
     if tensors[0].dtype != tensors[-1].dtype:
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return tuple(rope(part, cos, sin, **each, backend=backend) for part in tensors)  # type: ignore[arg-type]
+    if not _turns_pairs(tensors[0], cos, sin, rotary, interleaved):
+        each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
+        return _plain(x, cos, sin, **each)  # type: ignore[arg-type]
     tables = _tables(tensors[0], cos, sin, interleaved, rotary, offset, positions)
     if choice.backend == "torch":
         turned = composed.rotated(tensors, *tables, interleaved)
@@ -272,6 +279,22 @@ def _features(x: Tensor, cos: Tensor, rotary: int | None) -> int:
     return width if width == x.shape[3] else 2 * width
 
 
+def _turns_pairs(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, interleaved: bool) -> bool:
+    """Whether both features of each pair are turned by one angle; of a doubled table a look tells."""
+    if cos.shape[-1] == _features(x, cos, rotary) // 2 or torch.compiler.is_compiling():
+        return True
+    return all(_is_doubled(each, interleaved) for each in (cos, sin))
+
+
+def _is_doubled(table: Tensor, interleaved: bool) -> bool:
+    def look() -> bool:
+        half = table.shape[-1] // 2
+        pairs = (table[..., ::2], table[..., 1::2]) if interleaved else (table[..., :half], table[..., half:])
+        return torch.equal(*pairs)
+
+    return look() if table.is_inference() else kept(table, ("doubled", interleaved), look, unseen=True)
+
+
 def _without_heads(table: Tensor) -> Tensor:
     """[batch or 1, tokens, pairs] of a table that has a dimension of one for the heads; any other as it is."""
     if table.dim() == 4:
@@ -289,10 +312,11 @@ def _tables(
     rotary: int | None,
     offset: int,
     positions: Tensor | None,
+    whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Both as [batch or 1, 1, tokens, pairs], in the precision of the rotation."""
+    """Both as [batch or 1, 1, tokens, pairs], in the precision of the rotation; ``whole``: a doubled table as it is."""
     cos, sin = _without_heads(cos), _without_heads(sin)
-    pairs = _features(x, cos, rotary) // 2
+    pairs = cos.shape[-1] if whole else _features(x, cos, rotary) // 2
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = (_table(each, pairs, interleaved, x.shape[2], offset, positions).to(wide) for each in (cos, sin))
     return cos, sin

@@ -344,3 +344,42 @@ def test_triton_where_tokens_lie_far_apart(triton_device: torch.device, interlea
         strict=True,
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary", [None, 4])
+@pytest.mark.parametrize("change", ["in place", "data", "another"])
+def test_a_doubled_table_whose_halves_differ_later(interleaved: bool, rotary: int | None, change: str) -> None:
+    """Each feature is turned by its own number, as by hand; and the fast way again once they agree."""
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
+    width = rotary or 8
+    angles = torch.randn(5, width // 2, dtype=torch.float64)
+    full = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+    cos, sin = full.cos(), full.sin()
+
+    def by_hand(cos: Tensor, sin: Tensor) -> Tensor:
+        part = x[..., :width]
+        a, b = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+        other = torch.stack((-b, a), -1).flatten(-2) if interleaved else torch.cat((-b, a), -1)
+        return torch.cat((part * cos + other * sin, x[..., width:]), -1)
+
+    def check(cos: Tensor, sin: Tensor) -> None:
+        made, wanted = rope(x, cos, sin, interleaved=interleaved, rotary=rotary), by_hand(cos, sin)
+        torch.testing.assert_close(made, wanted)
+        upstream = torch.randn_like(made)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(each, x, upstream)[0] for each in (made, wanted)), rtol=1e-7, atol=1e-9
+        )
+
+    check(cos, sin)
+    other = sin.clone()
+    other[3, -1] += 0.5
+    if change == "in place":
+        sin.copy_(other)
+    elif change == "data":
+        sin.data = other
+    else:
+        sin = other
+    check(cos, sin)
+    sin.copy_(full.sin())
+    check(cos, sin)
