@@ -51,11 +51,11 @@ class InDouble(TorchFunctionMode):
         self._default = torch.get_default_dtype()
         if self._default in _REAL:
             torch.set_default_dtype(torch.float64)
-        return cast("Self", super().__enter__())
+        return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: object) -> None:
         torch.set_default_dtype(self._default)
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def double_of(self, leaf: Tensor) -> Tensor:
         """The copy that stands for ``leaf``, or the leaf itself where it is float64 already."""
