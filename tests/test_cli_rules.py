@@ -82,6 +82,7 @@ def test_a_rule_that_there_is_not(run: Runner) -> None:
         "gradscope: error: there is no rule 'atention-by-hand'.\n"
         "Did you mean attention-by-hand? gradscope rules lists them all.\n"
     )
+    assert run("rules", "x" * 4_000).err.startswith(f"gradscope: error: there is no rule '{'x' * 60}...'.\n")
     assert run("rules", "@").err.endswith("\ngradscope rules lists them all.\n")
     assert run("rules", RULE, "--markdown").code == 2
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Words that begin a sentence of a rule's text and say what it is about.
 _LABELS = ("Pattern:", "Evidence:", "Estimate:", "Floor:", "Source:", "Sources:")
 _NARROWEST = 24
+_LONGEST_NAME = 60  # of a rule that there is not, in the message
 
 
 def rules(
@@ -74,7 +75,8 @@ def _known(name: str, known: Iterable[str]) -> str:
         return name
     near = difflib.get_close_matches(name, list(known), n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
-    raise UsageError(f"there is no rule {name!r}.\n{meant}gradscope rules lists them all.")
+    shown = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    raise UsageError(f"there is no rule {shown!r}.\n{meant}gradscope rules lists them all.")
 
 
 def _print_list(console: Console, chosen: Sequence[Rule]) -> None:
