@@ -27,6 +27,7 @@ def attention_mask(
     finite: bool = False,
     after: dict[str, Any] | str | None = None,
     query: Tensor | None = None,
+    packed: bool = False,
 ) -> dict[str, Any]:
     """``{"is_causal": True}`` where ``mask`` hides exactly the keys behind each query; else ``{"attn_mask": ...}``.
 
@@ -43,6 +44,8 @@ def attention_mask(
             that a query that sees no key weighs all of them equally, instead of giving 0.
         query: with ``finite``: the queries. They come back as ``query``, and are zeros where no key is seen, so that no
             gradient goes to queries and keys that have no say in the weights.
+        packed: with ``finite``, for :func:`~gradscope.recipes.packed_attention`: where a query may see no key,
+            ``sees`` comes back in place of ``query``, and says which do.
         after: the mask that was laid over the scores before this one: "causal", or this function's arguments for it,
             as ``{"mask": bias, "hides": "zero"}``, which may have an ``after`` of their own.
 
@@ -53,11 +56,11 @@ def attention_mask(
     said = _alone(*masks[0]) if len(masks) == 1 and masks[0] is not None else _combined(masks)
     bias = said.get("attn_mask")
     if bias is not None and bias.dtype is not torch.bool:
-        if query is None:
+        if query is None and not packed:
             return said | _without_losses(bias)
         sees = (bias > 0.5 * _DEEP).any(-1, keepdim=True)
         bias = torch.where(sees | (bias == -torch.inf), bias, 0.0)
-        return said | {"query": query * sees, "attn_mask": bias}
+        return said | {"attn_mask": bias} | ({"sees": sees} if query is None else {"query": query * sees})
     return said if query is None else {"query": query, **said}
 
 

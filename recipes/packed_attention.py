@@ -73,6 +73,7 @@ def _explain(
     scale: float | None = None,
     *,
     kv_heads: int | None = None,
+    sees: Tensor | None = None,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`packed_attention` would do with these arguments, and why."""
@@ -83,6 +84,8 @@ def _explain(
         "cpu": None if qkv.device.type == "cpu" else f"the tensors are on {qkv.device}",
         "triton": triton_launch.why_not(*qkv_views(qkv, heads, kv_heads), attn_mask, Options(1.0, kv_heads)),
     }
+    if sees is not None:
+        against = dict.fromkeys(against, "queries that see no key get no gradient")
     if backend == "auto":
         plain = attn_mask is None and not dropout_p
         few = _against_size(qkv, heads, dropout_p)
@@ -102,11 +105,13 @@ def _plain(
     scale: float | None = None,
     *,
     kv_heads: int | None = None,
+    sees: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     from gradscope.recipes.attention import attention
 
     q, k, v = split_qkv(qkv, heads, kv_heads=kv_heads)
+    q = q if sees is None else q * sees
     return merge_heads(attention(q, k, v, attn_mask, dropout_p, is_causal, scale, kv_heads not in (None, heads)))
 
 
@@ -120,6 +125,7 @@ def packed_attention(
     scale: float | None = None,
     *,
     kv_heads: int | None = None,
+    sees: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Scaled dot-product attention of queries, keys and values that one projection computed.
@@ -137,6 +143,8 @@ def packed_attention(
         is_causal: a query sees itself and what is before it, in addition to ``attn_mask``.
         scale: of the scores; None for ``1 / sqrt(size)``.
         kv_heads: of keys and values (grouped heads); None for ``heads``.
+        sees: [..., tokens, 1], as :func:`~gradscope.recipes.attention_mask` gives it with ``packed=True``: where it is
+            False, the query weighs by the mask alone and gets no gradient.
         backend: "auto", "held", "cpu", "triton", "attention" or "math"; ``packed_attention.explain`` tells what "auto"
             takes.
 
@@ -148,12 +156,12 @@ def packed_attention(
     """
     # The commonest small case, known to be right by fewer looks: explaining takes longer than the products here.
     scalable = scale is None or (isinstance(scale, (int, float)) and math.isfinite(scale))
-    plain = backend == "auto" and attn_mask is None and dropout_p == 0 and scalable
+    plain = backend == "auto" and attn_mask is None and sees is None and dropout_p == 0 and scalable
     if plain and _is_small(qkv, heads, kv_heads):
         if _against_dtype(qkv) is None and _against_holding(qkv, heads) is None:
             return _held(qkv, heads, is_causal, scale)
         return _on_views(qkv, heads, heads, None, 0.0, is_causal, scale)
-    choice = _explain(qkv, heads, attn_mask, dropout_p, is_causal, scale, kv_heads=kv_heads, backend=backend)
+    choice = _explain(qkv, heads, attn_mask, dropout_p, is_causal, scale, kv_heads=kv_heads, sees=sees, backend=backend)
     kv_heads = heads if kv_heads is None else kv_heads
     if torch.is_autocast_enabled(qkv.device.type) and qkv.dtype == torch.float32:
         qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
@@ -161,7 +169,7 @@ def packed_attention(
         return _held(qkv, heads, is_causal, scale)
     if choice.backend in ("attention", "math") or isinstance(scale, Tensor):  # a tensor's gradient is attention's
         inner = "math" if choice.backend == "math" else "auto"
-        return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale, inner)
+        return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale, inner, sees)
     seed = draw_seed(qkv.device) if dropout_p > 0 else None
     settings = (heads, kv_heads, is_causal, float(dropout_p))
     factor = default_scale(qkv.shape[2] // (heads + 2 * kv_heads)) if scale is None else float(scale)
@@ -236,10 +244,11 @@ def _on_views(
     is_causal: bool,
     scale: float | None,
     backend: str = "auto",
+    sees: Tensor | None = None,
 ) -> Tensor:
     from gradscope.recipes.attention import attention
 
-    if qkv.device.type == "cpu" and heads == kv_heads and qkv.shape[1] < SHORT:
+    if sees is None and qkv.device.type == "cpu" and heads == kv_heads and qkv.shape[1] < SHORT:
         # What a Function in Python takes, some 0.1 ms a step, is more than one copy of so little.
         batch, tokens, width = qkv.shape
         parts = qkv.view(batch, tokens, 3, heads, width // (3 * heads)).unbind(2)
@@ -247,6 +256,7 @@ def _on_views(
         found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, backend=backend)
         return found.transpose(1, 2).reshape(batch, tokens, width // 3)
     q, k, v = split_qkv(qkv, heads, kv_heads=kv_heads)
+    q = q if sees is None else q * sees
     found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, heads != kv_heads, backend=backend)
     return merge_heads(found)
 

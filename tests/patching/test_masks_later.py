@@ -85,3 +85,56 @@ def test_it_does_as_the_original(kind: type[Hidden], planned: str, later: str) -
     found = model(x, masks[later])
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected)
+
+
+class Packed(nn.Module):
+    """A causal buffer and a finite number: in another buffer a row may see no key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.register_buffer("mask", LOWER.clone()[None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).split(width, dim=2)
+        q = q.view(batch, tokens, 2, width // 2).transpose(1, 2)
+        k = k.view(batch, tokens, 2, width // 2).transpose(1, 2)
+        v = v.view(batch, tokens, 2, width // 2).transpose(1, 2)
+        scores = (q @ k.transpose(-2, -1)) * 0.7
+        scores = scores.masked_fill(self.mask[:, :, :tokens, :tokens] == 0, -1e9)
+        y = scores.softmax(-1) @ v
+        return y.transpose(1, 2).contiguous().view(batch, tokens, width)
+
+
+@pytest.mark.parametrize("change", ["in place", "another"])
+def test_a_row_of_a_packed_attention_that_sees_no_key_later(change: str) -> None:
+    """It weighs all keys equally, and gives queries and keys no gradient, as the original's."""
+    model = Packed().double()
+    original = copy.deepcopy(model)
+    x = torch.randn(2, TOKENS, 8, dtype=torch.float64)
+    patches = Patches(gradscope.plan(model, x))
+    patches.apply()
+    assert patches.table.recipe.tolist() == ["packed_attention"]
+    assert_same(original, model, x)
+    for each in (model, original):
+        mask = each.get_buffer("mask")
+        changed = mask if change == "in place" else mask.clone()
+        changed[0, 0, 3] = 0.0
+        changed[0, 0, 1, 4] = 1.0
+        each.mask = changed
+    assert_same(original, model, x)
+    patches.revert()
+
+
+def assert_same(original: nn.Module, model: nn.Module, x: Tensor) -> None:
+    """Outputs and all gradients."""
+    upstream = torch.randn(x.shape, dtype=x.dtype)
+    outputs = [each(x) for each in (original, model)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    wanted, made = (
+        torch.autograd.grad(output, list(each.parameters()), upstream)
+        for output, each in zip(outputs, (original, model), strict=True)
+    )
+    for one, other in zip(made, wanted, strict=True):
+        torch.testing.assert_close(one, other)

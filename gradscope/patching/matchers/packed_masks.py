@@ -18,8 +18,8 @@ QUERY = ", query="
 def is_carried(match: Match) -> bool:
     """Whether the attention's mask is right for the packed recipe too, whatever it holds in another step.
 
-    A row that is hidden altogether by finite numbers weighs all keys and gives queries no gradient: attention is told
-    so by its queries, which a packed tensor has not apart. So finite numbers are taken of causal constants only.
+    A row that is hidden altogether by finite numbers weighs all keys and gives queries no gradient: then the packed
+    recipe takes the queries apart. So finite numbers are taken of causal constants only, which may change all the same.
     """
     pieces = next((each.pieces for each in match.arguments if each.name == "**"), ())
     masks = [piece for piece in pieces if isinstance(piece, Of) and piece.role == "mask"]
@@ -34,8 +34,8 @@ def is_carried(match: Match) -> bool:
 
 
 def without_query(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """The call of attention_mask without the queries."""
-    return (*pieces[: pieces.index(QUERY)], ")") if QUERY in pieces else pieces
+    """The call of attention_mask for a packed tensor, which has no queries apart."""
+    return (*pieces[: pieces.index(QUERY)], ", packed=True)") if QUERY in pieces else pieces
 
 
 def _is_constant(mask: Value, match: Match) -> bool:
