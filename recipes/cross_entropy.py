@@ -146,7 +146,7 @@ def cross_entropy(
         ignore_index: a target that counts for nothing.
         size_average, reduce: torch's old names for ``reduction``, which they overrule where one is given.
         reduction: "mean", "sum" or "none".
-        label_smoothing: share of the target's weight that is spread over all classes, in [0, 1].
+        label_smoothing: share of the target's weight that is spread over all classes, up to 1; below 0 is 0.
         z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class; its mean is that
             over the rows that count.
         softcap: the logits are ``softcap · tanh(logits / softcap)`` first.
@@ -186,7 +186,7 @@ def cross_entropy(
         return by_torch(input, target, weight, ignore_index, reduction, label_smoothing)
     batch, classes = (1, input.shape[0]) if input.dim() == 1 else (input.shape[0], input.shape[1])
     positions = math.prod(input.shape[2:])  # not -1: it says nothing of an empty batch
-    settings = _Settings(ignore_index, reduction, label_smoothing, z_loss, softcap, choice.backend)
+    settings = _Settings(ignore_index, reduction, max(label_smoothing, 0.0), z_loss, softcap, choice.backend)
     wanted = torch.is_grad_enabled() and input.requires_grad
     loss: Tensor
     loss, _ = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -358,7 +358,7 @@ def _check(
         refuse(_NAME, "weight", "a tensor that requires a gradient", "one that does not: there is none for it")
     require_same_device(_NAME, ("input", input), target=target, weight=weight)
     require_one_of(_NAME, "reduction", reduction, ("mean", "sum", "none"))
-    require_range(_NAME, "label_smoothing", label_smoothing, 0.0, 1.0)
+    require_range(_NAME, "label_smoothing", max(label_smoothing, 0.0), 0.0, 1.0)
     require_range(_NAME, "z_loss", z_loss, 0.0, float("inf"), open_high=True)
     if softcap is not None:
         require_range(_NAME, "softcap", softcap, 0.0, float("inf"), open_low=True, open_high=True)

@@ -103,7 +103,7 @@ def _run(
     settings = Settings(
         reduction,
         IGNORED if ignore_index is None else ignore_index,
-        label_smoothing,
+        max(label_smoothing, 0.0),
         z_loss,
         softcap,
         logits_dtype(input),
@@ -222,7 +222,7 @@ def linear_cross_entropy(
         weight: [classes], of each class.
         reduction: "mean", "sum" or "none".
         ignore_index: a target that counts for nothing; None for -100.
-        label_smoothing: share of the target's weight that is spread over all classes, in [0, 1].
+        label_smoothing: share of the target's weight that is spread over all classes, up to 1; below 0 is 0.
         z_loss: adds ``z_loss · logsumexp(logits)²`` to the loss of each row, not weighted by class; its mean is that
             over the rows that count.
         softcap: the logits are ``softcap · tanh(logits / softcap)`` first.

@@ -57,7 +57,7 @@ def explain(
         NAME, ("input", input), linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight
     )
     require_one_of(NAME, "reduction", reduction, ("mean", "sum", "none"))
-    require_range(NAME, "label_smoothing", label_smoothing, 0.0, 1.0)
+    require_range(NAME, "label_smoothing", max(label_smoothing, 0.0), 0.0, 1.0)
     require_range(NAME, "z_loss", z_loss, 0.0, float("inf"), open_high=True)
     if softcap is not None:
         require_range(NAME, "softcap", softcap, 0.0, float("inf"), open_low=True, open_high=True)

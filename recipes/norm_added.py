@@ -76,7 +76,7 @@ def add_layer_norm(
             promotes the sum; each gets its gradient in its own.
         weight, bias: [features], of the sum's dtype or float32; None for ones and zeros.
         eps: added to the variance.
-        dropout_p: share of the input that is dropped while training, in [0, 1).
+        dropout_p: share of the input that is dropped while training, in [0, 1].
         training: without it nothing is dropped.
         backend: "auto", "triton", "cpu" or "torch"; ``add_layer_norm.explain`` tells what "auto" takes.
 
@@ -277,14 +277,15 @@ def _choose_added(
     if residual.shape != input.shape:
         refuse(name, "residual", shape_text(residual), f"{tuple(input.shape)}, as input")
     require_same_device(name, ("input", input), residual=residual)
-    require_range(name, "dropout_p", p, 0.0, 1.0, open_high=True)
-    no_triton = None
-    if wide == torch.float64:
+    require_range(name, "dropout_p", p, 0.0, 1.0)
+    none_left = "nothing is left of the input" if p == 1 and training else None
+    no_triton = none_left
+    if no_triton is None and wide == torch.float64:
         no_triton = "float64 is computed by the other backends"
     elif input.shape[-1] > LARGEST:
         no_triton = f"a row has {input.shape[-1]} features; it holds up to {LARGEST}"
     elif not input.numel():
         no_triton = "there is nothing to normalise"
     few = _against_size(name, input, p, training) if backend == "auto" else None
-    against = {"triton": no_triton or why_no_triton(input.device), "cpu": why_not_cpu(input) or few}
+    against = {"triton": no_triton or why_no_triton(input.device), "cpu": none_left or why_not_cpu(input) or few}
     return choose(name, backend, _REASONS, against)

@@ -205,3 +205,16 @@ def test_what_it_says_of_itself_is_there() -> None:
     module = sys.modules["gradscope.recipes.cross_entropy"]
     assert all(hasattr(module, name) for name in (*ABOUT.functions, *ABOUT.modules))
     assert ABOUT.name == "cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("backend", "probabilities"), [("auto", False), ("cpu", False), ("torch", False), ("auto", True)]
+)
+def test_smoothing_below_0_is_none_as_torch_has_it(backend: str, probabilities: bool) -> None:
+    """A schedule may end there."""
+    logits = torch.randn(6, 5, requires_grad=True)
+    target = torch.randn(6, 5).softmax(-1) if probabilities else torch.arange(6) % 5
+    made = cross_entropy(logits, target, label_smoothing=-0.1, backend=backend)
+    wanted = functional.cross_entropy(logits, target, label_smoothing=-0.1)
+    torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (made, wanted)))

@@ -214,7 +214,7 @@ X, W, TARGET = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.
         ({"target": torch.zeros(4, 5), "ignore_index": 1}, r"ignore_index is 1; expected None where target holds"),
         ({"weight": torch.zeros(4)}, r"weight is of shape \(4,\); expected \(5,\)"),
         ({"reduction": "average"}, r"reduction is 'average'; expected 'mean' or 'sum' or 'none'"),
-        ({"label_smoothing": -0.1}, r"label_smoothing is -0\.1; expected a number in \[0, 1\]"),
+        ({"label_smoothing": 1.1}, r"label_smoothing is 1\.1; expected a number in \[0, 1\]"),
         ({"z_loss": float("inf")}, r"z_loss is inf; expected a number in \[0, inf\)"),
         ({"softcap": -1.0}, r"softcap is -1\.0; expected a number in \(0, inf\)"),
         ({"memory_budget": 0}, r"memory_budget is 0; expected a number in \[1, inf\)"),
@@ -261,3 +261,14 @@ def test_explain_and_about() -> None:
     assert linear_cross_entropy.explain(X, W, torch.zeros(4, 5)).backend == "torch"
     names = {*vars(sys.modules["gradscope.recipes"])}
     assert names >= {*ABOUT.functions} and ABOUT.modules == ("LinearCrossEntropyLoss", "LinearCrossEntropyHead")
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "torch"])
+def test_smoothing_below_0_is_none_as_torch_has_it(backend: str) -> None:
+    """A schedule may end there."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    made = linear_cross_entropy(x, w, TARGET, label_smoothing=-0.1, backend=backend)
+    wanted = functional.cross_entropy(functional.linear(x, w), TARGET, label_smoothing=-0.1)
+    torch.testing.assert_close(made, wanted)
+    for one, other in zip(*(torch.autograd.grad(each, (x, w)) for each in (made, wanted)), strict=True):
+        torch.testing.assert_close(one, other)

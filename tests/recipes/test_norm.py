@@ -271,7 +271,7 @@ X = torch.randn(3, 4)
         (lambda: add_rms_norm(X, X[:2]), "add_rms_norm: residual is of shape (2, 4); expected (3, 4), as input"),
         (lambda: add_rms_norm(X, X.int()), "residual is of dtype int32; expected float32 or float64"),
         (lambda: add_rms_norm(X, X.to("meta")), "residual is on meta; expected cpu, where input is"),
-        (lambda: add_layer_norm(X, X, dropout_p=1.0), "dropout_p is 1.0; expected a number in [0, 1)"),
+        (lambda: add_layer_norm(X, X, dropout_p=1.5), "dropout_p is 1.5; expected a number in [0, 1]"),
         (lambda: add_layer_norm(X, X, dropout_p=math.nan), "dropout_p is nan"),
         (lambda: add_layer_norm(X[0, 0], X[0, 0]), "input is a scalar; expected [..., features]"),
     ],
@@ -280,3 +280,16 @@ def test_bad_input_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError) as raised:
         call()
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("function", [add_layer_norm, add_rms_norm])
+@pytest.mark.parametrize("rows", [3, 4000])
+def test_all_may_be_dropped(function: Any, rows: int) -> None:
+    """As torch's dropout takes a share of 1: the residual is left."""
+    x, residual = (torch.randn(rows, 64, requires_grad=True) for _ in range(2))
+    normal, stream = function(x, residual, dropout_p=1.0)
+    assert torch.equal(stream, residual)
+    torch.testing.assert_close(normal, function(torch.zeros_like(x), residual)[0])
+    of_x, of_residual = torch.autograd.grad(normal.square().sum() + stream.sum(), (x, residual))
+    assert not of_x.any() and of_residual.any()
+    assert not torch.equal(function(x, residual, dropout_p=1.0, training=False)[1], residual)
