@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.hooks import is_module_hook
-from gradscope.attribute.linematch import NOT_TOLD, lines_of_nodes, operations_of
+from gradscope.attribute.linematch import NOT_TOLD, calls_made, lines_of_nodes, operations_of
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
@@ -142,17 +142,19 @@ class _Carried:
             node_keys = keys(names, nodes.owner[node_places], table.name[nodes.row[node_places]])
             unit_match, node_match, exact = match_step(survey, unit_keys, node_keys)
             self._note_nodes(skeleton, node_places, np.array(node_match, np.int64), survey)
-            if unit_keys == survey.unit_key or survey.matcher is None:
+            calls = np.flatnonzero((table.kind == RowKind.CALL) & (steps.of_row == step))
+            # The same operations may be those of another branch, whose calls stand on other lines.
+            same_calls = survey.called is None or survey.called == calls_made(skeleton, calls)
+            if survey.matcher is None or (unit_keys == survey.unit_key and same_calls):
                 found = np.array(unit_match, np.int64)
                 self._note_units(units[in_step], found, survey, skeleton.in_backward)
             else:
-                calls = np.flatnonzero((table.kind == RowKind.CALL) & (steps.of_row == step))
                 ran = operations_of(skeleton, units[in_step], unit_keys, calls)
                 self._tell_lines(units[in_step], survey.matcher.lines(ran), skeleton.in_backward)
-            if node_keys != survey.node_key:
+            if node_keys != survey.node_key or not same_calls:
                 differing.append(node_places)
             self.steps += 1
-            self.exact += exact
+            self.exact += exact and same_calls
         if differing:
             places = np.sort(np.concatenate(differing))
             self.line[nodes.row[places]] = lines_of_nodes(skeleton, places, units, self.line)
@@ -231,9 +233,9 @@ class _Carried:
         share = 100.0 * self.matched / max(self.units, 1)
         return [
             *notes,
-            f"{self.steps - self.exact} of {self.steps} steps did not run the same operations as the survey step: "
-            f"their source lines are told call by call, and {share:.1f} % of the operations that Python called have "
-            "one",
+            f"{self.steps - self.exact} of {self.steps} steps did not run the same lines and operations as the survey "
+            f"step: their source lines are told call by call, and {share:.1f} % of the operations that Python called "
+            "have one",
         ]
 
 

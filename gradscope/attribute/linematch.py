@@ -4,8 +4,10 @@ Operations are compared within one call of a layer (or outside of all calls), ne
 a call of the same layer ran in the survey has its lines; where several such calls had different ones, that at the same
 place of a caller that did the same decides. In any other call an operation has a line where what is before and behind
 it, as much as can be found or at the least one of each, was seen in the survey around one of the same name, and always
-at one line. What a call ran is its operations and the layers that it called: ``f(a(x))`` is not ``f(b(x))``. What else
-there is has none. A node has the line of the operation that drew its number.
+at one line. What a call ran is its operations and the layers that it called, each with the instruction that called it:
+``f(a(x))`` is not ``f(b(x))``, nor ``f(a(x))`` on another line. Around an operation that was seen between no such
+layers, calls from the same instructions will do: a loop over layers may run any of them, in any number. What else there
+is has none. A node has the line of the operation that drew its number.
 
 The steps of the memory pass count as a survey too: they are traced by line, and may have run what the survey's did not.
 """
@@ -16,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +28,24 @@ from gradscope.attribute.rows import INHERIT, Skeleton
 from gradscope.tables import IntColumn, RowKind
 
 NOT_TOLD = -3
-_NO_LINE = -1
+_ANY = -3  # layer: whichever
+_NO_LINE = _UNKNOWN = -1
 _ENDS = (RowKind.NODE, RowKind.CALL, RowKind.RECOMPUTE)  # where the search for a line around an operation ends
 # Operations before and behind that are compared, the most telling first. What runs once more than in the survey, as the
 # closure of L-BFGS, begins or ends as it did there: one side may tell.
 _AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2),), ((1, 1),))
 
-Site = tuple[tuple["int | str", ...], int]  # what the caller did, operations and calls of layers, and the place in it
+
+class Called(NamedTuple):
+    """A call of a layer, as the one around it made it."""
+
+    layer: int
+    caller: int  # number of the instruction; -1: not known
+
+
 _Key = tuple[int, str]  # layer and name of an operation
-_Ran = str | int  # the name of an operation, or a layer that was called
+_Ran = str | Called  # the name of an operation, or a call
+Site = tuple[tuple[_Ran, ...], int]  # what the caller did, and the place in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +55,9 @@ class Operations:
     keys: Sequence[_Key]
     calls: IntColumn  # number of the innermost module call around it; -1 outside of every call
     sites: Mapping[int, Site]  # of each call
-    # By call, what it ran in order: (place in ``keys``, -1) of an operation, (-1, layer) of a call. A call that is not
-    # here ran its operations only.
-    inside: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    # By call, what it ran in order: the place in ``keys`` of an operation, or a call. A call that is not here ran its
+    # operations only.
+    inside: Mapping[int, Sequence[int | Called]] = field(default_factory=dict)
 
 
 def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], calls: IntColumn) -> Operations:
@@ -58,20 +70,31 @@ def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], ca
     """
     table = skeleton.table
     around, above = (_calls_around(skeleton, rows) for rows in (units, calls))
-    numbers = table.argument[calls]
-    label = skeleton.calls.label[numbers]
-    ran: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    numbers = table.argument[calls].tolist()
+    number_of = dict(zip(calls.tolist(), numbers, strict=True))
+    ran: dict[int, list[tuple[int, int | Called]]] = defaultdict(list)  # rows, and what each is
     for place, (call, row) in enumerate(zip(around.tolist(), units.tolist(), strict=True)):
-        ran[call].append((row, place, -1, -1))
-    for call, row, layer, number in zip(above.tolist(), calls.tolist(), label.tolist(), numbers.tolist(), strict=True):
-        ran[call].append((row, -1, layer, number))
+        ran[call].append((row, place))
+    for call, row, called in zip(above.tolist(), calls.tolist(), calls_made(skeleton, calls), strict=True):
+        ran[call].append((row, called))
     sites: dict[int, Site] = {}
     for found in ran.values():
-        found.sort()
-        did = tuple(keys[place][1] if place >= 0 else layer for _, place, layer, _ in found)
-        sites |= {number: (did, order) for order, (_, place, _, number) in enumerate(found) if place < 0}
-    inside = {call: [(place, layer) for _, place, layer, _ in found] for call, found in ran.items()}
-    return Operations(keys, around, sites, inside)
+        found.sort(key=itemgetter(0))
+        did = tuple(_name(keys, each) for _, each in found)
+        sites |= {number_of[row]: (did, order) for order, (row, each) in enumerate(found) if isinstance(each, Called)}
+    return Operations(keys, around, sites, {call: [each for _, each in found] for call, found in ran.items()})
+
+
+def calls_made(skeleton: Skeleton, calls: IntColumn) -> tuple[Called, ...]:
+    """The module calls whose rows these are."""
+    numbers = skeleton.table.argument[calls]
+    label, caller = skeleton.calls.label[numbers], skeleton.calls.caller
+    callers = np.full(len(calls), _UNKNOWN, np.int64) if caller is None else caller[numbers]
+    return tuple(map(Called, label.tolist(), callers.tolist()))
+
+
+def _name(keys: Sequence[_Key], ran: int | Called) -> _Ran:
+    return ran if isinstance(ran, Called) else keys[ran][1]
 
 
 def _calls_around(skeleton: Skeleton, rows: IntColumn) -> IntColumn:
@@ -144,7 +167,11 @@ class LineMatcher:
         same = [known for known in self._calls[stretch.owner] if known.names == stretch.names]
         if not same:
             windows = self._windows_of(stretch.owner)
-            return [_first(windows, stretch.names, place) for place in range(len(stretch.names))]
+            loose = _at_instructions(stretch.names)
+            return [
+                _first(windows, stretch.names if _is_seen(windows, stretch.names, place) else loose, place)
+                for place in range(len(stretch.names))
+            ]
         if len({known.lines for known in same}) > 1 and site is not None:
             same = [known for known in same if known.site == site] or same
         columns = zip(*(known.lines for known in same), strict=True)
@@ -153,13 +180,9 @@ class LineMatcher:
     def _windows_of(self, owner: int) -> dict[int, int]:
         if owner not in self._windows:
             found: dict[int, int] = {}
-            for names, lines, _ in self._calls[owner]:
-                for place, line in enumerate(lines):
-                    if isinstance(names[place], int):
-                        continue
-                    for size in chain.from_iterable(_AROUND):
-                        window = _window(names, place, *size)
-                        found[window] = line if found.get(window, line) == line else NOT_TOLD
+            for known, lines, _ in self._calls[owner]:
+                for names in {known, _at_instructions(known)}:
+                    _add_windows(found, names, lines)
             self._windows[owner] = found
         return self._windows[owner]
 
@@ -170,13 +193,32 @@ def _stretches(step: Operations) -> list[_Stretch]:
         places[owner, call].append(place)
     result = []
     for (owner, call), own in places.items():
-        ran = [(place, -1) for place in own]
+        ran: Sequence[int | Called] = own
         if call >= 0 or owner == OUTSIDE:  # what is recomputed lies in no call, nor among what runs outside of all
             mine = set(own)
-            ran = [each for each in step.inside.get(call, ran) if each[0] < 0 or each[0] in mine]
-        names = tuple(step.keys[place][1] if place >= 0 else layer for place, layer in ran)
-        result.append(_Stretch(owner, call, names, tuple(place for place, _ in ran)))
+            ran = [each for each in step.inside.get(call, ran) if isinstance(each, Called) or each in mine]
+        names = tuple(_name(step.keys, each) for each in ran)
+        result.append(_Stretch(owner, call, names, tuple(-1 if isinstance(each, Called) else each for each in ran)))
     return result
+
+
+def _at_instructions(names: tuple[_Ran, ...]) -> tuple[_Ran, ...]:
+    """Calls by the instruction alone: a loop that calls other layers than it did, or more of them, is the same loop."""
+    return tuple(Called(_ANY, each.caller) if isinstance(each, Called) and each.caller >= 0 else each for each in names)
+
+
+def _add_windows(found: dict[int, int], names: tuple[_Ran, ...], lines: Sequence[int]) -> None:
+    for place, line in enumerate(lines):
+        if isinstance(names[place], Called):
+            continue
+        for size in chain.from_iterable(_AROUND):
+            window = _window(names, place, *size)
+            found[window] = line if found.get(window, line) == line else NOT_TOLD
+
+
+def _is_seen(windows: dict[int, int], names: tuple[_Ran, ...], place: int) -> bool:
+    """Whether the neighbours were seen at all, if at several lines: then what the layers are may matter."""
+    return _window(names, place, *_AROUND[-1][0]) in windows
 
 
 def _window(names: tuple[_Ran, ...], place: int, before: int, behind: int) -> int:

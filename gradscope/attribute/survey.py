@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.linematch import LineMatcher, Traced, operations_of
+from gradscope.attribute.linematch import Called, LineMatcher, Traced, calls_made, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
 from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
@@ -54,6 +54,7 @@ class Notes:
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
     calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
+    called: tuple[Called, ...] | None = None  # each module call of the step, in order; None: not noted
     matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
 
@@ -75,6 +76,7 @@ def read_survey(survey: SurveyInput) -> Notes:
     return Notes(
         unit_key=unit_key,
         unit_line=unit_line,
+        called=calls_made(skeleton, calls),
         matcher=LineMatcher(lambda: [Traced(operations_of(skeleton, units, unit_key, calls), unit_line)]),
         node_key=keys(table.names, nodes.owner, table.name[nodes.row]),
         node_line=node_line,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from time import perf_counter_ns
@@ -23,6 +24,8 @@ from gradscope.unheard import unheard
 MODULE_CALLS = "noting module calls"  # under which the guard notes an error
 
 _NOTHING = CallCost()
+_BELOW = 5  # frames from a hook to that which called the module: the guard's, and three of torch's
+_frame = sys._getframe
 
 
 class CallRecorder:
@@ -41,6 +44,7 @@ class CallRecorder:
         self.cost = _NOTHING  # of a call by torch's hooks, beside what these time themselves
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
+        self._first_of = self.registry.callers.first_of
         self._by_hand = ExitStack()  # see byhand.py
 
     @property
@@ -109,7 +113,7 @@ class CallRecorder:
         if calls and calls[-1][0] == id(module):
             return False  # torch's own way, or from one of the module's methods to the other
         with self._guard.over(MODULE_CALLS):
-            self._open(module, args, began, by_hand=True)
+            self._open(module, args, began, self.registry.callers.number(_frame(1)), by_hand=True)
             return True
         return False
 
@@ -126,9 +130,14 @@ class CallRecorder:
         if calls and calls[-1][2] and calls[-1][0] == id(module):
             calls.append((id(module), None, False, 0, 0))  # a ``__call__`` of the class's own went on to torch's
         else:
-            self._open(module, args, began, by_hand=False)
+            try:
+                frame = _frame(_BELOW)
+                caller = self._first_of[id(frame.f_code)] + frame.f_lasti
+            except (KeyError, ValueError):  # another way to the hooks than torch's, or one that is not known yet
+                caller = self.registry.callers.number(_frame(1), _BELOW - 1)
+            self._open(module, args, began, caller, by_hand=False)
 
-    def _open(self, module: nn.Module, args: Any, began: int, *, by_hand: bool) -> None:
+    def _open(self, module: nn.Module, args: Any, began: int, caller: int, *, by_hand: bool) -> None:
         calls = self._stack.calls
         label = self.registry.get(module)
         if label is None or (label == NOBODYS and not calls):
@@ -139,7 +148,7 @@ class CallRecorder:
             self.registry.note_root_call(label)
             if self.on_root_call is not None and graph_task_id() == -1:
                 self.on_root_call(args)
-        span = self._spans.open(label)
+        span = self._spans.open(label, caller)
         opened = span[2]
         inside, around = _NOTHING if by_hand else self.cost
         inside += perf_counter_ns() - opened

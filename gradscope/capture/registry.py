@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.capture.callers import Callers
 from gradscope.capture.paths import inner_paths, own_parameters, shape_of, sizes_of, source_of, wrapped
 from gradscope.tree import join, modules_of, parameters_of
 
@@ -42,6 +43,7 @@ class ModuleRegistry:
 
     def __init__(self) -> None:
         self.places: list[Place] = []  # by label
+        self.callers = Callers()  # of the modules
         self.step = 0  # told by the session: how many steps have ended
         self.models: Callable[[], Iterable[nn.Module]] = tuple  # those that the user has named
         self._labels: dict[int, int] = {}  # id of a living module -> label

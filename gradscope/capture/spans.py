@@ -34,14 +34,18 @@ class SpanRecorder:
         self._prefix = prefix
         self._counter = itertools.count()
         # Numbers in arrays, for tuples that stay would make Python look for garbage more often.
-        self._opened = array("q")  # k, label, low
+        self._opened = array("q")  # k, label, low, caller
         self._closed = array("q")  # k, high, ns that the row was open, ns of noting it inside of the row, and around it
         self._timed = False
 
-    def open(self, label: int) -> Span:
-        """Open a span; hand the result to :meth:`close`, on the same thread."""
+    def open(self, label: int, caller: int = -1) -> Span:
+        """Open a span; hand the result to :meth:`close`, on the same thread.
+
+        Args:
+            caller: number of the instruction that it was called from.
+        """
         number = next(self._counter)
-        self._opened.extend((number, label, sequence_number()))
+        self._opened.extend((number, label, sequence_number(), caller))
         marker = TraceMarker(self._prefix + str(number))
         marker.__enter__()
         return number, marker, perf_counter_ns()
@@ -64,28 +68,31 @@ class SpanRecorder:
 
     def __len__(self) -> int:
         """How many were opened so far."""
-        return len(self._opened) // 3
+        return len(self._opened) // 4
 
     def layout(self, first: int, base: int) -> tuple[tuple[int, int], ...]:
         """Label and distance to number ``base`` of the spans from ``first`` on."""
-        opened = self._opened[3 * first :]
-        return tuple((label, base - low) for label, low in zip(opened[1::3], opened[2::3], strict=True))
+        opened = self._opened[4 * first :]
+        return tuple((label, base - low) for label, low in zip(opened[1::4], opened[2::4], strict=True))
 
     def labels(self) -> set[int]:
         """Labels of all spans so far."""
-        return set(self._opened[1::3])
+        return set(self._opened[1::4])
 
     def table(self) -> SpanTable:
         """All spans so far, row k for span k."""
-        number, labels, first = _columns(self._opened, 3)
-        label, low, opened = np.full(len(number), -1, np.int64), *np.zeros((2, len(number)), np.int64)
-        label[number], low[number] = labels, first
+        number, labels, first, callers = _columns(self._opened, 4)
+        label, caller = np.full((2, len(number)), -1, np.int64)
+        low, opened = np.zeros((2, len(number)), np.int64)
+        label[number], low[number], caller[number] = labels, first, callers
         high = low.copy()
         number, *noted = _columns(self._closed, 5)
         inside, around = np.zeros((2, len(label)), np.int64)
         for column, values in zip((high, opened, inside, around), noted, strict=True):
             column[number] = values
-        return SpanTable(label, low, high, *((inside, around, opened) if self._timed else ()))
+        if not self._timed:
+            return SpanTable(label, low, high, caller=caller)
+        return SpanTable(label, low, high, inside, around, opened, caller)
 
 
 def _columns(numbers: array[int], count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

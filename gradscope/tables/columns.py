@@ -123,6 +123,8 @@ class SpanTable:
     inside_ns: IntColumn | None = None
     around_ns: IntColumn | None = None
     open_ns: IntColumn | None = None
+    # Number of the instruction that called, the same in all traces of a run; -1: not known. Module calls have it.
+    caller: IntColumn | None = None
 
     def __len__(self) -> int:
         return len(self.label)

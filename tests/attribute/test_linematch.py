@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Site, Traced, lines_of_nodes
+from gradscope import analysis
+from gradscope.attribute.carry import Assigned, assign
+from gradscope.attribute.linematch import NOT_TOLD, Called, LineMatcher, Operations, Site, Traced, lines_of_nodes
 from gradscope.attribute.rows import INHERIT, read_skeleton
 from gradscope.attribute.survey import unit_rows
 from gradscope.tables import RowKind, RunData
@@ -94,7 +98,8 @@ def test_the_optimizers_own_arithmetic_is_not_called_by_the_user() -> None:
 
 
 def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
-    did, other = ("mul", 1, "add", 1), ("add", 1, "mul", 1)
+    called = Called(1, -1)
+    did, other = ("mul", called, "add", called), ("add", called, "mul", called)
     survey = matcher(operations((1, "relu"), (1, "relu"), sites={0: (did, 1), 1: (did, 3)}), 5, 6)
 
     def told(*sites: Site) -> list[int]:
@@ -109,7 +114,8 @@ def test_a_call_is_told_by_the_layers_that_it_called_too() -> None:
     """``f(a(x))`` on one line is not ``f(b(x))`` on another, nor is a layer between two operations nothing."""
 
     def ran(*layers: int) -> Operations:
-        inside = [(-1, layers[0]), (0, -1), *[(-1, layer) for layer in layers[1:]], (1, -1)]
+        first, *others = (Called(layer, -1) for layer in layers)
+        inside: list[int | Called] = [first, 0, *others, 1]
         return Operations([(0, "relu"), (0, "add")], np.zeros(2, np.int64), {}, {0: inside})
 
     survey = matcher(ran(1, 2), 10, 11)
@@ -117,6 +123,49 @@ def test_a_call_is_told_by_the_layers_that_it_called_too() -> None:
     assert survey.lines(ran(3, 2)).tolist() == [NOT_TOLD, 11]
     assert survey.lines(ran(1)).tolist() == [NOT_TOLD, NOT_TOLD]
     assert survey.lines(ran(1, 4, 2)).tolist() == [NOT_TOLD, 11]
+
+
+def around_calls(*ran: str | tuple[int, int]) -> Operations:
+    """One call of layer 0 that ran these: names of operations, and (layer, number of the instruction) of calls."""
+    names = [each for each in ran if isinstance(each, str)]
+    places = iter(range(len(names)))
+    inside = [next(places) if isinstance(each, str) else Called(*each) for each in ran]
+    return Operations([(0, name) for name in names], np.zeros(len(names), np.int64), {}, {0: inside})
+
+
+def test_the_same_operations_around_calls_from_another_instruction_are_not_the_same() -> None:
+    """``f(a(x))`` on two lines."""
+    survey = matcher(around_calls((1, 50), "relu", (2, 70)), 10)
+    assert survey.lines(around_calls((1, 50), "relu", (2, 70))).tolist() == [10]
+    assert survey.lines(around_calls((1, 60), "relu", (2, 70))).tolist() == [NOT_TOLD]
+    assert survey.lines(around_calls((1, 50), "relu", (2, 80))).tolist() == [NOT_TOLD]
+    survey.learn(lambda: [Traced(around_calls((1, 60), "relu", (2, 70)), np.array([11]))])
+    assert survey.lines(around_calls((1, 60), "relu", (2, 70))).tolist() == [11]
+
+
+def test_a_loop_over_other_layers_than_the_traced_is_the_same_loop() -> None:
+    """``for layer in some: x = layer(x) + x``, and a head behind it."""
+    survey = matcher(around_calls((1, 50), "add", (2, 50), "add", (9, 70), "mean"), 10, 10, 11)
+    step = around_calls((3, 50), "add", (1, 50), "add", (4, 50), "add", (9, 70), "mean")
+    assert survey.lines(step).tolist() == [10, 10, 10, 11]
+    assert survey.lines(around_calls((3, 50), "mul", (9, 70), "mean")).tolist() == [NOT_TOLD, 11]
+    assert survey.lines(around_calls((3, 51), "add", (1, 51), "add", (9, 70), "mean")).tolist()[:2] == [NOT_TOLD] * 2
+
+
+def test_where_the_layer_decides_which_line_follows_its_call_it_is_asked_for() -> None:
+    survey = matcher(around_calls((1, 50), "relu", (8, 70), "exp"), 10, 20)
+    survey.learn(lambda: [Traced(around_calls((2, 50), "relu", (8, 70), "exp"), np.array([11, 20]))])
+    for layer, line in ((1, 10), (2, 11), (3, NOT_TOLD)):
+        assert survey.lines(around_calls((layer, 50), "relu", (8, 70), "exp", "neg")).tolist()[0] == line
+
+
+def test_a_layer_called_from_two_lines_is_told_by_which_instruction_called_it() -> None:
+    """Their callers ran the same otherwise."""
+    did = {caller: (("mul", Called(1, caller)), 1) for caller in (50, 60, 70)}
+    survey = matcher(operations((1, "relu"), sites={0: did[50]}), 5)
+    survey.learn(lambda: [Traced(operations((1, "relu"), sites={0: did[60]}), np.array([6]))])
+    for caller, line in ((50, 5), (60, 6), (70, NOT_TOLD)):
+        assert survey.lines(operations((1, "relu"), sites={0: did[caller]})).tolist() == [line]
 
 
 def test_a_node_has_the_line_of_what_drew_its_number() -> None:
@@ -288,6 +337,64 @@ def test_the_same_operation_behind_another_layer_is_on_another_line(turn: int) -
     assert called
     for name in {"one", "other"} - called:
         assert rows.get(line_of(Turned.forward, f"self.{name}("), 0) == 0
+
+
+class Branching(nn.Module):
+    """One of two branches on two lines that run the same operations and call the same layer; tells what ran when."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen, self.turn = 0, turn
+        self.ran: list[tuple[int, str]] = []  # when by the system's clock, in ns, and a text of the line
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        self.ran.append((time.time_ns(), "the one" if self.seen < self.turn else "the other"))
+        return self.head(self.branch(x))
+
+    def branch(self, x: Tensor) -> Tensor:
+        if self.seen < self.turn:
+            return self.stem(x).sinh()  # the one
+        return self.stem(x).sinh()  # the other
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("turn", [0, *range(6, 16, 2), 99])
+def test_no_branch_has_the_time_of_another_that_runs_the_same(
+    turn: int, memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each forward and each node of the timed steps is on the line that ran then, or on none."""
+    taken: list[Assigned] = []
+
+    def kept(*args: Any, **kwargs: Any) -> Assigned:
+        taken.append(assign(*args, **kwargs))
+        return taken[-1]
+
+    build = analysis.build_result
+    lines: list[Any] = []
+
+    def built(assigned: Assigned, names: Any, infos: Any, *args: Any, **kwargs: Any) -> Any:
+        lines.extend(infos)
+        return build(assigned, names, infos, *args, **kwargs)
+
+    monkeypatch.setattr(analysis, "assign", kept)
+    monkeypatch.setattr(analysis, "build_result", built)
+    model = Branching(turn)
+    measured(model, memory=memory)
+    (assigned,) = taken
+    table = assigned.skeleton.table
+    ran_at = [at for at, _ in model.ran]
+    found = [place for place, name in enumerate(table.names) if name in ("aten::sinh", "SinhBackward0")]
+    rows = np.flatnonzero(np.isin(table.name, found) & (assigned.steps.of_row >= 0))
+    assert len(rows) >= 2 * STEPS
+    told = 0
+    for row in rows.tolist():
+        text = model.ran[bisect.bisect(ran_at, int(table.start_ns[row])) - 1][1]
+        line = int(assigned.line[row])
+        told += line >= 0
+        assert line < 0 or lines[line].line == line_of(Branching.branch, f"# {text}")
+    assert told == len(rows) or turn not in (0, 99)
 
 
 class Mixed(nn.Module):

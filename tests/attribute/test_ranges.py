@@ -49,7 +49,7 @@ def test_lines_inside_of_ranges(around: Range, inside: Range, nested: Range) -> 
             if prof.step():
                 break
     data = prof.report.data
-    assert not [note for note in data.notes if "same operations" in note]
+    assert not [note for note in data.notes if "survey step" in note]
     layers = {row.text.rpartition("# ")[2]: row.layer for row in data.lines if "# " in row.text and row.backward_ns}
     assert layers == {"a": "a", "product": "", "b": "b", "loss": None}
     assert {row.path: row.flops for row in data.layers} == {"": 0, "a": 128, "b": 192}

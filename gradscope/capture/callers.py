@@ -1,0 +1,68 @@
+"""Numbers the instructions that modules are called from: two calls of one layer may stand on different lines."""
+
+from __future__ import annotations
+
+import threading
+from types import CodeType, FrameType
+
+from torch import nn
+
+from gradscope.capture.frames import OURS, TORCH, is_standard
+
+UNKNOWN = -1  # no frame of the program's is below the call
+_OFFSET_BITS = 32
+_TORCHS_LAYERS = f"{TORCH}nn/"  # containers call layers at lines of their own
+_TORCHS_CALL_FILE = nn.Module.__init__.__code__.co_filename
+_REPLACEMENTS = (f"{OURS}recipes/", f"{OURS}kernels/")  # run in the user's model
+
+
+class Callers:
+    """Numbers instructions; the same one has the same number in all steps of a run.
+
+    An instruction is its code and the offset in it: its line would take longer to find, and may hold several calls.
+
+    Attributes:
+        first_of: by id of a code object the number of its first instruction, to which the offset is added. Only code
+            that calls were seen to come from at the usual depth of the stack is in it: the quick way to their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.first_of: dict[int, int] = {}
+        self._numbers: dict[int, int | None] = {}  # the same of all code; None: it only passes calls on
+        self._equal: dict[tuple[str, CodeType], int] = {}  # code that is made anew in each step is the same code
+        self._kept: list[CodeType] = []  # so that no id is given twice
+        self._lock = threading.Lock()
+
+    def number(self, frame: FrameType | None, usual: int = -1) -> int:
+        """Of the instruction that ``frame`` is at, or else the first frame around it that does not only pass it on.
+
+        Args:
+            usual: how many frames usually pass it on.
+        """
+        while frame is not None:
+            code = frame.f_code
+            first = self._numbers[id(code)] if id(code) in self._numbers else self._add(code)
+            if first is not None:
+                if usual == 0:
+                    self.first_of[id(code)] = first
+                return first + frame.f_lasti
+            frame, usual = frame.f_back, usual - 1
+        return UNKNOWN
+
+    def _add(self, code: CodeType) -> int | None:
+        with self._lock:
+            first = None
+            if not _passes_on(code.co_filename):
+                first = self._equal.setdefault((code.co_filename, code), len(self._equal) << _OFFSET_BITS)
+            self._kept.append(code)
+            self._numbers[id(code)] = first
+            return first
+
+
+def _passes_on(filename: str) -> bool:
+    """Whether a file's functions call a module for somebody else: checkpoints, wrappers, and the call itself."""
+    if filename == _TORCHS_CALL_FILE or is_standard(filename):
+        return True
+    if filename.startswith(OURS):
+        return not filename.startswith(_REPLACEMENTS)
+    return filename.startswith(TORCH) and not filename.startswith(_TORCHS_LAYERS)
