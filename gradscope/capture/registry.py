@@ -54,6 +54,7 @@ class ModuleRegistry:
         self.called_by_hand: set[type[nn.Module]] = set()  # classes, see byhand.py
         self._compiled: list[weakref.ref[nn.Module]] = []  # each stands at the place of the module that it wraps
         self._lock = threading.RLock()
+        self._owners: list[weakref.ref[nn.Module]] | None = None  # that the last look found; None before the first
         self._holders: dict[int, list[int]] = {}  # id of a parameter -> labels of the modules that hold it
 
     def get(self, module: nn.Module) -> int | None:
@@ -143,6 +144,7 @@ class ModuleRegistry:
             # One of several that hold the same: a wrapper that the program makes anew in each step.
             alike = Counter((type(module), *held) for module, held in outermost)
             outermost = [(module, held) for module, held in outermost if alike[(type(module), *held)] == 1]
+            outermost = self._staying(outermost)
             for module, _ in sorted(outermost, key=lambda item: -len(item[1])):
                 owner = self._holder(module)
                 self.places[owner].is_owner = True
@@ -150,6 +152,23 @@ class ModuleRegistry:
                     root = wanted.get(id(inner))
                     if root is not None and self.places[root].inside is None:
                         self.places[root].inside = (owner, path)
+
+    def _staying(self, found: list[tuple[nn.Module, list[int]]]) -> list[tuple[nn.Module, list[int]]]:
+        """Those that an earlier look found too, where there was one; no others are owners any more.
+
+        A wrapper of one step may be there alone when it is looked for: the garbage collector has taken the others.
+        """
+        if self._owners is not None:
+            before = [reference() for reference in self._owners]
+            found = [(module, held) for module, held in found if any(module is each for each in before)]
+            for label, place in enumerate(self.places):
+                if place.is_owner and not any(module is place.module() for module, _ in found):
+                    place.is_owner = False
+                    for inner in self.places:
+                        if inner.inside is not None and inner.inside[0] == label:
+                            inner.inside = None
+        self._owners = [weakref.ref(module) for module, _ in found]
+        return found
 
     # -- places ------------------------------------------------------------------------------------------------------
 

@@ -294,6 +294,26 @@ def test_a_wrapper_made_in_each_step_is_no_owner() -> None:
     assert layers[""].class_name == "Solved" and set(layers) == {"", "body", "head"}
 
 
+class Kept(Net):
+    """Keeps the wrapper of the last step, and no other is left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        LAST.clear()
+        gc.collect()
+        LAST.append(Solver(self))
+        return LAST[0].run(x)
+
+
+LAST: list[Solver] = []
+
+
+def test_a_wrapper_of_one_step_is_no_owner_where_it_is_alone() -> None:
+    model = Kept()
+    layers = measured(lambda _: model(X).sum().backward())
+    LAST.clear()
+    assert layers[""].class_name == "Kept" and set(layers) == {"", "body", "head"}
+
+
 def test_a_given_part_is_the_root_whoever_owns_it() -> None:
     model = Lit()
     assert set(measured(lambda _: model.encoder(X).sum().backward(), model.encoder)) == {"", "body", "head"}
