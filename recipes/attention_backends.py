@@ -33,7 +33,7 @@ REASONS = {
 _FEW_SCORES_REASON = "plain operations: so few scores are soon held, and done before blocks have been walked over"
 _ON_THE_CPU = ("flash", "cpu", "math")  # the others are for CUDA
 # Which kernel "auto" asks first where a mask or a bias is given: torch's memory-efficient one, or ours. No GPU has
-# measured it: benchmarks/gpu.sh does, by the cases "every key" of benchmarks/recipe_gpu/ops/attention.py.
+# measured it: benchmarks/gpu.sh does, by the cases "full" of benchmarks/recipe_gpu/ops/attention.py.
 EFFICIENT_BEFORE_TRITON = True
 _HALF = (torch.float16, torch.bfloat16)
 _TORCHS = {

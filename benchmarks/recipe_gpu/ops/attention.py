@@ -130,6 +130,6 @@ def problems(model: Model) -> list[Problem]:
         _problem(model, " dropout 0.1", Options(dropout_p=0.1), ("SDPA flash", "SDPA efficient", "SDPA cuDNN")),
         _problem(model, " learnt bias", Options(biased=True), ("SDPA efficient",)),
         # Where "recipe by Triton" is the faster in these two, EFFICIENT_BEFORE_TRITON of the recipe is to be False.
-        _problem(model, " every key, learnt bias", Options(biased=True, causal=False), ("SDPA efficient",)),
-        _problem(model, " every key, bias", Options(biased=True, learnt=False, causal=False), ("SDPA efficient",)),
+        _problem(model, " full, learnt bias", Options(biased=True, causal=False), ("SDPA efficient",)),
+        _problem(model, " full, bias", Options(biased=True, learnt=False, causal=False), ("SDPA efficient",)),
     ]

@@ -62,5 +62,5 @@ def _problem(model: Model, often: bool) -> Problem:
     # reads their gradients, and reads and writes rows of the weight's.
     counted = 4 * (3 * model.vocabulary * model.width + 5 * model.rows * model.width)
     name = f"{model.name} N{model.rows} C{model.width} V{model.vocabulary} float32, tied"
-    name += ", frequent tokens" if often else ""
+    name += ", Zipf" if often else ""
     return Problem("embedding", name, make, ways, bytes=counted, dtype=torch.float32, accumulates=True)
