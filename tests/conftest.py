@@ -126,23 +126,17 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_limits_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What ``gradscope doctor --calibrate`` measured on this machine decides nothing here."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    os.environ.pop("XDG_CACHE_HOME")
-    if before is not None:
-        os.environ["XDG_CACHE_HOME"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_kernels_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Inductor's store takes kernels of other vectors for its own, and gives wrong numbers (ATEN_CPU_CAPABILITY)."""
-    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
-    yield
-    os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
-    if before is not None:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
