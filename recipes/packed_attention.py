@@ -86,6 +86,8 @@ def _explain(
     }
     if sees is not None:
         against = dict.fromkeys(against, "queries that see no key get no gradient")
+    elif isinstance(scale, Tensor):
+        against = dict.fromkeys(against, "a scale that is a tensor may want a gradient")
     if backend == "auto":
         plain = attn_mask is None and not dropout_p
         few = _against_size(qkv, heads, dropout_p)
@@ -141,7 +143,7 @@ def packed_attention(
             broadcastable to [batch, heads, tokens, tokens]. A row without any key gives 0.
         dropout_p: of the attention weights, in [0, 1]; applied whenever it is above 0, as in SDPA.
         is_causal: a query sees itself and what is before it, in addition to ``attn_mask``.
-        scale: of the scores; None for ``1 / sqrt(size)``.
+        scale: of the scores; None for ``1 / sqrt(size)``. A tensor of one number gets a gradient.
         kv_heads: of keys and values (grouped heads); None for ``heads``.
         sees: [..., tokens, 1], as :func:`~gradscope.recipes.attention_mask` gives it with ``packed=True``: where it is
             False, the query weighs by the mask alone and gets no gradient.
@@ -167,7 +169,7 @@ def packed_attention(
         qkv = qkv.to(torch.get_autocast_dtype(qkv.device.type))
     if choice.backend == "held":
         return _held(qkv, heads, is_causal, scale)
-    if choice.backend in ("attention", "math") or isinstance(scale, Tensor):  # a tensor's gradient is attention's
+    if choice.backend in ("attention", "math"):
         inner = "math" if choice.backend == "math" else "auto"
         return _on_views(qkv, heads, kv_heads, attn_mask, dropout_p, is_causal, scale, inner, sees)
     seed = draw_seed(qkv.device) if dropout_p > 0 else None

@@ -33,7 +33,7 @@ ABOUT = Recipe(
     limits=(
         "Beside the complex product it saves nothing on a CPU, where it is that product.",
         "Below 90,000 features it is torch's operations on a CPU: the call itself would take longer than they do.",
-        "cos and sin get no gradient.",
+        "Where cos or sin want a gradient it is torch's operations.",
     ),
     backends=(
         ("triton", "NVIDIA GPUs from compute capability 8.0 on; not yet run on a GPU"),
@@ -80,8 +80,9 @@ def _explain(
         "cpu": WAYS[interleaved],
         "torch": COMPOSED[interleaved],
     }
-    against = {"triton": double or why_no_triton(tensors[0].device)}
-    if backend == "auto" and tensors[0].is_cpu:
+    learnt = "the tables want a gradient" if cos.requires_grad or sin.requires_grad else None
+    against = {"triton": double or learnt or why_no_triton(tensors[0].device), "cpu": learnt}
+    if backend == "auto" and tensors[0].is_cpu and not learnt:
         against["cpu"] = pays.against(_RULES[interleaved], features=sum(t.numel() for t in tensors))
     return choose(_NAME, backend, reasons, against)
 
@@ -126,7 +127,7 @@ def rope(
             with a dimension of one for the heads, before or behind the tokens. A doubled table, [..., 2 · pairs] with
             every angle twice as Hugging Face builds it, is taken too. It is looked at once for each content (on a GPU
             from a tensor's second use on, under ``torch.compile`` never): one whose halves differ turns each feature
-            by its own number, in torch's operations.
+            by its own number, in torch's operations; so do tables that require a gradient, which they get.
         interleaved: False pairs feature i with i + rotary / 2 (GPT-NeoX, Llama); True pairs 2i with 2i + 1 (GPT-J).
         rotary: how many features are turned, the first; the others pass. None: all that the table has angles for.
         offset: position of the first token, as with a cache of keys; for a table of positions.
@@ -158,7 +159,7 @@ def rope(
     if tensors[0].dtype != tensors[-1].dtype:
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return tuple(rope(part, cos, sin, **each, backend=backend) for part in tensors)  # type: ignore[arg-type]
-    if not _turns_pairs(tensors[0], cos, sin, rotary, interleaved):
+    if cos.requires_grad or sin.requires_grad or not _turns_pairs(tensors[0], cos, sin, rotary, interleaved):
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return _plain(x, cos, sin, **each)  # type: ignore[arg-type]
     tables = _tables(tensors[0], cos, sin, interleaved, rotary, offset, positions)
@@ -344,9 +345,6 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, offset: int,
     if sin.shape != cos.shape or sin.dtype != cos.dtype:
         refuse(_NAME, "sin", f"{shape_text(sin)}, {dtype_text(sin.dtype)}", f"as cos: {tuple(cos.shape)}, {cos.dtype}")
     require_same_device(_NAME, ("x", x), cos=cos, sin=sin, positions=positions)
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.requires_grad:
-            refuse(_NAME, name, "a tensor that requires a gradient", "one that does not: there is none for it")
     turned, width = _features(x, cos, rotary), cos.shape[-1]
     if turned < 2 or turned % 2 or turned > x.shape[3]:
         if rotary is None:

@@ -236,4 +236,4 @@ def _spelled(value: Any, text: str, line: int) -> str:
         if math.isnan(value):
             raise Refusal(f"line {line}: {text} is not a number")
         return f'float("{value}")'
-    return repr(tuple(value) if isinstance(value, list) else value)
+    return repr(tuple(value) if isinstance(value, tuple) else value)  # torch.Size is one

@@ -198,6 +198,26 @@ def test_masks(kind: str) -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("backend", ["auto", "attention", "math"])
+@pytest.mark.parametrize("tokens", [5, 70, 300])
+def test_a_scale_that_is_learnt_gets_its_gradient(tokens: int, backend: str) -> None:
+    qkv, scale = torch.randn(2, tokens, 48, dtype=torch.float64), nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    upstream = torch.randn(2, tokens, 16, dtype=torch.float64)
+    q, k, v = views(qkv, 2, 2)
+    expected = ((q @ k.mT * scale).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    found = packed_attention(qkv, 2, scale=scale, backend=backend)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, scale, upstream), torch.autograd.grad(expected, scale, upstream)
+    )
+
+
+def test_a_scale_that_is_learnt_is_refused_where_it_would_get_none() -> None:
+    message = "packed_attention: backend='held' cannot run here: a scale that is a tensor may want a gradient"
+    with pytest.raises(ValueError, match=message):
+        packed_attention(torch.randn(2, 5, 48), 2, scale=torch.tensor(0.3), backend="held")  # type: ignore[arg-type]
+
+
 def test_dropout_is_that_of_its_seed() -> None:
     """Edge case 14: the same weights are dropped in forward and backward, as many as asked for, the others scaled."""
     qkv = torch.randn(2, 100, 48, dtype=torch.float64, requires_grad=True)

@@ -249,6 +249,26 @@ def test_only_the_gradient_that_is_wanted() -> None:
         assert not rope(q, *tables(7, 4)).requires_grad
 
 
+@pytest.mark.parametrize("tokens", [7, 600])
+@pytest.mark.parametrize("doubled", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tables_that_are_learnt_get_their_gradient(interleaved: bool, doubled: bool, tokens: int) -> None:
+    """Of a doubled table each half its own."""
+    x, upstream = (torch.randn(2, 20, tokens, 8, dtype=torch.float64) for _ in range(2))
+    angles = torch.randn(tokens, 8 if doubled else 4, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_(), angles.cos().requires_grad_(), angles.sin().requires_grad_()]
+    found = rope(*leaves, interleaved=interleaved)
+    if doubled:
+        a, b = (leaves[0][..., ::2], leaves[0][..., 1::2]) if interleaved else leaves[0].chunk(2, -1)
+        other = torch.stack((-b, a), -1).flatten(-2) if interleaved else torch.cat((-b, a), -1)
+        expected = leaves[0] * leaves[1] + other * leaves[2]
+    else:
+        expected = by_hand(*leaves, interleaved)
+    torch.testing.assert_close(found, expected)
+    for mine, true in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(mine, true)
+
+
 def test_expanded_gradient() -> None:
     """Edge case 11."""
     x = torch.randn(2, 3, 7, 8, requires_grad=True)

@@ -28,7 +28,11 @@ X = torch.zeros(2, 3, 7, 8)
         ((X, *(t.expand(3, 7, 4) for t in tables(7, 4))), {}, r"cos is of shape \(3, 7, 4\); expected \[2 or 1, 7"),
         (((X, X[:, :, :5]), *tables(7, 4)), {}, r"x\[1\] is of shape \(2, 3, 5, 8\), float32; expected as x\[0\]"),
         ((X, *tables(7, 4)), {"backend": "cuda"}, "backend is 'cuda'; expected 'auto' or 'triton' or 'cpu'"),
-        ((X, tables(7, 4)[0].requires_grad_(), tables(7, 4)[1]), {}, "cos is a tensor that requires a gradient"),
+        (
+            (X, tables(7, 4)[0].requires_grad_(), tables(7, 4)[1]),
+            {"backend": "cpu"},
+            "rope: backend='cpu' cannot run here: the tables want a gradient",
+        ),
     ],
 )
 def test_bad_input_is_named(arguments: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
