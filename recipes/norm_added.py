@@ -48,7 +48,7 @@ def _plain_add_layer_norm(
     *,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    stream = residual + functional.dropout(input, dropout_p, training)
+    stream = _stream(input, residual, dropout_p, training)
     normal = functional.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
     return normal.to(stream.dtype), stream
 
@@ -88,7 +88,7 @@ def add_layer_norm(
         ValueError: a shape, dtype, device or setting does not fit.
     """
     if isinstance(eps, Tensor):
-        stream = residual + functional.dropout(input, dropout_p, training)
+        stream = _stream(input, residual, dropout_p, training)
         check("add_layer_norm", stream, stream.shape[-1:], weight=weight, bias=bias)
         return composed(stream, stream.shape[-1:], weight, bias, eps, centred=True), stream
     if backend == "auto" and _is_small("add_layer_norm", input, residual, weight, bias, dropout_p, training):
@@ -124,7 +124,7 @@ def _plain_add_rms_norm(
     *,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    stream = residual + functional.dropout(input, dropout_p, training)
+    stream = _stream(input, residual, dropout_p, training)
     scale = None if weight is None else weight.to(stream.dtype)  # torch warns of another dtype
     return functional.rms_norm(stream, stream.shape[-1:], scale, eps).to(stream.dtype), stream
 
@@ -145,7 +145,7 @@ def add_rms_norm(
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
     """
     if isinstance(eps, Tensor):
-        stream = residual + functional.dropout(input, dropout_p, training)
+        stream = _stream(input, residual, dropout_p, training)
         check("add_rms_norm", stream, stream.shape[-1:], weight=weight)
         return composed(stream, stream.shape[-1:], weight, None, eps, centred=False), stream
     if backend == "auto" and _is_small("add_rms_norm", input, residual, weight, None, dropout_p, training):
@@ -155,6 +155,11 @@ def add_rms_norm(
         return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
     p = dropout_p if training else 0.0
     return _added(input, residual, weight, None, Settings(default_eps(input, residual, eps), p, False, choice.backend))
+
+
+def _stream(input: Tensor, residual: Tensor, p: float, training: bool) -> Tensor:
+    """The sum by torch's operations; a call of dropout takes its time also where it drops nothing."""
+    return residual + (functional.dropout(input, p, training) if p and training else input)
 
 
 def _added(

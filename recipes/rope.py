@@ -172,27 +172,28 @@ def rope(
 
 def _of_few(given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...] | None:
     """The rotation where auto leaves it to torch on a CPU, told by fewer looks than the checks take; None elsewhere."""
-    first, shape = given[0], cos.shape
-    plain = (
-        first.is_cpu
-        and first.dtype is torch.float32
-        and len(shape) == 2
-        and sin.shape == shape
-        and first.dim() == 4
-        and first.shape[2] <= shape[0]
-        and first.shape[3] == 2 * shape[1] > 0
-        and all(each.is_cpu and each.dtype is torch.float32 for each in (*given[1:], cos, sin))
-        and not (cos.requires_grad or sin.requires_grad)
-        and all(each.dim() == 4 and each.shape[2:] == first.shape[2:] for each in given[1:])
-        and all(each.shape[0] == first.shape[0] for each in given[1:])
-        and pays.against(_RULES[interleaved], features=sum(each.numel() for each in given)) is not None
-    )
-    if not plain:
+    first, last, shape = given[0], given[-1], cos.shape
+    for each in (first, last, cos, sin):
+        if not (each.is_cpu and each.dtype is torch.float32):
+            return None
+    if len(given) > 2 or first.dim() != 4 or len(shape) < 2 or sin.shape != shape:
         return None
-    tokens = first.shape[2]
-    if tokens < shape[0]:
-        cos, sin = cos[:tokens], sin[:tokens]
-    return composed.rotated(given, cos, sin, interleaved)
+    batch, _, tokens, size = first.shape
+    if last is not first and (last.dim() != 4 or last.shape[0] != batch or last.shape[2:] != first.shape[2:]):
+        return None
+    features = first.numel() if len(given) == 1 else first.numel() + last.numel()
+    doubled = shape[-1] == size
+    if not size or size % 2 or (doubled and interleaved) or not (doubled or 2 * shape[-1] == size):
+        return None
+    if pays.against(_RULES[interleaved], features=features) is None:
+        return None
+    if len(shape) == 2 and tokens <= shape[0]:
+        cos, sin = (cos, sin) if tokens == shape[0] else (cos[:tokens], sin[:tokens])
+    elif len(shape) == 3 and shape[0] in (1, batch) and shape[1] == tokens:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    elif len(shape) != 4 or shape[0] not in (1, batch) or shape[1] != 1 or shape[2] != tokens:
+        return None
+    return composed.rotated(given, cos, sin, interleaved, doubled=doubled)
 
 
 class _Rope(torch.autograd.Function):

@@ -8,18 +8,22 @@ import torch
 from torch import Tensor
 
 
-def rotated(given: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
+def rotated(
+    given: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, *, doubled: bool = False
+) -> tuple[Tensor, ...]:
     """Each of ``given`` [batch, heads, tokens, size], turned by tables of the angles, as models write it.
 
     Halves are exchanged and multiplied by doubled tables, interleaved pairs are complex numbers.
 
     Args:
         cos, sin: [..., tokens, pairs], of one dtype, in whose precision it is computed.
+        doubled: of halves, the tables are [..., tokens, 2 * pairs], with a number for each feature.
     """
     if interleaved:
         factor = torch.complex(cos, sin)
         return tuple(_product(x, factor) for x in given)
-    cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    if not doubled:
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
     return tuple(_exchanged(x, cos, sin) for x in given)
 
 
