@@ -91,6 +91,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _passed_over() -> None:
+    """The same for what the files before this one have imported: torch's compiler alone is a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_make_parametrize_id(val: Any) -> str | None:
     """Tensors by their form: their content differs from process to process, and says nothing."""
     return _formed(val) if "tensor(" in repr(val) else None
