@@ -52,6 +52,23 @@ def test_the_largest_distance_is_a_gradients_where_there_is_one() -> None:
     assert compare(off, exact, truth).largest(original=True) == 0.0
 
 
+@pytest.mark.parametrize("new", [float("-inf"), float("nan")])
+def test_another_number_that_is_not_finite_is_wrong(new: float) -> None:
+    good, bad = torch.tensor([3.0, float("inf")]), torch.tensor([3.0, new])
+    assert compare({"y": good.clone()}, {"y": good}, {"y": good.double()}).within
+    assert compare({"y": bad.clone()}, {"y": bad}, {"y": bad.double()}).within
+    assert not compare({"y": bad}, {"y": good}, {"y": good.double()}).within
+
+
+def test_the_worst_is_the_one_that_is_over_its_limit() -> None:
+    """Which is told, and by which the whole is judged: another may be further off, as the original is."""
+    truth = {"far": TRUE, "y": TRUE}
+    original = {"far": TRUE.float() + 1, "y": TRUE.float()}
+    errors = compare({"far": original["far"].clone(), "y": TRUE.float() + 1e-3}, original, truth)
+    assert not errors.within
+    assert errors.worst is not None and errors.worst.name == "y" and not errors.worst.within
+
+
 @pytest.mark.parametrize(
     ("new", "message"),
     [
