@@ -11,7 +11,7 @@ import torch
 
 from gradscope.patching import choice
 from gradscope.patching.choice import HUNGRIER, NO_GAIN, NOT_TOGETHER, SLOWER, Choice, Group, choose
-from gradscope.patching.turns import Times, Told, Way
+from gradscope.patching.turns import SECONDS, Times, Told, Way
 
 MIB = 1 << 20
 STEP = (100_000_000, 64 * MIB)
@@ -37,8 +37,9 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, early: int = 64, late: int = 48) -> None:
         self.early, self.late, self.steps = early, late, 0
+        self.asked: list[dict[str, Any]] = []  # of each measurement
         monkeypatch.setattr(choice, "measured", self._measured)
-        monkeypatch.setattr(choice, "peaks_bytes", lambda works, *args, **kwargs: [work() for work in works])
+        monkeypatch.setattr(choice, "peaks_bytes", self._peaks)
 
     def way(self, groups: Sequence[Group]) -> Way:
         on: list[Any] = [change for group in groups for change in group]
@@ -51,7 +52,12 @@ class Machine:
 
     def _measured(self, ways: Sequence[Any], *args: Any, **kwargs: Any) -> tuple[list[Times], list[int]]:
         self.steps += len(ways)
+        self.asked.append(kwargs)
         return [Times([way.ns] * 5, [way.ns] * 5) for way in ways], [way.peak() for way in ways]
+
+    def _peaks(self, works: Sequence[Any], *args: Any, **kwargs: Any) -> list[int]:
+        self.asked.append(kwargs)
+        return [work() for work in works]
 
     def choose(self, *changes: Change) -> tuple[Choice, list[str]]:
         groups: Any = [(change,) for change in changes]
@@ -117,9 +123,9 @@ def test_of_two_that_do_the_same_one_stays(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept == ["a"] and reasons(found) == {"b": NO_GAIN}
 
 
-@pytest.mark.parametrize("whole", [Told.NOTHING, Told.MORE])
-def test_a_whole_that_does_not_show_is_taken_apart(monkeypatch: pytest.MonkeyPatch, whole: Told) -> None:
-    """Each seems to gain, and both together do not: the one that saves less goes."""
+@pytest.mark.parametrize(("whole", "early"), [(Told.NOTHING, 0), (Told.MORE, 0), (Told.MORE, -8)])
+def test_a_whole_that_does_not_show_is_taken_apart(monkeypatch: pytest.MonkeyPatch, whole: Told, early: int) -> None:
+    """Each seems to gain, and both together do not: the one that saves less goes. Memory does not pay for time."""
     machine = Machine(monkeypatch)
     real = choice.told
 
@@ -128,7 +134,7 @@ def test_a_whole_that_does_not_show_is_taken_apart(monkeypatch: pytest.MonkeyPat
         return whole if before.wall_ns[0] - after.wall_ns[0] == 10_000_000 else found
 
     monkeypatch.setattr(choice, "told", of_two)
-    found, kept = machine.choose(Change("a", -9_000_000), Change("b", -1_000_000))
+    found, kept = machine.choose(Change("a", -9_000_000), Change("b", -1_000_000, early=early))
     assert kept == ["a"] and reasons(found) == {"b": NOT_TOGETHER}
     assert found.gain is not None and found.gain.saved_ns == 9_000_000
 
@@ -156,10 +162,37 @@ def test_what_goes_for_its_time_takes_nothing_with_it(monkeypatch: pytest.Monkey
     assert kept == ["b", "c"] and reasons(found) == {"a": SLOWER}
 
 
+def test_room_for_another_is_no_gain_once_that_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs no proof of its time in the second round is what made the step faster in the first, and no other."""
+    found, kept = Machine(monkeypatch).choose(
+        Change("late", 0, late=-30), Change("slow", 5_000_000, early=-40), Change("fast", -9_000_000)
+    )
+    assert kept == ["fast"] and reasons(found) == {"slow": SLOWER, "late": NO_GAIN}
+
+
+def test_a_percent_is_of_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, late=0)
+    found, kept = machine.choose(Change("a", 0, early=-60), Change("b", 0, early=-0.5))
+    assert kept == ["a"] and reasons(found) == {"b": NO_GAIN}
+
+
+def test_every_state_and_the_whole_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds go on until they are, as long as there is time: all measurements together have that of one."""
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr(choice.time, "perf_counter", lambda: float(next(now)))
+    machine = Machine(monkeypatch)
+    found, _ = machine.choose(Change("a", -9_000_000), Change("b", 0), Change("c", 4_000_000), Change("d", 6_000_000))
+    first, _, second = machine.asked
+    assert list(first["pairs"]) == [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)] and list(second["pairs"]) == [(0, 1)] * 2
+    assert all(each["settled"] for each in machine.asked), "a first step makes what the next ones use"
+    assert (first["seconds"], second["seconds"]) == (SECONDS - 4, SECONDS - 8)
+    assert found.before is not None and (found.before.wall_ns, found.before.peak_bytes) == STEP
+
+
 def test_a_few_kilobytes_are_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, early=1, late=0)
-    assert machine.choose(Change("a", 0, early=-0.0125))[1] == []  # 12.8 KiB, more than a percent
-    assert machine.choose(Change("a", 0, early=-0.025))[1] == ["a"]
+    assert machine.choose(Change("a", 0, early=-16 / 1024))[1] == []  # 16 KiB, more than a percent
+    assert machine.choose(Change("a", 0, early=-17 / 1024))[1] == ["a"]
 
 
 def test_nothing_is_kept_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +200,7 @@ def test_nothing_is_kept_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (kept, found.gain, found.saved) == ([], None, {})
     found, kept = Machine(monkeypatch).choose(Change("a", 1_000_000))
     assert (kept, found.gain) == ([], None) and reasons(found) == {"a": SLOWER}
+    assert found.before is not None and found.before.wall_ns == STEP[0], "it was measured all the same"
 
 
 def test_what_is_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,10 +102,11 @@ def times(wall: list[int], busy: list[int] | None = None) -> Times:
     [
         ([990] * 5, Told.LESS),
         ([1010] * 5, Told.MORE),
-        ([996] * 5, Told.NOTHING),  # less than half a percent is not looked for
+        ([995] * 5, Told.NOTHING),  # half a percent is not looked for
         ([990] * 4, Told.NOTHING),  # four heads of a coin are no wonder
         ([990] * 4 + [1010], Told.NOTHING),
         ([990] * 7 + [1010], Told.LESS),
+        ([990] * 5 + [1000] * 3, Told.NOTHING),  # rounds that are alike are no heads
         ([500] * 2 + [1010] * 3, Told.NOTHING),  # two large differences are two
     ],
 )
@@ -119,6 +120,7 @@ def test_a_difference_is_told_by_how_often_it_is_seen(after: list[int], expected
         ([900, 1100, 950, 900, 1300], [800] * 5, Told.LESS),  # the machine is busy: the work is less
         ([1100, 900, 1050, 1100, 700], [800] * 5, Told.NOTHING),  # but it takes longer
         ([1100, 900, 1050, 1100, 700], [1200] * 5, Told.MORE),
+        ([900, 1100, 950, 900, 1300], [1200] * 5, Told.NOTHING),  # more work in less time
         ([900] * 5, [1800] * 5, Told.LESS),  # more threads for less time
     ],
 )
@@ -141,6 +143,23 @@ def test_what_is_alike_is_seldom_told_apart() -> None:
     alike, better = runs(0.0), runs(0.1)
     assert alike.count(Told.NOTHING) >= 340  # 5 % on each side, once more by chance
     assert better.count(Told.LESS) >= 380 and Told.MORE not in better
+
+
+def test_what_a_device_has_to_do_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the clock starts, for what came before; and before it stops."""
+    clock, queued = Clock(monkeypatch), [0]
+
+    def wait(device: torch.device) -> None:
+        clock.now += queued[0]
+        queued[0] = 0
+
+    def queue(ns: int) -> None:
+        queued[0] += ns
+
+    monkeypatch.setattr(turns, "_wait", wait)
+    way = Way(lambda: queue(1_000_000), lambda: queue(7))
+    (found,), _ = measured([way], torch.device("cuda"))
+    assert found.wall_ns == [7] * FEWEST_ROUNDS
 
 
 def test_on_a_device_the_hosts_work_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
