@@ -436,6 +436,61 @@ def test_of_two_owners_the_one_that_holds_more_counts() -> None:
     assert registry.get(less) is not None
 
 
+def test_an_owner_is_there_at_every_look() -> None:
+    """A wrapper that is made anew is alone each time, once the garbage collector has taken the one before."""
+    registry, net, other = ModuleRegistry(), Net(), Net()
+    stays, brief = Holder(net=net), Holder(other=other)
+    with CallRecorder(registry=registry).recording():
+        net(X)
+        other(X)
+    first, second = registry.places[registry.label(net, [])], registry.places[registry.label(other, [])]
+    registry.find_owners()
+    assert first.inside == (registry.get(stays), "net") and second.inside == (registry.get(brief), "other")
+
+    def owners() -> list[nn.Module | None]:
+        return [place.module() for place in registry.places if place.is_owner]
+
+    brief = Holder(other=other)
+    registry.find_owners()
+    assert owners() == [stays] and second.inside is None
+    assert first.inside == (registry.get(stays), "net")
+    stays.net = None  # type: ignore[assignment]
+    registry.find_owners()
+    stays.net = net
+    registry.find_owners()
+    assert owners() == [] and first.inside is None
+
+
+def test_a_model_lies_in_no_other_though_it_is_the_users_model() -> None:
+    registry, net = ModuleRegistry(), Net()
+    registry.models = lambda: (net,)
+    assert registry.places[registry.label(net, [])].inside is None
+
+
+def test_a_replica_that_is_kept_stands_for_its_original_in_every_step() -> None:
+    """A copy that is kept does not: what is called in the next step as well is a module of its own."""
+    registry = ModuleRegistry()
+    model = Holder(act=nn.Tanh(), linear=nn.Linear(4, 4))
+    root = registry.label(model, [])
+    replica, copied = model.act._replicate_for_data_parallel(), copy.deepcopy(model.linear)  # type: ignore[operator, union-attr]
+    for step in range(2):
+        registry.step = step
+        assert registry.places[registry.label(replica, [model])].path == "act"
+        label = registry.label(copied, [model])
+        assert (registry.places[label].path == "linear") if step == 0 else (label == NOBODYS)
+    assert registry.get(model) == root
+
+
+def test_a_compiled_part_holds_the_parameters_that_it_held_before() -> None:
+    registry, model = ModuleRegistry(), Holder(part=nn.Linear(4, 4))
+    weight: Any = model.part.weight
+    registry.label(model, [])
+    label = registry.label(model.part, [model])  # type: ignore[arg-type]
+    model.part = torch.compile(model.part, backend="eager")  # type: ignore[assignment, arg-type]
+    assert registry.label(model.part, [model]) == label  # type: ignore[arg-type]
+    assert registry.owners_of(weight) == (label,)
+
+
 class Asking(nn.Module):
     """Calls a module that nobody holds between two layers that are alike."""
 
