@@ -15,7 +15,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
-from gradscope.recipes.norm_checks import check, composed, default_eps, why_not_cpu
+from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, why_not_cpu
 from gradscope.recipes.norm_function import LayerNorm, RMSNorm
 from gradscope.recipes.recipe import Recipe
 
@@ -67,10 +67,11 @@ def _explain_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`rms_norm` would do with these arguments, and why."""
-    check("rms_norm", input, normalized_shape, weight=weight)
+    check("rms_norm", input, normalized_shape, weight=None if is_apart(promote, input.dtype, weight) else weight)
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
     few = pays.against("rms_norm", elements=input.numel()) if backend == "auto" else None
     return choose("rms_norm", backend, _REASONS, {"cpu": autocast or why_not_cpu(input) or few})
@@ -82,8 +83,11 @@ def _plain_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Tensor:
+    if is_apart(promote, input.dtype, weight):
+        return applied(functional.rms_norm(input, list(normalized_shape), None, eps), weight)
     return functional.rms_norm(input, list(normalized_shape), weight, eps)
 
 
@@ -94,6 +98,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | Tensor | None = None,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """As :func:`torch.nn.functional.rms_norm`, which takes it on a GPU; on a CPU without its intermediate results.
@@ -104,14 +109,18 @@ def rms_norm(
         weight: of that shape; of the input's dtype or float32. None for ones.
         eps: added to the mean square; None for that of float32, of float64 for float64 inputs, as torch takes it.
             A tensor, of one number or one for each feature, gets a gradient.
+        promote: a weight of another dtype promotes the result, as in plain operations: bfloat16 by float32 is float32.
         backend: "auto", "cpu" or "torch"; ``rms_norm.explain`` tells what "auto" takes.
 
     Returns:
-        The input's shape and dtype.
+        The input's shape, and its dtype unless ``promote``.
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if is_apart(promote, input.dtype, weight):
+        normal = rms_norm(input, normalized_shape, None, eps, backend=backend)  # type: ignore[arg-type]
+        return applied(normal, weight)
     if isinstance(eps, Tensor):
         check("rms_norm", input, normalized_shape, weight=weight)
         return composed(input, normalized_shape, weight, None, eps, centred=False)
@@ -137,9 +146,12 @@ def _explain_layer_norm(
     eps: float = 1e-5,
     *,
     exact: bool = False,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`layer_norm` would do with these arguments, and why."""
+    if is_apart(promote, input.dtype, weight, bias):
+        weight = bias = None
     check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     why = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else why_not_cpu(input)
     if why is None and (weight is None or input.dtype != torch.float32):
@@ -159,8 +171,11 @@ def _plain_layer_norm(
     eps: float = 1e-5,
     *,
     exact: bool = False,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Tensor:
+    if is_apart(promote, input.dtype, weight, bias):
+        return applied(functional.layer_norm(input, list(normalized_shape), None, None, eps), weight, bias)
     return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
 
 
@@ -173,6 +188,7 @@ def layer_norm(
     eps: float | Tensor = 1e-5,
     *,
     exact: bool = False,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """As :func:`torch.nn.functional.layer_norm`, which it is; on a CPU its parameters' gradients can be more exact.
@@ -186,6 +202,9 @@ def layer_norm(
 
     The other arguments, result and errors are those of :func:`rms_norm`, with a ``bias`` like the weight.
     """
+    if is_apart(promote, input.dtype, weight, bias):
+        normal = layer_norm(input, normalized_shape, None, None, eps, backend=backend)  # type: ignore[arg-type]
+        return applied(normal, weight, bias)
     if isinstance(eps, Tensor):
         check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
         return composed(input, normalized_shape, weight, bias, eps, centred=True)

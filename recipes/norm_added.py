@@ -12,7 +12,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.kernels.support import interpreting, why_no_triton
-from gradscope.recipes.norm_checks import check, composed, default_eps, why_not_cpu
+from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, why_not_cpu
 from gradscope.recipes.norm_function import AddNorm, Settings
 
 _REASONS = {
@@ -31,9 +31,12 @@ def _explain_add_layer_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`add_layer_norm` would do with these arguments, and why."""
+    if _is_apart(promote, input, residual, weight, bias):
+        weight = bias = None
     return _choose_added("add_layer_norm", input, residual, weight, bias, dropout_p, training, backend)
 
 
@@ -46,11 +49,15 @@ def _plain_add_layer_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
+    if _is_apart(promote, input, residual, weight, bias):
+        normal, stream = _plain_add_layer_norm(input, residual, None, None, eps, dropout_p, training)
+        return applied(normal, weight, bias), stream
     stream = _stream(input, residual, dropout_p, training)
     normal = functional.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
-    return normal.to(stream.dtype), stream
+    return (normal if normal.dtype is stream.dtype else normal.to(stream.dtype)), stream
 
 
 @explained_by(_explain_add_layer_norm, _plain_add_layer_norm, _REASONS)
@@ -63,6 +70,7 @@ def add_layer_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """``h = residual + dropout(input)``, normalised over the last dimension, and ``h``.
@@ -78,15 +86,20 @@ def add_layer_norm(
         eps: added to the variance.
         dropout_p: share of the input that is dropped while training, in [0, 1].
         training: without it nothing is dropped.
+        promote: a weight or bias of another dtype promotes the normalised sum, as in plain operations.
         backend: "auto", "triton", "cpu" or "torch"; ``add_layer_norm.explain`` tells what "auto" takes.
 
     Returns:
-        The normalised sum, and the sum: the residual of what follows. Both of the input's shape and the sum's dtype,
-        also under autocast.
+        The normalised sum, and the sum: the residual of what follows. Both of the input's shape and, unless
+        ``promote``, the sum's dtype, also under autocast.
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
+    if _is_apart(promote, input, residual, weight, bias):
+        both = add_layer_norm(input, residual, None, None, eps, dropout_p, training, backend=backend)  # type: ignore[arg-type]
+        normal, stream = both
+        return applied(normal, weight, bias), stream
     if isinstance(eps, Tensor):
         stream = _stream(input, residual, dropout_p, training)
         check("add_layer_norm", stream, stream.shape[-1:], weight=weight, bias=bias)
@@ -108,9 +121,11 @@ def _explain_add_rms_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`add_rms_norm` would do with these arguments, and why."""
+    weight = None if _is_apart(promote, input, residual, weight) else weight
     return _choose_added("add_rms_norm", input, residual, weight, None, dropout_p, training, backend)
 
 
@@ -122,11 +137,17 @@ def _plain_add_rms_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
+    if _is_apart(promote, input, residual, weight):
+        normal, stream = _plain_add_rms_norm(input, residual, None, eps, dropout_p, training)
+        return applied(normal, weight), stream
     stream = _stream(input, residual, dropout_p, training)
-    scale = None if weight is None else weight.to(stream.dtype)  # torch warns of another dtype
-    return functional.rms_norm(stream, stream.shape[-1:], scale, eps).to(stream.dtype), stream
+    if weight is not None and weight.dtype is not stream.dtype:  # torch warns of another dtype
+        weight = weight.to(stream.dtype)
+    normal = functional.rms_norm(stream, stream.shape[-1:], weight, eps)
+    return (normal if normal.dtype is stream.dtype else normal.to(stream.dtype)), stream
 
 
 @explained_by(_explain_add_rms_norm, _plain_add_rms_norm, _REASONS)
@@ -138,12 +159,17 @@ def add_rms_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     *,
+    promote: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """As :func:`add_layer_norm`, by the root of the mean square: without a mean and a bias.
 
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
     """
+    if _is_apart(promote, input, residual, weight):
+        both = add_rms_norm(input, residual, None, eps, dropout_p, training, backend=backend)  # type: ignore[arg-type]
+        normal, stream = both
+        return applied(normal, weight), stream
     if isinstance(eps, Tensor):
         stream = _stream(input, residual, dropout_p, training)
         check("add_rms_norm", stream, stream.shape[-1:], weight=weight)
@@ -155,6 +181,10 @@ def add_rms_norm(
         return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
     p = dropout_p if training else 0.0
     return _added(input, residual, weight, None, Settings(default_eps(input, residual, eps), p, False, choice.backend))
+
+
+def _is_apart(promote: bool, input: Tensor, residual: Tensor, *parameters: Tensor | None) -> bool:
+    return promote and is_apart(promote, torch.promote_types(input.dtype, residual.dtype), *parameters)
 
 
 def _stream(input: Tensor, residual: Tensor, p: float, training: bool) -> Tensor:
@@ -241,18 +271,18 @@ def _is_small(
     training: bool,
 ) -> bool:
     """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
+    dtype, shape = input.dtype, input.shape
+    for each in (weight, bias):
+        if each is not None and not (each.is_cpu and each.dtype is dtype and each.shape == shape[-1:]):
+            return False
     return (
         input.is_cpu
         and residual.is_cpu
-        and input.dtype in FLOATING
-        and residual.dtype is input.dtype
-        and input.dim() > 0
-        and residual.shape == input.shape
+        and dtype in FLOATING
+        and residual.dtype is dtype
+        and len(shape) > 0
+        and residual.shape == shape
         and 0.0 <= p < 1.0
-        and all(
-            each is None or (each.is_cpu and each.dtype is input.dtype and each.shape == input.shape[-1:])
-            for each in (weight, bias)
-        )
         and not interpreting()
         and _against_size(name, input, p, training) is not None
     )

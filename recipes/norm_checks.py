@@ -42,6 +42,17 @@ def check(
     require_same_device(name, ("input", input), **parameters)
 
 
+def is_apart(promote: bool, dtype: torch.dtype, *parameters: Tensor | None) -> bool:
+    """Whether parameters are applied to what is normalised in ``dtype`` by operations that promote it."""
+    return promote and any(each is not None and each.dtype != dtype for each in parameters)
+
+
+def applied(normal: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """The normalised tensor times weight plus bias, as torch promotes them."""
+    normal = normal if weight is None else normal * weight
+    return normal if bias is None else normal + bias
+
+
 def why_not_cpu(input: Tensor) -> str | None:
     """Why the path for the CPU cannot be taken, in words; None where it can."""
     if input.device.type != "cpu":

@@ -160,6 +160,56 @@ def test_spelled_otherwise(tmp_path: Path, recipe: str, body: str) -> None:
     swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
 
 
+_CAST = [
+    ("rms_norm", "(x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.w"),
+    ("rms_norm", "(x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps) * self.w).type_as(x)"),
+    ("rms_norm", "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.w.type_as(x)"),
+    (
+        "rms_norm",
+        "k = x.dtype\nh = x.to(torch.float32)\nv = h.pow(2).mean(-1, keepdim=True)\n"
+        "y = self.w * (h * torch.rsqrt(v + self.eps)).to(k)",
+    ),
+    (
+        "layer_norm",
+        "d = (x - x.mean(-1, True)).float()\n"
+        "y = (d * (d.square().mean(-1, keepdim=True) + self.eps) ** -0.5).type_as(x) * self.w + self.b",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own of its rms_norm
+@pytest.mark.parametrize("form", ["autocast", "bfloat16"])
+@pytest.mark.parametrize(("recipe", "body"), [each for each in SPELLED if "std_mean" not in each[1]] + _CAST)
+def test_the_result_has_the_dtype_it_had(tmp_path: Path, recipe: str, body: str, form: str) -> None:
+    """Recorded in float32; a float32 weight promotes a bfloat16 stream where no cast follows it."""
+    entry = spelled.entry(tmp_path, body, "norm")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", recipe)]
+    model.eval()
+    if form == "bfloat16":
+        batch = batch.bfloat16()
+        for part in (model.inp, model.up, model.norm, model.rms):
+            part.bfloat16()
+    results = []
+
+    def keep(_: object, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        results.append(given[0])
+        return (given[0].float(),)
+
+    model.out.register_forward_pre_hook(keep)
+    patches = Patches(found)
+    for patched in (False, True):
+        if patched:
+            patches.apply()
+        with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
+            model(batch)
+    patches.revert()
+    assert results[1].dtype == results[0].dtype
+    # bfloat16 has 8 bits, and a norm by hand rounds a few times.
+    torch.testing.assert_close(results[1], results[0], rtol=2**-5, atol=2**-5)
+
+
 @pytest.mark.parametrize("body", NOT_SPELLED)
 def test_another_formula(tmp_path: Path, body: str) -> None:
     entry = spelled.entry(tmp_path, body, "norm")
@@ -191,7 +241,13 @@ def test_what_is_made_once_is_not_made_twice(tmp_path: Path) -> None:
             "rms_float_type_as",
             [
                 "from gradscope.recipes import rms_norm as gradscope_rms_norm",
-                "return gradscope_rms_norm(x, x.shape[-1:], weight=self.weight, eps=self.eps)",
+                "return gradscope_rms_norm(",
+                "x,",
+                "x.shape[-1:],",
+                "weight=self.weight,",
+                "eps=self.eps,",
+                "promote=True,",
+                ")",
             ],
         ),
         (

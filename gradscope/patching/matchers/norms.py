@@ -28,6 +28,8 @@ LAYER = "layer_norm"
 
 # A norm by hand adds its parameters' gradients up more exactly than torch's on a CPU: what replaces it must as well.
 _EXACT = (Argument("exact", ("True",)),)
+# Nor is its result cast to the input's dtype, where the code does not say so.
+_PROMOTE = (Argument("promote", ("True",)),)
 
 _STATISTICS = frozenset(
     {"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_norm", "linalg_vector_norm"}
@@ -46,13 +48,14 @@ class Norm:
     reasons: tuple[str, ...] = field(default=())
 
     def arguments(self) -> list[Argument]:
-        """Weight, bias and eps of a recipe's call."""
+        """Weight, bias and eps of a recipe's call, and whether they promote its result."""
         found = [
             Argument(name, (Of(value, name, ".flatten()" if len(value.shape) > 1 else ""),))
             for name, value in (("weight", self.weight), ("bias", self.bias))
             if value is not None
         ]
-        return [*found, Argument("eps", self.eps)]
+        promotes = any(_promotes(self.region, value) for value in (self.weight, self.bias) if value is not None)
+        return [*found, Argument("eps", self.eps), *(_PROMOTE if promotes else ())]
 
 
 def rms(recording: Recording) -> Iterator[Match]:
@@ -261,6 +264,19 @@ def _formula(
         return found if bias is None else algebra.add(found, formulas.leaf(bias))
     except algebra.TooLongError:
         return None
+
+
+def _promotes(found: Region, vector: Value) -> bool:
+    """Whether the dtype of a weight or bias, where it is another, becomes the result's: no cast follows it."""
+    if vector.producer is not None and vector.producer.op in CASTS:
+        return False
+    made = {vector}
+    for node in sorted(found.nodes, key=lambda each: each.index):
+        if not made.isdisjoint(node.inputs):
+            if node.op in CASTS:
+                return False
+            made.update(node.outputs)
+    return True
 
 
 def _rounds_between(found: Region) -> bool:
