@@ -15,6 +15,7 @@ from gradscope.patching.imports import import_of
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.replacement import edited
 from gradscope.patching.source import Definition, FunctionSource, SourceFile
+from gradscope.patching.unread import unread_imports
 
 _FUTURE = 0x1FF0000  # the compiler flags of ``from __future__`` lie here in co_flags
 
@@ -105,14 +106,16 @@ def _nested(code: CodeType) -> Iterable[CodeType]:
 
 
 def in_file(file: SourceFile, edits: Iterable[Edit]) -> str:
-    """The whole file's text with ``edits`` made and the recipes imported."""
+    """The whole file's text with ``edits`` made, the recipes imported, and no import that only the old text read."""
     edits = list(edits)
     imports = sorted({pair for edit in edits for pair in edit.imports})
     replacements = [part for edit in edits for part in edit.replacements]
     added = import_of(file, imports) if imports else None
     if added is not None:
         replacements.append(added)
-    return edited(file.text, replacements).decode()
+    text = edited(file.text, replacements).decode()
+    gone = unread_imports(file, text)
+    return edited(file.text, [*replacements, *gone]).decode() if gone else text
 
 
 def lines_of(text: str) -> list[str]:

@@ -82,7 +82,7 @@ def _among(file: SourceFile, others: list[_Import], text: str) -> Replacement:
 
 
 _OF_PYTHON = frozenset({*sys.stdlib_module_names, "__future__"})
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def _root(node: _Import) -> str:
@@ -96,13 +96,13 @@ def _is_own(node: _Import, file: SourceFile) -> bool:
         return True
     root, folder = _root(node), Path(file.name).parent
     where = getattr(sys.modules.get(root), "__file__", None) or ""
-    if root in _OF_PYTHON or any(part in _INSTALLED for part in Path(where).parts):
+    if root in _OF_PYTHON or any(part in INSTALLED for part in Path(where).parts):
         return False
     if root in folder.parts[-3:] or _holds(folder, root):
         return True
     while (folder / "__init__.py").exists() and folder != folder.parent:
         folder = folder.parent
-    return folder.name not in _INSTALLED and _holds(folder, root)
+    return folder.name not in INSTALLED and _holds(folder, root)
 
 
 def _holds(folder: Path, root: str) -> bool:

@@ -30,6 +30,7 @@ def test_the_edit_is_as_one_would_write_it():
     assert [
         line for line in diff.splitlines() if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
     ] == [
+        "-import torch.nn.functional as F",
         "+from gradscope.recipes import attention, attention_mask",
         "-        att = (q @ k.transpose(-2, -1)) * (1.0 / k.size(-1) ** 0.5)",
         '-        att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))',
