@@ -81,6 +81,14 @@ def test_the_whole_report() -> None:
     )
 
 
+def test_a_time_that_noise_hides_is_no_ratio() -> None:
+    """The table says what the sentence below it says."""
+    found = to_text(fixed(time="nothing"), 140)
+    assert "×1.25" not in found and "within noise" in found
+    (row,) = [line.split() for line in found.splitlines() if line.startswith("before / after")]
+    assert row == ["before", "/", "after", "noise", "×4.00"]
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     data = fixed(curves=LossCurves((2.0, 1.0), (2.0, 1.0), 0.0, True, "The curves are the same."))

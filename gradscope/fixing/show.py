@@ -125,7 +125,7 @@ def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
         grid.row([(name, "")], *([(marks.text(text), "")] for text in _side(side, profiled=profiled)))
     if after is not None:
         texts = (
-            units.ratio(before.wall_ns / max(after.wall_ns, 1)),
+            units.ratio(before.wall_ns / max(after.wall_ns, 1)) if data.change != "nothing" else "noise",
             "",
             *([_ratio(before.backward_ns, after.backward_ns)] if profiled else []),
             _ratio(before.peak_bytes, after.peak_bytes),

@@ -87,7 +87,7 @@ _TODO: dict[str, tuple[str, ...]] = {
         "the pattern is spread over several functions",
         "the code belongs to no module of the model",
         "the result of {} is made in {}",
-        "{} is not called by a plain name",
+        "{} is called neither by its own name nor as an attribute of the module",
         "{} is called by two names",
         "{} is another function's name",
         "{} is decorated, or not a method of {}",
@@ -98,6 +98,9 @@ _TODO: dict[str, tuple[str, ...]] = {
         "{}() may read any name",
         "{} is also a name inside a nested function",
         "{} is not a local name",
+    ),
+    "make that module a part of the model: an attribute of one of its modules, or in an nn.ModuleList": (
+        "{} is that of {}, which is no part of the model",
     ),
     "call it by its own name and with its arguments written out, as `F.softmax(x, dim=-1)` or `self.drop(x)`": (
         "{} is called with *",

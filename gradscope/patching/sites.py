@@ -278,8 +278,16 @@ def bound(cell: CellType) -> list[object]:
 
 
 def _called(inner: Frame, outer: Frame) -> Link:
-    """The function that ``inner`` runs, as a global name of ``outer``'s module."""
+    """The function that ``inner`` runs, as a global name of ``outer``'s module.
+
+    Raises:
+        Refusal: it is called otherwise: as an attribute of a module of Python's, of an object, of a part that the
+            model does not register.
+    """
     for name, held in outer.globals.items():
         if isinstance(held, FunctionType) and held.__code__ is inner.code and name in outer.code.co_names:
             return Link(held, name)
-    raise Refusal(f"{inner.code.co_name} is not called by a plain name")
+    name, owner = inner.code.co_name, inner.owner
+    if isinstance(owner, nn.Module):
+        raise Refusal(f"{name} is that of {type(owner).__name__}, which is no part of the model")
+    raise Refusal(f"{name} is called neither by its own name nor as an attribute of the module")

@@ -313,3 +313,33 @@ class MaskCutInBranch(Base):
             w = w + cut
         w = w.softmax(dim=-1)
         return self.merged(w @ v)
+
+
+class Attending(nn.Module):
+    def forward(self, q, k, v):
+        return (q @ k.transpose(-2, -1) / 2).softmax(-1) @ v
+
+
+class PartInAList(Base):
+    """Its part is in no list of PyTorch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [Attending()]
+
+    def forward(self, x):
+        return self.merged(self.parts[0](*self.heads(x)))
+
+
+class Formula:
+    def attend(self, q, k, v):
+        return (q @ k.transpose(-2, -1) / 2).softmax(-1) @ v
+
+
+class OfAnObject(Base):
+    def __init__(self):
+        super().__init__()
+        self.formula = Formula()
+
+    def forward(self, x):
+        return self.merged(self.formula.attend(*self.heads(x)))

@@ -22,8 +22,10 @@ from tests.patching.edited_models import (
     MaskCutInBranch,
     MaskUnderCondition,
     Named,
+    OfAnObject,
     Offset,
     OwnDropout,
+    PartInAList,
     PartWithoutGradient,
     ScaleByStep,
     ScaledAfterBias,
@@ -127,6 +129,15 @@ def test_another_argument_next_time():
 def test_more_than_the_pattern_is_refused(kind, reason):
     found = reasons(kind(), x())
     assert any(reason in each for each in found), found
+
+
+def test_code_that_the_edit_cannot_reach_is_named():
+    """A part that the model does not register, and a method of an object that is no module."""
+    found = reasons(PartInAList(), x())
+    assert any("forward is that of Attending, which is no part of the model" in each for each in found), found
+    found = reasons(OfAnObject(), x())
+    words = "attend is called neither by its own name nor as an attribute of the module"
+    assert any(words in each for each in found), found
 
 
 def test_floor_division_is_no_scale():
