@@ -2,7 +2,7 @@
 
     python benchmarks/crossover.py [--only cross_entropy] [--threads 1 2] [--capability avx2 avx512]
                                    [--json benchmarks/results/crossover.jsonl]
-    python benchmarks/crossover.py --overhead      # of calls so small that they go to torch
+    python benchmarks/crossover.py --overhead --tiny      # of calls so small that they go to torch
 
 Each number of threads runs in a process of its own, each capability with ``ATEN_CPU_CAPABILITY`` set. Torch's
 composition and ours take turns, forward and backward; a ratio is the median of the rounds' ratios, torch over ours, of
