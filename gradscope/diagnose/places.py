@@ -113,14 +113,13 @@ def finding_of(
     one = places[0]
     lines = lines_of(case, [one])
     spent = case.lines_ns(lines)
-    estimate = _by_micro_run(places)
-    if estimate is not None and (estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)):
+    estimate = by_micro_run(places)
+    if estimate is not None and loses(estimate, spent):
         return None
     read = _read_on(case, places, lines) if one.recipe == _WITH_THE_LOSS else set[str]()
     cost = spent + case.lines_ns(read)
     if estimate is not None:
-        estimate = _as_in_the_step(places, estimate, cost) if cost else estimate
-        estimate = replace(estimate, bytes=_at_the_peak(case, places, {*lines, *read}, estimate.bytes))
+        estimate = as_in_the_step(case, places, {*lines, *read}, estimate)
     estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
     saved, memory = max(estimate.ns, 0) or None, max(estimate.bytes, 0) or None
     evidence = f"{_calls(one)} on {where(lines)}"
@@ -148,15 +147,24 @@ def finding_of(
     )
 
 
-def _as_in_the_step(places: Sequence[PlaceFact], estimate: Estimate, cost: int) -> Estimate:
+def loses(estimate: Estimate, spent: int) -> bool:
+    """Whether the cure would cost time worth a word, or give nothing; ``spent``: by its lines."""
+    return estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)
+
+
+def as_in_the_step(case: Case, places: Sequence[PlaceFact], lines: Collection[str], estimate: Estimate) -> Estimate:
     """A micro-run's saving, where its own calls took longer than the lines in the step do: the same part of these.
 
-    What the recipe itself takes stays: never all of the lines' time is saved.
+    What the recipe itself takes stays: never all of the lines' time is saved. Nor more memory than the peak holds.
     """
+    freed = _at_the_peak(case, places, lines, estimate.bytes)
+    cost = case.lines_ns(lines)
+    if not cost:
+        return replace(estimate, bytes=freed)
     old = _summed([place.predicted_old_ns for place in places])
     part = cost / old if old is not None and old > cost else 1.0
     ns, low, high = (min(round(each * part), cost) for each in (estimate.ns, estimate.low, estimate.high))
-    return replace(estimate, ns=ns, low=low, high=high)
+    return Estimate(ns, low, high, freed)
 
 
 def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str], freed: int) -> int:
@@ -301,7 +309,7 @@ def scores_kept(case: Case, lines: Collection[str | None], scores: Sequence[tupl
     return alive_at_peak(row for row in saved if row.line in lines and row.shape.endswith(ends))
 
 
-def _by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
+def by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
     """None where none was made: of work that would have taken too long."""
     saving = _summed([place.predicted_saving_ns for place in places])
     if saving is None:

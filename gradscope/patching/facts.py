@@ -44,6 +44,9 @@ _MULTIPLICATIONS, _CALL = 20, 5_000
 # What these save shows only beside the rest of the step.
 _NOT_ALONE = frozenset({"embedding"})
 
+# Run alone also where the recipe cannot be put in: the user can do the same by hand.
+_ALSO_BY_HAND = frozenset({"attention"})
+
 _ATTENTION = "scaled_dot_product_attention"
 _PRODUCTS = frozenset({"linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm"})
 
@@ -97,7 +100,8 @@ class Facts:
         """Of as many as the time allows; the same work on the same shapes is run once, for all."""
         groups: defaultdict[object, list[Site]] = defaultdict(list)
         for site in sites:
-            if site.supported and not site.idle and site.recipe not in _NOT_ALONE and _runs_torch_alone(site):
+            wanted = site.supported or (site.recipe in _ALSO_BY_HAND and site.module is not None)
+            if wanted and not site.idle and site.recipe not in _NOT_ALONE and _runs_torch_alone(site):
                 groups[_same(site)].append(site)
         made = sum(map(_made_bytes, self._recording.nodes))
         whole = max(sum(map(_work, self._recording.nodes)), 1.0)
@@ -109,8 +113,9 @@ class Facts:
             one = step_ns * sum(map(_work, nodes)) / whole
             covered = one * sum(len(site.matches) for site in group)
             one += 2 * min(made, CACHE_BYTES) * _NS_A_BYTE
-            tries.append((covered / (one + _FIXED_NS), one, max(made - sum(map(_made_bytes, nodes)), 0), group))
-        for _, one, elsewhere, group in sorted(tries, key=lambda each: -each[0]):
+            share = any(site.supported for site in group), covered / (one + _FIXED_NS)
+            tries.append((share, one, max(made - sum(map(_made_bytes, nodes)), 0), group))
+        for _, one, elsewhere, group in sorted(tries, key=lambda each: each[0], reverse=True):
             rounds = _rounds(one, left)
             if rounds:
                 start = time.perf_counter_ns()

@@ -42,7 +42,7 @@ class Plan:
     @cached_property
     def savings(self) -> dict[Site, Saving]:
         """What each supported site is expected to save, an estimate; it is made when first asked for."""
-        return predict(self.sites)
+        return predict(self.supported)
 
     @property
     def table(self) -> pd.DataFrame:

@@ -30,7 +30,7 @@ class Saving:
 
 
 def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int = CACHE_BYTES) -> dict[Site, Saving]:
-    """The expected saving of each supported site; the same work on the same shapes is run once.
+    """The expected saving of each site, also of one that is refused; the same work on the same shapes is run once.
 
     Args:
         rounds: of each way, in turns. Of one, memory is not measured.
@@ -39,8 +39,6 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
     found: dict[Site, Saving] = {}
     known: dict[object, Saving] = {}
     for site in sites:
-        if not site.supported:
-            continue
         match = site.matches[0]
         key = _work(match)
         if key not in known:

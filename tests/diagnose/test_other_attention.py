@@ -84,6 +84,45 @@ def test_a_library_with_a_switch_is_told_of_by_its_switch() -> None:
     assert found.evidence.endswith("; no recipe can be put in: weights is returned on line 72")
 
 
+class Kept(nn.Module):
+    """Attention whose weights stay on the module: no recipe can be put in."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.parts, self.drop = nn.Linear(64, 192), nn.Dropout(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.view(*x.shape[:2], 4, 16).transpose(1, 2) for part in self.parts(x).split(64, dim=-1))
+        self.weights = F.softmax(q @ k.transpose(-2, -1) * 0.25, dim=-1)
+        return torch.as_tensor((self.drop(self.weights) @ v).transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.micro_runs
+@pytest.mark.parametrize("saving, found", [(2_000_000, 1), (-50_000_000, 0), (0, 0)])
+def test_without_a_recipe_too_one_kernel_is_run_alone(saving: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gains nothing there is no advice, whatever passes over scores take."""
+    from gradscope.patching import facts, predict
+
+    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)
+    monkeypatch.setattr(predict, "measured", lambda *_: predict.Saving(saving, 0, 4_000_000))
+    case = timed_by_operations(case_of(Kept(), torch.randn(2, 256, 64)))
+    (place,) = [each for each in case.facts.places if each.recipe == "attention"]
+    assert not place.supported and place.predicted_saving_ns == saving
+    findings = in_case(case, BY_HAND)
+    assert len(findings) == found
+    for each in findings:
+        assert 0 < (each.predicted_saving_ns or 0) < case.lines_ns({call.source or "" for call in case.facts.calls})
+
+
+def test_dropout_on_a_cpu_is_no_case_for_torchs_own_kernel() -> None:
+    case = timed_by_operations(case_of(Kept(p=0.1), torch.randn(2, 256, 64)))
+    (found,) = in_case(case, BY_HAND)
+    assert found.advice.startswith("Call attention of gradscope.recipes with query")
+    reason = "weights is stored; load the model with attn_implementation='sdpa'"
+    places = [replace(each, supported=False, reasons=(reason,)) for each in case.facts.places]
+    assert not in_case(Case(case.run, replace(case.facts, places=places)), BY_HAND)
+
+
 class Multi(nn.Module):
     """Torch's module for attention."""
 

@@ -8,7 +8,8 @@ Example::
 
 Pattern: products, softmax and what stands between, as ``gradscope.plan`` finds them in the recorded step: any spelling.
 Where no recipe can be put in, as the code of a library or a layout of its own: a softmax over the last dimension of a
-product of two activations, with no more than scales, masks and dropout before the next product.
+product of two activations, with no more than scales, masks and dropout before the next product. Not where attention in
+one kernel, run alone at these shapes, takes longer: on a CPU with few keys, say.
 Evidence: time of these lines, forward and backward, and what they keep for backward: queries · keys numbers a head, two
 to four times. Estimate: both ways run alone at the recorded shapes; where that would take too long, or cannot be, 0.8
 of what these layers spend on scores beside the products (0.3 to 0.95), less the product that a kernel without scores
@@ -28,10 +29,13 @@ from gradscope.diagnose.case import Case, Rule, severity_of
 from gradscope.diagnose.places import (
     FEWEST_SCORES,
     Estimate,
+    as_in_the_step,
     attention_call,
+    by_micro_run,
     found_places,
     is_of_a_library,
     lines_of,
+    loses,
     saved_of_passes,
     scores_kept,
     where,
@@ -94,7 +98,9 @@ def find(case: Case) -> Iterator[Finding]:
     for each in _without_recipe(case):
         found[each.softmax.source].append(each)
     for source, attentions in found.items():
-        yield _finding(case, source, attentions)
+        finding = _finding(case, source, attentions)
+        if finding is not None:
+            yield finding
 
 
 def calls_without_recipe(case: Case) -> set[int]:
@@ -133,15 +139,19 @@ def _beside_products(case: Case, places: Sequence[PlaceFact]) -> Estimate | None
 
 def _passes(case: Case, calls: Sequence[CallFact], lines: Sequence[str]) -> Estimate | None:
     """Of what the layers' softmax, masks, scales and dropout take: the kernels make no pass of their own for these."""
+    return saved_of_passes(case, {call.layer for call in calls}, case.lines_ns(lines), _kept(case, calls, lines))
+
+
+def _kept(case: Case, calls: Sequence[CallFact], lines: Sequence[str]) -> int:
+    """Bytes of scores that the lines keep for backward."""
     scores = [output.shape for call in calls if call.op == "softmax" for output in call.outputs]
-    kept = scores_kept(case, lines, scores) if scores else 0
-    return saved_of_passes(case, {call.layer for call in calls}, case.lines_ns(lines), kept)
+    return scores_kept(case, lines, scores) if scores else 0
 
 
 def _without_recipe(case: Case) -> Iterator[_Attention]:
     """Attention that no recipe can take the place of."""
     places = [place for place in case.facts.places if place.recipe in _RECIPES]
-    known = {index for place in places if place.supported for index in place.calls}
+    known = {index for place in places if place.supported or place.idle for index in place.calls}
     reasons = {index: place.reasons[0] for place in places if place.reasons for index in place.calls}
     for call in case.facts.calls:
         if call.op == "softmax" and call.index not in known and _is_large(call):
@@ -200,11 +210,34 @@ def _of_activations(product: CallFact) -> bool:
     return len(given) == 2 and all(each.requires_grad and each.parameter is None for each in given)
 
 
-def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -> Finding:
+def _estimate(case: Case, attentions: Sequence[_Attention], lines: Sequence[str]) -> Estimate | None:
+    """Of micro-runs with torch's attention there, or of the passes over scores; None where it would gain nothing."""
+    calls = [call for each in attentions for call in each.calls]
+    indices = {call.index for call in calls}
+    places = [place for place in case.facts.places if place.recipe == "attention"]
+    places = [place for place in places if not indices.isdisjoint(place.calls)]
+    alone = by_micro_run(places)
+    if alone is None:
+        return _passes(case, calls, lines) or Estimate(0, 0, 0)
+    return None if loses(alone, case.lines_ns(lines)) else as_in_the_step(case, places, lines, alone)
+
+
+def _drops_on_cpu(attentions: Sequence[_Attention]) -> bool:
+    """Whether weights are dropped where torch's own attention has no kernel for that."""
+    calls = [call for each in attentions for call in each.calls if call.op == "dropout"]
+    return any(
+        call.argument(1, "p", 0.5) != 0 and call.argument(2, "training", True) and call.outputs[0].device == "cpu"
+        for call in calls
+    )
+
+
+def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -> Finding | None:
     calls = [call for each in attentions for call in each.calls]
     lines = sorted({call.source for call in calls if call.source is not None})
     layers = tuple(dict.fromkeys(each.softmax.layer for each in attentions if each.softmax.layer is not None))
-    estimate = _passes(case, calls, lines) or Estimate(0, 0, 0)
+    estimate = _estimate(case, attentions, lines)
+    if estimate is None:
+        return None
     shape = "x".join(map(str, attentions[0].softmax.outputs[0].shape))
     evidence = f"scores of {shape} on {where(lines)}"
     spent = case.lines_ns(lines)
@@ -212,14 +245,23 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -
         evidence += f", {time_text(spent)} of a step, forward and backward"
     if len(layers) > 1:
         evidence += f", in {len(layers)} layers"
-    if estimate.bytes:
-        evidence += f"; {size_text(estimate.bytes)} of scores are kept for backward"
+    kept = _kept(case, calls, lines)
+    if kept:
+        evidence += f"; {size_text(kept)} of scores are kept for backward"
     reason = attentions[0].reason
     advice = (
         "Call scaled_dot_product_attention of torch with query, key and value, each of 4 dimensions with its heads."
     )
     code = "y = F.scaled_dot_product_attention(q, k, v)  # batch, heads, tokens, size; is_causal=True for a causal mask"
+    if _drops_on_cpu(attentions):
+        advice = (
+            "Call attention of gradscope.recipes with query, key and value, each of 4 dimensions with its heads: "
+            "torch's own has no kernel for dropout on a CPU."
+        )
+        code = "y = attention(q, k, v, dropout_p=p)  # batch, heads, tokens, size; is_causal=True for a causal mask"
     if _SWITCH in reason:
+        if _drops_on_cpu(attentions):  # that would run as plain operations as well
+            return None
         advice = f"Load the model with {_SWITCH}='sdpa', which calls scaled_dot_product_attention of torch."
         code = f'AutoModel.from_pretrained(name, {_SWITCH}="sdpa")'
     elif reason:
