@@ -147,10 +147,12 @@ class Replay:
             wanted = piece.node.args[piece.skipped : piece.skipped + piece.positional]
             names[name] = _filled(wanted, self.held)
             return f"*{name}"
-        if isinstance(piece, Setting) and hasattr(piece.node.caller, piece.attribute):
-            names[name] = getattr(piece.node.caller, piece.attribute)
-            return name
         if isinstance(piece, Setting):
+            # As it was in the step, where that is recorded: a model may be in evaluation since.
+            recorded = _number(piece.scalar) if isinstance(piece.scalar, Scalar) else None
+            if recorded is None and hasattr(piece.node.caller, piece.attribute):
+                names[name] = getattr(piece.node.caller, piece.attribute)
+                return name
             return self._text(piece.scalar, names)
         scalar = piece
         found = _number(scalar)

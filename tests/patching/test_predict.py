@@ -106,3 +106,28 @@ def test_a_match_runs_alone(entry: Any, runs: list[torch.device]) -> None:
     found = gradscope.plan(model, batch, entry.loss)
     assert found.savings and all(saving == Saving(2_000, 3_000, 5_000) for saving in found.savings.values())
     assert runs
+
+
+class Dropped(nn.Module):
+    """Attention by hand that drops weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (x * number for number in (1.0, 2.0, 3.0))
+        return torch.as_tensor(self.drop(torch.softmax(q @ k.transpose(-2, -1), dim=-1)) @ v)
+
+
+def test_a_model_that_is_in_evaluation_since_is_run_as_it_was_recorded() -> None:
+    """A script tests its model at its end, and what recipes save is measured after that."""
+    model, x = Dropped(), torch.randn(2, 3, 48, 16, requires_grad=True)
+    (site,) = gradscope.plan(model, x, recipes=["attention"]).sites
+    replay = predict.Replay(site.matches[0])
+    trained = replay._called()[0]
+    model.eval()
+    torch.manual_seed(0)
+    first = replay._called()[0]
+    second = replay._called()[0]
+    assert not torch.equal(first, second) and first.shape == trained.shape  # other weights were dropped
