@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+FAR = 1.5  # between this and x1.1 a rule may leave to torch what another kind of CPU has slower
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +60,37 @@ def test_every_small_cell_of_the_crossover_is_measured() -> None:
             assert min(row[key] for key in ("ratio", "processor_ratio", "peak", "torch_us", "own_us")) > 0
             assert row["own"] == (row["auto"] in ("cpu", "held", "rows"))
             assert crossover.overhead(cell, rounds=1)["torch_us"] > 0
+
+
+def test_auto_takes_what_the_published_grid_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours where it pays by the newest record of each capability; not torch's where ours is far faster in all."""
+    import crossover
+    from crossover_cases import CELLS
+
+    records = [json.loads(line) for line in (RESULTS / "crossover.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(torch, "randn", torch.empty)  # the content of so much would take most of the time
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            cells = [record for record in records if record["threads"] == threads]
+            newest = {record["capability"]: record for record in cells}.values()
+            for cell in CELLS:
+                own = cell.explain().backend in cell.own
+                rows, all_rows = (_rows_of(cell, chosen) for chosen in (newest, cells))
+                assert not own or (rows and all(crossover.pays(row) for row in rows)), (
+                    threads,
+                    cell.recipe,
+                    cell.sizes,
+                )
+                assert own or min(row["ratio"] for row in all_rows) < FAR, (threads, cell.recipe, cell.sizes)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _rows_of(cell: Any, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    what = (cell.recipe, cell.sizes)
+    return [row for record in records for row in record["cells"] if (row["recipe"], row["sizes"]) == what]
 
 
 def test_a_cell_is_marked_where_auto_chooses_worse() -> None:

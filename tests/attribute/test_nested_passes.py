@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .test_passes import STEPS, X, calls, passes_of, sums_of
+from .test_passes import MISFIT, STEPS, WALKING, X, calls, passes_of, sums_of
 
 
 class Residual(nn.Module):
@@ -153,3 +153,32 @@ def test_a_sum_behind_layers_that_numbers_do_not_tell_apart_stays_where_it_was_d
     found = sums_of(data)
     assert sum(found.values()) == STEPS and set(found) <= {"branches.0", "branches.1"}
     assert calls(data, "accumulate", "AccumulateGrad") == dict.fromkeys(("stem", "branches.0", "branches.1"), 2 * STEPS)
+
+
+class Wired(nn.Module):
+    """The value of one of two layers has a second user; the operations and calls are the same."""
+
+    def __init__(self, twice: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.twice = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        b = self.b(a)
+        return torch.add(self.c(b), a if self.twice == "a" else b)
+
+
+def test_passes_that_hooks_begin_are_told_apart_by_those_in_front_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No module is called between them, and the numbers that they begin with are alike."""
+    monkeypatch.setattr(WALKING, 0.0)
+    model = nn.ModuleList([Wired("a"), Wired("b")])
+
+    def step(_: int) -> None:
+        x = torch.ones(2, 4, requires_grad=True)
+        for block in model:
+            x = in_a_hook(block, x)
+        x.sum().backward()
+
+    _, data = passes_of(step, model=model)
+    assert sums_of(data) == {"0.a": STEPS, "1.b": STEPS}
+    assert not any(MISFIT in note for note in data.notes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ import gradscope
 from gradscope.attribute.nodes import UNKNOWN
 from gradscope.attribute.passes import Passes, replay
 from gradscope.attribute.rows import read_skeleton
+from gradscope.capture.modules import CallRecorder
+from gradscope.capture.passes import PassRecorder
 from gradscope.tables import GraphNode, PassGraph, PassNote, RowKind, RunData
 
 from .hand import NO_SPANS, Row, table_of
@@ -311,6 +315,22 @@ def test_steps_that_are_alike_are_walked_once() -> None:
                 break
     passes = prof._session.capture.timed.passes
     assert len(passes.graphs) == 1 and len(passes.passes) == STEPS + 1
+
+
+def test_what_walking_may_take_is_counted_in_each_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is left for one of a step's two passes, which are known from the first step on."""
+    clock = itertools.count(step=10)  # a walk takes 10
+    monkeypatch.setattr("gradscope.capture.passes.time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
+    model, calls = nn.Linear(4, 4), CallRecorder()
+    recorder = PassRecorder(calls)
+    recorder.spare_ns = 15
+    with calls.recording():
+        for _ in range(3):
+            recorder.begin_step()
+            for _ in range(2):
+                with recorder.around(model(X).sum()):
+                    pass
+    assert [note.own for note in recorder.passes] == [True, True, True, False, True, False]
 
 
 # -- replayed by hand --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.capture.callers import UNKNOWN
+from gradscope.capture.frames import OURS
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import ModuleRegistry
@@ -85,6 +86,18 @@ def test_what_torch_calls_for_somebody_is_called_by_them() -> None:
     first, second = callers(twice)[:3], callers(twice)[3:]
     _, inner, again = first
     assert first[0] != second[0] and inner == again and [inner, again] == second[1:]
+
+
+@pytest.mark.parametrize(("folder", "own"), [("recipes", True), ("kernels", True), ("capture", False)])
+def test_a_recipe_calls_its_layers_itself(folder: str, own: bool) -> None:
+    """It runs in the place of the user's code: two lines of it are two, where it is installed among gradscope's own."""
+
+    def run() -> None:
+        names: dict[str, Any] = {"a": layer(), "X": X}
+        exec(compile("def go():\n    a(X)\n    a(X)\n", f"{OURS}{folder}/made.py", "exec"), names)
+        names["go"]()
+
+    assert len(set(callers(run))) == (2 if own else 1)
 
 
 class Own(nn.Module):

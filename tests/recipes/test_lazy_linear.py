@@ -32,12 +32,25 @@ def replaced() -> nn.Linear:
     return head
 
 
+def compiled() -> nn.Linear:
+    head = nn.Linear(WIDTH, CLASSES)
+    head._compiled_call_impl = lambda x: x.new_zeros(3, CLASSES)  # as Module.compile sets it
+    return head
+
+
+def watched() -> nn.Linear:
+    head = nn.Linear(WIDTH, CLASSES)
+    head.register_full_backward_pre_hook(lambda module, gradients: None)
+    return head
+
+
 def normed() -> nn.Module:
     return nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, CLASSES))
 
 
 @pytest.mark.parametrize(
-    "make", [hooked, replaced, normed, lambda: Scaled(WIDTH, CLASSES), lambda: nn.Sequential(hooked())]
+    "make",
+    [hooked, replaced, compiled, watched, normed, lambda: Scaled(WIDTH, CLASSES), lambda: nn.Sequential(hooked())],
 )
 def test_other_layers_are_called(make: Callable[[], nn.Module]) -> None:
     head, x = make(), torch.randn(3, WIDTH)
