@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gradscope.patching.match import Argument, FromSizes, Given, Match, Piece, Scalar, Setting
+from gradscope.patching.graph import makers, number
+from gradscope.patching.match import Argument, FromSizes, Given, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.reading import INLINE, is_stored
-from gradscope.patching.recording import Frame, Node, Recording
+from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
 
 # Their numbers are sizes or places: another one does not fit, or moves what the new code is given all the same.
@@ -49,7 +51,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts) -> list[Known]:
     read = set(_read_anew(match.arguments))
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
     found: dict[str, Known] = {}
-    for node in sorted(match.nodes | match.optional, key=lambda node: node.index):
+    for node in sorted(_calls(match), key=lambda node: node.index):
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue
         for scalar, value in _numbers(node):
@@ -57,7 +59,37 @@ def relied_on(match: Match, recording: Recording, texts: Texts) -> list[Known]:
                 known = finder.known(scalar, value)
                 if known is not None:
                     found.setdefault(known.text, known)
+        for value in _held(node, match, read):
+            known = finder.held(value, node)
+            found.setdefault(known.text, known)
     return list(found.values())
+
+
+def _calls(match: Match) -> set[Node]:
+    """Those of the pattern, and those that made the numbers which it reads as tensors."""
+    nodes = match.nodes | match.optional
+    numbers = {value for node in nodes for value in node.inputs if _is_number(value) and value.producer not in nodes}
+    return {*nodes, *(node for value in numbers - _operands(match) for node in makers(value))}
+
+
+def _held(node: Node, match: Match, read: set[tuple[Node, int | str]]) -> list[Value]:
+    """Tensors of one number that were there before, as buffers are, and that the new code does not read."""
+    places = [(position, value) for position, value in enumerate(node.args) if isinstance(value, Value)]
+    places += [(name, value) for name, value in node.kwargs.items() if isinstance(value, Value)]
+    operands = _operands(match)
+    return [
+        value
+        for place, value in places
+        if value.producer is None and _is_number(value) and value not in operands and (node, place) not in read
+    ]
+
+
+def _operands(match: Match) -> set[Value]:
+    return {piece.value for piece in _pieces(match.arguments) if isinstance(piece, Of)}
+
+
+def _is_number(value: Value) -> bool:
+    return value.shape == () and number(value) is not None
 
 
 def _pieces(arguments: tuple[Argument, ...]) -> Iterator[Piece]:
@@ -108,8 +140,7 @@ class _Finder:
 
     def known(self, scalar: Scalar, value: Any) -> Known | None:
         """The condition that a number is the same; None where it always is."""
-        frame = next(place.frame for place in scalar.node.places if place.frame.code.co_name not in INLINE)
-        texts = self.texts if frame is self.frame else self._texts_of(frame, scalar.node)
+        texts = self._texts_at(scalar.node)
         if not isinstance(texts.spelled(scalar.node), _WRITTEN):
             return None
         found = texts.scalar(scalar)
@@ -118,10 +149,26 @@ class _Finder:
         expression = _resolved(found, texts.source)
         if _is_certain(expression, texts):
             return None
-        text = texts.source.file.of(expression)
-        if texts is not self.texts and not self._same_owner(expression, frame):
-            raise Refusal(f"line {found.lineno}: {text} may be another number next time")
+        text = self._text(expression, texts)
         return Known(expression, _test(expression, text, value, scalar.node.op in _ARITHMETIC))
+
+    def held(self, value: Value, node: Node) -> Known:
+        """The condition that a tensor is the number that it was, and gets no gradient."""
+        texts = self._texts_at(node)
+        expression, _ = texts.operand(value, frozenset({node}))
+        text, held = self._text(expression, texts), number(value)
+        equal = f"{_bracketed(expression, text)} == {_spelled(held, text, expression.lineno)}"
+        return Known(expression, f"{equal} and not {_bracketed(expression, text)}.requires_grad")
+
+    def _text(self, expression: ast.expr, texts: Texts) -> str:
+        text = texts.source.file.of(expression)
+        if texts is not self.texts and not self._same_owner(expression, texts.frame):
+            raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
+        return text
+
+    def _texts_at(self, node: Node) -> Texts:
+        frame = next(place.frame for place in node.places if place.frame.code.co_name not in INLINE)
+        return self.texts if frame is self.frame else self._texts_of(frame, node)
 
     def _texts_of(self, frame: Frame, last: Node) -> Texts:
         source = FunctionSource.of(frame.code, self.files)
@@ -167,9 +214,9 @@ def _is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
         return all(isinstance(part, ast.Constant) for part in expression.values)
     if isinstance(expression, ast.Name):
         homes = [texts.source.statement(each) for each in texts.source.names(expression.id) if is_stored(each)]
-        return bool(homes) and all(
-            isinstance(home, ast.Assign) and _is_certain(home.value, texts, depth + 1) for home in homes
-        )
+        values = [home.value if isinstance(home, ast.Assign) else None for home in homes]
+        values = [value for value in values if value is None or not _hands_on(value, expression.id)]
+        return bool(values) and all(value is not None and _is_certain(value, texts, depth + 1) for value in values)
     if isinstance(expression, ast.Attribute):
         certain = _is_form(expression, _FORMS, texts) or _of_module(expression, texts)
         if not certain and isinstance(expression.value, ast.Call):  # finfo(...).min
@@ -185,6 +232,15 @@ def _is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
     elif certain:
         parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
     return certain and all(_is_certain(part, texts, depth + 1) for part in parts)
+
+
+def _hands_on(value: ast.expr, name: str) -> bool:
+    """Whether it makes a tensor of the number that ``name`` was: ``fill = torch.full([], fill)``."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    if value.func.attr == "to":
+        return _hands_on(value.func.value, name)
+    return value.func.attr in {"tensor", "as_tensor", "full"} and any(is_name(each, name) for each in value.args)
 
 
 _PURE = frozenset({"float", "int", "abs", "min", "max", "len", "round"})

@@ -82,9 +82,11 @@ class Texts:
         return min(found, key=lambda pair: not isinstance(pair[0], ast.Name))
 
     def spelled(self, node: Node) -> ast.expr | ast.stmt | None:
-        """Where a call stands; in a lambda or a comprehension the expression inside."""
+        """Where a call stands; in a lambda or a comprehension the expression inside; of an assignment all of it."""
         inline = node.places[0].frame.code.co_name in INLINE
-        return self._innermost(node) if inline else self.expression(node)
+        found = self._innermost(node) if inline else self.expression(node)
+        is_target = node.op == "setitem" and isinstance(found, ast.Subscript)
+        return self.source.statement(found) if is_target else found
 
     def scalar(self, scalar: Scalar) -> ast.expr | str:
         """The expression of a number."""
@@ -95,7 +97,9 @@ class Texts:
         if isinstance(expression, ast.AugAssign) and scalar.position == 1:
             return expression.value
         if isinstance(expression, ast.Assign) and node.op == "setitem" and scalar.position == 2:
-            return expression.value
+            plain = all(isinstance(target, (ast.Subscript, ast.Name)) for target in expression.targets)
+            if plain:
+                return expression.value
         for sides in _sides(expression):
             for side, other in (sides, sides[::-1]):
                 if any(self.denotes(side, value, node) for value in node.inputs):

@@ -88,6 +88,88 @@ class ByTanh(Numbers):
         return 0.5 * x * (1.0 + torch.tanh(factor * (x + SLOPE * x**3)))
 
 
+class ByTensors(Numbers):
+    """The numbers are made into tensors first."""
+
+    changes: ClassVar = {"two": 3.0, "share": 0.75}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two, self.share = 2.0, 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        root, share = torch.sqrt(torch.tensor(self.two)), torch.full((), self.share)
+        return share * x * (1.0 + torch.erf(x / root))
+
+
+class InBuffers(Numbers):
+    """The numbers are held as tensors, one of them in a helper."""
+
+    changes: ClassVar = {"root": torch.tensor(1.2), "share": torch.tensor(0.75), "fill": torch.tensor(-1.0)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("root", torch.tensor(2.0).sqrt())
+        self.register_buffer("share", torch.tensor(0.5))
+        self.register_buffer("fill", torch.tensor(-math.inf))
+        self.register_buffer("seen", torch.ones(LENGTH, LENGTH).tril().bool())
+
+    def _erf(self, x: Tensor) -> Tensor:
+        return torch.erf(x / self.root)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        x = self.share * x * (1.0 + self._erf(x))
+        scores = torch.where(self.seen, x @ x.mT * 0.25, self.fill)
+        return scores.softmax(-1) @ x
+
+
+class FilledByAMadeNumber(Numbers):
+    """What hides is made into a tensor."""
+
+    changes: ClassVar = {"fill": -1.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fill = -math.inf
+        self.register_buffer("seen", torch.ones(LENGTH, LENGTH).tril().bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        fill = torch.full([], self.fill)
+        scores = torch.where(self.seen, x @ x.mT * 0.25, fill)
+        return scores.softmax(-1) @ x
+
+
+class OfASum(Numbers):
+    """A word says which function it is."""
+
+    changes: ClassVar = {"how": "none"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how, self.bias = "tanh", nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(self.lift(x) + self.bias, approximate=self.how)
+
+
+class OverDimensions(Numbers):
+    """Several numbers in one attribute."""
+
+    changes: ClassVar = {"dimensions": (-2,)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dimensions = (-1,)
+        self.weight = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        return x * torch.rsqrt(x.pow(2).mean(self.dimensions, keepdim=True) + 1e-5) * self.weight
+
+
 class Swish(Numbers):
     changes: ClassVar = {"beta": 2.0}
 
@@ -144,6 +226,22 @@ class Attention(Numbers):
         return (weights @ v).squeeze(1)
 
 
+class Assigned(Attention):
+    """Scores are hidden by assignment."""
+
+    changes: ClassVar = {"fill": -1.0, "scale": 0.9}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fill = -math.inf
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * self.scale
+        scores[:, :, self.mask == 0] = self.fill
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
 class Loss(Numbers):
     changes: ClassVar = {"ignored": 1, "smoothing": 0.3, "temperature": 3.0, "how": "sum"}
 
@@ -164,4 +262,7 @@ class Loss(Numbers):
         )
 
 
-KINDS: tuple[type[Numbers], ...] = (RMSNorm, NormInAHelper, Exact, ByTanh, Swish, UserSizes, Attention, Loss)
+KINDS: tuple[type[Numbers], ...] = (
+    *(RMSNorm, NormInAHelper, Exact, ByTanh, ByTensors, InBuffers, FilledByAMadeNumber, OfASum, OverDimensions),
+    *(Swish, UserSizes, Attention, Assigned, Loss),
+)
