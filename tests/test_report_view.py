@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from gradscope.errors import UsageError
 from gradscope.report.fold import Node, build_tree
 from gradscope.report.tree import Sort
 from gradscope.report.view import LEDGER_WORDS, View, ViewOptions, build_view
-from gradscope.tables import ConservationError, Ledger, RunData
+from gradscope.tables import ConservationError, Ledger, RunData, Spread, is_unreliable
 from tests import report_fixtures as fixtures
 
 OPTIONS = (
@@ -182,6 +183,16 @@ def test_an_outlier_is_named_once_where_it_is_narrowed_down_most() -> None:
     said = [(row.node.label, row.outlier) for row in build_view(fixtures.gpt(slow_block=7)).tree.rows if row.outlier]
     assert said == [("attn", "transformer.h.7.attn takes ×1.69 the backward time of its siblings")]
     assert not any(row.outlier for row in build_view(fixtures.gpt()).tree.rows)
+
+
+def test_times_that_support_no_alarm_make_no_outlier() -> None:
+    run = fixtures.gpt(slow_block=7)
+    for step in (
+        replace(run.step, waited_ns=run.step.wall_ns // 5),
+        replace(run.step, spread={"wall": Spread(0, 0, 0, run.step.wall_ns // 3)}),
+    ):
+        assert is_unreliable(step)
+        assert not any(row.outlier for row in build_view(replace(run, step=step)).tree.rows)
 
 
 def test_one_slow_step_makes_no_outlier() -> None:

@@ -8,6 +8,7 @@ stages of a ResNet of different width. Nothing is lost: the nodes' own amounts a
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,17 +86,17 @@ class _Place:
     address: str
 
 
-def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "") -> list[Node]:
+def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "", *, steady: bool = True) -> list[Node]:
     """The roots, children in the order of ``rows``.
 
     ``backward_ns`` is the whole backward pass, against which an outlier must matter; ``model`` is the label of a
-    root without a class name.
+    root without a class name. Times that are not ``steady`` make no outlier.
     """
     roots = _link(rows)
     signatures: dict[object, int] = {}
     for root in roots:
         _sign(root, signatures)
-    least = OUTLIER_SHARE * backward_ns
+    least = OUTLIER_SHARE * backward_ns if steady else math.inf
     return [_root_node(root, model, least) for root in roots]
 
 

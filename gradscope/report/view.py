@@ -17,7 +17,7 @@ from gradscope.report.header import header_rows, partial_text
 from gradscope.report.memory import MemoryView, build_memory
 from gradscope.report.nextsteps import NextStep, next_steps
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
-from gradscope.tables import ConservationError, Ledger, OpRow, RunData
+from gradscope.tables import ConservationError, Ledger, OpRow, RunData, is_unreliable
 
 __all__ = ["LedgerLine", "LineGroup", "NextStep", "OpGroup", "Sort", "TreeRow", "View", "ViewOptions", "build_view"]
 
@@ -148,7 +148,7 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
         options = replace(options, sort="backward")
         notes = (*notes, "memory was not measured: the layers are sorted by backward instead")
     step, memory = run.step, run.memory
-    roots = build_tree(run.layers, step.backward_ns, run.workload.model)
+    roots = build_tree(run.layers, step.backward_ns, run.workload.model, steady=not is_unreliable(step))
     tree = select(roots, options, step.backward_ns, step.forward_ns, None if memory is None else memory.saved_bytes)
     _check(tree, run)
     addresses = {path: node for root in roots for node in root.walk() for path in node.paths}
