@@ -29,16 +29,20 @@ from gradscope.patching.unit import GRADIENT, Outcome, Unit
 PLANTED = 1 + 2**-4
 
 
+class NoProof(str):
+    """Why a place cannot be proved: nothing was seen to be right, and nothing to be wrong."""
+
+
 def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Errors | str]:
     """For each site of ``swap`` the errors of its module's run with it, or why it cannot stand.
 
-    The sites are put in together; where that fails, each alone.
+    The sites are put in together; where that fails, each alone. A :class:`NoProof` says nothing against the recipe.
     """
     sites = list(swap.sites)
     try:
         original, truth = unit.references
     except Exception as error:
-        return dict.fromkeys(sites, f"it could not be run again for the proof: {first_line(error)}")
+        return dict.fromkeys(sites, NoProof(f"it could not be run again for the proof: {first_line(error)}"))
     together = _tried(swap, unit, original, truth)
     if isinstance(together, Errors) or len(sites) == 1:
         return dict.fromkeys(sites, together)
@@ -47,7 +51,7 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
         try:
             found[site] = _tried(Swap(swap.module, [site], files), unit, original, truth)
         except Refusal as refusal:
-            found[site] = str(refusal)
+            found[site] = NoProof(refusal)
     return found
 
 
@@ -66,7 +70,7 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome) -> Errors 
             for site in swap.sites:
                 with _recipes(swap, _without_dropout), _recipes(swap, _planted, _functions(site)):
                     if not _seen(unit, original, truth):
-                        return "a fault planted in the recipe's result was not seen: the proof says nothing"
+                        return NoProof("a fault planted in the recipe's result was not seen: the proof says nothing")
     except Exception as error:
         return f"the rewritten code fails: {first_line(error)}"
     return errors

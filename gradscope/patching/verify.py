@@ -15,7 +15,7 @@ from gradscope.patching.choice import NO_GAIN, Choice, Gain, Group, Saved, choos
 from gradscope.patching.compare import Errors
 from gradscope.patching.plan import Plan
 from gradscope.patching.predict import kept_bytes
-from gradscope.patching.proof import first_line, prove
+from gradscope.patching.proof import NoProof, first_line, prove
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
 from gradscope.patching.turns import Side, Way
@@ -101,7 +101,7 @@ def _chosen(
             right.take_off()
         kept = right.of({site for group in choice.kept for site in group})
         wrong = {
-            site: Result(site, "undone", proof)
+            site: _without_errors(site, proof)
             for swap in kept
             if frozenset(swap.sites) not in step.proved
             for site, proof in prove(swap, step.units_of[swap.module], plan.files).items()
@@ -123,7 +123,9 @@ def _proved(held: Sequence[Swap], step: _Step, plan: Plan, say: Callable[[str], 
         say(f"proving {recipes} in {swap.sites[0].path or 'the model'} ({number} of {len(held)})")
         unit = step.unit if swap in wide else units.get(swap.module)
         if unit is None:
-            proofs: dict[Site, Errors | str] = dict.fromkeys(swap.sites, "the module was not called in the second run")
+            proofs: dict[Site, Errors | str] = dict.fromkeys(
+                swap.sites, NoProof("the module was not called in the second run")
+            )
         else:
             step.units_of[swap.module] = unit
             proofs = prove(swap, unit, plan.files)
@@ -133,8 +135,13 @@ def _proved(held: Sequence[Swap], step: _Step, plan: Plan, say: Callable[[str], 
             if isinstance(proof, Errors):
                 found[site] = Result(site, "kept", "", proof)
             else:
-                found[site] = Result(site, "undone", proof)
+                found[site] = _without_errors(site, proof)
     return found
+
+
+def _without_errors(site: Site, reason: str) -> Result:
+    """Of a site that was not found right: put in and wrong, or without a proof."""
+    return Result(site, "refused" if isinstance(reason, NoProof) else "undone", reason)
 
 
 class _Swaps:

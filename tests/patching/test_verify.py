@@ -494,3 +494,38 @@ def test_what_auto_would_leave_to_torch_is_planned_and_not_put_in(monkeypatch: p
     (result,) = patches.verified.results
     assert (result.status, result.reason) == ("refused", "fewer than 129 elements: torch's own is sooner")
     assert "forward" not in vars(model)
+
+
+class Inside(small.Causal):
+    """It runs only where its parent has opened it: alone it cannot be run again."""
+
+    opened = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.opened:
+            raise ValueError("it is closed")
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        weights = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1)
+        return torch.as_tensor((weights @ v).squeeze(1))
+
+
+class Opening(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Inside(), small.Causal()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.opened = True
+        try:
+            return torch.as_tensor(self.second(self.first(x)))
+        finally:
+            self.first.opened = False
+
+
+def test_a_place_without_a_proof_is_refused_and_nothing_has_failed(use: Callable[[Saves], None]) -> None:
+    use(BETTER)
+    patches = gradscope.patch(Opening(), BATCH, recipes=["attention"])
+    assert patches.verified is not None and not patches.verified.failed
+    found = {result.site.path: (result.status, result.reason) for result in patches.verified.results}
+    reason = "it could not be run again for the proof: ValueError: it is closed"
+    assert found == {"first": ("refused", reason), "second": ("kept", "")}
