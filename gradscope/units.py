@@ -40,6 +40,11 @@ def count(value: float | None) -> str:
     return _scaled(value, _COUNT_UNITS).rstrip()
 
 
+def over_passes(passes: int | None) -> str:
+    """What to say behind an amount of a step that each backward pass has a part of, where there are several."""
+    return f", summed over {passes} backward passes" if passes is not None and passes > 1 else ""
+
+
 def calls(value: float | None) -> str:
     """Calls per step: ``12``, or ``0.5`` where a step makes a call only now and then."""
     if value is None:

@@ -184,6 +184,18 @@ def test_the_header_has_the_peak_and_the_leak() -> None:
     assert "memory" not in dict(build_view(fixtures.mlp()).header)
 
 
+def test_what_several_passes_save_is_said_to_be_a_sum() -> None:
+    """Beside a peak that holds one pass's: the sum may be far above it."""
+    run = changed(MLP, backward_passes=6)
+    summed = "9.48 kB, summed over 6 backward passes"
+    header = dict(build_view(run).header)["memory"]
+    assert header == f"peak 64.3 kB in backward (0) · saved for backward {summed}"
+    assert f"Saved for backward  {summed}; each storage once" in memory_text(run, 140)
+    assert f"{summed}; each storage once." in Report(run).to_markdown()
+    for passes in (None, 1):
+        assert "backward passes" not in dict(build_view(changed(MLP, backward_passes=passes)).header)["memory"]
+
+
 # -- columns of the other tables ---------------------------------------------------------------------------------------
 
 

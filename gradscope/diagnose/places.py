@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gradscope.diagnose.calls import VIEWS
 from gradscope.diagnose.case import Case, Floor, by_source, severity_of
-from gradscope.tables import CallFact, Finding, MemoryInfo, PlaceFact, SavedRow, TensorFact
+from gradscope.tables import CallFact, Finding, PlaceFact, SavedRow, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -345,9 +345,3 @@ def alive_at_peak(rows: Iterable[SavedRow]) -> int:
     All of them where the report does not say.
     """
     return sum(row.bytes if row.at_peak_bytes is None else min(row.bytes, row.at_peak_bytes) for row in rows)
-
-
-def of_passes(memory: MemoryInfo) -> str:
-    """What to say behind an amount that is kept in each backward pass of a step, where there are several."""
-    passes = memory.backward_passes or 1
-    return f", summed over {passes} backward passes" if passes > 1 else ""

@@ -115,7 +115,7 @@ def _step(run: RunData) -> str:
 def _memory(memory: MemoryInfo, model: str) -> str:
     parts = [
         f"peak {units.size(memory.peak_bytes)} {peak_place(memory, model)}",
-        f"saved for backward {units.size(memory.saved_bytes)}",
+        f"saved for backward {units.size(memory.saved_bytes)}{units.over_passes(memory.backward_passes)}",
     ]
     if leaked := leaked_bytes(memory):
         parts.append(f"LEAK: {units.size(leaked)} more with every step")

@@ -115,6 +115,7 @@ class MemoryView:
     categories: tuple[tuple[str, int], ...]  # (category, bytes), largest first; add up to the peak
     timeline: Timeline
     saved: Largest[KeptTensors]
+    passes: str  # behind what is saved: ", summed over 4 backward passes"; "" of one
     retained: Largest[KeptTensors]
     leaked_bytes: int  # part of what is retained
     held: Largest[KeptTensors]
@@ -155,6 +156,7 @@ def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str |
             peak_bytes=memory.peak_bytes,
         ),
         saved=choose(named.saved(memory.saved), memory.saved_bytes, TENSORS),
+        passes=units.over_passes(memory.backward_passes),
         retained=choose(
             named.retained(memory.retained), memory.retained_after_step_bytes, LEFTOVERS, 0 if leaked else worth
         ),

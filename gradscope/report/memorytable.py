@@ -68,7 +68,8 @@ def _holders(memory: MemoryView, width: int, marks: Glyphs) -> list[Line]:
 
 
 def _saved(memory: MemoryView, width: int, marks: Glyphs) -> list[Line]:
-    about = f"{units.size(memory.saved.whole)}; each storage once, with the layer and line that first kept it"
+    whole = f"{units.size(memory.saved.whole)}{memory.passes}"
+    about = f"{whole}; each storage once, with the layer and line that first kept it"
     return _tensors("Saved for backward", about, "tensor", memory.saved, width, marks)
 
 

@@ -21,11 +21,11 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.places import alive_at_peak, of_passes
+from gradscope.diagnose.places import alive_at_peak
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
-from gradscope.units import percent
+from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
 
 LEAST_SHARE = 0.05
@@ -117,7 +117,8 @@ def _finding(
     again = sum(row.self_ns for row in rows)
     part = percent(total / max(memory.saved_bytes, 1))
     results = f"{counted(len(kept))} result{'' if len(kept) == 1 else 's'}"
-    evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward{of_passes(memory)}"
+    summed = over_passes(memory.backward_passes)
+    evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward{summed}"
     if again:
         evidence += f"; making {'it' if len(kept) == 1 else 'them'} again takes about {time_text(again)} of a step"
     inner, outer = _names(case, call, users[0], kept[0])

@@ -21,12 +21,12 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, Severity
-from gradscope.diagnose.places import alive_at_peak, of_passes
+from gradscope.diagnose.places import alive_at_peak
 from gradscope.diagnose.rules.attention_by_hand import calls_without_recipe
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
-from gradscope.units import percent
+from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
 
 # A smaller part of what is kept is not worth another function.
@@ -89,7 +89,8 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
     drawing = sum(row.self_ns for row in rows)
     part = total / max(memory.saved_bytes, 1)
     masks = f"{counted(len(kept))} mask{'' if len(kept) == 1 else 's'}"
-    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward{of_passes(memory)}"
+    summed = over_passes(memory.backward_passes)
+    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward{summed}"
     if drawing:
         evidence += f"; drawing them takes {time_text(drawing)} of a step"
     freed = alive_at_peak(kept)
