@@ -145,9 +145,7 @@ def _memory(memory: MemoryView) -> list[str]:
     leak = f", of which {units.size(memory.leaked_bytes)} more with every step: a leak" if memory.leaked_bytes else ""
     parts = [
         _holders(memory),
-        _tensors(
-            "Saved for backward", f"{units.size(memory.saved.whole)}{memory.passes}; each storage once.", memory.saved
-        ),
+        _tensors("Saved for backward", f"{saved}; each storage once.", memory.saved),
         _tensors("Retained after the step", f"{units.size(retained)}{leak}.", memory.retained),
         _tensors("Held by Python", f"{units.size(held)} that no backward node needs.", memory.held),
         _copies(f"{units.size(copies)}; the step made {memory.allocations}.", copies=memory.copies),
