@@ -33,6 +33,18 @@ def without_graph(logits: Tensor) -> Tensor:
         return logits.flatten(0, 1)
 
 
+class Doubled(torch.autograd.Function):
+    """Somebody else's, that can be differentiated twice."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return 2 * z.detach()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        return 2 * upstream
+
+
 PROGRAMS: dict[str, Callable[[Call, Operands], Tensor]] = {
     "two biases": lambda call, o: F.cross_entropy(
         (call(o["weight"], o["x"], o["bias"]) + o["other"]).flatten(0, 1), TARGET
@@ -43,8 +55,11 @@ PROGRAMS: dict[str, Callable[[Call, Operands], Tensor]] = {
     "a bias behind a view without a graph": lambda call, o: F.cross_entropy(
         without_graph(call(o["weight"], o["x"])) + o["other"], TARGET
     ),
-    "a view without a graph": lambda call, o: F.cross_entropy(
-        without_graph(call(o["weight"], o["x"])) + 0 * o["x"].sum(), TARGET
+    "a view without a graph": lambda call, o: (
+        F.cross_entropy(without_graph(call(o["weight"], o["x"])), TARGET) + 0 * o["x"].sum()
+    ),
+    "a Function behind a view of a view without a graph": lambda call, o: (
+        Doubled.apply(without_graph(call(o["weight"], o["x"])).flatten()).sum() + 0 * o["x"].sum()
     ),
     "size_average": lambda call, o: F.cross_entropy(
         call(o["weight"], o["x"]).flatten(0, 1), TARGET, None, False
@@ -52,6 +67,15 @@ PROGRAMS: dict[str, Callable[[Call, Operands], Tensor]] = {
     "reduce": lambda call, o: F.cross_entropy(
         call(o["weight"], o["x"]).flatten(0, 1), TARGET, reduce=False
     ).square().sum(),
+    "a sum of a view without a graph": lambda call, o: (
+        without_graph(call(o["weight"], o["x"])).square().sum() + 0 * o["x"].sum()
+    ),
+    "every second class": lambda call, o: F.cross_entropy(
+        call(o["weight"], o["x"]).flatten(0, 1)[:, ::2], TARGET % 3
+    ),
+    "a view as it is, with the classes in the middle": lambda call, o: F.cross_entropy(
+        call(o["weight"], o["x"]).transpose(1, 2).view(2, CLASSES, 3), BATCHED
+    ),
 }  # fmt: skip
 
 
@@ -77,11 +101,6 @@ def assert_alike(ours: list[Any], theirs: list[Any], **tolerance: float) -> None
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_loss_is_torchs(name: str) -> None:
     assert_alike(ran(PROGRAMS[name], lazy_linear, operands()), ran(PROGRAMS[name], eager, operands()))
-
-
-def test_a_loss_of_what_was_viewed_without_a_graph_has_none() -> None:
-    o = operands()
-    assert not F.cross_entropy(without_graph(lazy_linear(o["weight"], o["x"])), TARGET).requires_grad
 
 
 def test_log_softmax_computes_in_the_dtype_that_it_is_asked_for() -> None:
@@ -119,16 +138,59 @@ def test_a_bias_that_autocast_has_a_say_in(outside: bool) -> None:
     assert torch.equal(ours + 0, theirs + 0)
 
 
-def test_a_loss_after_the_optimizers_step_is_that_of_the_weight_before() -> None:
+def stepped(*changed: Tensor) -> None:
+    optimizer = torch.optim.SGD(changed, lr=0.5)
+    for each in changed:
+        each.grad = torch.randn_like(each)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("changed", [("weight", "bias"), ("weight",), ("bias",)])
+def test_a_loss_after_the_optimizers_step_is_that_of_the_operands_before(changed: tuple[str, ...]) -> None:
     o = operands()
     logits = lazy_linear(o["weight"], o["x"], o["bias"])
     expected = F.cross_entropy(eager(o["weight"], o["x"], o["bias"]).flatten(0, 1), TARGET).detach()
-    optimizer = torch.optim.SGD([o["weight"], o["bias"]], lr=0.5)
-    for each in (o["weight"], o["bias"]):
-        each.grad = torch.randn_like(each)
-    optimizer.step()
+    stepped(*(o[name] for name in changed))
     torch.testing.assert_close(F.cross_entropy(logits.flatten(0, 1), TARGET).detach(), expected)
     assert not torch.allclose(F.cross_entropy(eager(o["weight"], o["x"], o["bias"]).flatten(0, 1), TARGET), expected)
+
+
+def test_nothing_is_kept_of_logits_that_were_read_before_the_step() -> None:
+    o = operands()
+    logits = lazy_linear(o["weight"], o["x"])
+    before = logits + 0
+    stepped(o["weight"])
+    assert isinstance(logits, LazyTensor) and logits._lazy.source.kept is None
+    assert torch.equal(logits + 0, before)
+
+
+def test_a_step_does_not_hide_what_was_changed_before_it() -> None:
+    o = operands()
+    logits = lazy_linear(o["weight"], o["x"])
+    with torch.no_grad():
+        o["weight"].mul_(2)
+    stepped(o["weight"])
+    with pytest.raises(RuntimeError, match="was changed in place"):
+        logits + 0
+
+
+def test_a_weight_whose_memory_was_freed_is_not_read() -> None:
+    """As that of a sharded layer, once its forward is over."""
+    o = operands()
+    logits = lazy_linear(o["weight"], o["x"])
+    o["weight"].untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="was changed in place"):
+        logits + 0
+
+
+def test_a_view_of_logits_that_were_read_needs_the_weight_no_more() -> None:
+    o = operands()
+    logits = lazy_linear(o["weight"], o["x"])
+    view, expected = logits.flatten(), 2 * eager(o["weight"], o["x"]).flatten()
+    logits + 0
+    with torch.no_grad():
+        o["weight"].mul_(2)
+    assert torch.equal(Doubled.apply(view), expected)
 
 
 def test_a_bias_is_not_added_to_what_was_changed_since() -> None:
@@ -138,18 +200,6 @@ def test_a_bias_is_not_added_to_what_was_changed_since() -> None:
         o["weight"].mul_(2)
     with pytest.raises(RuntimeError, match="the logits are read after the head's weight or input was changed in place"):
         logits + o["other"]
-
-
-class Doubled(torch.autograd.Function):
-    """Somebody else's, that can be differentiated twice."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        return 2 * z.detach()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        return 2 * upstream
 
 
 def test_a_second_derivative_behind_a_function_is_torchs() -> None:
@@ -177,15 +227,24 @@ WRITERS: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_view_sees_what_is_written_into_the_logits(name: str) -> None:
+def test_a_view_sees_what_is_written_into_the_logits_and_a_copy_does_not(name: str) -> None:
     def program(call: Call) -> Tensor:
         o = operands()
         logits = call(o["weight"].detach(), o["x"].detach())
-        view = logits.flatten()
+        view, copied = logits.flatten(), F.log_softmax(logits, -1)
         WRITERS[name](logits)
-        return view + 0
+        return torch.cat((view, copied.flatten()))
 
     assert torch.equal(program(lazy_linear), program(eager))
+
+
+def test_a_function_behind_what_was_written_has_its_gradient() -> None:
+    def program(call: Call, o: Operands) -> Tensor:
+        logits = call(o["weight"], o["x"])
+        F.relu(logits, inplace=True)
+        return Doubled.apply(logits).sum()  # type: ignore[no-any-return]
+
+    assert_alike(ran(program, lazy_linear, operands()), ran(program, eager, operands()))
 
 
 def test_operands_that_are_no_numbers_are_no_changed_ones() -> None:
