@@ -1,0 +1,103 @@
+"""Places that a recipe would do otherwise than torch: each is left alone, for its reason or without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.patching import spelled, swapped
+
+ROWS = "t, rows = torch.arange(10) % 5, x.flatten(0, 1)\n"
+LOGITS = f"{ROWS}logits = self.out(x).flatten(0, 1)\n"
+GELU = "y = F.gelu"
+AVERAGE, PROBABILITIES = "size_average and reduce are not taken", "the targets are probabilities"
+
+REASONS = [
+    ("cross_entropy", f"{ROWS}y = x + F.cross_entropy(rows, u.flatten(0, 1).softmax(-1))", PROBABILITIES),
+    ("cross_entropy", f"{ROWS}y = x + F.cross_entropy(rows, t.byte())", "the targets are uint8"),
+    ("cross_entropy", f"{ROWS}y = x + F.cross_entropy(rows, t, None, False)", AVERAGE),
+    ("cross_entropy", f"{ROWS}y = x + F.cross_entropy(rows, t, reduce=False).mean()", AVERAGE),
+    (
+        "cross_entropy",
+        "y = x + F.nll_loss(F.log_softmax(x, -1), torch.zeros(2, C, dtype=torch.long))",
+        "the softmax is over another dimension than the loss",
+    ),
+    (
+        "cross_entropy",
+        f"{ROWS}y = x + F.nll_loss(F.log_softmax(rows, -1, dtype=torch.float64), t).float()",
+        "the logarithmic softmax changes the dtype",
+    ),
+    (
+        "linear_cross_entropy",
+        f"{LOGITS}y = x + F.cross_entropy(logits, u.flatten(0, 1).softmax(-1))",
+        PROBABILITIES,
+    ),
+    ("linear_cross_entropy", f"{LOGITS}y = x + F.cross_entropy(logits, t.byte())", "the targets are uint8"),
+    ("linear_cross_entropy", f"{LOGITS}y = x + F.cross_entropy(logits, t, None, False)", AVERAGE),
+    ("linear_cross_entropy", f"{LOGITS}y = x + F.cross_entropy(logits, t, reduce=False).mean()", AVERAGE),
+    (
+        "linear_cross_entropy",
+        "y = x + F.cross_entropy(self.out(x), torch.zeros(2, C, dtype=torch.long))",
+        "the loss has its classes in another dimension than the head",
+    ),
+    (
+        "linear_cross_entropy",
+        f"{LOGITS}y = x + F.cross_entropy(logits, t) + F.cross_entropy(logits, t.flip(0))",
+        "two losses read the logits, for each of which they would be computed",
+    ),
+    (
+        "linear_cross_entropy",
+        f"{LOGITS}y = x + F.cross_entropy(logits, t) + logits.relu().sum()",
+        "the logits are also read by relu",
+    ),
+    (
+        "linear_cross_entropy",
+        f"{ROWS}logits = F.linear(rows, self.out.weight, self.b)\nwith torch.no_grad():\n    self.b.add_(1.0)\n"
+        "y = x + F.cross_entropy(logits, t)",
+        "add changes in place what the head reads",
+    ),
+    ("swiglu", "y = (F.silu(x) * u.double()).float()", "the gate has another dtype than what it gates"),
+    ("swiglu", "y = (F.silu(x.mT) * u.mT).mT", "the result lies in memory in another order than the recipe's"),
+    ("bias_gelu", f"{GELU}(x + self.b.bfloat16())", "the bias has another dtype than what it is added to"),
+    ("bias_gelu", f"{GELU}(x.bfloat16() + self.b).float()", "the bias has another dtype than what it is added to"),
+    (
+        "layer_norm",
+        "x = x.mT.contiguous().mT\ny = (x - x.mean(-1, True)) * (x.var(-1, False, True) + 1e-6).rsqrt()",
+        "the result lies in memory in another order than the recipe's",
+    ),
+    (
+        "add_norm",
+        "y = self.norm(u + F.dropout(x, 1.0, self.training))",
+        "dropout drops everything, or a share that is a tensor",
+    ),
+    (
+        "add_norm",
+        "y = self.norm(u + F.dropout(x + 0, 0.1, self.training, True))",
+        "dropout changes its input in place",
+    ),
+    (
+        "add_norm",
+        "y = F.layer_norm(u.double() + self.drop(x), (C,)).float()",
+        "the residual has another dtype than what is added",
+    ),
+    ("add_norm", "y = self.norm(u[:, :1] + self.drop(x))", "the residual has another shape than what is added"),
+    ("add_norm", "y = F.layer_norm(u + self.drop(x), (5, C))", "more than the last dimension is normalised"),
+    # No site at all.
+    ("bias_gelu", f"s = x + self.b\n{GELU}(s) + s", ""),
+    ("bias_gelu", f"{GELU}(torch.add(x, self.b, alpha=2))", ""),
+    ("add_norm", "y = self.norm(torch.add(u, self.drop(x), alpha=2))", ""),
+    ("linear_cross_entropy", f"{LOGITS}y = x + F.nll_loss(logits, t)", ""),
+    ("cross_entropy", f"{ROWS}y = x + F.nll_loss(rows, t)", ""),
+]
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args")
+@pytest.mark.parametrize(("recipe", "body", "reason"), REASONS, ids=lambda each: each[:40])
+def test_left_alone(recipe: str, body: str, reason: str, tmp_path: Path) -> None:
+    entry = spelled.entry(tmp_path, body, "alone")
+    model, batch = swapped.built(entry, dropout=True)
+    found = swapped.planned(entry, model, batch, [recipe])
+    assert not found.supported
+    reasons = {each for site in found.sites for several in site.reasons for each in several.split("; ")}
+    assert reason in reasons or (not reason and not reasons), reasons
