@@ -82,11 +82,6 @@ class Case:
         rows = (self.lines.get(source) for source in set(sources))
         return sum(row.forward_ns + row.backward_ns for row in rows if row is not None)
 
-    def layer_ns(self, path: str) -> int:
-        """Forward and backward of a layer and all below it."""
-        row = self.layers.get(path)
-        return 0 if row is None else row.forward_total_ns + row.backward_total_ns
-
 
 @dataclass(frozen=True, slots=True)
 class Floor:

@@ -16,7 +16,7 @@ key head h // (query heads / key heads).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,10 +40,6 @@ class Options:
         if self.is_causal:
             right = 0 if right is None else min(right, 0)
         return left, right
-
-    def without_dropout(self) -> Options:
-        """The same, but nothing is dropped."""
-        return replace(self, dropout_p=0.0)
 
     def keep_scale(self) -> float:
         """What kept probabilities are multiplied by; 0 where everything is dropped."""
