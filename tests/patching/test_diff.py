@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -144,6 +145,31 @@ def test_the_next_of_several_ways_becomes_the_first() -> None:
     after = fixed(body(several), ["packed_attention"])
     assert after.count("elif") == 0 and "            if C < 0:\n                y = q * 2\n            else:\n" in after
     assert after.count("if self.flash:") == 1
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("if self.flash:", "if self.twice:\n    y = q * 2\nelif self.flash:"),
+        ("v = v.view", "if self.flash: q = q * 2\nv = v.view"),
+        ("    # slow\n", "    if self.flash:\n        q = q * 3\n    # slow\n"),
+        ("    # fast\n", "    if self.flash:\n        q = q * 3\n    # fast\n"),
+        ("    # fast\n", "    q = q * 3 if self.flash else q * 2\n"),
+        ("v = v.view", "q = q * (3 if self.flash else 2)\nv = v.view"),
+    ],
+)
+def test_a_condition_asked_in_other_forms_too(flash: bool, old: str, new: str) -> None:
+    """The old code does what it did where that is asked again: in one line, below an ``elif`` or inside itself."""
+    assert old in TWO_WAYS
+    text = body(TWO_WAYS.replace(old, new)).replace("Module):\n", "Module):\n    twice = False\n\n")
+    after = fixed(text, ["packed_attention", "attention"], flash=flash)
+    given = torch.randn(2, 6, 8)
+    one, other = module_of(text, "again_one").eval(), module_of(after, "again_other").eval()
+    for asked, twice in itertools.product((True, False), (True, False)):
+        for each in (one, other):
+            vars(each).update(flash=asked, twice=twice)
+        torch.testing.assert_close(other(given), one(given))
 
 
 def test_comments_at_the_end_of_a_side_stay() -> None:
