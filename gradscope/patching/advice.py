@@ -38,6 +38,10 @@ _TODO: dict[str, tuple[str, ...]] = {
         "{} is bound anew",
         "how {} spells its {} is not understood",
         "how many heads are folded into the batch is not spelled out",
+        "a size of {} is not written where it can be read",
+        "line {}: which of the sizes it is is not understood",
+        "line {}: a size of {} is left to torch",
+        "line {}: {} cannot be read again",
     ),
     "ask an operand, as the query, for its shape or dtype, and not what is made on the way": (
         "line {} asks for the form of {}, which is not made any more",

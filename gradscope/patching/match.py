@@ -76,13 +76,14 @@ class Given:
 class Size:
     """The text of one of the sizes that a view was given: the ``position``-th of ``count``, which was ``number``.
 
-    Where the source leaves it to torch, or makes the sizes elsewhere, the number itself.
+    Where the source leaves it to torch, that of ``rest``; the number itself would be wrong in a model of another size.
     """
 
     node: Node
     position: int
     count: int
     number: int
+    rest: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

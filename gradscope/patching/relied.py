@@ -15,7 +15,7 @@ from typing import Any
 
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Match, Of, Piece, Scalar, Setting
-from gradscope.patching.reading import INLINE, is_stored
+from gradscope.patching.reading import INLINE
 from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
@@ -194,10 +194,8 @@ def _resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
     for _ in range(8):
         if not isinstance(expression, ast.Name):
             break
-        homes = [source.statement(each) for each in source.names(expression.id) if is_stored(each)]
-        if len(homes) != 1 or not isinstance(homes[0], ast.Assign) or len(homes[0].targets) != 1:
-            break
-        if not isinstance(homes[0].targets[0], ast.Name):
+        homes = source.assignments(expression)
+        if len(homes) != 1 or len(homes[0].targets) != 1 or not isinstance(homes[0].targets[0], ast.Name):
             break
         expression = homes[0].value
     return expression
@@ -213,10 +211,9 @@ def _is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
     if isinstance(expression, ast.JoinedStr):
         return all(isinstance(part, ast.Constant) for part in expression.values)
     if isinstance(expression, ast.Name):
-        homes = [texts.source.statement(each) for each in texts.source.names(expression.id) if is_stored(each)]
-        values = [home.value if isinstance(home, ast.Assign) else None for home in homes]
-        values = [value for value in values if value is None or not _hands_on(value, expression.id)]
-        return bool(values) and all(value is not None and _is_certain(value, texts, depth + 1) for value in values)
+        values = [home.value for home in texts.source.assignments(expression)]
+        values = [value for value in values if not _hands_on(value, expression.id)]
+        return bool(values) and all(_is_certain(value, texts, depth + 1) for value in values)
     if isinstance(expression, ast.Attribute):
         certain = _is_form(expression, _FORMS, texts) or _of_module(expression, texts)
         if not certain and isinstance(expression.value, ast.Call):  # finfo(...).min

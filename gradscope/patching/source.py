@@ -17,7 +17,7 @@ from typing import TypeVar
 from gradscope.patching.recording import Span
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.style import Style
-from gradscope.patching.syntax import walked
+from gradscope.patching.syntax import walked, within
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -33,6 +33,7 @@ class SourceFile:
     newline: str = "\n"  # the file's own
     functions: dict[CodeType, FunctionSource] = field(default_factory=dict)  # those that were asked for
     compiled: dict[tuple[ast.AST, bytes, frozenset[str]], CodeType] = field(default_factory=dict)  # from edited text
+    others: list[list[str] | None] = field(default_factory=list)  # what program.py found, where that was asked
 
     @classmethod
     def read(cls, name: str) -> SourceFile:
@@ -78,12 +79,10 @@ class SourceFile:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 found[node.id] += 1
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found[node.name] += 1
             elif isinstance(node, ast.arg):
                 found[node.arg] += 1
-            elif isinstance(node, ast.alias):
-                found[(node.asname or node.name).partition(".")[0]] += 1
+            else:
+                found.update(_bound_without_a_name(node))
         return found
 
     @cached_property
@@ -93,14 +92,12 @@ class SourceFile:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name):
                 found.add(node.id)
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
             elif isinstance(node, ast.arg):
                 found.add(node.arg)
-            elif isinstance(node, ast.alias):
-                found.add((node.asname or node.name).partition(".")[0])
             elif isinstance(node, (ast.Global, ast.Nonlocal)):
                 found.update(node.names)
+            else:
+                found.update(_bound_without_a_name(node))
         return found
 
     def start(self, node: ast.AST) -> int:
@@ -240,6 +237,40 @@ class FunctionSource:
         ]
 
     @cached_property
+    def bound_otherwise(self) -> dict[str, list[ast.AST]]:
+        """What binds a name without being one, by that name: an import, a definition, ``except``, ``case``."""
+        found: defaultdict[str, list[ast.AST]] = defaultdict(list)
+        for node in walked(self.definition):
+            if node is not self.definition:
+                for name in _bound_without_a_name(node):
+                    found[name].append(node)
+        return dict(found)
+
+    def assignments(self, name: ast.Name) -> list[ast.Assign]:
+        """Those that may have bound a name where it is read; none where something else may have.
+
+        Of several, or where the name is an argument too, all must run before it is read: they stand in one block, around
+        that. Else another of them counts next time.
+        """
+        homes = [self.statement(each) for each in self.names(name.id) if isinstance(each.ctx, ast.Store)]
+        found = [home for home in homes if isinstance(home, ast.Assign)]
+        other = name.id in self.bound_otherwise or name.id in self.not_local
+        if not found or len(found) != len(homes) or other or any(self.inside(each, _SCOPES) for each in found):
+            return []
+        if name.id not in self.arguments and len(found) == 1:
+            return found
+        block = self.block(found[0])
+        apart = any(each not in block for each in found) or self.file.start(found[0]) > self.file.start(name)
+        return [] if apart or not any(within(each, name) for each in block) else found
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The names of the function's own."""
+        given = self.definition.args
+        each = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+        return frozenset(argument.arg for argument in each)
+
+    @cached_property
     def not_local(self) -> set[str]:
         """Names that are declared global or nonlocal."""
         return {
@@ -267,6 +298,20 @@ class FunctionSource:
 def _span(node: ast.expr | ast.stmt) -> Span:
     assert node.end_lineno is not None and node.end_col_offset is not None
     return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def _bound_without_a_name(node: ast.AST) -> list[str]:
+    """The names that a node binds and that no ``ast.Name`` in it holds."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [(each.asname or each.name).partition(".")[0] for each in node.names]
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+        return [node.name] if node.name else []
+    return [node.rest] if isinstance(node, ast.MatchMapping) and node.rest else []
 
 
 def _int(node: ast.AST, name: str) -> int:

@@ -101,8 +101,7 @@ class Spelling:
         if isinstance(piece, Of):
             return self._operand(piece)
         if isinstance(piece, Size):
-            size = self.texts.size(piece)
-            return str(piece.number) if size is None else self._spelled(size, "size", piece.node)
+            return self._size(piece)
         if isinstance(piece, FromSizes):
             return self._from_sizes(piece)
         if isinstance(piece, Layer):
@@ -119,6 +118,18 @@ class Spelling:
             piece = piece.scalar
         found = self.texts.scalar(piece)
         return found if isinstance(found, str) else self._spelled(found, piece.name or "number", piece.node)
+
+    def _size(self, piece: Size, *, bracketed: bool = False) -> str:
+        size = self.texts.size(piece)
+        if size is not None:
+            text = self._spelled(size, "size", piece.node)
+            return f"({text})" if bracketed and isinstance(size, ast.BinOp) and not text.isidentifier() else text
+        if not piece.rest:
+            raise Refusal(f"line {self.stays.lineno}: a size of {piece.node.op} is left to torch")
+        parts = (
+            self._size(each, bracketed=True) if isinstance(each, Size) else self._piece(each) for each in piece.rest
+        )
+        return "".join(parts)
 
     def _operand(self, piece: Of) -> str:
         expression, at = self.texts.operand(piece.value, self.match.nodes | self.match.later)

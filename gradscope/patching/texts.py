@@ -14,7 +14,7 @@ from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read
 from gradscope.patching.recording import Frame, Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import walked
+from gradscope.patching.syntax import names_in, walked
 
 
 class Texts:
@@ -132,10 +132,14 @@ class Texts:
         return source.file.of(found)
 
     def size(self, size: Size) -> ast.expr | None:
-        """The expression of one of a view's sizes; None where it is not spelled out, or is left to torch."""
+        """The expression of one of a view's sizes; None where it is left to torch.
+
+        Raises:
+            Refusal: it is not spelled in the function itself, where the new code can read it.
+        """
         call = self._innermost(size.node)
         if not isinstance(call, ast.Call) or call.keywords:
-            return None
+            raise Refusal(f"a size of {size.node.op} is not written where it can be read")
         # "view(sizes)" and "unflatten(dim, sizes)" as a method; a function has the tensor before.
         skipped = int(not self._is_method(call.func)) + int(size.node.op == "unflatten")
         sizes: list[ast.expr] = call.args[skipped:]
@@ -147,11 +151,23 @@ class Texts:
         elif stars and size.count - size.position < len(sizes) - stars[-1]:
             found = sizes[size.position - size.count]
         else:
+            raise Refusal(f"line {call.lineno}: which of the sizes it is is not understood")
+        if isinstance(found, ast.UnaryOp) and ast.unparse(found) == "-1":
             return None
-        inner = (ast.Lambda, ast.ListComp, ast.GeneratorExp)
-        names = any(isinstance(part, ast.Name) and part.id not in self._first() for part in walked(found))
-        if isinstance(found, ast.UnaryOp) or (names and self.source.inside(found, inner)) or not reads_only(found):
-            return None
+        if names_in(found) & self._bound_inside(found) or not reads_only(found):
+            raise Refusal(f"line {found.lineno}: {self.source.file.of(found)} cannot be read again")
+        return found
+
+    def _bound_inside(self, expression: ast.expr) -> set[str]:
+        """The names that lambdas and comprehensions around an expression bind."""
+        found: set[str] = set()
+        part: ast.AST = expression
+        while not isinstance(part, ast.stmt):
+            part = self.source.file.parents[part]
+            if isinstance(part, ast.Lambda):
+                found |= {each.arg for each in walked(part.args) if isinstance(each, ast.arg)}
+            elif isinstance(part, (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)):
+                found |= {name for each in part.generators for name in names_in(each.target)}
         return found
 
     def _first(self) -> tuple[str, ...]:
@@ -166,8 +182,8 @@ class Texts:
 
     def _bound_once(self, name: ast.Name) -> ast.expr | None:
         """What a name is bound to, by an assignment that is its only one."""
-        homes = [self.source.statement(each) for each in self.source.names(name.id) if is_stored(each)]
-        if len(homes) == 1 and isinstance(homes[0], ast.Assign) and len(homes[0].targets) == 1:
+        homes = self.source.assignments(name)
+        if len(homes) == 1 and len(homes[0].targets) == 1:
             return homes[0].value if isinstance(homes[0].targets[0], ast.Name) else None
         return None
 
@@ -316,9 +332,10 @@ class Texts:
         names = {part.id for part in walked(expression) if isinstance(part, ast.Name)}
         attributes = {part.attr for part in walked(expression) if isinstance(part, ast.Attribute)}
         own = self.source.statement(self.expression(self.last))
-        for other in self.source.bindings:
+        others = [node for name in names for node in self.source.bound_otherwise.get(name, [])]
+        for other in [*self.source.bindings, *others]:
             same = isinstance(other, ast.Name) and other.id in names
-            same = same or (isinstance(other, ast.Attribute) and other.attr in attributes)
+            same = same or (isinstance(other, ast.Attribute) and other.attr in attributes) or other in others
             if not same or self.source.statement(other) is own:
                 continue
             if self.source.file.end(self.source.statement(other)) > here and self.source.file.start(other) < there:

@@ -154,6 +154,8 @@ class _Packed:
         merged = self._merged()
         if merged is None:
             return None
+        if not self._is_spelled():
+            return None
         output, nodes = merged
         for chain in self.chains:
             nodes |= {value.producer for value in chain.down_to(self.root) if value.producer is not None}
@@ -170,6 +172,13 @@ class _Packed:
             idle=self._idle(),
             otherwise=None if below is None else _Packed.of(below),
         )
+
+    def _is_spelled(self) -> bool:
+        """Whether the source says what the recipe needs beside the tensor; a number would be this model's alone."""
+        scaled = any(chain.scales for chain in self.chains[:2])
+        if scaled and all(each.name != "scale" for each in self.match.arguments):  # by the root of a head's size, too
+            return False
+        return self.heads == self.kv_heads == 1 or isinstance(self._count(self.chains[0], self.heads), Size)
 
     def _idle(self) -> str:
         """Beside attention by hand it is a gain at any size; beside torch's own where the recipe does it otherwise."""
@@ -237,9 +246,7 @@ class _Packed:
         """The attention's own scale, times what queries and keys were multiplied with before."""
         before = [scale for chain in self.chains[:2] for scale in chain.scales]
         if own is None:
-            if not before:
-                return ()
-            own = (f"{self.size}**-0.5",)
+            return ()
         worth = _worth(own) * self.chains[0].worth * self.chains[1].worth
         if before and own == ("1.0",):
             own = ()
@@ -254,7 +261,7 @@ class _Packed:
         return (FromSizes(pieces, self.size, "None"),) if usual else pieces
 
     def _count(self, chain: _Chain, heads: int) -> Piece:
-        """How many heads, as the view that splits them has it; a number where it leaves that to torch."""
+        """How many heads, as the view that splits them has it."""
         positions = _positions(self.root.shape)
         for value in reversed(chain.down_to(self.root)):
             node = value.producer
@@ -267,7 +274,12 @@ class _Packed:
             count = 1 + made.dim() - len(node.inputs[0].shape) if node.op == "unflatten" else made.dim()
             for dim in range(first, first + count):
                 if made.shape[dim] == heads and self._counts(made, dim):
-                    return Size(node, dim - first, count, heads)
+                    place = dim - first
+                    rest: tuple[Piece, ...] = ()
+                    if self.heads == self.kv_heads and place + 1 < count and made.shape[dim + 1] == self.size:
+                        width = Of(self.root, "qkv", ".size(-1)", again=True)
+                        rest = (width, " // 3 // ", Size(node, place + 1, count, self.size))
+                    return Size(node, place, count, heads, rest)
         return str(heads)
 
     def _counts(self, made: Tensor, dim: int) -> bool:
