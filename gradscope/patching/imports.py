@@ -7,6 +7,7 @@ import itertools
 import sys
 from pathlib import Path
 
+from gradscope.patching.program import INSTALLED
 from gradscope.patching.replacement import Replacement
 from gradscope.patching.source import Definition, SourceFile
 
@@ -41,16 +42,16 @@ def import_of(file: SourceFile, names: list[tuple[str, str]]) -> Replacement | N
     return _behind(file, comments, f"\n{text}" if comments else f"{text}\n")
 
 
-def imported(file: SourceFile, name: str) -> bool:
-    """Whether ``name`` is the recipe of that name in the whole file, and nothing else."""
+def imported(file: SourceFile, name: str, known: str) -> bool:
+    """Whether ``known`` is the recipe ``name`` in the whole file, and nothing else."""
     homes = [
         alias
         for node in file.tree.body
         if isinstance(node, ast.ImportFrom) and node.module == PACKAGE
         for alias in node.names
-        if alias.name == name and alias.asname is None
+        if alias.name == name and (alias.asname or alias.name) == known
     ]
-    return bool(homes) and file.bound[name] == len(homes)
+    return bool(homes) and file.bound[known] == len(homes)
 
 
 def _line(file: SourceFile, names: list[tuple[str, str]]) -> str:
@@ -82,7 +83,6 @@ def _among(file: SourceFile, others: list[_Import], text: str) -> Replacement:
 
 
 _OF_PYTHON = frozenset({*sys.stdlib_module_names, "__future__"})
-INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def _root(node: _Import) -> str:
@@ -110,10 +110,18 @@ def _holds(folder: Path, root: str) -> bool:
 
 
 def _behind(file: SourceFile, line: int, text: str) -> Replacement:
-    """``text`` below a line, which may be the last and without an end."""
+    """``text`` below a line, which may be the last and without an end; and below all that goes on from there."""
+    while any(node.lineno <= line < (node.end_lineno or 0) for node in file.tree.body) or _goes_on(file, line):
+        line += 1
     start = file.line_starts[line + 1]
     newline = "" if start == 0 or file.text[start - 1 : start] == b"\n" else "\n"
     return Replacement(start, start, f"{newline}{text}")
+
+
+def _goes_on(file: SourceFile, line: int) -> bool:
+    """Whether a line ends with a backslash, outside of comments."""
+    text = file.text[file.line_starts[line] : file.line_starts[line + 1]].rstrip(b"\n")
+    return line > 0 and text.endswith(b"\\") and b"#" not in text
 
 
 def _comments(file: SourceFile) -> int:

@@ -249,8 +249,8 @@ class FunctionSource:
     def assignments(self, name: ast.Name) -> list[ast.Assign]:
         """Those that may have bound a name where it is read; none where something else may have.
 
-        Of several, or where the name is an argument too, all must run before it is read: they stand in one block, around
-        that. Else another of them counts next time.
+        Of several, or where the name is an argument too, all must stand in one block, and it be read there: else
+        another of them counts next time.
         """
         homes = [self.statement(each) for each in self.names(name.id) if isinstance(each.ctx, ast.Store)]
         found = [home for home in homes if isinstance(home, ast.Assign)]
@@ -260,7 +260,7 @@ class FunctionSource:
         if name.id not in self.arguments and len(found) == 1:
             return found
         block = self.block(found[0])
-        apart = any(each not in block for each in found) or self.file.start(found[0]) > self.file.start(name)
+        apart = any(each not in block for each in found) or min(map(self.file.start, found)) > self.file.start(name)
         return [] if apart or not any(within(each, name) for each in block) else found
 
     @cached_property

@@ -10,6 +10,7 @@ from torch import nn
 from gradscope.patching.dynamics import is_hooked
 from gradscope.patching.imports import imported
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
+from gradscope.patching.program import is_hidden_by
 from gradscope.patching.reading import reads_only
 from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
@@ -91,9 +92,12 @@ class Spelling:
         return bool(self._given_parts) and argument == ", ".join(self._given_parts)
 
     def _unused(self, name: str) -> str:
-        """The recipe's own name, or a longer one where the file uses that already."""
-        file = self.source.file
-        return name if name not in file.identifiers or imported(file, name) else f"gradscope_{name}"
+        """The recipe's own name, or a longer one where this file or one that imports all of it uses that already."""
+        file, known = self.source.file, name
+        taken = file.identifiers | self.texts.frame.globals.keys()
+        while not imported(file, name, known) and (known in taken or is_hidden_by(file, known)):
+            known = f"gradscope_{known}"
+        return known
 
     def _piece(self, piece: Piece) -> str:
         if isinstance(piece, str):

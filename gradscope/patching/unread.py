@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
-from gradscope.patching.imports import INSTALLED
+from gradscope.patching.program import takes
 from gradscope.patching.replacement import Replacement
 from gradscope.patching.source import SourceFile
 
@@ -20,7 +17,8 @@ def unread_imports(file: SourceFile, text: str) -> list[Replacement]:
     """What takes away the imports whose names ``file`` read before it became ``text``, and does not name any more.
 
     A name in a comment or a string of ``text`` counts as one. Kept are those of a package's ``__init__``, under a
-    condition, beside a comment or another statement on their line, and what a loaded module imports from this file.
+    condition, beside a comment or another statement on their line, and what another file of the program takes from this
+    one.
     """
     if Path(file.name).name == "__init__.py":
         return []
@@ -31,7 +29,7 @@ def unread_imports(file: SourceFile, text: str) -> list[Replacement]:
             continue
         own = file.of(node)
         gone = [alias for alias in node.names if _name(alias) in read and _is_unread(_name(alias), own, text)]
-        gone = [alias for alias in gone if not _is_taken_elsewhere(_name(alias), file)]
+        gone = [alias for alias in gone if not takes(file, _name(alias))]
         if gone:
             found += _without(node, gone, file)
     return found
@@ -51,39 +49,6 @@ def _is_unread(name: str, own: str, text: str) -> bool:
     return len(word.findall(text)) <= len(word.findall(own))
 
 
-def _is_taken_elsewhere(name: str, file: SourceFile) -> bool:
-    """Whether a module of the program imports it from this file."""
-    stem = Path(file.name).stem
-    return any(
-        isinstance(node, ast.ImportFrom)
-        and (node.module or "").rpartition(".")[2] == stem
-        and any(alias.name in {name, "*"} for alias in node.names)
-        for tree in _others(file)
-        for node in ast.walk(tree)
-    )
-
-
-def _others(file: SourceFile) -> Iterator[ast.Module]:
-    """The program's other modules, of those that are loaded and name this file at all."""
-    stem = Path(file.name).stem
-    for module in list(sys.modules.values()):
-        where = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if not isinstance(where, str) or where == file.name or not where.endswith(".py"):
-            continue
-        path = Path(where)
-        if not INSTALLED.isdisjoint(path.parts) or path.is_relative_to(_PYTHON):
-            continue
-        try:
-            text = path.read_text()
-            if re.search(rf"\b{re.escape(stem)}\b", text):
-                yield ast.parse(text)
-        except (OSError, ValueError, SyntaxError):
-            continue
-
-
-_PYTHON = Path(ast.__file__).parent
-
-
 def _without(node: _Import, gone: list[ast.alias], file: SourceFile) -> list[Replacement]:
     """``node`` without some of its names, where it is written so plainly that nothing else is lost."""
     first, last = file.line_starts[node.lineno], file.line_starts[(node.end_lineno or node.lineno) + 1]
@@ -98,6 +63,8 @@ def _without(node: _Import, gone: list[ast.alias], file: SourceFile) -> list[Rep
         if head is None or "(" in whole:
             return []
         return [Replacement(first, last, f"{head.group()}{', '.join(left)}\n")]
+    if "(" not in whole:  # lines that a backslash joins
+        return []
     made = []
     for alias in gone:
         start, end = file.line_starts[alias.lineno], file.line_starts[alias.lineno + 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gradscope.patching import program
 from gradscope.patching.replacement import Replacement, edited
 from gradscope.patching.source import SourceFile
 from gradscope.patching.unread import unread_imports
@@ -51,6 +52,8 @@ def test_what_is_not_read_any_more_goes(tmp_path: Path, head: str, left: str) ->
         ("from math import (pi, tau)\n", "from math import (pi, tau)\n"),
         ("from math import (\n    pi, tau,\n)\n", "from math import (\n    pi, tau,\n)\n"),
         ("import os\nfrom math import (\n    pi,\n)\n", "import os\n"),
+        ("from math import tau, \\\n    pi\n", "from math import tau, \\\n    pi\n"),
+        ("from math import pi, \\\n    tau\n", "from math import pi, \\\n    tau\n"),
     ],
 )
 def test_some_names_of_an_import(tmp_path: Path, head: str, left: str) -> None:
@@ -78,6 +81,43 @@ def test_what_nobody_read_before_is_not_ours_to_take(tmp_path: Path) -> None:
 
 def test_a_package_gives_its_names_on(tmp_path: Path) -> None:
     assert without(tmp_path, "import math\n", name="__init__.py") == "import math\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "taken"),
+    [
+        ("from shapes import math\n", True),
+        ("from shapes import *\n", True),
+        ("from .shapes import Shape, math\n", True),
+        ("import shapes\n\nshapes.math.pi\n", True),
+        ("from . import shapes as s\n\ns.math.pi\n", True),
+        ("import shapes\n\ngetattr(shapes, 'math').pi\n", True),
+        ("import unittest.mock\n\nunittest.mock.patch('lib.shapes.math')\n", True),
+        ("import math\nimport shapes\n\nmath.pi\n", False),
+        ("from shapes import area\n", False),
+        ("from solids import math\n", False),
+        ("import shapes\n\nthis is no Python\n", False),
+    ],
+)
+def test_a_file_that_is_not_loaded_takes_it_from_there(tmp_path: Path, other: str, taken: bool) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "other.py").write_text(other)
+    assert without(tmp_path, "import math\nimport os\n") == ("import math\nimport os\n" if taken else "import os\n")
+
+
+def test_what_is_installed_beside_the_program_takes_nothing(tmp_path: Path) -> None:
+    for folder in ("env", ".hidden", "lib/site-packages"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "other.py").write_text("from shapes import *\n")
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    assert without(tmp_path, "import math\nimport os\n") == "import os\n"
+
+
+def test_of_too_many_files_none_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_MOST", 3)
+    for number in range(3):
+        (tmp_path / f"other{number}.py").touch()
+    assert without(tmp_path, "import math\nimport os\n") == "import math\nimport os\n"
 
 
 def test_another_module_imports_it_from_there(tmp_path: Path) -> None:

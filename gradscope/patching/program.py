@@ -1,0 +1,114 @@
+"""The other files of the program that a file belongs to, and what they take from it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from gradscope.patching.source import SourceFile
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+_PYTHON = Path(ast.__file__).parent
+_SKIPPED = frozenset({"__pycache__", "node_modules", "build", "dist", *INSTALLED})
+_MOST = 2000  # files and folders of a program; in a larger one nobody looks for what they take
+
+
+def takes(file: SourceFile, name: str) -> bool:
+    """Whether another file of the program takes the global ``name`` from this one, or may: of many it is not asked."""
+    texts, word = _others(file), re.compile(rf"\b{re.escape(name)}\b|\*")
+    if texts is None:
+        return True
+    trees = (_parsed(text) for text in texts if word.search(text))
+    return any(_takes(node, name, _stem(file)) for tree in trees for node in ast.walk(tree))
+
+
+def is_hidden_by(file: SourceFile, name: str) -> bool:
+    """Whether another file reads a ``name`` of its own that a global of this one would hide: it imports all of them."""
+    star, word = re.compile(rf"\b{re.escape(_stem(file))}\s+import\s*\(?\s*\*"), re.compile(rf"\b{re.escape(name)}\b")
+    for text in _others(file) or []:
+        if star.search(text) and word.search(text):
+            nodes = list(ast.walk(_parsed(text)))
+            whole = any(_is_import(node, _stem(file)) and _imported(node) == {"*"} for node in nodes)
+            if whole and any(isinstance(node, ast.Name) and node.id == name for node in nodes):
+                return True
+    return False
+
+
+def _takes(node: ast.AST, name: str, stem: str) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == name
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, mock.patch
+        return node.value == name or node.value.endswith(f"{stem}.{name}")
+    return _is_import(node, stem) and not _imported(node).isdisjoint({name, "*"})
+
+
+def _is_import(node: ast.AST, stem: str) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2] == stem
+
+
+def _imported(node: ast.AST) -> set[str]:
+    return {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+
+
+def _stem(file: SourceFile) -> str:
+    path = Path(file.name)
+    return path.parent.name if path.name == "__init__.py" else path.stem
+
+
+def _others(file: SourceFile) -> list[str] | None:
+    """The texts that name this file at all; None where there are too many to look."""
+    if not file.others:
+        below = _below(_root(Path(file.name)))
+        paths = sorted({*_loaded(), *(below or [])} - {Path(file.name)})
+        word = re.compile(rf"\b{re.escape(_stem(file))}\b")
+        file.others.append(None if below is None else [text for text in map(_text, paths) if word.search(text)])
+    return file.others[0]
+
+
+def _loaded() -> Iterator[Path]:
+    for module in list(sys.modules.values()):
+        where = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+        if isinstance(where, str) and where.endswith(".py"):
+            path = Path(where)
+            if INSTALLED.isdisjoint(path.parts) and not path.is_relative_to(_PYTHON):
+                yield path
+
+
+def _root(path: Path) -> Path:
+    """The folder of the program: the file's, or that of the package around it."""
+    folder = path.parent
+    while (folder / "__init__.py").exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _below(root: Path) -> list[Path] | None:
+    """The Python files there, but for environments, caches and what is hidden; None where it is large."""
+    found: list[Path] = []
+    for seen, (folder, folders, names) in enumerate(os.walk(root)):
+        here = Path(folder)
+        folders[:] = [each for each in folders if each not in _SKIPPED and not each.startswith(".")]
+        folders[:] = [each for each in folders if not (here / each / "pyvenv.cfg").exists()]
+        found += [here / name for name in names if name.endswith(".py")]
+        if len(found) + seen > _MOST:
+            return None
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (ValueError, SyntaxError, RecursionError):
+        return ast.Module(body=[], type_ignores=[])
