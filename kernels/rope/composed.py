@@ -44,7 +44,8 @@ def _product(x: Tensor, factor: Tensor) -> Tensor:
     pairs = (head if head.dtype is wide else head.to(wide)).unflatten(-1, (-1, 2))
     strides = pairs.stride()
     if strides[-1] != 1 or any(stride & 1 for stride in (*strides[:-1], int(pairs.storage_offset()))) or pairs.is_neg():
-        pairs = pairs.resolve_neg().contiguous()
+        # Not contiguous(): what is contiguous at an odd place stays there.
+        pairs = pairs.resolve_neg().clone(memory_format=torch.contiguous_format)
     return _whole(torch.view_as_real(torch.view_as_complex(pairs) * factor).flatten(-2), x, rotary)
 
 
