@@ -249,6 +249,46 @@ def test_loss_in_the_output(make: Callable[[Tensor, Tensor], Any]) -> None:
     assert (value.item(), kind) == (7.0, "output")
 
 
+class Keeps(nn.Module):
+    """It returns its scores, and keeps scalars of them in attributes."""
+
+    def __init__(self, *kept: str, inside: bool = False) -> None:
+        super().__init__()
+        self.layer, self.kept, self.inner = nn.Linear(3, 2), kept, nn.Identity()
+        self.holder = self.inner if inside else self
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        made = {"router": hidden.mean()}
+        scores = torch.as_tensor(hidden * 2)
+        made |= {"last_loss": scores.square().sum(), "other": scores.sum(), "number": scores.sum().detach()}
+        for name in self.kept:
+            setattr(self.holder, name, made[name])
+        return scores
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "kept, kind",
+    [
+        (("last_loss",), "output"),
+        (("last_loss", "router", "number"), "output"),
+        (("last_loss", "other"), "mean of outputs"),  # either may be it
+        (("router",), "mean of outputs"),  # a part of a loss
+        ((), "mean of outputs"),
+    ],
+)
+def test_loss_that_the_model_keeps(kept: tuple[str, ...], kind: str, inside: bool) -> None:
+    model, x = Keeps(*kept, inside=inside), torch.ones(1, 3)
+    output = model(x)
+    value, found = scalar_loss(output, x, None, model)
+    assert found == kind
+    if found == "output":
+        assert value is model.holder.last_loss
+        model.kept = ()  # in evaluation, say: what is kept is of the call before
+        assert scalar_loss(model(x), x, None, model)[1] == "mean of outputs"
+
+
 MEAN_OUTPUTS: dict[str, tuple[Callable[[], Any], float]] = {
     "one tensor": (lambda: torch.tensor([1.0, 3.0], requires_grad=True), 2.0),
     "several": (lambda: (parameter(4), parameter(2) * 3), 2.0),

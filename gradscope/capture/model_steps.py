@@ -49,7 +49,7 @@ class Stepper:
         for leaf in (*self._parameters, *leaves_of(batch)):
             leaf.grad = None
         output = call_model(self._workload.model, batch)
-        loss, self.loss_kind = scalar_loss(output, batch, self._workload.loss)
+        loss, self.loss_kind = scalar_loss(output, batch, self._workload.loss, self._workload.model)
         loss.backward()  # type: ignore[no-untyped-call]
         # A number, not the tensor: no graph of this step lives into the next.
         return loss.item() if self._needs_closure else 0.0

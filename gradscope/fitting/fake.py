@@ -71,7 +71,7 @@ def _held(workload: Workload, shapes: BatchShapes, size: int) -> int:
         batch = shapes.empty(size)
         with watch:
             output = call_model(call, batch)
-            loss, _ = scalar_loss(output, batch, workload.loss)
+            loss, _ = scalar_loss(output, batch, workload.loss, workload.model)
     held = watch.alive_bytes()
     del output, loss
     return held

@@ -121,7 +121,7 @@ def record_step(workload: Workload, device: torch.device) -> Recording:
 
         def step() -> None:
             output = call_model(workload.model, batch)
-            scalar_loss(output, batch, workload.loss)
+            scalar_loss(output, batch, workload.loss, workload.model)
 
         # What the step makes stays in the youngest generation: collecting that frees what holds itself, at little cost.
         collects = gc.isenabled()

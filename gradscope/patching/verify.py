@@ -279,7 +279,7 @@ class _Step:
 
     def _loss_of(self, batch: object) -> torch.Tensor:
         output = call_model(self.workload.model, batch)
-        return scalar_loss(output, batch, self.workload.loss)[0]
+        return scalar_loss(output, batch, self.workload.loss, self.workload.model)[0]
 
     def _run(self) -> None:
         self._stepper.step(self.batch)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gradscope.errors import UsageError, WorkloadError
-from gradscope.tree import buffers_of, parameters_of
+from gradscope.tree import buffers_of, modules_of, parameters_of
 from gradscope.workload.definition import check_item, is_one_batch
 from gradscope.workload.describe import describe
 
@@ -194,12 +194,15 @@ def _misfit(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def scalar_loss(output: Any, batch: Any, loss: Callable[[Any, Any], Any] | None) -> tuple[torch.Tensor, LossKind]:
+def scalar_loss(
+    output: Any, batch: Any, loss: Callable[[Any, Any], Any] | None, model: nn.Module | None = None
+) -> tuple[torch.Tensor, LossKind]:
     """The scalar to call ``backward`` on, and where it came from.
 
     * ``"given"``: ``loss(output, batch)``.
     * ``"output"``: the output itself if it is a scalar; its ``loss``, as attribute or key; the one scalar with a
-      gradient in it if it is a tuple, list or mapping.
+      gradient in it if it is a tuple, list or mapping; the one scalar that ``model`` has made after its output and
+      keeps in an attribute.
     * ``"mean of outputs"``: the mean of the means of all its floating tensors that have a gradient. It runs the same
       backward pass as a real loss would from there on, on gradients that mean nothing.
 
@@ -217,7 +220,26 @@ def scalar_loss(output: Any, batch: Any, loss: Callable[[Any, Any], Any] | None)
     scalars = [tensor for tensor in tensors if tensor.dim() == 0 and tensor.requires_grad]
     if len(scalars) == 1:
         return scalars[0], "output"
+    stored = _stored(model, tensors) if model is not None else []
+    if len(stored) == 1:
+        return stored[0], "output"
     return _mean(output, tensors), "mean of outputs"
+
+
+def _stored(model: nn.Module, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Scalars with a gradient in attributes of the modules, made after all outputs: the loss of this call.
+
+    What was made before them is a part of the loss, as that of a router, or of an earlier call.
+    """
+    with torch._C.DisableTorchFunction():  # who records the step sees the model's calls alone
+        made = [tensor.grad_fn._sequence_nr() for tensor in outputs if tensor.grad_fn is not None]
+        kept = {
+            id(held): (held, held.grad_fn._sequence_nr())
+            for module in modules_of(model)
+            for held in vars(module).values()
+            if isinstance(held, torch.Tensor) and held.dim() == 0 and held.grad_fn is not None
+        }
+    return [held for held, number in kept.values() if made and number > max(made)]
 
 
 def _given(value: Any) -> torch.Tensor:

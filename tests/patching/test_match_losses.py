@@ -204,3 +204,22 @@ def test_what_was_replaced_is_not_found_again() -> None:
     patches = Patches(planned(entry, model, batch))
     patches.apply()
     assert planned(entry, model, batch).sites == []
+
+
+class KeepsItsLoss(nn.Module):
+    """The loss is an attribute, the logits are what is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.last_loss = nn.Linear(8, 40), torch.zeros(())
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits: Tensor = self.head(x)
+        self.last_loss = nn.functional.cross_entropy(logits.view(-1, 40), targets.view(-1))
+        return logits
+
+
+def test_logits_are_not_read_by_a_loss_of_ours() -> None:
+    targets = torch.randint(40, (2, 6))
+    (site,) = plan(KeepsItsLoss(), (torch.randn(2, 6, 8), targets), recipes=["linear_cross_entropy"]).sites
+    assert not site.reasons

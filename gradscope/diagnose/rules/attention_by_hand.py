@@ -98,9 +98,9 @@ def find(case: Case) -> Iterator[Finding]:
     for each in _without_recipe(case):
         found[each.softmax.source].append(each)
     for source, attentions in found.items():
-        finding = _finding(case, source, attentions)
-        if finding is not None:
-            yield finding
+        made = _finding(case, source, attentions)
+        if made is not None:
+            yield made
 
 
 def calls_without_recipe(case: Case) -> set[int]:
