@@ -43,19 +43,19 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
         original, truth = unit.references
     except Exception as error:
         return dict.fromkeys(sites, NoProof(f"it could not be run again for the proof: {first_line(error)}"))
-    together = _tried(swap, unit, original, truth)
+    together = _tried(swap, unit, original, truth, files)
     if isinstance(together, Errors) or len(sites) == 1:
         return dict.fromkeys(sites, together)
     found: dict[Site, Errors | str] = {}
     for site in sites:
         try:
-            found[site] = _tried(Swap(swap.module, [site], files), unit, original, truth)
+            found[site] = _tried(Swap(swap.module, [site], files), unit, original, truth, files)
         except Refusal as refusal:
             found[site] = NoProof(refusal)
     return found
 
 
-def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome) -> Errors | str:
+def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dict[str, SourceFile]) -> Errors | str:
     """The errors with the rewritten code, or what is wrong."""
     try:
         with _on(swap):
@@ -67,13 +67,25 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome) -> Errors 
                     f"{worst.name} is off by {worst.new:.1e} of its size, where the original is off by "
                     f"{worst.original:.1e} and {worst.limit:.1e} is allowed"
                 )
-            for site in swap.sites:
-                with _recipes(swap, _without_dropout), _recipes(swap, _planted, _functions(site)):
-                    if not _seen(unit, original, truth):
-                        return NoProof("a fault planted in the recipe's result was not seen: the proof says nothing")
+        for site in swap.sites:
+            one = _apart(site, swap, files)
+            with _on(one), _recipes(one, _without_dropout), _recipes(one, _planted, _functions(site)):
+                if not _seen(unit, original, truth):
+                    return NoProof("a fault planted in the recipe's result was not seen: the proof says nothing")
     except Exception as error:
         return f"the rewritten code fails: {first_line(error)}"
     return errors
+
+
+def _apart(site: Site, swap: Swap, files: dict[str, SourceFile]) -> Swap:
+    """A swap in which a fault of the recipe is one of ``site``: alone where another site of ``swap`` calls it too."""
+    functions = [match.function for each in swap.sites for match in each.matches[:1]]
+    if all(functions.count(match.function) == 1 for match in site.matches[:1]):
+        return swap
+    try:
+        return Swap(swap.module, [site], files)
+    except Refusal:  # it stands with the others only
+        return swap
 
 
 def _seen(unit: Unit, original: Outcome, truth: Outcome) -> bool:

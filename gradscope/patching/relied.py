@@ -74,13 +74,13 @@ def _calls(match: Match) -> set[Node]:
 
 def _held(node: Node, match: Match, read: set[tuple[Node, int | str]]) -> list[Value]:
     """Tensors of one number that were there before, as buffers are, and that the new code does not read."""
-    places = [(position, value) for position, value in enumerate(node.args) if isinstance(value, Value)]
-    places += [(name, value) for name, value in node.kwargs.items() if isinstance(value, Value)]
+    places: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
     operands = _operands(match)
     return [
         value
         for place, value in places
-        if value.producer is None and _is_number(value) and value not in operands and (node, place) not in read
+        if isinstance(value, Value) and value.producer is None and _is_number(value)
+        if value not in operands and (node, place) not in read
     ]
 
 

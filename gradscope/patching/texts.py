@@ -85,8 +85,9 @@ class Texts:
         """Where a call stands; in a lambda or a comprehension the expression inside; of an assignment all of it."""
         inline = node.places[0].frame.code.co_name in INLINE
         found = self._innermost(node) if inline else self.expression(node)
-        is_target = node.op == "setitem" and isinstance(found, ast.Subscript)
-        return self.source.statement(found) if is_target else found
+        if node.op == "setitem" and isinstance(found, ast.Subscript):
+            return self.source.statement(found)
+        return found
 
     def scalar(self, scalar: Scalar) -> ast.expr | str:
         """The expression of a number."""

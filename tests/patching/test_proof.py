@@ -81,6 +81,55 @@ def test_a_result_that_nobody_sees_cannot_be_proved() -> None:
     assert verdict == "a fault planted in the recipe's result was not seen: the proof says nothing"
 
 
+class OneUnseen(small.Causal):
+    """Two attentions, of which ``unseen`` goes nowhere."""
+
+    unseen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        one = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1) @ v
+        two = ((v @ k.transpose(-2, -1)) * 0.5).softmax(-1) @ q
+        return ((self.unseen != 0) * one + (self.unseen != 1) * two).squeeze(1)
+
+
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_each_site_is_seen_by_a_fault_of_its_own(unseen: int) -> None:
+    model = OneUnseen()
+    model.unseen = unseen
+    found = plan(model, BATCH, recipes=["attention"])
+    (swap,) = swaps(found.supported, found.files)
+    (unit,) = captured({"": model}, lambda: model(BATCH)).values()
+    verdicts = [prove(swap, unit, found.files)[site] for site in swap.sites]
+    assert isinstance(verdicts[1 - unseen], Errors)
+    assert verdicts[unseen] == "a fault planted in the recipe's result was not seen: the proof says nothing"
+
+
+class OnlyItsGradient(small.Causal):
+    """The output does not depend on the attention's result, its gradient does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        y = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1) @ v
+        return (q + (y * y - (y * y).detach())).squeeze(1)
+
+
+class BehindANorm(small.Causal):
+    """A factor of the whole result would not be seen behind the norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        y = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1) @ v
+        return functional.layer_norm(y, y.shape[-1:], eps=0.0).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", [OnlyItsGradient, BehindANorm])
+def test_a_fault_is_seen_where_it_shows_least(kind: type[small.Causal]) -> None:
+    found, swap, unit = planned(kind())
+    (verdict,) = prove(swap, unit, found.files).values()
+    assert isinstance(verdict, Errors), verdict
+
+
 def test_one_wrong_site_of_two_is_told_from_the_other() -> None:
     model = small.Twice()
     found = plan(model, BATCH, recipes=["attention"])

@@ -15,6 +15,7 @@ import gradscope
 from gradscope import recipes
 from gradscope.kernels import pays
 from gradscope.patching import choice, verify
+from gradscope.patching.swap import swaps
 from gradscope.patching.turns import Times
 from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
 from tests.patching import small
@@ -282,6 +283,23 @@ def test_a_place_that_its_caller_does_not_stand_is_undone(use: Callable[[Saves],
     model.zero_grad(set_to_none=True)
     patches.revert()
     assert_same(before, everything(model))
+
+
+def test_places_that_the_step_does_not_stand_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = verify._Step(gradscope.Workload(Two(), BATCH), BATCH)
+    found = gradscope.plan(Two(), BATCH)
+    one, two = swaps(found.supported, found.files)
+    monkeypatch.setattr(step, "_fails", lambda held: ValueError("both") if len(held) > 1 else None)
+    assert step.failing([one, two]) == dict.fromkeys(two.sites, "with it the step fails: ValueError: both")
+
+
+def test_the_losses_difference_is_not_of_dropout(use: Callable[[Saves], None]) -> None:
+    model = Two()
+    model.second.eval()
+    patches = gradscope.patch(model, BATCH)
+    assert patches.verified is not None and len(patches.kept) == 2
+    assert patches.verified.loss_difference < 1e-5
+    assert [module.training for module in (model, model.first, model.second)] == [True, True, False]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
