@@ -246,3 +246,34 @@ def taken_on_hopper(dtype: torch.dtype, given: dict[str, Any], monkeypatch: pyte
         if "attn_mask" in given:
             given = {**given, "attn_mask": torch.ones(8, 8, dtype=given["attn_mask"], device="cuda")}
         return attention.explain(x, x, x, **given).backend
+
+
+def test_a_mask_that_wants_a_gradient_costs_nothing_where_none_is_taken() -> None:
+    q, mask = torch.randn(1, 2, 8, 4), torch.zeros(8, 8, requires_grad=True)
+    assert attention.explain(q, q, q, mask).backend == "cpu"
+    with torch.no_grad():
+        assert attention.explain(q, q, q, mask).backend == "flash"
+
+
+def test_a_negative_share_is_refused_also_where_little_is_looked_at() -> None:
+    q = torch.randn(1, 2, 8, 4)
+    with pytest.raises(ValueError, match=r"attention: dropout_p is -0.1; expected a number in \[0, 1\]"):
+        attention(q, q, q, dropout_p=-0.1)
+
+
+@pytest.mark.parametrize("window", [(None, 1), (1, None), (0, 0), (None, None)], ids=str)
+def test_each_side_of_a_window_is_heeded(window: tuple[int | None, int | None]) -> None:
+    q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
+    left, right = (8 if side is None else side for side in window)
+    behind = torch.arange(8)[:, None] - torch.arange(8)
+    seen = (behind <= left) & (-behind <= right)
+    expected = functional.scaled_dot_product_attention(q, k, v, seen)
+    torch.testing.assert_close(attention(q, k, v, window=window), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(1, 3, 3), (3, 1, 1), (3, 1, 3), (1, 1, 3), (1, 3, 1)], ids=str)
+@pytest.mark.parametrize("backend", ["auto", "cpu", "math"])
+def test_one_head_is_that_of_all(heads: tuple[int, int, int], backend: str) -> None:
+    q, k, v = (torch.randn(2, each, 8, 4) for each in heads)
+    expected = functional.scaled_dot_product_attention(*(each.expand(2, 3, 8, 4) for each in (q, k, v)))
+    torch.testing.assert_close(attention(q, k, v, backend=backend), expected, rtol=1e-5, atol=1e-5)
