@@ -277,3 +277,21 @@ def test_one_head_is_that_of_all(heads: tuple[int, int, int], backend: str) -> N
     q, k, v = (torch.randn(2, each, 8, 4) for each in heads)
     expected = functional.scaled_dot_product_attention(*(each.expand(2, 3, 8, 4) for each in (q, k, v)))
     torch.testing.assert_close(attention(q, k, v, backend=backend), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "math"])
+def test_float64_stays_float64_under_autocast(backend: str) -> None:
+    q = torch.randn(1, 2, 8, 4, dtype=torch.float64)
+    expected = functional.scaled_dot_product_attention(q, q, q)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(q, q, q, backend=backend)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "math"])
+def test_slopes_of_float64_are_not_rounded(backend: str) -> None:
+    q = torch.randn(1, 2, 8, 4, dtype=torch.float64)
+    slopes = torch.tensor([0.1, 0.3], dtype=torch.float64)
+    away = (torch.arange(8)[:, None] - torch.arange(8)).abs()
+    expected = functional.scaled_dot_product_attention(q, q, q, -slopes[:, None, None] * away)
+    torch.testing.assert_close(attention(q, q, q, alibi_slopes=slopes, backend=backend), expected, rtol=1e-12, atol=0)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map
 
 import gradscope.recipes
 from gradscope import recipes
+from gradscope.kernels import plain
 from gradscope.kernels.plain import why_torch
 
 from ..process_group import alone
@@ -608,3 +609,12 @@ def test_the_documented_table(where: str, runs: str, mesh: Any, monkeypatch: pyt
         said.clear()
         in_place(where, case, mesh)
         assert (any(said), case.name) == (runs == "torch's operations", case.name)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_either_layout_are_torchs() -> None:
+    """The strided ones are plain by their class and their layout."""
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+        assert plain.why_torch((nested,)) is not None and plain.why_torch(((nested, nested),)) is not None
+    assert plain.why_torch((torch.ones(2), (torch.ones(1), None, 3))) is None
