@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,31 @@ def test_each_view_of_a_buffer_has_its_own_verdict():
             assert ("is_causal" in attention_mask(view, hides="zero")) is expected
             assert ("is_causal" in attention_mask(view, hides="nonzero")) is False
     assert "is_causal" in attention_mask(1 - buffer[:_T, :_T], hides="nonzero")
+
+
+def added_triangle(number: float) -> Tensor:
+    return torch.full((6, 6), number).triu(1)
+
+
+@pytest.mark.parametrize("number", [-1.0, -100.0])
+def test_a_number_that_weakens_does_not_hide(number: float) -> None:
+    assert set(attention_mask(added_triangle(number))) == {"attn_mask"}
+
+
+@pytest.mark.parametrize("after", [None, {"mask": torch.zeros(6, 6)}], ids=["alone", "after another"])
+def test_a_mask_that_wants_a_gradient_stays_a_mask(after: Any) -> None:
+    mask = added_triangle(-torch.inf).requires_grad_()
+    said = attention_mask(mask, after=after)
+    assert set(said) == {"attn_mask"} and said["attn_mask"].requires_grad
+
+
+def test_a_finite_number_behind_another_mask_is_no_causal_one() -> None:
+    """Together they may hide all: what is left is then decided by the numbers."""
+    said = attention_mask(added_triangle(-1e30), after={"mask": torch.full((6, 6), -1e30)})
+    assert "is_causal" not in said
+
+
+def test_a_mask_that_counts_no_versions() -> None:
+    with torch.inference_mode():
+        mask = added_triangle(-torch.inf)
+    assert set(attention_mask(mask)) == {"attn_mask"}
