@@ -147,29 +147,29 @@ def test_the_next_of_several_ways_becomes_the_first() -> None:
     assert after.count("if self.flash:") == 1
 
 
-@pytest.mark.parametrize("flash", [True, False])
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "flashes"),
     [
-        ("if self.flash:", "if self.twice:\n    y = q * 2\nelif self.flash:"),
-        ("v = v.view", "if self.flash: q = q * 2\nv = v.view"),
-        ("    # slow\n", "    if self.flash:\n        q = q * 3\n    # slow\n"),
-        ("    # fast\n", "    if self.flash:\n        q = q * 3\n    # fast\n"),
-        ("    # fast\n", "    q = q * 3 if self.flash else q * 2\n"),
-        ("v = v.view", "q = q * (3 if self.flash else 2)\nv = v.view"),
+        ("if self.flash:", "if self.twice:\n    y = q * 2\nelif self.flash:", (True, False)),
+        ("v = v.view", "if self.flash: q = q * 2\nv = v.view", (False,)),
+        ("    # slow\n", "    if self.flash:\n        q = q * 3\n    # slow\n", (True, False)),
+        ("    # fast\n", "    if self.flash:\n        q = q * 3\n    # fast\n", (False,)),
+        ("    # fast\n", "    q = q * 3 if self.flash else q * 2\n", (False,)),
+        ("v = v.view", "q = q * (3 if self.flash else 2)\nv = v.view", (False,)),
     ],
 )
-def test_a_condition_asked_in_other_forms_too(flash: bool, old: str, new: str) -> None:
+def test_a_condition_asked_in_other_forms_too(old: str, new: str, flashes: tuple[bool, ...]) -> None:
     """The old code does what it did where that is asked again: in one line, below an ``elif`` or inside itself."""
     assert old in TWO_WAYS
     text = body(TWO_WAYS.replace(old, new)).replace("Module):\n", "Module):\n    twice = False\n\n")
-    after = fixed(text, ["packed_attention", "attention"], flash=flash)
-    given = torch.randn(2, 6, 8)
-    one, other = module_of(text, "again_one").eval(), module_of(after, "again_other").eval()
-    for asked, twice in itertools.product((True, False), (True, False)):
-        for each in (one, other):
-            vars(each).update(flash=asked, twice=twice)
-        torch.testing.assert_close(other(given), one(given))
+    for flash in flashes:
+        after = fixed(text, ["packed_attention", "attention"], flash=flash)
+        one, other = module_of(text, "again_one").eval(), module_of(after, "again_other").eval()
+        given = torch.randn(2, 6, 8)
+        for asked, twice in itertools.product((True, False), (True, False)):
+            for each in (one, other):
+                vars(each).update(flash=asked, twice=twice)
+            torch.testing.assert_close(other(given), one(given))
 
 
 def test_comments_at_the_end_of_a_side_stay() -> None:
@@ -347,6 +347,7 @@ IMPORTS = {
     "sorted": "import torch\nfrom einops import rearrange\n{}from torch import nn\nfrom torch.nn import init\n",
     "not sorted": "import torch\nfrom torch.nn import init\nfrom torch import nn\n{}",
     "above one's own": "import torch\nfrom torch import nn\n{}\nfrom helper import help_me\n",
+    "over several lines": "import torch\nfrom torch import (\n    nn,\n)\n{}",
     "beside one's own": "import torch\nfrom torch import nn\n{}from helper import help_me\n",
 }
 OTHERS = {
@@ -397,6 +398,13 @@ def test_what_is_imported_already_is_not_imported_again() -> None:
     assert "gradscope_" not in after
     again = body(f"x = attention(x, x, x)\n{SHORT}", f"{HEAD}from gradscope.recipes import attention\n")
     assert fixed(again).count("import") == again.count("import") and "gradscope_" not in fixed(again)
+
+
+@pytest.mark.parametrize("held", ["*", "gelu as attention"])
+def test_an_import_that_holds_other_names_stays(held: str) -> None:
+    after = fixed(body(SHORT, f"{HEAD}from gradscope.recipes import {held}\n"))
+    assert "attention(q, k, v, scale=self.scale)" in after
+    assert f"{held}\n" in after or f"{held},\n" in after
 
 
 def test_a_name_of_the_files_own_is_not_taken_for_the_recipe() -> None:

@@ -10,6 +10,7 @@ from tests.patching import spelled, swapped
 
 ROWS = "t, rows = torch.arange(10) % 5, x.flatten(0, 1)\n"
 LOGITS = f"{ROWS}logits = self.out(x).flatten(0, 1)\n"
+SUM = "h = u + self.drop(x)\n"
 GELU = "y = F.gelu"
 AVERAGE, PROBABILITIES = "size_average and reduce are not taken", "the targets are probabilities"
 
@@ -83,6 +84,15 @@ REASONS = [
     ),
     ("add_norm", "y = self.norm(u[:, :1] + self.drop(x))", "the residual has another shape than what is added"),
     ("add_norm", "y = F.layer_norm(u + self.drop(x), (5, C))", "more than the last dimension is normalised"),
+    ("add_norm", f"{SUM}if not self.flag:\n    y = self.norm(h)\ny = y + h", "does not always follow line"),
+    ("add_norm", f"{SUM}y = h + (h if self.flag else self.norm(h))", "holds a condition, a lambda or a comprehension"),
+    ("add_norm", f"{SUM}z = h * 2\nh = h\ny = self.norm(h) + z", "binds h anew"),
+    ("add_norm", f"{SUM}if not self.flag:\n    z = h.sum()\ny = self.norm(h) + h + z", "uses h under a condition"),
+    (
+        "add_norm",
+        f"{SUM}with torch.no_grad():\n    self.norm.bias.add_(1.0)\ny = self.norm(h) + h",
+        "changes in place what layer_norm reads",
+    ),
     # No site at all.
     ("bias_gelu", f"s = x + self.b\n{GELU}(s) + s", ""),
     ("bias_gelu", f"{GELU}(torch.add(x, self.b, alpha=2))", ""),
@@ -100,4 +110,4 @@ def test_left_alone(recipe: str, body: str, reason: str, tmp_path: Path) -> None
     found = swapped.planned(entry, model, batch, [recipe])
     assert not found.supported
     reasons = {each for site in found.sites for several in site.reasons for each in several.split("; ")}
-    assert reason in reasons or (not reason and not reasons), reasons
+    assert any(reason in each for each in reasons) if reason else not reasons, reasons
