@@ -23,7 +23,7 @@ from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import NOBODYS
 from gradscope.capture.saved import GraphReader, Kept
 from gradscope.capture.seen import Seen
-from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, tensors_in
+from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, sizes_text, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
 from gradscope.tables import EventTable, GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable
@@ -103,6 +103,7 @@ class MemoryTracer:
         self._recorder = recorder
         self._around = around
         self._marks = 0
+        self.batches: dict[int, list[str]] = {}  # label of a root -> what it was called with in the last step
         self._inputs: set[int] = set()  # addresses of what models were called with in this step
         self._graphs = GraphReader()
         self._reader = StorageReader()
@@ -176,6 +177,8 @@ class MemoryTracer:
 
     def _note_inputs(self, args: Any) -> None:
         with self._marking() as mark:
+            text = sizes_text(tensors_in(args)) or sizes_text(tensors_in(self._around.batch))
+            self.batches.setdefault(self._recorder.root, []).append(text)
             given = ((Role.INPUT, -1, note) for note in self._notes(tensors_in((args, self._around.batch))))
             self._inputs |= self._see(mark, given)
 

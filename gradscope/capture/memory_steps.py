@@ -39,6 +39,7 @@ class MemorySteps:
             self.tracer.see_all()
         else:
             self.tracer.see_all()
+            self.tracer.batches.clear()
             self._mark()
 
     def _mark(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -90,9 +90,17 @@ class Memory(Phase):
         if self._steps is not None and not self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             found = self.run.capture.memory = self._steps.result()
             if found is not None:
+                found.notes += self._other_batch(self._steps.tracer.batches)
                 found.census = [*self.run.capture.census, *found.census]
                 if self.run.reader is not None:  # what the profiler holds takes more than its rows
                     found.table, found.profiler = self.run.reader.memory(found.profiler), None
+
+    def _other_batch(self, seen: Mapping[int, list[str]]) -> list[str]:
+        """A note where the step was called with another batch than the one that the report names."""
+        for root, batch in self.run.capture.batches.items():
+            if batch and seen.get(root) and batch not in seen[root]:
+                return [f"memory is that of a step whose batch was {seen[root][0]}, not {batch}"]
+        return []
 
 
 def _around(tracer: MemoryTracer, lines: LineTracer | None) -> Around:
