@@ -96,9 +96,13 @@ _BIAS_REASONS = {
 }
 
 
-def _explain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend: str = "auto") -> Choice:
+def _explain_bias_gelu(
+    input: Tensor, bias: Tensor, approximate: str = "none", *, promote: bool = False, backend: str = "auto"
+) -> Choice:
     """What :func:`bias_gelu` would do with these arguments, and why."""
     name = "bias_gelu"
+    if promote and bias.dtype != input.dtype:
+        return choose(name, backend, {"torch": "the sum has another dtype than the input"}, {})
     require_dtype(name, "input", input)
     if not input.dim():
         refuse(name, "input", "a scalar", "[..., features]")
@@ -116,12 +120,17 @@ def _explain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *
     return choose(name, backend, _BIAS_REASONS, against)
 
 
-def _plain_bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
-    return functional.gelu((input + bias).to(input.dtype), approximate=approximate)
+def _plain_bias_gelu(
+    input: Tensor, bias: Tensor, approximate: str = "none", *, promote: bool = False, backend: str = "auto"
+) -> Tensor:
+    total = input + bias
+    return functional.gelu(total if promote else total.to(input.dtype), approximate=approximate)
 
 
 @explained_by(_explain_bias_gelu, _plain_bias_gelu, _BIAS_REASONS)
-def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
+def bias_gelu(
+    input: Tensor, bias: Tensor, approximate: str = "none", *, promote: bool = False, backend: str = "auto"
+) -> Tensor:
     """``gelu(input + bias)``, keeping one tensor of the input's size for backward.
 
     On a GPU that is the input, and backward makes the gradients of input and bias in one pass. On a CPU it is the sum,
@@ -132,19 +141,20 @@ def bias_gelu(input: Tensor, bias: Tensor, approximate: str = "none", *, backend
         input: [..., features]; float16, bfloat16, float32 or float64. Of a Linear without its bias, for instance.
         bias: [features], of the input's dtype, or float32: under autocast the bias is a parameter in float32.
         approximate: "none" or "tanh", as for :func:`gelu`.
+        promote: a bias of another dtype promotes the result, as in plain operations: bfloat16 by float32 is float32.
         backend: "auto", "triton", "cpu" or "torch"; ``bias_gelu.explain`` tells what "auto" takes.
 
     Returns:
-        The input's shape and dtype.
+        The input's shape, and its dtype unless ``promote``.
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
     if backend == "auto" and approximate in _APPROXIMATE and _is_small(input, bias):
         return functional.gelu(input + bias, approximate=approximate)
-    choice = _explain_bias_gelu(input, bias, approximate, backend=backend)
+    choice = _explain_bias_gelu(input, bias, approximate, promote=promote, backend=backend)
     if choice.backend == "torch":
-        return _plain_bias_gelu(input, bias, approximate)
+        return _plain_bias_gelu(input, bias, approximate, promote=promote)
     wanted = torch.is_grad_enabled() and (input.requires_grad or bias.requires_grad)
     found: Tensor
     found, _ = _BiasGELU.apply(input, bias, approximate, choice.backend, wanted)  # type: ignore[no-untyped-call]

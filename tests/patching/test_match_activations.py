@@ -154,7 +154,7 @@ def test_another_formula(tmp_path: Path, body: str, train: bool) -> None:
             "bias_gelu_added_inline",
             [
                 "from gradscope.recipes import bias_gelu as gradscope_bias_gelu",
-                "return self.proj(gradscope_bias_gelu(self.fc(x), self.bias))",
+                "return self.proj(gradscope_bias_gelu(self.fc(x), self.bias, promote=True))",
             ],
         ),
     ],
@@ -223,3 +223,33 @@ class Recurrence(nn.Module):
 def test_a_recurrence_is_looked_at_in_the_time_of_its_length(kind: str) -> None:
     """Its formulas doubled with each step: 32 took minutes, and more of them all the stack."""
     assert gradscope.plan(Recurrence(kind), torch.randn(2, 200, 8)).sites == []
+
+
+@pytest.mark.parametrize("form", ["autocast", "bfloat16", "float64 bias", "integers"])
+def test_the_result_has_the_dtype_it_had(tmp_path: Path, form: str) -> None:
+    """Recorded in float32; a bias of another dtype promotes the sum."""
+    entry = spelled.entry(tmp_path, "y = F.gelu(u + self.b)", "activation")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "bias_gelu")]
+    model.eval()
+    if form == "float64 bias":
+        model.b.data = model.b.data.double()
+    elif form != "autocast":  # what is added to the bias
+        kind = torch.bfloat16 if form == "bfloat16" else torch.int64
+        model.up.register_forward_hook(lambda _module, _given, output: (4 * output).to(kind))
+    results: list[Tensor] = []
+
+    def keep(_: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        results.append(given[0])
+        return (given[0].float(),)
+
+    model.out.register_forward_pre_hook(keep)
+    patches = Patches(found)
+    for patched in (False, True):
+        if patched:
+            patches.apply()
+        with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
+            model(batch)
+    patches.revert()
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)

@@ -177,6 +177,15 @@ def test_nothing_is_kept_without_gradients() -> None:
         assert torch.equal(bias_gelu(x, bias), functional.gelu(x + bias))
 
 
+@pytest.mark.parametrize("input_dtype", [torch.int64, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bias_dtype", [torch.float16, torch.float32, torch.float64])
+def test_promotes_as_torch_does(input_dtype: torch.dtype, bias_dtype: torch.dtype) -> None:
+    x, bias = (4 * torch.randn(3, 5)).to(input_dtype), torch.randn(5).to(bias_dtype)
+    torch.testing.assert_close(bias_gelu(x, bias, promote=True), functional.gelu(x + bias))
+    if input_dtype != bias_dtype:
+        assert bias_gelu.explain(x, bias, promote=True).backend == "torch"
+
+
 def test_only_what_is_asked_for_is_computed() -> None:
     x, bias = torch.randn(4, 6), torch.randn(6, requires_grad=True)
     (found,) = torch.autograd.grad(bias_gelu(x, bias).sum(), bias)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from gradscope import recipes
@@ -62,8 +61,9 @@ def with_bias(recording: Recording) -> Iterator[Match]:
             continue
         x, bias, node = parts
         arguments = [Argument("", (Of(x, "x"),)), Argument("", (Of(bias, "bias"),)), *_approximate(unit.approximate)]
+        arguments.append(Argument("promote", ("True",)))  # no cast follows the sum
         reasons = list(unit.reasons)
-        if x.dtype != found.output.dtype or bias.dtype not in {x.dtype, torch.float32}:
+        if not x.dtype == bias.dtype == found.output.dtype:  # then the recipe is what stands there
             reasons.append("the bias has another dtype than what it is added to")
         yield Match(
             BIAS_RECIPE,
