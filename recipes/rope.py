@@ -63,9 +63,12 @@ def _explain(
     rotary: int | None = None,
     offset: int = 0,
     positions: Tensor | None = None,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Choice:
     """What :func:`rope` would do with these arguments, and why."""
+    if promote:
+        x, cos, sin = _promoted(x, cos, sin)
     tensors = x if isinstance(x, tuple) else (x,)
     cos, sin = _without_heads(cos), _without_heads(sin)
     for tensor in tensors:
@@ -96,8 +99,11 @@ def _plain(
     rotary: int | None = None,
     offset: int = 0,
     positions: Tensor | None = None,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Any:
+    if promote:
+        x, cos, sin = _promoted(x, cos, sin)
     if isinstance(x, tuple):
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return tuple(_plain(part, cos, sin, **each) for part in x)  # type: ignore[arg-type]
@@ -116,6 +122,7 @@ def rope(
     rotary: int | None = None,
     offset: int = 0,
     positions: Tensor | None = None,
+    promote: bool = False,
     backend: str = "auto",
 ) -> Any:
     """Turn each pair of features by the angle of its token's position.
@@ -126,17 +133,20 @@ def rope(
         cos, sin: [positions, pairs], a row a position; or [batch or 1, tokens, pairs] for positions that differ, also
             with a dimension of one for the heads, before or behind the tokens. A doubled table, [..., 2 · pairs] with
             every angle twice as Hugging Face builds it, is taken too. It is looked at once for each content (on a GPU
-            from a tensor's second use on, under ``torch.compile`` never): one whose halves differ turns each feature
-            by its own number, in torch's operations; so do tables that require a gradient, which they get.
+            from a tensor's second use on): one whose halves differ turns each feature by its own number, in torch's
+            operations; so do tables that require a gradient, which they get, and any doubled one in a compiled graph.
         interleaved: False pairs feature i with i + rotary / 2 (GPT-NeoX, Llama); True pairs 2i with 2i + 1 (GPT-J).
         rotary: how many features are turned, the first; the others pass. None: all that the table has angles for.
         offset: position of the first token, as with a cache of keys; for a table of positions.
         positions: [tokens] or [batch, tokens], int64, of each token, instead of an offset. They are not checked: on a
             GPU that would wait for it.
+        promote: tables of another dtype promote the result, as in plain operations: bfloat16 by float32 is float32; and
+            they may be integers, or of two dtypes.
         backend: "auto", "triton", "cpu" or "torch"; ``rope.explain`` tells what "auto" takes.
 
     Returns:
-        A tensor for a tensor, a tuple for a tuple; each in its dtype, computed in float32 (float64: float64).
+        A tensor for a tensor, a tuple for a tuple; each in its dtype unless ``promote``, computed in float32 (float64:
+        float64).
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
@@ -145,6 +155,8 @@ def rope(
         turned = _of_few(x if isinstance(x, tuple) else (x,), cos, sin, interleaved)
         if turned is not None:
             return turned if isinstance(x, tuple) else turned[0]
+    if promote:
+        x, cos, sin = _promoted(x, cos, sin)
     choice = _explain(
         x,
         cos,
@@ -273,6 +285,18 @@ class RotaryEmbedding(nn.Module):
         return f"{self.size}, {self.cos.shape[0]}, interleaved={self.interleaved}"
 
 
+def _promoted(
+    x: Tensor | tuple[Tensor, Tensor], cos: Tensor, sin: Tensor
+) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, Tensor]:
+    """What is turned in the dtype of its product with the tables, and these in one dtype."""
+    first, last = x if isinstance(x, tuple) else (x, x)
+    dtype = torch.promote_types(cos.dtype, sin.dtype)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        dtype = first.dtype
+    first, last = (each.to(torch.promote_types(each.dtype, dtype)) for each in (first, last))
+    return (first, last) if isinstance(x, tuple) else first, cos.to(dtype), sin.to(dtype)
+
+
 def _features(x: Tensor, cos: Tensor, rotary: int | None) -> int:
     """How many features are turned. A table as wide as the head can only be a doubled one."""
     width = cos.shape[-1]
@@ -283,9 +307,9 @@ def _features(x: Tensor, cos: Tensor, rotary: int | None) -> int:
 
 def _turns_pairs(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, interleaved: bool) -> bool:
     """Whether both features of each pair are turned by one angle; of a doubled table a look tells."""
-    if cos.shape[-1] == _features(x, cos, rotary) // 2 or torch.compiler.is_compiling():
+    if cos.shape[-1] == _features(x, cos, rotary) // 2:
         return True
-    return all(_is_doubled(each, interleaved) for each in (cos, sin))
+    return not torch.compiler.is_compiling() and all(_is_doubled(each, interleaved) for each in (cos, sin))
 
 
 def _is_doubled(table: Tensor, interleaved: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.patching.matchers import rope
-from gradscope.patching.plan import record_step
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import plan, record_step
 from gradscope.workload import Workload
 from tests.patching import swapped
 from tests.patching.corpus import lookalikes_layers, ropes, transformers_rotary
@@ -61,20 +63,20 @@ def test_lookalikes_are_left_or_exact(entry: Entry) -> None:
             "rope_helper_of_both",
             [
                 "from gradscope.recipes import rope",
-                "q_embed = rope(q, cos[:, 0], sin[:, 0])",
-                "k_embed = rope(k, cos[:, 0], sin[:, 0])",
+                "q_embed = rope(q, cos[:, 0], sin[:, 0], promote=True)",
+                "k_embed = rope(k, cos[:, 0], sin[:, 0], promote=True)",
             ],
         ),
         (
             "rope_interleaved_stack",
-            ["from gradscope.recipes import rope", "return rope(x, cos, sin, interleaved=True)"],
+            ["from gradscope.recipes import rope", "return rope(x, cos, sin, interleaved=True, promote=True)"],
         ),
         (
             "neox, rotary of a part",
             [
                 "from gradscope.recipes import rope",
-                "query = rope(query, cos[:, 0], sin[:, 0], rotary=cos.shape[-1]).contiguous()",
-                "key = rope(key, cos[:, 0], sin[:, 0], rotary=cos.shape[-1]).contiguous()",
+                "query = rope(query, cos[:, 0], sin[:, 0], rotary=cos.shape[-1], promote=True).contiguous()",
+                "key = rope(key, cos[:, 0], sin[:, 0], rotary=cos.shape[-1], promote=True).contiguous()",
             ],
         ),
     ],
@@ -215,15 +217,15 @@ def _matches(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Any]:
 @pytest.mark.parametrize(
     ("function", "settings", "suffix"),
     [
-        (_halves_by_split, [], ""),
-        (_halves_by_unbind, [], ""),
+        (_halves_by_split, ["promote"], ""),
+        (_halves_by_unbind, ["promote"], ""),
         (_pairs_by_reshape, ["interleaved"], ""),
-        (_doubled, [], ""),
-        (_tokens_first, [], ".transpose(1, 2)"),
-        (_then_transposed, [], ""),
-        (_a_part, ["interleaved"], ""),
-        (_backwards, [], ""),
-        (_backwards_by_minus_sin, [], ""),
+        (_doubled, ["promote"], ""),
+        (_tokens_first, ["promote"], ".transpose(1, 2)"),
+        (_then_transposed, ["promote"], ""),
+        (_a_part, ["interleaved", "promote"], ""),
+        (_backwards, ["promote"], ""),
+        (_backwards_by_minus_sin, ["promote"], ""),
     ],
 )
 def test_form(function: Any, settings: list[str], suffix: str) -> None:
@@ -243,3 +245,61 @@ def test_rotation_inside_another_product() -> None:
     """What is scaled afterwards is no rotation; the rotation before it is."""
     (match,) = _matches(_scaled)
     assert match.last.op == "cat"
+
+
+class _ByBuffers(nn.Module):
+    """Queries and keys by a doubled table in buffers, as Llama's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+        angles = torch.arange(6.0)[:, None] * torch.rand(4).repeat(2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (layer(x).view(2, 6, 2, 8).transpose(1, 2) for layer in (self.q, self.k))
+        q = q * self.cos + torch.cat((-q[..., 4:], q[..., :4]), -1) * self.sin
+        k = k * self.cos + torch.cat((-k[..., 4:], k[..., :4]), -1) * self.sin
+        return torch.stack((q, k))
+
+
+_LATER = {
+    "autocast": (torch.float32, torch.float32),
+    "integers": (torch.int64, torch.int64),
+    "truths": (torch.bool, torch.bool),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+    "float64": (torch.float64, torch.float64),
+    "two": (torch.float64, torch.float32),
+    "halves": (torch.float32, torch.float32),
+    "compiled halves": (torch.float32, torch.float32),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own doing
+@pytest.mark.parametrize("form", _LATER)
+def test_other_tables_later(form: str) -> None:
+    """Recorded in float32: the result has the dtype and the content that it had."""
+    model = _ByBuffers()
+    original, x = copy.deepcopy(model), torch.randn(2, 6, 16)
+    patches = Patches(plan(model, x, recipes=["rope"]))
+    assert len(patches.kept) == 2, patches.table.reasons.tolist()
+    patches.apply()
+    for each in (model, original):
+        each.cos, each.sin = ((2 * old).to(kind) for old, kind in zip((each.cos, each.sin), _LATER[form], strict=True))
+        if "halves" in form:
+            each.cos = each.cos * torch.linspace(1, 2, 8)
+    run: Any = model
+    if "compiled" in form:
+        torch.compiler.reset()
+        run = torch.compile(model, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
+        got, expected = run(x), original(x)
+    torch.testing.assert_close(got, expected)
+    results = [
+        torch.autograd.grad(each.square().sum(), list(of.parameters()))
+        for each, of in zip((got, expected), (model, original), strict=True)
+    ]
+    rough = 2**-6 if form == "autocast" else 1e-5  # gradients pass through bfloat16, of 8 bits
+    torch.testing.assert_close(*results, rtol=rough, atol=rough * 10)

@@ -73,6 +73,8 @@ def _match(rotation: Rotation, layout: Layout) -> Match:
         arguments.append(Argument("interleaved", ("True",)))
     if layout.rotary:
         arguments.append(Argument("rotary", (Of(cos, "cos", ".shape[-1]"),)))
+    if _promotes(rotation):
+        arguments.append(Argument("promote", ("True",)))
     reasons = list(layout.reasons)
     if rotation.y.dtype != rotation.x.dtype:
         reasons.append("the result has another dtype than the tensor that is turned")
@@ -92,6 +94,12 @@ def _match(rotation: Rotation, layout: Layout) -> Match:
         reasons=reasons,
         idle=why_idle(RECIPE, rotation.y, features=math.prod(rotation.y.shape)),
     )
+
+
+def _promotes(rotation: Rotation) -> bool:
+    """Whether the tables' dtype, where it is another, becomes the result's: nothing is cast."""
+    made = {table.producer.op for table in rotation.tables if table.producer is not None}
+    return CASTS.isdisjoint(made | {node.op for node in rotation.nodes})
 
 
 def _is_viewed(value: Value) -> bool:
