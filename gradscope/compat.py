@@ -37,6 +37,7 @@ __all__ = [
     "checkpoint_frame",
     "dispatch_depth",
     "dispatch_modes",
+    "end_range",
     "exports",
     "function_modes",
     "graph_task_id",
@@ -48,6 +49,7 @@ __all__ = [
     "live_device_blocks",
     "marking_recompute",
     "new_profiler",
+    "open_range",
     "require_no_profiler",
     "quiet_kineto",
     "release_profiler",
@@ -126,31 +128,43 @@ _RecordFunctionFast: Any = _private("torch._C._profiler._RecordFunctionFast")
 _open_markers: set[Any] = set()  # of all threads
 
 
-class TraceMarker:
-    """``with TraceMarker(name):`` puts one row into a running profiler's trace, at about 1 µs.
+def open_range(name: str) -> Any:
+    """Open a row of that name in a running profiler's trace, at less than 1 µs; give it to :func:`end_range`.
 
     One that is open, on any thread, when gradscope's profiler stops is ended before: it would write through a pointer
     into what the profiler recorded. A thread may be inside a module's call then, and an error may keep a frame alive.
     """
+    opened = _RecordFunctionFast(name)
+    opened.__enter__()
+    _open_markers.add(opened)
+    return opened
 
-    __slots__ = ("_range",)
+
+def end_range(opened: Any) -> None:
+    """End a row; nothing where its profiler has stopped."""
+    try:
+        _open_markers.remove(opened)
+    except KeyError:  # its profiler has stopped
+        return
+    try:
+        opened.__exit__(None, None, None)
+    except RuntimeError:  # the profiler has started since it was entered: there is no row to end
+        return
+
+
+class TraceMarker:
+    """``with TraceMarker(name):`` puts one row into a running profiler's trace."""
+
+    __slots__ = ("_name", "_range")
 
     def __init__(self, name: str) -> None:
-        self._range = _RecordFunctionFast(name)
+        self._name = name
 
     def __enter__(self) -> None:
-        self._range.__enter__()
-        _open_markers.add(self._range)
+        self._range = open_range(self._name)
 
     def __exit__(self, *exc: object) -> None:
-        try:
-            _open_markers.remove(self._range)
-        except KeyError:  # its profiler has stopped
-            return
-        try:
-            self._range.__exit__(None, None, None)
-        except RuntimeError:  # the profiler has started since it was entered: there is no row to end
-            return
+        end_range(self._range)
 
 
 def _end_open_markers() -> None:

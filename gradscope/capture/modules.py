@@ -160,7 +160,12 @@ class CallRecorder:
             return
         began = perf_counter_ns()
         calls = self._stack.calls
-        for depth in range(len(calls) - 1, -1, -1):
+        if calls and calls[-1][0] == id(module):  # few looks: between a model's products each one is at cold memory
+            _, span, _, inside, around = calls.pop()
+            if span is not None:
+                self._spans.close(span, began, inside, around)
+            return
+        for depth in range(len(calls) - 2, -1, -1):
             if calls[depth][0] == id(module):
                 # Checkpointing stops a recompute with an exception: calls above this one never returned.
                 self._close_above(depth, began)
