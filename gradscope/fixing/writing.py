@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope.errors import OutputError
+from gradscope.patching.program import hides_gradscope
 from gradscope.patching.source import decoded
 from gradscope.report.outfile import write_text
 
@@ -43,6 +44,12 @@ def check_writable(files: Sequence[Edited], *, force: bool) -> None:
         path = Path(file.name)
         if force:
             continue
+        if hides := hides_gradscope(path):
+            name = hides.name if hides.stem == "gradscope" else hides.parent.name
+            raise OutputError(
+                f"{name} beside {file.shown} would be imported in the place of this package.\n"
+                "Give it another name, or write all the same with --force."
+            )
         if _PACKAGES & {*path.parts, *path.resolve().parts}:
             raise OutputError(
                 f"{file.shown} belongs to an installed package.\n"

@@ -39,6 +39,16 @@ def is_hidden_by(file: SourceFile, name: str) -> bool:
     return False
 
 
+def hides_gradscope(file: Path) -> Path | None:
+    """A module of the program's own beside ``file`` or at its root that is imported in the place of this package."""
+    own = Path(__file__).parents[1]
+    for folder in dict.fromkeys((file.parent, _root(file))):
+        for found in (folder / "gradscope.py", folder / "gradscope" / "__init__.py"):
+            if found.exists() and found.resolve().parent != own.resolve():
+                return found
+    return None
+
+
 def _takes(node: ast.AST, name: str, stem: str) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == name

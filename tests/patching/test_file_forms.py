@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import gradscope
-from gradscope.fixing.writing import Edited, write
+from gradscope.errors import OutputError
+from gradscope.fixing.writing import Edited, check_writable, write
 from gradscope.patching.patches import Patches
 
 BODY = """class Attention(nn.Module):
@@ -134,3 +135,19 @@ def test_a_backup_has_the_files_mode() -> None:
     Path("net.py").chmod(0o640)
     write([Edited(str(Path("net.py").absolute()), USUAL, USUAL + "\n")])
     assert Path("net.py.bak").stat().st_mode & 0o777 == 0o640 == Path("net.py").stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("name", ["gradscope.py", "gradscope/__init__.py"])
+def test_a_module_of_this_packages_name_is_told(name: str) -> None:
+    Path("net.py").write_bytes(FORMS["as usual"])
+    file = Edited(str(Path("net.py").absolute()), USUAL, USUAL + "\n")
+    check_writable([file], force=False)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).touch()
+    with pytest.raises(OutputError) as told:
+        check_writable([file], force=False)
+    assert str(told.value) == (
+        f"{name.partition('/')[0]} beside net.py would be imported in the place of this package.\n"
+        "Give it another name, or write all the same with --force."
+    )
+    check_writable([file], force=True)
