@@ -10,7 +10,6 @@ torch's where AVX2 and AVX-512, or two kinds of CPU, gave different answers.
 
 from __future__ import annotations
 
-import functools
 import sys
 
 import torch
@@ -57,16 +56,24 @@ def against(recipe: str, **amounts: int) -> str | None:
     several = torch.compiler.is_compiling() or torch.get_num_threads() > 1  # a compiler cannot trace the number
     for unit, fewest in rule.items():
         if amounts[unit] < fewest[several]:
-            return _why(unit, fewest, several)
+            return _WORDS.get((unit, fewest, several)) or _why(unit, fewest, several)
     for unit, most in MOST.get(recipe, {}).items():
         if amounts[unit] > most:
             return f"more than {most:,} {unit}: torch's own is as fast"
     return None
 
 
-@functools.cache  # the words take longer than the rule
 def _why(unit: str, fewest: tuple[int, int], several: bool) -> str:
     threads = "" if fewest[0] == fewest[1] else f" with {'several threads' if several else 'one thread'}"
     if fewest[several] == NEVER:
         return f"torch's own is as fast{threads}"
     return f"fewer than {fewest[several]:,} {unit}: torch's own is sooner{threads}"
+
+
+# Made once, for they take longer than the rule.
+_WORDS = {
+    (unit, fewest, several): _why(unit, fewest, several)
+    for rule in FEWEST.values()
+    for unit, fewest in rule.items()
+    for several in (False, True)
+}

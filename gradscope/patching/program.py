@@ -23,8 +23,8 @@ def takes(file: SourceFile, name: str) -> bool:
     texts, word = _others(file), re.compile(rf"\b{re.escape(name)}\b|\*")
     if texts is None:
         return True
-    trees = (_parsed(text) for text in texts if word.search(text))
-    return any(_takes(node, name, _stem(file)) for tree in trees for node in ast.walk(tree))
+    trees = (list(ast.walk(_parsed(text))) for text in texts if word.search(text))
+    return any(_take(nodes, name, _stem(file)) for nodes in trees)
 
 
 def is_hidden_by(file: SourceFile, name: str) -> bool:
@@ -49,12 +49,27 @@ def hides_gradscope(file: Path) -> Path | None:
     return None
 
 
-def _takes(node: ast.AST, name: str, stem: str) -> bool:
-    if isinstance(node, ast.Attribute):
-        return node.attr == name
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, mock.patch
-        return node.value == name or node.value.endswith(f"{stem}.{name}")
-    return _is_import(node, stem) and not _imported(node).isdisjoint({name, "*"})
+def _take(nodes: list[ast.AST], name: str, stem: str) -> bool:
+    holds = any(_holds(node, stem) for node in nodes)
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            found = holds and node.attr == name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, mock.patch
+            found = (holds and node.value == name) or node.value.endswith(f"{stem}.{name}")
+        else:
+            found = _is_import(node, stem) and not _imported(node).isdisjoint({name, "*"})
+        if found:
+            return True
+    return False
+
+
+def _holds(node: ast.AST, stem: str) -> bool:
+    """Whether it names the module itself: an import, or a string that ``importlib`` may be given."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and node.value.rpartition(".")[2] == stem
+    if isinstance(node, ast.Import):
+        return any(alias.name.rpartition(".")[2] == stem for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and any(alias.name == stem for alias in node.names)
 
 
 def _is_import(node: ast.AST, stem: str) -> bool:

@@ -16,7 +16,7 @@ from gradscope.patching.unread import unread_imports
 _BODY = "\n\ndef area(r):\n    return OLD\n"
 
 
-def without(folder: Path, head: str, old: str = "math.pi * r", new: str = "r", name: str = "shapes.py") -> str:
+def without(folder: Path, head: str, old: str = "math.pi * r", new: str = "r", name: str = "rhombi.py") -> str:
     """What the head of a file becomes where ``old`` is replaced by ``new``."""
     path = folder / name
     path.write_text(head + _BODY.replace("OLD", old))
@@ -86,17 +86,18 @@ def test_a_package_gives_its_names_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "taken"),
     [
-        ("from shapes import math\n", True),
-        ("from shapes import *\n", True),
-        ("from .shapes import Shape, math\n", True),
-        ("import shapes\n\nshapes.math.pi\n", True),
-        ("from . import shapes as s\n\ns.math.pi\n", True),
-        ("import shapes\n\ngetattr(shapes, 'math').pi\n", True),
-        ("import unittest.mock\n\nunittest.mock.patch('lib.shapes.math')\n", True),
-        ("import math\nimport shapes\n\nmath.pi\n", False),
-        ("from shapes import area\n", False),
+        ("from rhombi import math\n", True),
+        ("from rhombi import *\n", True),
+        ("from .rhombi import Shape, math\n", True),
+        ("import rhombi\n\nrhombi.math.pi\n", True),
+        ("from . import rhombi as r\n\nr.math.pi\n", True),
+        ("import rhombi\n\ngetattr(rhombi, 'math').pi\n", True),
+        ("import unittest.mock\n\nunittest.mock.patch('lib.rhombi.math')\n", True),
+        ("import math\nimport rhombi\n\nmath.pi\n", False),
+        ("from rhombi import area\n", False),
+        ("# as in rhombi\nheld.math\n", False),
         ("from solids import math\n", False),
-        ("import shapes\n\nthis is no Python\n", False),
+        ("import rhombi\n\nthis is no Python\n", False),
     ],
 )
 def test_a_file_that_is_not_loaded_takes_it_from_there(tmp_path: Path, other: str, taken: bool) -> None:
@@ -108,7 +109,7 @@ def test_a_file_that_is_not_loaded_takes_it_from_there(tmp_path: Path, other: st
 def test_what_is_installed_beside_the_program_takes_nothing(tmp_path: Path) -> None:
     for folder in ("env", ".hidden", "lib/site-packages"):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "other.py").write_text("from shapes import *\n")
+        (tmp_path / folder / "other.py").write_text("from rhombi import *\n")
     (tmp_path / "env" / "pyvenv.cfg").touch()
     assert without(tmp_path, "import math\nimport os\n") == "import os\n"
 
@@ -126,8 +127,8 @@ def test_another_module_imports_it_from_there(tmp_path: Path) -> None:
         "from tests.patching.test_unread import without\n"
         "print(repr(without(Path(sys.argv[1]), 'import math\\nimport os\\n')))"
     )
-    (tmp_path / "shapes.py").write_text("import math\n")
-    for text, left in (("from shapes import math\n", "import math\nimport os\n"), ("import shapes\n", "import os\n")):
+    (tmp_path / "rhombi.py").write_text("import math\n")
+    for text, left in (("from rhombi import math\n", "import math\nimport os\n"), ("import rhombi\n", "import os\n")):
         (tmp_path / "other.py").write_text(text)
         root = Path(__file__).parents[2]
         done = subprocess.run(
