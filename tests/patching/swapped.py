@@ -82,6 +82,25 @@ def assert_exact(entry: Entry, model: nn.Module, batch: Any, found: Plan, tolera
     )
 
 
+def before_and_after(model: nn.Module, found: Plan, batch: Any, *, autocast: bool) -> list[Tensor]:
+    """What a spelled model's ``out`` is given by the old code and by the new, in the dtype that it comes in."""
+    results: list[Tensor] = []
+
+    def keep(_: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        results.append(given[0])
+        return (given[0].float(),)
+
+    model.get_submodule("out").register_forward_pre_hook(keep)
+    patches = Patches(found)
+    for patched in (False, True):
+        if patched:
+            patches.apply()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model(batch)
+    patches.revert()
+    return results
+
+
 def changed_lines(entry: Entry, recipes: Iterable[str]) -> list[str]:
     """The lines of the new source that the old has not, without their indentation."""
     model, batch = built(entry, dropout=True)

@@ -238,18 +238,5 @@ def test_the_result_has_the_dtype_it_had(tmp_path: Path, form: str) -> None:
     elif form != "autocast":  # what is added to the bias
         kind = torch.bfloat16 if form == "bfloat16" else torch.int64
         model.up.register_forward_hook(lambda _module, _given, output: (4 * output).to(kind))
-    results: list[Tensor] = []
-
-    def keep(_: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        results.append(given[0])
-        return (given[0].float(),)
-
-    model.out.register_forward_pre_hook(keep)
-    patches = Patches(found)
-    for patched in (False, True):
-        if patched:
-            patches.apply()
-        with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
-            model(batch)
-    patches.revert()
+    results = swapped.before_and_after(model, found, batch, autocast=form == "autocast")
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)

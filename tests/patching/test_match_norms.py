@@ -191,20 +191,7 @@ def test_the_result_has_the_dtype_it_had(tmp_path: Path, recipe: str, body: str,
         batch = batch.bfloat16()
         for part in (model.inp, model.up, model.norm, model.rms):
             part.bfloat16()
-    results = []
-
-    def keep(_: object, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        results.append(given[0])
-        return (given[0].float(),)
-
-    model.out.register_forward_pre_hook(keep)
-    patches = Patches(found)
-    for patched in (False, True):
-        if patched:
-            patches.apply()
-        with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
-            model(batch)
-    patches.revert()
+    results = swapped.before_and_after(model, found, batch, autocast=form == "autocast")
     assert results[1].dtype == results[0].dtype
     # bfloat16 has 8 bits, and a norm by hand rounds a few times.
     torch.testing.assert_close(results[1], results[0], rtol=2**-5, atol=2**-5)
