@@ -27,18 +27,19 @@ from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import Capture, SurveyStep, TimedSteps
+from gradscope.capture.left import Capture, SurveyStep, TimedSteps, TracedSteps
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames, name_called, roots_of_models
 from gradscope.capture.paths import local_path
 from gradscope.capture.phases import SETTLING_STEPS
+from gradscope.capture.phases.lines import Lines
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
 from gradscope.diagnosis import diagnosed
 from gradscope.patching.record import Recorder
 from gradscope.report.report import Report
-from gradscope.tables import LineInfo, Progress, RunData, SpanTable, WorkloadInfo
+from gradscope.tables import IntColumn, LineInfo, Progress, RunData, SpanTable, WorkloadInfo
 from gradscope.trace.join import joined
 from gradscope.trace.reader import TraceReader
 from gradscope.tree import parameters_of
@@ -88,6 +89,7 @@ def analyse(
         notes = _read_survey(capture.survey, names, parents, on_cuda)
         if notes is not None and notes.matcher is not None and capture.survey is not None:
             notes.matcher.learn(partial(given.steps, capture.survey.lines))
+            notes.matcher.learn(partial(_traced_later, capture.traced, names, parents, guard, capture.survey.lines))
         result = _timed_result(skeleton, timed, names, passes, notes, capture.survey)
     if result is None:
         capture.survey = None
@@ -334,12 +336,36 @@ class _MemoryPassOnce:
         found: list[Traced] = []
         if self._found is not None and self._found.lines:
             with self._guard.over(_MEMORY):
-                known = set(lines)
-                lines += [info for info in self._found.lines if info not in known]
-                place = {info: number for number, info in enumerate(lines)}
-                number_of = np.array([place[info] for info in self._found.lines], np.int64)
-                found = list(traced_steps(self.input().survey, number_of))
+                found = list(traced_steps(self.input().survey, _merged(self._found.lines, lines)))
         return found
+
+
+def _traced_later(
+    traced: TracedSteps | None,
+    names: ModuleNames,
+    parents: Sequence[int],
+    guard: Guard,
+    lines: list[LineInfo],
+) -> list[Traced]:
+    """The further steps that were traced, with lines by their place in ``lines``, which gets those that it lacks."""
+    found: list[Traced] = []
+    if traced is not None and traced.lines:
+        with guard.over(Lines.name):
+            table = traced.table
+            if table is None:
+                table = TraceReader().surveyed(traced.profiler, shapes=False, flops=False)
+            traced.table = traced.profiler = None
+            skeleton = read_skeleton(table, _relabelled(traced.recorder.table(), names.rows), parents)
+            found = list(traced_steps(SurveyInput(skeleton, traced.line_spans, (), ()), _merged(traced.lines, lines)))
+    return found
+
+
+def _merged(own: Sequence[LineInfo], lines: list[LineInfo]) -> IntColumn:
+    """The place of each of ``own`` in ``lines``, to which those are added that are not there yet."""
+    known = set(lines)
+    lines += [info for info in own if info not in known]
+    place = {info: number for number, info in enumerate(lines)}
+    return np.array([place[info] for info in own], np.int64)
 
 
 def _memory_input(found: MemoryPass, names: ModuleNames, parents: Sequence[int]) -> MemoryInput:

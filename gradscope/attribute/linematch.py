@@ -6,8 +6,9 @@ place of a caller that did the same decides. In any other call an operation has 
 it, as much as can be found or at the least one of each, was seen in the survey around one of the same name, and always
 at one line. What a call ran is its operations and the layers that it called, each with the instruction that called it:
 ``f(a(x))`` is not ``f(b(x))``, nor ``f(a(x))`` on another line. Around an operation that was seen between no such
-layers, calls from the same instructions will do: a loop over layers may run any of them, in any number. What else there
-is has none. A node has the line of the operation that drew its number.
+layers, calls from the same instructions will do: a loop over layers may run any of them, in any number; both that are
+next to it must have been seen beside that line, though, for a loop may ask which layer it is. What else there is has
+none. A node has the line of the operation that drew its number.
 
 The steps of the memory pass count as a survey too: they are traced by line, and may have run what the survey's did not.
 """
@@ -46,6 +47,7 @@ class Called(NamedTuple):
 _Key = tuple[int, str]  # layer and name of an operation
 _Ran = str | Called  # the name of an operation, or a call
 Site = tuple[tuple[_Ran, ...], int]  # what the caller did, and the place in it
+_Beside = tuple[Called | None, _Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class LineMatcher:
         self._unread = [read]
         self._calls: dict[int, list[_Known]] = defaultdict(list)
         self._windows: dict[int, dict[int, int]] = {}
+        self._beside: dict[int, set[_Beside]] = {}
 
     def learn(self, read: Callable[[], Iterable[Traced]]) -> None:
         """Know further steps, which are not read before some step is asked about."""
@@ -162,25 +165,39 @@ class LineMatcher:
                 found = tuple(int(lines[place]) if place >= 0 else NOT_TOLD for place in stretch.places)
                 self._calls[stretch.owner].append(_Known(stretch.names, found, ran.sites.get(stretch.call)))
         self._windows.clear()
+        self._beside.clear()
 
     def _told(self, stretch: _Stretch, site: Site | None) -> Sequence[int]:
         same = [known for known in self._calls[stretch.owner] if known.names == stretch.names]
         if not same:
-            windows = self._windows_of(stretch.owner)
-            loose = _at_instructions(stretch.names)
-            return [
-                _first(windows, stretch.names if _is_seen(windows, stretch.names, place) else loose, place)
-                for place in range(len(stretch.names))
-            ]
+            return self._told_by_neighbours(stretch)
         if len({known.lines for known in same}) > 1 and site is not None:
             same = [known for known in same if known.site == site] or same
         columns = zip(*(known.lines for known in same), strict=True)
         return [column[0] if len(set(column)) == 1 else NOT_TOLD for column in columns]
 
+    def _told_by_neighbours(self, stretch: _Stretch) -> list[int]:
+        windows, names = self._windows_of(stretch.owner), stretch.names
+        loose, calls_around = _at_instructions(names), _calls_beside(names)
+        found = []
+        for place, (ran, (before, behind)) in enumerate(zip(names, calls_around, strict=True)):
+            if _is_seen(windows, names, place):
+                found.append(_first(windows, names, place))
+                continue
+            line = _first(windows, loose, place)
+            # Which layer a loop calls may decide on which line it goes on: each of the two was seen beside this one.
+            beside = self._beside[stretch.owner]
+            known = (before, ran, line, False) in beside and (behind, ran, line, True) in beside
+            found.append(line if known else NOT_TOLD)
+        return found
+
     def _windows_of(self, owner: int) -> dict[int, int]:
         if owner not in self._windows:
             found: dict[int, int] = {}
+            beside = self._beside[owner] = set()
             for known, lines, _ in self._calls[owner]:
+                for ran, line, (before, behind) in zip(known, lines, _calls_beside(known), strict=True):
+                    beside |= {(before, ran, line, False), (behind, ran, line, True)}
                 for names in {known, _at_instructions(known)}:
                     _add_windows(found, names, lines)
             self._windows[owner] = found
@@ -205,6 +222,18 @@ def _stretches(step: Operations) -> list[_Stretch]:
 def _at_instructions(names: tuple[_Ran, ...]) -> tuple[_Ran, ...]:
     """Calls by the instruction alone: a loop that calls other layers than it did, or more of them, is the same loop."""
     return tuple(Called(_ANY, each.caller) if isinstance(each, Called) and each.caller >= 0 else each for each in names)
+
+
+def _calls_beside(names: tuple[_Ran, ...]) -> list[tuple[Called | None, Called | None]]:
+    """Of each place the last call before it and the first behind it; None where there is none."""
+
+    def last(ran: Iterable[_Ran]) -> list[Called | None]:
+        found: list[Called | None] = [None]
+        for each in ran:
+            found.append(each if isinstance(each, Called) else found[-1])
+        return found[:-1]
+
+    return list(zip(last(names), last(reversed(names))[::-1], strict=True))
 
 
 def _add_windows(found: dict[int, int], names: tuple[_Ran, ...], lines: Sequence[int]) -> None:

@@ -96,6 +96,10 @@ class Budget:
         flops = self.rows * SURVEY_WITH_FLOPS <= self.limit / 2
         return SurveyPlan(shapes=False, flops=flops, takes_place=self.rows * SURVEY <= self.limit)
 
+    def traced_steps(self) -> int:
+        """Steps more that one profiler may see for their source lines."""
+        return int(self.limit / _COMFORT / max(self.rows * SURVEY, 1.0))
+
     def settles_lightly(self) -> bool:
         """Whether the first step of the memory pass is watched for allocations alone."""
         return self.rows * MEMORY_TWO_STEPS > self.limit / _COMFORT

@@ -56,6 +56,17 @@ class StepsOfOptimizer(NamedTuple):
 
 
 @dataclass
+class TracedSteps:
+    """What further steps left behind that were traced by line, since steps differ."""
+
+    profiler: Any  # None once its rows are in ``table``
+    recorder: CallRecorder
+    line_spans: SpanTable
+    lines: list[LineInfo]
+    table: EventTable | None = None
+
+
+@dataclass
 class Capture:
     """Everything that a run left behind, before any of it is read."""
 
@@ -65,6 +76,7 @@ class Capture:
     timed: TimedSteps | None = None
     survey: SurveyStep | None = None
     memory: MemoryPass | None = None
+    traced: TracedSteps | None = None
     steps_done: int = 0  # of all phases
     passed_over: int = 0  # steps before those, while it was found out where a step ends
     steps_needed: int = 0  # of all phases, for a whole report

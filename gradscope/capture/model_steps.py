@@ -10,6 +10,7 @@ import torch
 
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
+from gradscope.errors import WorkloadError
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload, call_model, scalar_loss
 
@@ -21,7 +22,12 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
     """
     stepper = Stepper(workload)
     while True:
-        session.surroundings.batch = batch = next(batches)
+        try:
+            session.surroundings.batch = batch = next(batches)
+        except WorkloadError:
+            if session.has_all:  # as many batches as were asked for
+                return stepper.loss_kind
+            raise
         stepper.step(batch)
         if session.boundary():
             return stepper.loss_kind

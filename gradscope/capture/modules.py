@@ -17,6 +17,7 @@ from gradscope.capture.byhand import BY_HAND, classes_to_watch, watching
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import NOBODYS, ModuleRegistry, all_modules
 from gradscope.capture.spans import CallCost, SpanRecorder, SpanStack
+from gradscope.capture.variety import StepBounds, step_begins, step_ended
 from gradscope.compat import graph_task_id
 from gradscope.tables import SpanTable
 from gradscope.unheard import unheard
@@ -42,6 +43,8 @@ class CallRecorder:
         self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
         self.root = NOBODYS  # label of the root that was called last
         self.cost = _NOTHING  # of a call by torch's hooks, beside what these time themselves
+        self.steps: list[StepBounds] = []  # those that ended
+        self._step: StepBounds | None = None  # that which runs
         self._spans = SpanRecorder(markers.CALL)
         self._stack = SpanStack()
         self._first_of = self.registry.callers.first_of
@@ -63,6 +66,16 @@ class CallRecorder:
     def layout(self, first: int, base: int) -> tuple[tuple[int, int], ...]:
         """From call ``first`` on: each one's label, and how far in front of number ``base`` its own begin."""
         return self._spans.layout(first, base)
+
+    def begin_step(self) -> None:
+        """A step begins on this thread."""
+        self._step = step_begins(len(self._spans))
+
+    def end_step(self) -> None:
+        """It has ended, on the same thread."""
+        if self._step is not None:
+            self.steps.append(step_ended(self._step, len(self._spans)))
+            self._step = None
 
     def table(self) -> SpanTable:
         """All calls so far, with what noting each one took."""

@@ -118,6 +118,11 @@ class Session:
         return sum(phase.steps for phase in self._phases)
 
     @property
+    def has_all(self) -> bool:
+        """Whether the report would be whole if the run ended now."""
+        return all(phase.optional for phase in self._phases[self._number :])
+
+    @property
     def phase(self) -> str:
         """The name of the phase that runs; of the last one where all have ended."""
         return self._phases[min(self._number, len(self._phases) - 1)].name

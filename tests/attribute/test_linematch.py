@@ -145,11 +145,21 @@ def test_the_same_operations_around_calls_from_another_instruction_are_not_the_s
 
 def test_a_loop_over_other_layers_than_the_traced_is_the_same_loop() -> None:
     """``for layer in some: x = layer(x) + x``, and a head behind it."""
-    survey = matcher(around_calls((1, 50), "add", (2, 50), "add", (9, 70), "mean"), 10, 10, 11)
-    step = around_calls((3, 50), "add", (1, 50), "add", (4, 50), "add", (9, 70), "mean")
+    survey = matcher(around_calls((1, 50), "add", (2, 50), "add", (3, 50), "add", (9, 70), "mean"), 10, 10, 10, 11)
+    step = around_calls((3, 50), "add", (3, 50), "add", (2, 50), "add", (9, 70), "mean")
     assert survey.lines(step).tolist() == [10, 10, 10, 11]
     assert survey.lines(around_calls((3, 50), "mul", (9, 70), "mean")).tolist() == [NOT_TOLD, 11]
     assert survey.lines(around_calls((3, 51), "add", (1, 51), "add", (9, 70), "mean")).tolist()[:2] == [NOT_TOLD] * 2
+
+
+def test_a_loop_that_asks_which_layer_it_calls_is_believed_for_layers_that_were_seen() -> None:
+    """``x = layer(x); x = f(x) if isinstance(layer, A) else f(x)`` on two lines; or f in front of the call."""
+    survey = matcher(around_calls("neg", (1, 50), "exp", (1, 50), "exp", (9, 70), "mean"), 5, 10, 10, 11)
+    told = survey.lines(around_calls("neg", (3, 50), "exp", (1, 50), "exp", (9, 70), "mean")).tolist()
+    assert told == [NOT_TOLD, NOT_TOLD, 10, 11], "what is beside layer 3 may be on another line"
+    survey = matcher(around_calls("neg", "exp", (1, 50), "exp", (1, 50), "mean"), 5, 10, 10, 11)
+    told = survey.lines(around_calls("neg", "exp", (3, 50), "exp", (1, 50), "mean")).tolist()
+    assert told[1] == NOT_TOLD and told[-1] == 11
 
 
 def test_where_the_layer_decides_which_line_follows_its_call_it_is_asked_for() -> None:

@@ -24,11 +24,24 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+
+
+class Changing(nn.Module):
+    # Another branch in each of many steps: lines are traced again behind the memory pass.
+    def __init__(self):
+        super().__init__()
+        self.branches, self.steps = nn.ModuleList(nn.Linear(8, 8) for _ in range(7)), 0
+
+    def forward(self, x):
+        self.steps += 1
+        return self.branches[self.steps % 7](x)
+
+
+model = nn.Sequential(Changing(), nn.GELU(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model[0].weight.register_hook(lambda gradient: gradient * 2)
+model[2].weight.register_hook(lambda gradient: gradient * 2)
 losses = []
-for epoch in range(8):
+for epoch in range(12):
     for x in DataLoader(torch.arange(32.0).reshape(4, 8), batch_size=1):
         out = model(x)
         out.register_hook(lambda gradient: gradient / 2)
@@ -49,6 +62,8 @@ _HOOKS = [
     ("capture.hooks", "TensorHooks", "_registered"),
     ("capture.hooks", "TensorHooks", "_mark"),
     ("capture.survey", "LineTracer", "_label"),
+    ("capture.variety", "Variety", "add"),
+    ("capture.variety", "Variety", "unseen"),
     ("capture.survey", "GraphTracer", "_walk"),
     ("capture.survey", "GraphTracer", "_note"),
     ("capture.survey", "FlopMode", "_count"),
@@ -88,11 +103,13 @@ _PHASES = [
         ("survey", "Survey"),
         ("recording", "Recording"),
         ("memory", "Memory"),
+        ("lines", "Lines"),
     )
     for function in ("enter", "end_step", "keep", "begin_step")
 ]
 _READERS = [
     ("analysis", None, "_read_survey"),
+    ("analysis", None, "_merged"),
     ("analysis", None, "read_memory"),
     ("analysis", None, "_memory_input"),
     ("analysis", None, "diagnosed"),

@@ -106,6 +106,17 @@ def test_cards_switch_the_metric(open_page: Open) -> None:
     assert opened.state() == ""
 
 
+@pytest.mark.parametrize(
+    ("passes", "words"), [(None, "for backward"), (1, "for backward"), (6, "over 6 backward passes")]
+)
+def test_the_card_says_what_is_a_sum_over_passes(open_page: Open, passes: int | None, words: str) -> None:
+    run = runs.gpt()
+    assert run.memory is not None
+    memory = dataclasses.replace(run.memory, backward_passes=passes)
+    opened = open_page(dataclasses.replace(run, memory=memory))
+    assert words in opened.page.locator("[data-metric=saved].card").inner_text()
+
+
 def test_zoom_by_click_breadcrumb_and_keys(open_page: Open) -> None:
     opened = open_page(runs.gpt())
     page = opened.page

@@ -119,11 +119,13 @@ class Phase:
         name: as it is shown, and as errors are noted under.
         steps: how many it takes.
         undisturbed: whether its steps count only while no other profiler runs.
+        optional: whether the report is whole without it.
         done: steps that have ended.
     """
 
     name: str
     undisturbed = True
+    optional = False
 
     def __init__(self, run: Run, steps: int) -> None:
         self.run = run

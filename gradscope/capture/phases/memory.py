@@ -79,11 +79,16 @@ class Memory(Phase):
         else:
             steps.begin()
 
+    def begin_step(self) -> None:
+        if self._steps is not None:
+            self._steps.recorder.begin_step()
+
     def end_step(self) -> None:
         if self._steps is None:
             self._inner.close()
             self._measure(settled=True)
         else:
+            self._steps.recorder.end_step()
             self._steps.end_step()
 
     def keep(self) -> None:

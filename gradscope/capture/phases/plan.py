@@ -6,6 +6,7 @@ from gradscope.capture.left import Capture
 from gradscope.capture.memory import STEPS as MEMORY_STEPS
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.phases.lines import Lines
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.recording import Recording
 from gradscope.capture.phases.survey import Survey
@@ -31,7 +32,10 @@ def plan(run: Run) -> list[Phase]:
         ]
     if options.memory:
         phases.append(Memory(run, MEMORY_STEPS))
-    return [phase for phase in phases if phase.steps > 0]
+    phases = [phase for phase in phases if phase.steps > 0]
+    if options.timing and options.lines:
+        phases.append(Lines(run, 0))
+    return phases
 
 
 def steps_to_first_result(options: Options) -> int:

@@ -70,6 +70,12 @@ class Survey(Phase):
         if with_lines:
             exits.enter_context(self._tracer.recording())
 
+    def begin_step(self) -> None:
+        self._recorder.begin_step()
+
+    def end_step(self) -> None:
+        self._recorder.end_step()
+
     def _note_batch(self, args: Any) -> None:
         """Of the arguments, or where all are keywords of the batch that they come from.
 

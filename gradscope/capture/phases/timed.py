@@ -95,6 +95,8 @@ class Timed(Phase):
 
     def begin_step(self) -> None:
         self._began = None if self._timed.profiler is None else _now()
+        if self._began is not None:
+            self._timed.recorder.begin_step()
 
     def end_step(self) -> None:
         synchronize()
@@ -105,6 +107,7 @@ class Timed(Phase):
         before, after = self._waited, without_core_ns()
         waited = 0 if before is None or after is None else max(0, after - before)
         self._timed.completed += 1
+        self._timed.recorder.end_step()
         if self._began is not None and self._timed.completed > SETTLING_STEPS:
             self._costs.append(StepCost(now[0] - self._began[0], now[1] - self._began[1], waited))
         self._measure_again()

@@ -119,7 +119,10 @@ export function drawCards(place, run, metric, actions) {
     ["forward", "Forward", formatTime(forward), ""],
     ["both", "Both", formatTime(forward + backward), ""],
   ];
-  if (run.memory) cards.push(["saved", "Saved memory", formatBytes(saved), "for backward"]);
+  if (run.memory) {
+    const passes = run.memory.figures.backward_passes ?? 1;
+    cards.push(["saved", "Saved memory", formatBytes(saved), passes > 1 ? `over ${passes} backward passes` : "for backward"]);
+  }
   const made = cards.map(([key, words, value, note]) =>
     element(
       "button",

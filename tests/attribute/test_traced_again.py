@@ -1,0 +1,89 @@
+"""Steps that are traced by line since timed ones did what the survey and the memory pass did not. Counts, no clock."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack
+
+import pytest
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.capture.phases.lines import Lines
+from gradscope.capture.session import Session
+from gradscope.errors import WorkloadError
+from gradscope.tables import Options
+
+from .test_linematch import STEPS, Expert, X, line_of, measured
+
+
+class Choosing(nn.Module):
+    """One of nine branches in each step, from one instruction; which of two lines follows depends on the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(Expert() for _ in range(9))
+        self.stem = nn.Linear(4, 4)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        number = self.seen * 5 % 9
+        x = self.branches[number](self.stem(x))
+        if number % 2:
+            return x.exp()
+        return x.exp()  # on the other line
+
+    def line_of(self, number: int) -> int:
+        lines, first = inspect.getsourcelines(Choosing.forward)
+        return first + next(
+            at for at, text in enumerate(lines) if "exp()" in text and ("#" in text) != bool(number % 2)
+        )
+
+
+def test_steps_are_traced_until_they_have_done_what_the_timed_ones_did() -> None:
+    model = Choosing()
+    with gradscope.profiling(model, steps=STEPS, warmup=1) as prof:
+        for _ in range(100):
+            model(X).sum().backward()
+            if prof.step():
+                break
+    data = prof.report.data
+    lines = {row.line: row for row in data.lines}
+    timed = {number for number in range(9) if any(op.layer == f"branches.{number}" for op in data.ops)}
+    assert len(timed) >= STEPS - 1, "they ran what neither the survey nor the memory pass did"
+    first, second = (line_of(Expert.forward, text) for text in ("x.sinh()", "cosh"))
+    of_branches = sum(
+        op.self_ns for op in data.ops if op.phase == "backward" and (op.layer or "").startswith("branches")
+    )
+    assert lines[first].backward_ns + lines[second].backward_ns == pytest.approx(of_branches, abs=9)
+    exp = {number: lines[model.line_of(number)].backward_ns for number in (0, 1)}
+    of_exp = sum(op.self_ns for op in data.ops if op.phase == "backward" and op.layer == "" and "mul" in op.name)
+    assert min(exp.values()) > 0 and sum(exp.values()) >= of_exp
+    assert model.seen < 1 + 4 + 1 + STEPS + 2 + 1 + 1 + 2 + 12, "it ended before the most that is ever traced"
+
+
+def test_steps_that_are_alike_are_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Lines] = []
+    enter = Lines.enter
+
+    def noting(self: Lines, exits: ExitStack) -> None:
+        entered.append(self)
+        enter(self, exits)
+
+    monkeypatch.setattr(Lines, "enter", noting)
+    measured(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    assert not entered
+    measured(Choosing())
+    assert entered
+
+
+def test_a_model_is_given_no_more_batches_than_were_asked_for() -> None:
+    """Tracing more steps is no reason to fail where batches run out."""
+    needed = Session(Options(steps=STEPS, warmup=1)).total_steps
+    for spare in (0, 1, 2):
+        batches = iter([X] * (needed + spare))
+        report = gradscope.profile(Choosing(), batches, steps=STEPS, warmup=1)
+        assert report.data.memory is not None and not report.data.partial
+    with pytest.raises(WorkloadError, match=f"but this run needs {needed}"):
+        gradscope.profile(Choosing(), iter([X] * (needed - 1)), steps=STEPS, warmup=1)
