@@ -30,7 +30,6 @@ from gradscope.tables import EventTable, GraphNode, LineInfo, Role, SavedTensor,
 from gradscope.tree import modules_of
 
 STEPS = 2  # one that settles, one that counts
-SETTLING = 1
 
 
 @dataclass(frozen=True, slots=True)

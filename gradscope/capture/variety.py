@@ -1,14 +1,15 @@
 """How far the calls of some steps did what calls of other steps did, told without reading a trace.
 
 A step that is timed may run what the survey's did not: layers that are dropped at random, experts, another branch. Of
-each module call the recorder has noted what it called, from which instruction, and how many autograd nodes it drew.
-Calls of one layer that agree in all of that are taken to have run the same.
+each module call the recorder has noted what it called, from which instruction, and how many autograd nodes it drew. As
+many nodes of one layer next to the same calls are taken to be of the same lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,39 +39,42 @@ def step_ended(begun: StepBounds, calls: int) -> StepBounds:
     return begun._replace(last=calls, high=sequence_number())
 
 
-_Kind = tuple[int, int, int]  # the layer, nodes that its call drew, and a hash of what it called
+_Called = tuple[int, int] | None  # layer and instruction of a call; None: the begin or the end of what is around it
+_Beside = tuple[int, int, bool, _Called]  # the layer, nodes that it drew itself, and the call behind or before these
 
 
 @dataclass(slots=True)
 class _Open:
     label: int
-    low: int
     high: int
-    own: int  # nodes that none of what it called drew
-    called: list[tuple[int, int, int, int]]
+    at: int  # up to where its nodes are known
+    last: _Called = None
 
 
 class Variety:
-    """Knows what the calls of some steps did."""
+    """Knows what the calls of some steps did: how many nodes a layer draws itself between which two calls."""
 
     def __init__(self) -> None:
         self._steps: set[bytes] = set()
-        self._kinds: set[_Kind] = set()
+        self._known: set[_Beside] = set()
 
     def add(self, spans: SpanTable, steps: Iterable[StepBounds]) -> None:
         """Know these steps too."""
         for ran in (_ran(spans, step) for step in steps):
             if (whole := ran.tobytes()) not in self._steps:
                 self._steps.add(whole)
-                self._kinds.update(kind for kind, _ in _kinds(ran))
+                self._known.update(chain.from_iterable(_stretches(ran)))
 
     def unseen(self, spans: SpanTable, steps: Iterable[StepBounds]) -> float:
-        """The part of the autograd nodes of these steps that calls drew which did what no known call did."""
+        """The part of the autograd nodes of these steps that were drawn where no known step drew as many.
+
+        It is enough that each of the two calls around some nodes was seen beside as many of that layer's.
+        """
         unseen = every = 0
         for ran in (_ran(spans, step) for step in steps):
             every += int(ran[-1, 3])
             if ran.tobytes() not in self._steps:
-                unseen += sum(own for kind, own in _kinds(ran) if kind not in self._kinds)
+                unseen += sum(before[1] for before, behind in _stretches(ran) if not {before, behind} <= self._known)
         return unseen / max(every, 1)
 
 
@@ -82,20 +86,22 @@ def _ran(spans: SpanTable, step: StepBounds) -> IntColumn:
     return np.vstack([np.column_stack(columns), [_OUTSIDE, -1, 0, step.high - step.low]]).astype(np.int64)
 
 
-def _kinds(ran: IntColumn) -> Iterator[tuple[_Kind, int]]:
-    """Of each call, and of what is outside of all, what it did, and how many nodes it drew itself."""
+def _stretches(ran: IntColumn) -> Iterator[tuple[_Beside, _Beside]]:
+    """Nodes that a call, or the step outside of all, drew itself, from one call below it to the next."""
     *calls, (_, _, _, nodes) = ran.tolist()
-    open_calls = [_Open(_OUTSIDE, 0, nodes, nodes, [])]
+    open_calls = [_Open(_OUTSIDE, nodes, 0)]
     for label, caller, low, high in calls:
-        while len(open_calls) > 1 and not (open_calls[-1].low <= low and high <= open_calls[-1].high):
-            yield _closed(open_calls.pop())
+        while len(open_calls) > 1 and high > open_calls[-1].high:
+            yield from _stretch(open_calls.pop())
         above = open_calls[-1]
-        above.called.append((label, caller, low - above.low, high - low))
-        above.own -= high - low
-        open_calls.append(_Open(label, low, high, high - low, []))
+        yield from _stretch(above, low, (label, caller))
+        above.at, above.last = high, (label, caller)
+        open_calls.append(_Open(label, high, low))
     while open_calls:
-        yield _closed(open_calls.pop())
+        yield from _stretch(open_calls.pop())
 
 
-def _closed(call: _Open) -> tuple[_Kind, int]:
-    return (call.label, call.high - call.low, hash(tuple(call.called))), call.own
+def _stretch(call: _Open, until: int | None = None, following: _Called = None) -> Iterator[tuple[_Beside, _Beside]]:
+    drawn = (call.high if until is None else until) - call.at
+    if drawn:
+        yield (call.label, drawn, False, call.last), (call.label, drawn, True, following)

@@ -36,9 +36,14 @@ def test_the_same_calls_at_other_numbers_are_the_same() -> None:
     [
         ((MODEL, FIRST, (3, 20, 4, 7)), 10, 5 / 10),  # another layer: its three, and the two of what called it
         ((MODEL, FIRST, (2, 21, 4, 7)), 10, 2 / 10),  # from another instruction: only what called it did otherwise
-        ((MODEL, FIRST, (2, 20, 4, 8)), 10, 5 / 10),  # the layer drew one node more
+        ((MODEL, FIRST, (2, 20, 4, 8)), 10, 4 / 10),  # the layer drew one node more
         ((MODEL, FIRST, SECOND), 11, 3 / 11),  # the step did, outside of all layers
-        (((0, 10, 0, 4), FIRST), 6, (1 + 2) / 6),  # the second was dropped
+        (
+            ((0, 10, 0, 4), FIRST),
+            6,
+            0.0,
+        ),  # the second was dropped: between the two others there is what was beside each
+        (((0, 10, 0, 5), FIRST), 7, 2 / 7),  # and here there is more
         ((), 4, 1.0),
     ],
 )
@@ -50,7 +55,7 @@ def test_what_calls_did_counts_whatever_step_they_were_in() -> None:
     variety = Variety()
     variety.add(*WHOLE)
     variety.add(*step((0, 10, 0, 4), (3, 20, 0, 3), nodes=6))
-    assert variety.unseen(*step(MODEL, (1, 20, 0, 3), (3, 20, 4, 7), nodes=10)) == pytest.approx(2 / 10)
+    assert variety.unseen(*step(MODEL, (1, 20, 0, 3), (3, 20, 4, 7), nodes=10)) == pytest.approx(1 / 10)
 
 
 def test_steps_without_a_graph_lack_nothing() -> None:
