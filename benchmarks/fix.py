@@ -160,6 +160,8 @@ def main() -> int:
             results += steadiness(name, workload, options.device, options.repeat, options.busy)
         else:
             results += measure(name, workload, CASES[name], options.device, tiny=options.tiny)
+    if not results:
+        sys.exit("nothing was measured")
     print_table(f"gradscope fix on {options.device}, {torch.get_num_threads()} threads", results)
     return finish("fix", results, options.device, options.json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +19,7 @@ from gradscope.compat import TraceMarker, new_profiler
 LEAST = 0.01  # of the timed steps' autograd nodes, drawn by calls that did what no traced call did
 MOST = 12  # steps: where each one is another, some of what was timed is not met again
 _IN_VAIN = 4  # steps in a row that have shown nothing of what is missing
+_LONGEST_S = 60.0  # in all, where steps are long
 
 
 class Lines(Phase):
@@ -37,6 +39,7 @@ class Lines(Phase):
         self._known = Variety()
         self._missing = 0.0
         self._in_vain = 0
+        self._entered_s = 0.0
 
     def fits(self) -> bool:
         run, capture = self.run, self.run.capture
@@ -64,6 +67,7 @@ class Lines(Phase):
     def enter(self, exits: ExitStack) -> None:
         run = self.run
         self._look()
+        self._entered_s = time.monotonic()
         exits.enter_context(self._recorder.recording())
         exits.enter_context(run.marking_backward(lambda _roots: self._tracer.inside_backward()))
         self._profiler = new_profiler()
@@ -81,7 +85,7 @@ class Lines(Phase):
         missing = self._unseen()
         self._in_vain = 0 if missing < self._missing else self._in_vain + 1
         self._missing = missing
-        if missing <= LEAST or self._in_vain == _IN_VAIN:
+        if missing <= LEAST or self._in_vain == _IN_VAIN or time.monotonic() - self._entered_s > _LONGEST_S:
             self.steps = self.done
 
     def _mark(self) -> None:
