@@ -121,7 +121,12 @@ export function drawCards(place, run, metric, actions) {
   ];
   if (run.memory) {
     const passes = run.memory.figures.backward_passes ?? 1;
-    cards.push(["saved", "Saved memory", formatBytes(saved), passes > 1 ? `over ${passes} backward passes` : "for backward"]);
+    cards.push([
+      "saved",
+      "Saved memory",
+      formatBytes(saved),
+      passes > 1 ? `over ${passes} backward passes` : "for backward",
+    ]);
   }
   const made = cards.map(([key, words, value, note]) =>
     element(

@@ -1,0 +1,168 @@
+"""The layout's rules: who may import whom, and what loads when."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Each package may import what stands to its right; nothing else of gradscope.
+_BASE = {"errors", "markers", "units", "versions", "texts", "inputs", "amounts", "tables"}
+_ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "markers": set(),
+    "units": set(),
+    "versions": set(),
+    "texts": set(),
+    "inputs": {"units"},
+    "amounts": {"errors", "texts"},
+    "tables": {"errors", "units", "texts"},
+    "forked": set(),
+    "descriptors": set(),
+    "unheard": set(),
+    "compat": {*_BASE, "forked", "unheard"},
+    "devices": set(),
+    "tree": set(),
+    "workload": {*_BASE, "compat", "tree"},
+    "capture": {*_BASE, "compat", "descriptors", "devices", "tree", "unheard", "workload"},
+    "trace": {*_BASE, "compat"},
+    "attribute": _BASE,
+    "diagnose": _BASE,
+    "limits": {*_BASE, "compat", "devices"},
+    "report": _BASE,
+    "compare": {*_BASE, "config", "report"},
+    "recipes": {*_BASE, "kernels"},
+    "kernels": {*_BASE, "compat"},
+    "diagnosis": {*_BASE, "compat", "capture", "diagnose", "limits", "patching"},
+    "analysis": {*_BASE, "tree", "capture", "trace", "attribute", "diagnosis", "patching", "report"},
+    "pipeline": {
+        *_BASE,
+        "compat",
+        "descriptors",
+        "workload",
+        "capture",
+        "trace",
+        "analysis",
+        "diagnose",
+        "patching",
+        "report",
+    },
+    "fitting": {*_BASE, "compat", "tree", "workload", "capture", "trace", "attribute", "report", "analysis"},
+    "patching": {
+        *_BASE,
+        "compat",
+        "tree",
+        "workload",
+        "capture",
+        "trace",
+        "recipes",
+        "kernels",
+    },
+    "fixing": {
+        *_BASE,
+        "compat",
+        "tree",
+        "workload",
+        "capture",
+        "trace",
+        "attribute",
+        "report",
+        "compare",
+        "pipeline",
+        "recipes",
+        "patching",
+    },
+    "config": {"errors", "inputs", "texts"},
+    "cli": {
+        *_BASE,
+        "config",
+        "descriptors",
+        "devices",
+        "fixing",
+        "patching",
+        "compat",
+        "limits",
+        "workload",
+        "pipeline",
+        "fitting",
+        "diagnose",
+        "report",
+        "compare",
+        "recipes",
+    },
+}
+
+
+def _sources() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted((REPOSITORY / "gradscope").rglob("*.py")):
+        parts = path.relative_to(REPOSITORY / "gradscope").with_suffix("").parts
+        if parts not in {("__init__",), ("__main__",)}:
+            found.append((parts[0], path))
+    for package in ("recipes", "kernels"):
+        found += [(package, path) for path in sorted((REPOSITORY / package).rglob("*.py"))]
+    return found
+
+
+def _imported(path: Path) -> set[str]:
+    """Packages of gradscope that the file imports anywhere, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "gradscope":
+                found |= {alias.name for alias in node.names}
+            elif node.module.startswith("gradscope."):
+                found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("gradscope.")}
+    return found
+
+
+@pytest.mark.parametrize(("package", "path"), _sources(), ids=lambda value: str(value).removeprefix(str(REPOSITORY)))
+def test_imports_go_down_the_layout(package: str, path: Path) -> None:
+    wrong = _imported(path) - _ALLOWED[package] - {package, "__version__"}
+    assert not wrong, f"{package} may not import {sorted(wrong)}"
+
+
+def test_only_the_command_line_prints() -> None:
+    for package, path in _sources():
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+        assert package == "cli" or not prints, f"{path} prints"
+
+
+_HEAVY = {"torch", "numpy", "pandas", "plotly", "triton"}
+
+
+def _loaded_by(statement: str, folder: Path) -> set[str]:
+    code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("statement", ["import gradscope", "import gradscope.cli", "dir(__import__('gradscope'))"])
+def test_nothing_heavy_is_loaded_early(statement: str, tmp_path: Path) -> None:
+    assert not _loaded_by(statement, tmp_path) & _HEAVY
+
+
+def test_measuring_loads_neither_plotly_nor_triton(tmp_path: Path) -> None:
+    assert not _loaded_by("import gradscope.pipeline", tmp_path) & {"plotly", "triton"}
+
+
+def test_recipes_and_kernels_import_from_any_folder(tmp_path: Path) -> None:
+    _loaded_by("import gradscope.recipes, gradscope.kernels", tmp_path)
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    """What keeps ``gradscope --help`` under 0.4 s; the time itself is in benchmarks/responsiveness.py."""
+    code = "import sys\nfrom gradscope.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "profile" in run.stdout
+    loaded = {name.partition(".")[0] for name in run.stdout.splitlines()[-1].split()}
+    assert "typer" in loaded and not loaded & _HEAVY

@@ -1,0 +1,666 @@
+"""Files from strangers: a reader takes them or says in three lines why not, and what it takes shows everywhere."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import os
+import random
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.compare.settings import find_settings
+from gradscope.config import find_config
+from gradscope.errors import GradscopeError, RunFileError, UsageError
+from gradscope.fixing import load_fix
+from gradscope.fixing.fixfile import to_json as fix_json
+from gradscope.limits import read as read_limits
+from gradscope.limits import store
+from gradscope.report.runfile import from_json, load_run, to_json
+from gradscope.tables import RunData
+from tests import report_fixtures as fixtures
+from tests import report_memory_fixtures as memory_fixtures
+from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
+from tests.fixing.test_show import fixed
+from tests.report.strange_fixtures import (
+    NoPlotly,
+    hostile_texts,
+    mutant,
+    render_check,
+    render_diff,
+    render_fix,
+    render_run,
+)
+
+WRITE = "Write one with: gradscope profile TARGET"
+AGAIN = "Profile again to write a new one."
+
+BASES = (
+    replace(memory_fixtures.mlp(), findings=fixtures.findings()[:2], notes=("a note",)),
+    fixtures.gan(),
+    replace(fixtures.gpt(1, cuda=True, recompute=True), findings=fixtures.findings()[:1]),
+)
+RECORDS = tuple(json.loads(to_json(base)) for base in BASES)
+FIX = json.loads(fix_json(fixed()))
+LIMITS = {
+    "gradscope_limits": 1,
+    "entries": [
+        {
+            "device": "cpu",
+            "threads": 2,
+            "torch": "2.13.0",
+            "measured": 1.7e9,
+            "flops": {"float32": 1e11},
+            "bytes": 2e10,
+            "call_ns": 900.0,
+        }
+    ],
+}
+SETTINGS = """[tool.gradscope]
+ignore = ["attention-by-hand"]
+
+[tool.gradscope.check]
+baseline = "base.json"
+max-regression = ["5%", "h.*=10%"]
+max-memory-regression = "2%"
+max-peak = "6GiB"
+max-saved = "2GiB"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- files that are none -----------------------------------------------------------------------------------------------
+
+
+def _fifo() -> None:
+    os.mkfifo("x")
+
+
+def _socket() -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("x")
+
+
+def _sparse() -> None:
+    with open("x", "wb") as file:
+        file.truncate(600_000_000)
+
+
+def _loop() -> None:
+    Path("x").symlink_to("x")
+
+
+NO_FILES: dict[str, tuple[Callable[[], object], str]] = {
+    "missing": (lambda: None, "x: no such file."),
+    "folder": (lambda: os.mkdir("x"), "x cannot be read: it is a folder."),
+    "pipe": (_fifo, "x cannot be read: it is a pipe, not a file."),
+    "socket": (_socket, "x cannot be read: it is a socket, not a file."),
+    "device": (lambda: Path("x").symlink_to("/dev/zero"), "x cannot be read: it is a device, not a file."),
+    "huge": (_sparse, "x cannot be read: it has 600 MB, and at most 500 MB are read."),
+    "loop": (_loop, "x cannot be read: Too many levels of symbolic links."),
+    "dangling link": (lambda: Path("x").symlink_to("nowhere"), "x: no such file."),
+    "empty": (lambda: Path("x").write_bytes(b""), "x is not JSON: it is empty."),
+    "blank": (lambda: Path("x").write_bytes(b" \n"), "x is not JSON: it is empty."),
+    "cut off": (
+        lambda: Path("x").write_bytes(b'{"a": 1,'),
+        "x is not JSON: Expecting property name enclosed in double quotes (line 1, column 9).",
+    ),
+    "no UTF-8": (lambda: Path("x").write_bytes(b'{"a": "\xff"}'), "x cannot be read: it is not UTF-8 text (byte 7)."),
+    "zeros": (lambda: Path("x").write_bytes(bytes(100)), "x is not JSON: Expecting value (line 1, column 1)."),
+    "deep list": (lambda: Path("x").write_text("[" * 5_000), "x is not JSON: its brackets are nested too deeply."),
+    "deep object": (
+        lambda: Path("x").write_text('{"a":' * 5_000),
+        "x is not JSON: its brackets are nested too deeply.",
+    ),
+    "not a number": (lambda: Path("x").write_text('{"a": -Infinity}'), "x is not JSON: it contains -Infinity."),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kinds of files as on POSIX")
+@pytest.mark.parametrize(("make", "message"), NO_FILES.values(), ids=NO_FILES.keys())
+def test_what_is_no_file_of_ours(make: Callable[[], object], message: str, run: Runner) -> None:
+    make()
+    Path("run.json").write_text(to_json(BASES[0]))
+    answer = (2, "", f"gradscope: error: {message}\n{WRITE}\n")
+    commands = (
+        ("show", "x"),
+        ("diff", "x", "run.json"),
+        ("diff", "run.json", "x"),
+        ("check", "x", "--max-peak", "1GiB"),
+        ("check", "run.json", "--baseline", "x", "--max-regression", "5%"),
+    )
+    for command in commands:
+        ran = run(*command)
+        assert (ran.code, ran.out, ran.err) == answer, command
+    with pytest.raises(RunFileError) as caught:
+        load_fix("x")
+    assert str(caught.value) == f"{message}\nWrite one with: gradscope fix TARGET"
+    assert sorted(os.listdir()) == sorted({"run.json", *(["x"] if os.path.lexists("x") else [])})
+
+
+def test_names_of_files_do_nothing_to_the_terminal(run: Runner) -> None:
+    for name, shown in (
+        ("a\x1b[31m.json", "a\\x1b[31m.json"),
+        ("a\nb.json", "a b.json"),
+        ("\u202ea.json", "\\u202ea.json"),
+        (os.fsdecode(b"a\xff.json"), "a\\udcff.json"),
+    ):
+        assert run("show", name).err == f"gradscope: error: {shown}: no such file.\n{WRITE}\n"
+    long = "n" * 5_000
+    assert run("show", long).err == (
+        f"gradscope: error: {'n' * 149}…{'n' * 150} cannot be read: File name too long.\n{WRITE}\n"
+    )
+    with pytest.raises(RunFileError, match=r"^a\\x00 cannot be read: a path cannot hold the character \\x00\.\n"):
+        load_run("a\0")
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def changed(place: str, value: str, base: int = 0) -> str:
+    """The text of a run with ``value``, as JSON, at ``place``."""
+    record = json.loads(to_json(BASES[base]))
+    *above, last = [int(key) if key.isdecimal() else key for key in place.split("/")]
+    at = record
+    for key in above:
+        at = at[key]
+    at[last] = "@@"
+    return json.dumps(record).replace('"@@"', value)
+
+
+BAD_VALUES = {
+    ("step/wall_ns", "1" * 5_000): "step.wall_ns is too large a number",
+    ("step/wall_ns", "9007199254740993"): "step.wall_ns is too large a number",
+    ("layers/0/flops", "9223372036854775808"): "layers[0].flops is too large a number",
+    ("step/wall_ns", "1e999"): "step.wall_ns is too large a number",
+    ("step/wall_ns", "-1e999"): "step.wall_ns is too large a number",
+    ("step/wall_ns", "-5"): "step.wall_ns is the number -5, and cannot be negative",
+    ("step/overhead", "1e999"): "step.overhead is too large a number",
+    ("step/overhead", "1e30"): "step.overhead is too large a number",
+    ("step/overhead", "-0.5"): "step.overhead is the number -0.5, and cannot be negative",
+    ("step/wall_ns", "1.0"): "step.wall_ns is the number 1.0, not an integer",
+    ("step/wall_ns", "true"): "step.wall_ns is true or false, not an integer",
+    ("step/wall_ns", "null"): "step.wall_ns is missing",
+    ("workload/steps", "-1"): "workload.steps is the number -1, and cannot be negative",
+    ("workload/mode", "[[[]]]"): "workload.mode is a list, not one of model, script, loop",
+    ("workload/mode", json.dumps("\x1b" + "x" * 500)): (
+        f"workload.mode is '\\x1b{'x' * 24}…{'x' * 29}', not one of model, script, loop"
+    ),
+    ("environment/threads", "[1]"): "environment.threads is a list, not a string, a number, true or false",
+    ("environment/threads", "null"): "environment.threads is null, not a string, a number, true or false",
+    ("environment", '{"a\\u001b\\n": {}}'): (
+        "environment.'a\\x1b ' is an object, not a string, a number, true or false"
+    ),
+    ("environment/threads", "1e999"): "environment.threads is too large a number",
+    ("step/spread", '{"wall": 1}'): "step.spread.wall is the number 1, not an object",
+    ("memory/timeline/0/bytes", "[" * 500 + "]" * 500): "memory.timeline[0].bytes is a list, not an integer",
+    ("notes", '["a", 1]'): "notes[1] is the number 1, not a string",
+    ("findings/0/layers", "[null]"): "findings[0].layers[0] is null, not a string",
+}
+
+
+@pytest.mark.parametrize(("place", "message"), BAD_VALUES.items(), ids=range(len(BAD_VALUES)))
+def test_values_that_no_field_can_have(place: tuple[str, str], message: str) -> None:
+    with pytest.raises(RunFileError) as caught:
+        from_json(changed(*place), "run.json")
+    assert str(caught.value) == f"run.json is damaged: {message}.\n{AGAIN}"
+
+
+def test_versions() -> None:
+    for version, shown in (
+        ("1e999", "inf"),
+        ('"\\u001b"', r"'\x1b'"),
+        ("true", "True"),
+        ("[[1]]", "[[1]]"),
+        ("0", "0"),
+    ):
+        with pytest.raises(RunFileError) as caught:
+            from_json(changed("schema_version", version), "run.json")
+        assert str(caught.value) == f"run.json is not a RUN.json: its schema_version is {shown}.\n{WRITE}"
+    record = json.loads(to_json(BASES[0])) | {"schema_version": 9, "gradscope": "\x1b[31m" + "9" * 500}
+    with pytest.raises(RunFileError) as newer:
+        from_json(json.dumps(record), "run.json")
+    assert str(newer.value) == (
+        "run.json has schema_version 9; this gradscope reads up to 1.\n"
+        f"It was written by gradscope \\x1b[31m{'9' * 11}…{'9' * 20}: update gradscope, or profile again."
+    )
+
+
+def test_what_may_be_a_loss_may_be_negative() -> None:
+    text = changed("findings/0/predicted_saving_ns", "-3")
+    assert from_json(text).findings[0].predicted_saving_ns == -3
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+def with_layers(*more: dict[str, Any], **parents: str) -> str:
+    """The text of a run with more layers, without a cost of their own, and other parents for those that it has."""
+    record = json.loads(to_json(fixtures.mlp()))
+    zero = {key: 0 for key, value in record["layers"][1].items() if type(value) in (int, float)}
+    for row in record["layers"]:
+        row |= {"parent": parents[row["path"]]} if row["path"] in parents else {}
+    record["layers"] += [{"class": "Linear", **zero, **row} for row in more]
+    return json.dumps(record)
+
+
+BAD_TREES = {
+    "twice": (
+        with_layers({"path": "a", "parent": ""}, {"path": "a", "parent": ""}),
+        "layers[{1}].path is 'a', as that of layers[{0}]",
+    ),
+    "itself": (
+        with_layers({"path": "a", "parent": "a"}),
+        "layers[{0}].parent is 'a', which makes a layer its own parent",
+    ),
+    "a ring": (
+        with_layers({"path": "a", "parent": "b"}, {"path": "b", "parent": "c"}, {"path": "c", "parent": "a"}),
+        "layers[{0}].parent is 'b', which makes a layer its own parent",
+    ),
+    "a ring by a parent without a row": (
+        with_layers({"path": "a", "parent": "a.b.c"}, {"path": "a.b", "parent": "a"}),
+        "layers[{0}].parent is 'a.b.c', which makes a layer its own parent",
+    ),
+    "deep": (
+        with_layers(*({"path": f"a{i}", "parent": f"a{i - 1}" if i else ""} for i in range(5_000))),
+        "layers[{999}] is more than 1000 levels deep",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TREES.values(), ids=BAD_TREES.keys())
+def test_layers_that_are_no_tree(text: str, message: str) -> None:
+    first = len(fixtures.mlp().layers)
+    shown = re.sub(r"\{(\d+)\}", lambda match: str(first + int(match[1])), message)
+    with pytest.raises(RunFileError) as caught:
+        from_json(text, "run.json")
+    assert str(caught.value) == f"run.json is damaged: {shown}.\n{AGAIN}"
+
+
+@pytest.mark.parametrize("levels", [90, 300])
+def test_deep_layers_are_shown_everywhere(levels: int, no_plotly: None) -> None:
+    names = ["deep" + ".0" * i for i in range(levels)]
+    rows = [{"path": name, "parent": above} for name, above in zip(names, ["", *names], strict=False)]
+    run = from_json(with_layers(*rows))
+    texts = render_run(run) | render_diff(run, run)
+    assert json.loads(texts["speedscope"])
+    assert texts["csv layers"].count("\n") == 1 + len(run.layers)
+
+
+# -- what is valid, but odd --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_hostile_texts_are_shown_and_do_nothing(seed: int, no_plotly: None) -> None:
+    rng = random.Random(seed)
+    for base in RECORDS[:2]:
+        run = from_json(json.dumps(hostile_texts(rng, base)))
+        assert from_json(to_json(run)) == run
+        for name, text in {**render_run(run), **{f"diff {k}": v for k, v in render_diff(run, run).items()}}.items():
+            _require_harmless(name.removeprefix("diff "), text)
+    fix = load_fix(_written(json.dumps(hostile_texts(rng, FIX))))
+    for name, text in render_fix(fix).items():
+        _require_harmless(name, text)
+
+
+def _written(text: str) -> Path:
+    Path("x.json").write_text(text)
+    return Path("x.json")
+
+
+def _require_harmless(name: str, text: str) -> None:
+    kind = name.split(" ")[0]
+    check = _HARMLESS.get(kind)
+    if check is not None:
+        check(text)
+
+
+def _plain(text: str) -> None:
+    odd = {char for char in text if not char.isprintable() and char != "\n"}
+    assert not odd, odd
+
+
+def _narrow(text: str) -> None:
+    _plain(text)
+    assert text.isascii()
+
+
+def _markdown(text: str) -> None:
+    _plain(text)
+    columns = 0
+    for line in text.split("\n"):
+        if not line.startswith("| "):
+            columns = 0
+            if line.startswith(" "):
+                continue  # code, or what belongs to an item: below
+            assert not re.search(r"[<>]", re.sub(r"`[^`]*`|\\.", "", line)), line
+            continue
+        # As GitHub's parser splits a row: what follows a backslash belongs to it.
+        cells = re.findall(r"(?:\\.|[^\\|])*", line.strip().strip("|"))
+        cells = [cell for cell in cells if cell]
+        columns = columns or len(cells)
+        assert len(cells) == columns, line
+        for cell in cells:
+            assert not re.search(r"[<>`]", re.sub(r"`[^`]*`|\\.", "", cell)), cell
+
+
+def _csv(text: str) -> None:
+    _plain(text)
+    for row in csv.reader(io.StringIO(text)):
+        for cell in row:
+            assert not re.match(r"\s*[=+@\uff1d\uff0b\uff20]|[\t\r\n]|\s*-(?![\d.]+$)", cell), cell
+
+
+def _page(text: str) -> None:
+    assert not re.search("[\u2028\u2029\u202a-\u202e\u2066-\u2069\u200e\u200f\ud800-\udfff\x1b]", text)
+    data = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
+    assert data is not None
+    assert "<" not in data[1]
+    assert json.loads(data[1])["runs"]
+    assert len(re.findall("</script", text, re.IGNORECASE)) == 2
+
+
+class _Tags(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found |= {tag, *(name for name, _ in attrs)}
+
+
+def _notebook(text: str) -> None:
+    _plain(text)
+    tags = _Tags()
+    tags.feed(text)
+    assert tags.found <= {
+        "div",
+        "b",
+        "span",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "td",
+        "th",
+        "code",
+        "style",
+        "class",
+        "colspan",
+    }
+
+
+def _json(text: str) -> None:
+    json.loads(text)
+
+
+_HARMLESS: dict[str, Callable[[str], None]] = {
+    "terminal": _plain,
+    "narrow": _narrow,
+    "markdown": _markdown,
+    "csv": _csv,
+    "page": _page,
+    "notebook": _notebook,
+    "json": _json,
+    "speedscope": _json,
+}
+
+
+def test_numbers_of_a_csv_stay_numbers() -> None:
+    text = changed("findings/0/predicted_saving_ns", "-3")
+    rows = list(csv.DictReader(io.StringIO(render_csv(text, "findings"))))
+    assert rows[0]["predicted_saving_ns"] == "-3"
+
+
+def render_csv(text: str, table: str) -> str:
+    """One table of the run in ``text``."""
+    from gradscope.report.csvfile import to_csv
+
+    return to_csv(from_json(text), table)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-x", "'-x"),
+        ("@torch.no_grad()", "'@torch.no_grad()"),
+        (" =1", "' =1"),
+        ("\t=1", "' =1"),
+        ("\rx", "' x"),
+        ("\uff1d1", "'\uff1d1"),
+        ("a=1", "a=1"),
+        ("'a", "'a"),
+        ("\x1b[31m", "\\x1b[31m"),
+    ],
+)
+def test_formulas_in_a_csv(text: str, cell: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(render_csv(changed("lines/0/text", json.dumps(text)), "lines"))))
+    assert rows[0]["text"] == cell
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\\|b", "`a\\ \\|b`"),
+        ("a|b", "`a\\|b`"),
+        ("`x`", "`'x'`"),
+        ("\x1b[31m\u202e", "`\\x1b[31m\\u202e`"),
+    ],
+)
+def test_code_in_markdown(text: str, shown: str) -> None:
+    from gradscope.report.markdown import _code
+
+    assert f"`{_code(text)}`" == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("- x", "\\- x"),
+        ("1. x", "1\\. x"),
+        ("---", "\\---"),
+        ("-1.5 ms", "-1.5 ms"),
+        ("1.5 ms", "1.5 ms"),
+        ("http://x", "http&#58;//x"),
+        ("www.x.y", "www&#46;x.y"),
+        ("<b>&", "&lt;b&gt;&amp;"),
+        ("a\u202eb\x07", "a\\\\u202eb\\\\x07"),
+        ("a\n# b", "a \\# b"),
+    ],
+)
+def test_text_in_markdown(text: str, shown: str) -> None:
+    from gradscope.report.markdown import escape
+
+    assert escape(text) == shown
+
+
+# -- settings and limits -----------------------------------------------------------------------------------------------
+
+MEND = "Mend it, or run in a folder that is not below it."
+BAD_SETTINGS = {
+    "number of 5,000 digits": (
+        "x = " + "1" * 5_000,
+        f" is not TOML: a number in it has too many digits.\n{MEND}",
+    ),
+    "deep": ("x = " + "[" * 5_000, f" is not TOML: its brackets are nested too deeply.\n{MEND}"),
+    "no text": (b"\xff\xfe", f" cannot be read: it is not UTF-8 text (byte 0).\n{MEND}"),
+    "hostile key": (
+        '[tool.gradscope]\n"a\\u001b\\n" = 1',
+        ": tool.gradscope has no key a\\x1b .\nThere are ignore, memory-budget, check.",
+    ),
+    "huge value": (
+        "[tool.gradscope]\nignore = 0x" + "f" * 5_000,
+        ": tool.gradscope.ignore is not a list but a very long value.\n"
+        'Write ignore = ["a-rule", "another-rule"]; gradscope rules lists them.',
+    ),
+    "long value": (
+        f"[tool.gradscope]\nignore = '{'x' * 500}'",
+        f": tool.gradscope.ignore is not a list but '{'x' * 28}…{'x' * 29}'.\n"
+        'Write ignore = ["a-rule", "another-rule"]; gradscope rules lists them.',
+    ),
+    "table of check": (
+        "[tool.gradscope]\ncheck = [[1]]",
+        ": tool.gradscope.check is not a table.\nWrite [tool.gradscope.check] and its keys below it.",
+    ),
+    "huge limit": (
+        "[tool.gradscope.check]\nmax-peak = 0x" + "f" * 5_000,
+        ': tool.gradscope.check.max-peak is not text but a very long value.\nWrite max-peak = "6GiB"',
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_SETTINGS.values(), ids=BAD_SETTINGS.keys())
+def test_settings_that_are_none(text: str | bytes, message: str, folder: Path) -> None:
+    file = folder / "pyproject.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as caught:
+        find_settings(folder)
+        find_config(folder)
+    assert str(caught.value) == f"{file.resolve()}{message}"
+
+
+@pytest.mark.parametrize("value", ["9" * 5_000 + "%", "=" + "9" * 5_000 + "%", "9" * 5_000 + "GiB"])
+def test_limits_of_thousands_of_digits(value: str, run: Runner) -> None:
+    Path("run.json").write_text(to_json(BASES[0]))
+    for option in ("--max-regression", "--max-peak"):
+        ran = run("check", "run.json", "--baseline", "run.json", option, value)
+        assert ran.code == 2
+        assert ran.err.startswith(f"gradscope: error: {option}: ")
+        assert len(ran.err) < 250
+
+
+def test_a_working_folder_that_is_gone(run: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.json").write_text(to_json(BASES[0]))
+
+    def gone() -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "cwd", gone)
+    for command in (("show",), ("check", "--max-peak", "1GiB")):
+        ran = run(command[0], str(folder / "run.json"), *command[1:])
+        message = "gradscope: error: the working folder does not exist any more.\nChange to one that does.\n"
+        assert (ran.code, ran.out, ran.err) == (2, "", message)
+
+
+def test_limits_of_the_machine_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "limits_file", lambda: Path("limits.json"))
+    os.mkfifo("limits.json")
+    assert read_limits().problem == "it is a pipe, not a file"
+    os.unlink("limits.json")
+    Path("limits.json").write_text("9" * 5_000)
+    assert read_limits().problem == "it was not written by this version of gradscope"
+
+
+# -- two thousand of them ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="no_plotly")
+def no_plotly_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Figures without plotly's own part, which is nine tenths of the time; tests/notebook draws them."""
+    import plotly
+
+    monkeypatch.setattr(plotly, "graph_objects", NoPlotly())
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", plotly.graph_objects)
+    yield
+
+
+def test_mutated_runs(no_plotly: None) -> None:
+    shown = sum(_mutated_run(seed) for seed in range(1_500))
+    assert shown > 300  # else the mutations are so coarse that no renderer sees one
+
+
+def _mutated_run(seed: int) -> bool:
+    rng = random.Random(seed)
+    number = rng.choice((0, 0, 1, 2))
+    run = _loaded(load_run, mutant(rng, RECORDS[number]), seed)
+    if run is None:
+        return False
+    try:
+        _require_shown(run, BASES[number])
+    except Exception as error:
+        raise AssertionError(f"mutation {seed} was read, and could not be shown") from error
+    return True
+
+
+def _require_shown(run: RunData, base: RunData) -> None:
+    texts = render_run(run)
+    assert from_json(texts["json"]) == run
+    render_check(run, base)
+    for name, text in {**texts, **render_diff(base, run)}.items():
+        _require_harmless(name, text)
+    render_diff(run, base)
+
+
+def test_mutated_fixes() -> None:
+    shown = 0
+    for seed in range(300):
+        fix = _loaded(load_fix, mutant(random.Random(seed), FIX), seed)
+        if fix is not None:
+            shown += 1
+            for name, text in render_fix(fix).items():
+                _require_harmless(name, text)
+    assert shown > 50
+
+
+def test_mutated_settings_and_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "limits_file", lambda: folder / "limits.json")
+    for seed in range(100):
+        (folder / "limits.json").write_bytes(mutant(random.Random(seed), LIMITS))
+        for entry in read_limits().entries:
+            assert entry.limits.bytes > 0
+            assert entry.limits.call_ns > 0
+    for seed in range(100):
+        (folder / "pyproject.toml").write_bytes(_mutated_toml(random.Random(seed)))
+        for find in (find_config, find_settings):
+            try:
+                find(folder)
+            except UsageError as error:
+                _require_message(str(error), seed)
+
+
+def _mutated_toml(rng: random.Random) -> bytes:
+    from tests.report.strange_fixtures import TEXTS, damage_text
+
+    text = SETTINGS
+    if rng.random() < 0.7:
+        words = re.findall(r'"[^"]*"|\w+', text)
+        other = rng.choice(("1", "[]", "{}", "1e999", "nan", "9" * 5_000, "[" * 2_000, json.dumps(rng.choice(TEXTS))))
+        text = text.replace(rng.choice(words), other, 1)
+        return text.encode("utf-8", "backslashreplace")
+    return damage_text(rng, text)
+
+
+def _loaded(load: Callable[[Path], Any], data: bytes, seed: int) -> Any:
+    """What the reader made of it; None where it refused, in words that are fit to be read."""
+    Path("x.json").write_bytes(data)
+    try:
+        return load(Path("x.json"))
+    except GradscopeError as error:
+        _require_message(str(error), seed)
+        return None
+    except Exception as error:
+        raise AssertionError(f"mutation {seed} was not refused, but failed") from error
+
+
+def _require_message(message: str, seed: int) -> None:
+    lines = message.split("\n")
+    assert 1 <= len(lines) <= 3, (seed, message)
+    assert all(line.isprintable() for line in lines), (seed, message)
+    assert len(message) < 700, (seed, message)
