@@ -165,7 +165,6 @@ class LineMatcher:
                 found = tuple(int(lines[place]) if place >= 0 else NOT_TOLD for place in stretch.places)
                 self._calls[stretch.owner].append(_Known(stretch.names, found, ran.sites.get(stretch.call)))
         self._windows.clear()
-        self._beside.clear()
 
     def _told(self, stretch: _Stretch, site: Site | None) -> Sequence[int]:
         same = [known for known in self._calls[stretch.owner] if known.names == stretch.names]

@@ -231,7 +231,7 @@ def _closure_rows(table: EventTable) -> IntColumn:
     """
     draws = (table.sequence >= 0) & (table.forward_thread == 0) & np.isin(table.kind, (RowKind.OP, RowKind.ADD))
     rows = np.flatnonzero(draws & (table.parent >= 0))
-    around = (RowKind.OPTIMIZER, RowKind.CALL, RowKind.BACKWARD, RowKind.NODE, RowKind.HOOK)
+    around = (RowKind.OPTIMIZER, RowKind.CALL, RowKind.BACKWARD, RowKind.NODE)
     above = nearest(table, table.parent[rows].astype(np.int64), around)
     inside = above >= 0
     rows, above = rows[inside], above[inside]

@@ -82,7 +82,7 @@ class CycleFinder:
         if self._broken > _MOST_BROKEN:
             self.irregular = True
             self.cycle = _round([*before, *self._order])
-            return True
+            return self._order[-1] == self.cycle[-1]
         self.cycle = ()
         return self._find()
 

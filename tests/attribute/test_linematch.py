@@ -6,6 +6,7 @@ import bisect
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,22 @@ from torch import Tensor, nn
 import gradscope
 from gradscope import analysis
 from gradscope.attribute.carry import Assigned, assign
-from gradscope.attribute.linematch import NOT_TOLD, Called, LineMatcher, Operations, Site, Traced, lines_of_nodes
+from gradscope.attribute.linematch import (
+    NOT_TOLD,
+    Called,
+    LineMatcher,
+    Operations,
+    Site,
+    Traced,
+    calls_made,
+    lines_of_nodes,
+)
+from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import INHERIT, read_skeleton
 from gradscope.attribute.survey import unit_rows
 from gradscope.tables import RowKind, RunData
 
-from .hand import Row, place, spans, table_of
+from .hand import NO_SPANS, Row, place, spans, table_of
 
 
 def operations(*calls: tuple[int, str], sites: dict[int, Site] | None = None, first: int = 0) -> Operations:
@@ -75,6 +86,14 @@ def test_what_is_before_and_what_is_behind_may_disagree() -> None:
     survey = matcher(operations((1, "s t u v p x y m"), (1, "q u v p x y z w")), *range(10, 18), *range(20, 28))
     told = survey.lines(operations((1, "s t u v p x y z w"))).tolist()
     assert told[4] == NOT_TOLD and told[:2] == [10, 11] and told[-1] == 27
+
+
+def test_what_is_behind_decides_where_what_is_before_was_never_seen() -> None:
+    """Few on one side and many on the other are not the same as many and few of the same names."""
+    one, other = "p q x r s b c d e f g", "p q x r s h i j k l m"
+    survey = matcher(operations((1, f"{one} t"), (1, f"{other} u")), *range(100, 112), *range(200, 212))
+    assert survey.lines(operations((1, f"y z {one} v"))).tolist()[4] == 102
+    assert survey.lines(operations((1, f"y z {other} v"))).tolist()[4] == 202
 
 
 def test_what_is_learned_later_is_known() -> None:
@@ -178,6 +197,55 @@ def test_a_layer_called_from_two_lines_is_told_by_which_instruction_called_it() 
         assert survey.lines(operations((1, "relu"), sites={0: did[caller]})).tolist() == [line]
 
 
+def test_calls_from_instructions_that_are_not_known_are_from_no_same_one() -> None:
+    """They are no loop, whatever layers they call."""
+
+    def told(caller: int) -> int:
+        survey = matcher(around_calls((1, caller), "relu", (2, caller)), 10)
+        survey.learn(lambda: [Traced(around_calls((3, caller), "relu", (4, caller)), np.array([10]))])
+        return int(survey.lines(around_calls((1, caller), "relu", (4, caller)))[0])
+
+    assert told(50) == 10 and told(-1) == NOT_TOLD
+
+
+def in_no_call(owner: int, *ran: str | tuple[int, int]) -> Operations:
+    """The same as :func:`around_calls`, outside of every call."""
+    step = around_calls(*ran)
+    keys = [(owner, name) for _, name in step.keys]
+    return Operations(keys, np.full(len(keys), -1), {}, {-1: step.inside[0]})
+
+
+def test_outside_of_every_layer_it_matters_too_what_was_called() -> None:
+    """``loss(a(x))`` of one line of a loop is not ``loss(b(x))`` of another."""
+    survey = matcher(in_no_call(OUTSIDE, (1, 50), "mean", (2, 70)), 10)
+    assert survey.lines(in_no_call(OUTSIDE, (1, 50), "mean", (2, 70))).tolist() == [10]
+    assert survey.lines(in_no_call(OUTSIDE, (1, 60), "mean", (2, 70))).tolist() == [NOT_TOLD]
+
+
+def test_what_a_layer_runs_again_does_not_depend_on_what_the_loop_calls() -> None:
+    """A recompute lies in no call, nor among what runs outside of all."""
+    survey = matcher(in_no_call(3, (1, 50), "mul", (2, 70), "add"), 10, 11)
+    assert survey.lines(in_no_call(3, (8, 90), "mul", "add")).tolist() == [10, 11]
+
+
+def test_what_another_layer_runs_in_the_same_call_does_not_matter() -> None:
+    def ran(other: str) -> Operations:
+        return Operations([(0, "mul"), (7, other), (0, "add")], np.zeros(3, np.int64), {}, {0: [0, 1, 2]})
+
+    assert matcher(ran("exp"), 10, 11, 12).lines(ran("neg")).tolist() == [10, NOT_TOLD, 12]
+
+
+def test_a_call_has_the_instruction_of_its_own_number() -> None:
+    """Rows may lie in another order than calls were made in, and begin with a later one."""
+    table = table_of(
+        Row(RowKind.CALL, 0, 10, "call", argument=2),
+        Row(RowKind.CALL, 20, 30, "call", argument=1),
+    )
+    calls = replace(spans((7, 0, 0), (8, 0, 0), (9, 0, 0)), caller=np.array([50, 60, 70]))
+    skeleton = read_skeleton(table, calls, [-1] * 10)
+    assert calls_made(skeleton, np.array([0, 1])) == (Called(9, 70), Called(8, 60))
+
+
 def test_a_node_has_the_line_of_what_drew_its_number() -> None:
     """Also the last of a step, and a node that another one made while it ran (create_graph)."""
     forward = [Row(RowKind.OP, 10 + number, 11 + number, f"aten::{number}", sequence=number) for number in range(2)]
@@ -200,6 +268,46 @@ def test_a_node_has_the_line_of_what_drew_its_number() -> None:
     found = lines_of_nodes(skeleton, np.arange(len(skeleton.nodes.row)), units, line)
     told = dict(zip(skeleton.nodes.sequence.tolist(), found.tolist(), strict=True))
     assert told == {0: 50, 1: 51, 2: 51}
+
+
+@pytest.mark.parametrize("kind", [RowKind.CALL, RowKind.RECOMPUTE, RowKind.ANNOTATION])
+def test_a_node_that_is_made_in_a_recompute_has_no_line_of_the_node_around_it(kind: RowKind) -> None:
+    """That node has only unpacked what it had saved; what it runs by itself has its line."""
+    table = table_of(
+        Row(RowKind.OP, 10, 11, "aten::mul", sequence=0),
+        Row(RowKind.BACKWARD, 100, 200, "backward", argument=1),
+        *node(110, 0, Row(kind, 113, 120, "again", argument=0), Row(RowKind.OP, 114, 119, "aten::exp", sequence=1)),
+        *node(150, 1),
+    )
+    skeleton = read_skeleton(table, spans((0, 0, 1)), [-1])
+    line = np.full(len(table), INHERIT, np.int64)
+    first = place(table, "aten::mul")
+    line[first] = 50
+    units = np.array([first, place(table, "aten::exp")])
+    assert lines_of_nodes(skeleton, np.arange(2), units, line).tolist() == [
+        50,
+        50 if kind == RowKind.ANNOTATION else -1,
+    ]
+
+
+def test_numbers_of_threads_are_their_own() -> None:
+    """Both have drawn 4, and one of them 3 before the trace began."""
+    drawn = [Row(RowKind.OP, 10, 11, f"of {thread}", thread=thread, sequence=4) for thread in (1, 2)]
+    ran = ((3, 1), (3, 2), (4, 1), (4, 2))
+    table = table_of(
+        *drawn,
+        Row(RowKind.OP, 5, 6, "early", thread=2, sequence=3),
+        Row(RowKind.BACKWARD, 100, 300, "backward", argument=0),
+        *(
+            Row(RowKind.NODE, 110 + 20 * at, 120 + 20 * at, "N", sequence=number, forward_thread=thread)
+            for at, (number, thread) in enumerate(ran)
+        ),
+    )
+    skeleton = read_skeleton(table, NO_SPANS, [])
+    units = np.array([place(table, name) for name in ("of 1", "of 2", "early")])
+    line = np.full(len(table), INHERIT, np.int64)
+    line[units] = [50, 60, 70]
+    assert lines_of_nodes(skeleton, np.arange(4), units, line).tolist() == [-1, 70, 50, 60]
 
 
 def node(start: int, number: int, *inside: Row) -> list[Row]:

@@ -20,7 +20,7 @@ from gradscope.attribute.passes import Passes, replay
 from gradscope.attribute.rows import read_skeleton
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
-from gradscope.tables import GraphNode, PassGraph, PassNote, RowKind, RunData
+from gradscope.tables import OWN, GraphNode, PassGraph, PassNote, RowKind, RunData
 
 from .hand import NO_SPANS, Row, table_of
 
@@ -240,6 +240,27 @@ def test_a_sum_belongs_to_the_layer_whose_value_has_several_users() -> None:
     assert sums_of(data) == added
 
 
+class Scaled(nn.Module):
+    """Multiplies one value by two constants, which are handed no gradient."""
+
+    def __init__(self, sums: dict[str, int]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.sums = sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        self.sums["a"] = 1
+        out: Tensor = self.b(X * a + X * a)
+        return out
+
+
+def test_what_is_handed_no_gradient_has_no_sum() -> None:
+    sums: dict[str, int] = {}
+    data, _, added = measured(Scaled(sums), sums)
+    assert sums_of(data) == added == {"a": STEPS}
+
+
 class Rewired(nn.Module):
     """The same calls and numbers in each step; which value is used a second time differs."""
 
@@ -315,6 +336,13 @@ def test_steps_that_are_alike_are_walked_once() -> None:
                 break
     passes = prof._session.capture.timed.passes
     assert len(passes.graphs) == 1 and len(passes.passes) == STEPS + 1
+
+
+def test_noting_a_pass_is_gradscopes_own() -> None:
+    """Each has a row of its own in the trace, also one inside of another: what it takes is no layer's, nor engine's."""
+    data, _, _ = measured(Again(reentrant=True))
+    (own,) = [op for op in data.ops if op.name == OWN]
+    assert (own.layer, own.phase, own.calls) == (None, "other", 3)
 
 
 def test_what_walking_may_take_is_counted_in_each_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:

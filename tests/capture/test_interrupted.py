@@ -97,6 +97,8 @@ def test_steps_that_had_a_core_are_what_the_others_are_judged_against() -> None:
     assert interrupted(busy + calm * 2) == [0, 1, 2, 3]
     assert interrupted(busy + calm) == []  # one alone may be the odd one
     assert interrupted(busy) == []
+    worked = [StepCost(30 * MS, 24 * MS, 26 * MS)] * 4  # with several threads, by as much more as they took longer
+    assert interrupted(worked + calm * 2) == []
 
 
 @pytest.mark.unsteady

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import FrameType
 from typing import Any
 
@@ -41,6 +42,8 @@ def stack_of(*files: str) -> FrameType:
         (["/u/train.py", LOADER, "/u/data.py"], ("/u/data.py", 3, True)),  # a Dataset
         (["/u/train.py", LOADER], ("/u/train.py", 1, True)),
         (["/u/train.py", WATCHED_LOADER, LOADER, "/u/data.py"], ("/u/data.py", 4, True)),
+        (["/u/train.py", WATCHED_LOADER, LOADER], ("/u/train.py", 1, True)),  # it waits for a worker
+        (["/u/train.py", WATCHED_LOADER], ("/u/train.py", 1, False)),
         (["/u/train.py", DECORATOR, "/u/evaluate.py"], ("/u/evaluate.py", 3, False)),  # @torch.no_grad()
         (["/u/train.py", LINEAR], None),  # a phase
         (["/u/train.py", LINEAR, "/u/model.py"], None),
@@ -110,3 +113,18 @@ def test_the_five_lines_of_most_time_and_their_shares_of_all(monkeypatch: pytest
 
 def test_no_look_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts(monkeypatch) == []
+
+
+def test_the_last_look_is_over_when_it_has_stopped() -> None:
+    sampler: Any = LineSampler(Guard())
+    over: list[bool] = []
+
+    def look() -> None:
+        sampler._stop.wait()
+        time.sleep(0.05)
+        over.append(True)
+
+    sampler._sample = look
+    sampler.start()
+    sampler.stop()
+    assert over

@@ -58,6 +58,14 @@ def test_what_calls_did_counts_whatever_step_they_were_in() -> None:
     assert variety.unseen(*step(MODEL, (1, 20, 0, 3), (3, 20, 4, 7), nodes=10)) == pytest.approx(1 / 10)
 
 
+def test_the_same_calls_that_drew_more_are_another_step() -> None:
+    variety = Variety()
+    variety.add(*WHOLE)
+    more = step(MODEL, FIRST, (2, 20, 4, 8), nodes=10)
+    variety.add(*more)
+    assert variety.unseen(*more) == variety.unseen(*WHOLE) == 0
+
+
 def test_steps_without_a_graph_lack_nothing() -> None:
     variety = Variety()
     assert variety.unseen(*step((0, 1, 0, 0), nodes=0)) == 0
