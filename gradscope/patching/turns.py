@@ -28,6 +28,10 @@ _LOOKS = (FEWEST_ROUNDS, 8, 13, MOST_ROUNDS)  # rounds after which it is asked w
 # Of a difference that has not shown after some rounds, more seldom do by more rounds.
 _HOPELESS, _HOPELESS_ROUNDS = 0.25, 8
 SECONDS = 10.0  # for rounds beyond the fewest
+# A shorter step is done again and again in its turn: other programs take the core for milliseconds at a time, which of
+# a step of one is noise of several times its length.
+SHORTEST_NS = 20_000_000  # of a turn, in processor time
+_LONGEST_NS = 5 * SHORTEST_NS  # in wall time, for a step that waits more than it works
 
 
 class Told(Enum):
@@ -150,12 +154,16 @@ def _chance(successes: int, rounds: int) -> float:
 def _time(way: Way, found: Times, device: torch.device) -> None:
     way.switch()
     _wait(device)
-    wall, busy = time.perf_counter_ns(), time.process_time_ns()
-    way.work()
+    wall, busy, runs = time.perf_counter_ns(), time.process_time_ns(), 0
+    while True:
+        way.work()
+        runs += 1
+        if time.process_time_ns() - busy >= SHORTEST_NS or time.perf_counter_ns() - wall >= _LONGEST_NS:
+            break
     _wait(device)
-    found.wall_ns.append(time.perf_counter_ns() - wall)
+    found.wall_ns.append((time.perf_counter_ns() - wall) // runs)
     # What the processor does for a device says nothing of the device's time.
-    found.busy_ns.append(time.process_time_ns() - busy if device.type == "cpu" else found.wall_ns[-1])
+    found.busy_ns.append((time.process_time_ns() - busy) // runs if device.type == "cpu" else found.wall_ns[-1])
 
 
 def _wait(device: torch.device) -> None:

@@ -25,6 +25,7 @@ class Clock:
             monkeypatch.setattr(turns.time, name, lambda: self.now)
         monkeypatch.setattr(turns.time, "perf_counter", lambda: self.now / 1e9)
         monkeypatch.setattr(turns, "peaks_bytes", self._peaks)
+        monkeypatch.setattr(turns, "SHORTEST_NS", 0)
 
     def _peaks(self, works: Any, device: Any, *, settled: bool) -> list[int]:
         found = []
@@ -66,6 +67,26 @@ def test_what_switching_takes_is_not_counted(monkeypatch: pytest.MonkeyPatch) ->
 
     (times,), _ = measured([Way(switch, clock.way("only", 0, 7).work)], CPU)
     assert times.wall_ns == times.busy_ns == [7] * FEWEST_ROUNDS
+
+
+def test_a_short_step_fills_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the mean of many: what the system takes in between is noise of several times a short step's length."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(turns, "SHORTEST_NS", 1000)
+    times, _ = measured([clock.way("old", 0, 100, 190, 10), clock.way("new", 0, 1000)], CPU, pairs=[(0, 1)])
+    assert times[1].wall_ns == times[1].busy_ns == [1000] * len(times[1].wall_ns)  # as long as a turn: once
+    assert times[0].wall_ns[:2] == times[0].busy_ns[:2] == [1000 // 73, 10]  # 100, 190 and 71 times 10; 100 times 10
+    assert clock.log.count("old") == 1 + 73 + 100 * (len(times[0].wall_ns) - 1)
+
+
+def test_a_step_that_waits_is_not_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processor time comes to a turn's after minutes only."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(turns, "SHORTEST_NS", 1000)
+    monkeypatch.setattr(turns.time, "process_time_ns", lambda: 7)
+    monkeypatch.setattr(turns, "_LONGEST_NS", 5000)
+    times, _ = measured([clock.way("only", 0, 900)], CPU)
+    assert times[0].wall_ns == [900] * FEWEST_ROUNDS and clock.log.count("only") == 1 + 6 * FEWEST_ROUNDS
 
 
 @pytest.mark.parametrize(
