@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -128,9 +128,11 @@ class _Carried:
         self.units = 0
         self.matched = 0
         self.lines_known = False
+        self.doubtful = False  # whether steps ran the same operations on several lines
 
     def fill(self, skeleton: Skeleton, steps: Steps, survey: Notes, units: IntColumn, owner: IntColumn) -> None:
         table, nodes = skeleton.table, skeleton.nodes
+        survey = self._agreed(survey)
         self.lines_known = bool((survey.unit_line != NO_LINE).any())
         unit_step, node_step = steps.of_row[units], steps.of_row[nodes.row]
         names = table.names
@@ -151,13 +153,21 @@ class _Carried:
             else:
                 ran = operations_of(skeleton, units[in_step], unit_keys, calls)
                 self._tell_lines(units[in_step], survey.matcher.lines(ran), skeleton.in_backward)
-            if node_keys != survey.node_key or not same_calls:
+            if node_keys != survey.node_key or not same_calls or self.doubtful:
                 differing.append(node_places)
             self.steps += 1
             self.exact += exact and same_calls
         if differing:
             places = np.sort(np.concatenate(differing))
             self.line[nodes.row[places]] = lines_of_nodes(skeleton, places, units, self.line)
+
+    def _agreed(self, survey: Notes) -> Notes:
+        """Without the lines of operations that another traced step, which ran the same, had on others."""
+        if survey.matcher is None or survey.called is None:
+            return survey
+        lines = survey.matcher.agreed(survey.unit_key, survey.called, survey.unit_line)
+        self.doubtful = not np.array_equal(lines, survey.unit_line)
+        return replace(survey, unit_line=lines) if self.doubtful else survey
 
     def fill_own(self, skeleton: Skeleton, notes: Notes) -> None:
         """Fill from notes that were read from this very trace."""
@@ -227,6 +237,11 @@ class _Carried:
             notes.append(
                 f"{passes} ran the calls of another one, but their values were used otherwise: where gradients are "
                 "added up there, the layer that delivered the last one has the sum"
+            )
+        if self.doubtful:
+            notes.append(
+                "steps that ran the same operations ran some of them on other lines: which step ran which is not "
+                "known, and they have no line"
             )
         if self.steps == 0 or self.exact == self.steps or not self.lines_known:
             return notes

@@ -60,6 +60,7 @@ class Operations:
     # By call, what it ran in order: the place in ``keys`` of an operation, or a call. A call that is not here ran its
     # operations only.
     inside: Mapping[int, Sequence[int | Called]] = field(default_factory=dict)
+    called: tuple[Called, ...] = ()  # all calls, in order
 
 
 def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], calls: IntColumn) -> Operations:
@@ -77,14 +78,16 @@ def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], ca
     ran: dict[int, list[tuple[int, int | Called]]] = defaultdict(list)  # rows, and what each is
     for place, (call, row) in enumerate(zip(around.tolist(), units.tolist(), strict=True)):
         ran[call].append((row, place))
-    for call, row, called in zip(above.tolist(), calls.tolist(), calls_made(skeleton, calls), strict=True):
+    made = calls_made(skeleton, calls)
+    for call, row, called in zip(above.tolist(), calls.tolist(), made, strict=True):
         ran[call].append((row, called))
     sites: dict[int, Site] = {}
     for found in ran.values():
         found.sort(key=itemgetter(0))
         did = tuple(_name(keys, each) for _, each in found)
         sites |= {number_of[row]: (did, order) for order, (row, each) in enumerate(found) if isinstance(each, Called)}
-    return Operations(keys, around, sites, {call: [each for _, each in found] for call, found in ran.items()})
+    inside = {call: [each for _, each in found] for call, found in ran.items()}
+    return Operations(keys, around, sites, inside, made)
 
 
 def calls_made(skeleton: Skeleton, calls: IntColumn) -> tuple[Called, ...]:
@@ -139,6 +142,7 @@ class LineMatcher:
 
     def __init__(self, read: Callable[[], Iterable[Traced]]) -> None:
         self._unread = [read]
+        self._steps: list[Traced] = []
         self._calls: dict[int, list[_Known]] = defaultdict(list)
         self._windows: dict[int, dict[int, int]] = {}
         self._beside: dict[int, set[_Beside]] = {}
@@ -149,8 +153,7 @@ class LineMatcher:
 
     def lines(self, step: Operations) -> IntColumn:
         """The line of each operation of another step; :data:`NOT_TOLD` where the traced ones do not tell it."""
-        while self._unread:
-            self._read(self._unread.pop(0)())
+        self._read_all()
         result = np.full(len(step.keys), NOT_TOLD, np.int64)
         for stretch in _stretches(step):
             told = self._told(stretch, step.sites.get(stretch.call))
@@ -159,7 +162,21 @@ class LineMatcher:
                     result[place] = line
         return result
 
-    def _read(self, steps: Iterable[Traced]) -> None:
+    def agreed(self, keys: Sequence[_Key], called: Sequence[Called], lines: IntColumn) -> IntColumn:
+        """The lines of a step that ran these, without those where a traced step that ran the same had another."""
+        self._read_all()
+        result = lines.copy()
+        for ran, others in self._steps:
+            if ran.called == called and ran.keys == keys:
+                result[others != lines] = _NO_LINE
+        return result
+
+    def _read_all(self) -> None:
+        while self._unread:
+            self._read(list(self._unread.pop(0)()))
+
+    def _read(self, steps: Sequence[Traced]) -> None:
+        self._steps += steps
         for ran, lines in steps:
             for stretch in _stretches(ran):
                 found = tuple(int(lines[place]) if place >= 0 else NOT_TOLD for place in stretch.places)

@@ -87,3 +87,30 @@ def test_a_model_is_given_no_more_batches_than_were_asked_for() -> None:
         assert report.data.memory is not None and not report.data.partial
     with pytest.raises(WorkloadError, match=f"but this run needs {needed}"):
         gradscope.profile(Choosing(), iter([X] * (needed - 1)), steps=STEPS, warmup=1)
+
+
+class Coin(nn.Module):
+    """The same operations on another line in every second step: what the survey met says nothing of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.stem(x).cosh()
+        if self.seen % 2:
+            return x.sinh()  # odd
+        return x.sinh()  # even
+
+
+@pytest.mark.parametrize("warmup", [1, 2])
+def test_the_same_operations_on_other_lines_have_none(warmup: int) -> None:
+    data = measured(Coin(), warmup=warmup, memory=True)
+    lines = {row.line for row in data.lines if row.backward_ns or row.forward_ns}
+    assert line_of(Coin.forward, "cosh") in lines
+    assert not lines & {line_of(Coin.forward, branch) for branch in ("# odd", "# even")}
+    assert any("ran some of them on other lines" in note for note in data.notes)
+    steady = measured(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), warmup=warmup, memory=True)
+    assert not any("other lines" in note for note in steady.notes)

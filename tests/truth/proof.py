@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import gradscope
+from gradscope.capture.phases.lines import Lines
 from gradscope.capture.phases.timed import Timed
 from gradscope.tables import RunData
 
@@ -25,25 +26,41 @@ WARMUP = 1
 RELATIVE = 0.03
 ABSOLUTE_NS = 300_000
 
-# Numbers of the profiled steps that gradscope left out of the last run as interrupted.
-LEFT_OUT: set[int] = set()
+
+@dataclass
+class LastRun:
+    """Which of the profiled steps of the last run were not measured."""
+
+    left_out: set[int] = field(default_factory=set)  # numbers of those that the system interrupted
+    after: int = 0  # how many followed the measured ones
+
+    def select(self, meter: Meter, steps: int) -> list[str]:
+        """As :meth:`Meter.select`."""
+        return meter.select(steps, after=self.after, left_out=self.left_out)
+
+
+LAST = LastRun()
+AFTER = 3  # the survey, and two that measure memory
 
 
 @contextmanager
 def knowing_what_is_left_out() -> Iterator[None]:
-    """Let each run inside the block fill :data:`LEFT_OUT`."""
-    original = Timed.keep
+    """Let each run inside the block fill :data:`LAST`."""
+    timed, traced = Timed.keep, Lines.keep
 
     def keep(self: Timed) -> None:
-        original(self)
-        LEFT_OUT.clear()
-        LEFT_OUT.update(self._timed.interrupted)
+        timed(self)
+        LAST.left_out, LAST.after = set(self._timed.interrupted), AFTER
 
-    Timed.keep = keep  # type: ignore[method-assign]
+    def keep_traced(self: Lines) -> None:
+        traced(self)
+        LAST.after += self.done
+
+    Timed.keep, Lines.keep = keep, keep_traced  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Timed.keep = original  # type: ignore[method-assign]
+        Timed.keep, Lines.keep = timed, traced  # type: ignore[method-assign]
 
 
 COLUMNS = {
@@ -104,7 +121,7 @@ def prove(meter: Meter, run: Callable[[], Any], expected: Callable[[Meter, int],
     meter.clear()
     report = run()
     steps = report.data.workload.steps
-    problems = dict.fromkeys(meter.select(steps, left_out=LEFT_OUT), "")
+    problems = dict.fromkeys(LAST.select(meter, steps), "")
     problems |= compare(report.data, meter, expected(meter, steps) if expected else Expected.nothing())
     if problems:
         raise Disagreement(problems, meter, report.data)
@@ -249,7 +266,7 @@ def measure(meter: Meter, run: Callable[[], Any]) -> Any:
     """Run once, without a comparison, for tests that look at one thing only."""
     meter.clear()
     report = run()
-    assert meter.select(report.data.workload.steps, left_out=LEFT_OUT) == []
+    assert LAST.select(meter, report.data.workload.steps) == []
     return report
 
 
