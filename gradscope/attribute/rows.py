@@ -260,7 +260,7 @@ def _recompute_owner(skeleton: Skeleton, node_rows: IntColumn, node_owner: IntCo
         own = max(owner_of.get(node, OUTSIDE), OUTSIDE)
         modules = called.get(node, set())
         callers = {parents[label] for label in modules}
-        if modules and own >= 0 and own not in modules:
+        if modules and own >= 0:
             callers.add(own)
         found.append(_common_ancestor(callers, parents) if callers else own)
     return np.array(found, np.int64)

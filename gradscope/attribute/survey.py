@@ -67,7 +67,7 @@ def read_survey(survey: SurveyInput) -> Notes:
     owners = [info.owners[0] if info.owners else OUTSIDE for info in survey.parameters]
     parameter_owner = np.array([owners[index] if index >= 0 else OUTSIDE for index in parameter], np.int64)
     node_line = _line_of_nodes(skeleton, survey.line_spans)
-    receivers = _receivers(survey, parameter, owners, node_line)
+    receivers = _receivers(survey, owners, node_line)
     rows = assign_rows(skeleton, parameter_owner, np.empty(0, np.int64), np.empty(0, np.int64))
     units = unit_rows(skeleton)
     unit_key = keys(table.names, rows.owner[units], table.name[units])
@@ -164,9 +164,7 @@ def _parameter_of_accumulate(table: EventTable, nodes: NodeRows) -> list[int]:
     return [by_row.get(row, -1) for row in nodes.row.tolist()]
 
 
-def _receivers(
-    survey: SurveyInput, parameter: list[int], owners: Sequence[int], node_line: IntColumn
-) -> tuple[tuple[Receiver, ...], ...]:
+def _receivers(survey: SurveyInput, owners: Sequence[int], node_line: IntColumn) -> tuple[tuple[Receiver, ...], ...]:
     """For each node in the order of execution, the values whose second, third ... gradient it delivered.
 
     The engine adds a gradient to what has already arrived at the same input of the next node; replaying the arrivals
@@ -178,15 +176,15 @@ def _receivers(
     nobody = Receiver(OUTSIDE, NO_LINE)
     result: list[tuple[Receiver, ...]] = []
     window = pass_of(table, nodes.row).tolist()
-    finders = [_graph_index(graph) for graph in survey.graphs]
+    by_number = [{node.sequence: index for index, node in enumerate(graph)} for graph in survey.graphs]
     arrived: set[tuple[int, int, int]] = set()
     for position, pass_number in enumerate(window):
-        if not 0 <= pass_number < len(finders):
+        sequence = int(nodes.sequence[position])
+        if not 0 <= pass_number < len(by_number) or sequence < 0:  # an AccumulateGrad hands nothing on
             result.append(())
             continue
         graph = survey.graphs[pass_number]
-        by_number, by_parameter = finders[pass_number]
-        index = by_number.get(int(nodes.sequence[position]), by_parameter.get(parameter[position], -1))
+        index = by_number[pass_number].get(sequence, -1)
         added: list[Receiver] = []
         for target, number in graph[index].edges if index >= 0 else ():
             if target < 0:
@@ -201,12 +199,6 @@ def _receivers(
             arrived.add(key)
         result.append(tuple(added))
     return tuple(result)
-
-
-def _graph_index(graph: tuple[GraphNode, ...]) -> tuple[dict[int, int], dict[int, int]]:
-    by_number = {node.sequence: index for index, node in enumerate(graph) if node.sequence >= 0}
-    by_parameter = {node.parameter: index for index, node in enumerate(graph) if node.parameter >= 0}
-    return by_number, by_parameter
 
 
 def _calls(skeleton: Skeleton, rows: Rows) -> dict[int, int]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from gradscope.attribute.carry import assign
+from gradscope.attribute.carry import assign, assign_surveyed
+from gradscope.attribute.linematch import Called, LineMatcher
 from gradscope.attribute.passes import Passes
 from gradscope.attribute.rows import Category, read_skeleton
 from gradscope.attribute.survey import Notes, Receiver, keys
 from gradscope.tables import EventTable, GraphNode, PassGraph, PassNote, RowKind
 
-from .hand import Row, place, spans, table_of
+from .hand import NO_SPANS, Row, place, spans, table_of
 
 
 def trace(sums: int) -> EventTable:
@@ -168,3 +171,112 @@ def test_a_recompute_that_a_function_of_pythons_sets_off_has_no_line(again: bool
     found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey)
     assert int(found.line[place(table, "MineBackward")]) == 7
     assert int(found.line[place(table, "inside")]) == int(found.line[place(table, "called")]) == (-1 if again else 7)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_operation_that_is_not_told_has_the_line_of_the_node_that_it_runs_in(known: bool) -> None:
+    """In a Function of Python's; outside of every node it has none."""
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "step 0", argument=0),
+        Row(RowKind.CALL, 10, 40, "first", argument=0),
+        Row(RowKind.OP, 12, 18, "Mine", sequence=0),
+        Row(RowKind.OP, 20, 30, "other"),
+        Row(RowKind.BACKWARD, 50, 200, "backward", argument=0),
+        Row(RowKind.NODE, 60, 150, "MineBackward", sequence=0, forward_thread=1),
+        Row(RowKind.CALL, 80, 120, "called", argument=1),
+        Row(RowKind.OP, 90, 110, "inside"),
+        Row(RowKind.STEP, 300, 300, "step 1", argument=1),
+    )
+    survey = Notes(
+        unit_key=keys(table.names, np.array([0]), table.name[[place(table, "Mine")]]),
+        unit_line=np.array([7]),
+        node_key=keys(table.names, np.array([0]), table.name[[place(table, "MineBackward")]]),
+        node_line=np.array([7]),
+        parameter_owner=np.array([-1]),
+        receivers=((),),
+        flops={},
+        shapes={},
+        matcher=LineMatcher(list) if known else None,
+    )
+    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey)
+    assert [int(found.line[place(table, name)]) for name in ("other", "inside")] == [-1, 7]
+
+
+def test_a_step_that_called_from_other_instructions_ran_other_lines() -> None:
+    """Though its operations are the same: the note says how many of these have a line."""
+    table = trace(0)
+    calls = replace(CALLS, caller=np.array([5, 6]))
+    for callers, told in (((5, 6), 0), ((5, 8), 1)):
+        survey = replace(notes(table), called=tuple(map(Called, (0, 1), callers)))
+        found = assign(read_skeleton(table, calls, [-1, -1]), 0, survey)
+        assert len(found.notes) == told
+    more = replace(survey, unit_key=(survey.unit_key[0], (1, "another")))
+    (note,) = assign(read_skeleton(table, calls, [-1, -1]), 0, more).notes
+    assert note.startswith("1 of 1 steps did not run") and "and 50.0 % of the operations" in note
+
+
+def test_a_parameter_in_front_of_every_node_is_nobodys() -> None:
+    table = table_of(
+        Row(RowKind.BACKWARD, 50, 200, "backward", argument=0),
+        Row(RowKind.ACCUMULATE, 60, 70, "AccumulateGrad"),
+        Row(RowKind.NODE, 80, 90, "MulBackward0", sequence=0, forward_thread=1),
+    )
+    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, None)
+    assert found.rows.owner[place(table, "AccumulateGrad")] == -1
+
+
+def test_what_receives_a_sum_is_of_the_thread_of_the_node_that_delivers_it() -> None:
+    """Both threads have drawn 0 and 1: a pass of the second adds for its own first value."""
+    threads = [
+        row
+        for thread, at in ((1, 10), (2, 20))
+        for row in (
+            Row(RowKind.CALL, at, at + 3, "call", thread=thread, argument=thread - 1),
+            Row(RowKind.OP, at + 1, at + 2, "aten::mul", thread=thread, sequence=0),
+        )
+    ]
+
+    def ran(start: int, number: int, thread: int) -> Row:
+        return Row(RowKind.NODE, start, start + 9, f"N{number}", sequence=number, forward_thread=thread)
+
+    table = table_of(
+        *threads,
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        *(ran(110 + 20 * number, 2 - number, 2) for number in range(2)),
+        Row(RowKind.ADD, 135, 137, "sum"),
+        ran(150, 0, 1),
+        ran(170, 0, 2),
+        Row(RowKind.STEP, 0, 0, "step 0", argument=0),
+        Row(RowKind.STEP, 500, 500, "step 1", argument=1),
+    )
+    graph = PassGraph(
+        (GraphNode(0, -1, ((1, 0), (2, 0))), GraphNode(1, -1, ((2, 0),)), GraphNode(2, -1, ())), ("N2", "N1", "N0")
+    )
+    passes = Passes([graph], [PassNote(0, 2, own=True)], [])
+    found = assign(read_skeleton(table, spans((0, 0, 1), (1, 0, 1)), [-1, -1]), 0, None, passes)
+    assert int(found.rows.owner[place(table, "sum")]) == 1
+
+
+def test_the_survey_itself_is_cut_at_its_markers_and_a_nameless_line_is_that_around_it() -> None:
+    """What gradscope does behind a marker, in the optimizer's row, is in no step."""
+    table = table_of(
+        Row(RowKind.OPTIMIZER, 0, 40, "optimizer 0"),
+        Row(RowKind.STEP, 10, 10, "step 0", argument=0),
+        Row(RowKind.LINE, 50, 90, "line", argument=0),
+        Row(RowKind.LINE, 60, 80, "nameless", argument=1),
+        Row(RowKind.OPTIMIZER, 100, 140, "optimizer 1"),
+        Row(RowKind.STEP, 110, 110, "step 1", argument=1),
+    )
+    nothing = np.empty(0, np.int64)
+    empty = Notes((), nothing, (), nothing, nothing, (), {}, {})
+    found = assign_surveyed(read_skeleton(table, NO_SPANS, []), 0, empty, spans((7, 0, 0), (-1, 0, 0)))
+    assert (found.steps.start_ns.tolist(), found.steps.end_ns.tolist()) == ([10], [110])
+    assert [int(found.line[place(table, name)]) for name in ("line", "nameless", "optimizer 1")] == [7, 7, -1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_the_surveys_graph_is_not_known_its_sums_stay_with_who_delivers_them(known: bool) -> None:
+    table = trace(1)
+    survey = replace(notes(table), graphs_known=known)
+    found = assign_surveyed(read_skeleton(table, CALLS, [-1, -1]), 0, survey, NO_SPANS)
+    assert int(found.rows.category[place(table, "sum 0")]) == (LAYER if known else SUM)

@@ -128,3 +128,49 @@ def test_only_a_closure_makes_an_optimizers_operations_forward(closure: bool) ->
     assert found["draws"][0] == (Category.FORWARD if closure else Category.OPTIMIZER)
     assert found["does not"][0] == Category.OPTIMIZER
     assert all(found[row.name][0] != Category.FORWARD for row in backward if closure)
+
+
+def run_again_by(parents: list[int], own: int, *called: tuple[int, int, int]) -> int:
+    """Owner of a recompute in a node of layer ``own``.
+
+    Args:
+        parents: of each layer.
+        called: layer, begin and end of each call in the recompute, from 130 to 280.
+    """
+    table = table_of(
+        Row(RowKind.CALL, 0, 50, "forward", argument=0),
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        Row(RowKind.NODE, 110, 300, "MulBackward0", sequence=0, forward_thread=1),
+        Row(RowKind.RECOMPUTE, 120, 290, "again"),
+        *(Row(RowKind.CALL, start, end, "called", argument=at) for at, (_, start, end) in enumerate(called, 1)),
+    )
+    calls = spans((own, 0, 1), *((label, 1, 1) for label, _, _ in called))
+    skeleton, nothing = read_skeleton(table, calls, parents), np.empty(0, np.int64)
+    rows = assign_rows(skeleton, np.zeros(len(skeleton.nodes.row), np.int64), nothing, nothing)
+    return int(rows.owner[table.name == table.names.index("again")][0])
+
+
+# A root of a block with two parts, and of another block; the last layer is one that both use.
+TREE = [-1, 0, 1, 1, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("own", "called", "owner"),
+    [
+        (3, [], 3),  # functions alone: the layer whose node it is
+        (2, [(2, 130, 140), (3, 150, 160)], 1),  # the block that calls its parts
+        (1, [(1, 130, 200), (2, 140, 150)], 0),  # the root calls the block; what that calls is its own
+        (3, [(1, 130, 200), (5, 140, 150)], 0),
+        (2, [(3, 130, 200), (5, 140, 150)], 1),  # the block calls a part, which uses a layer of another block
+        (4, [(2, 130, 140)], 0),  # the node is of another block: of what both are parts
+        (2, [(2, 130, 140), (5, 150, 160)], 0),
+    ],
+)
+def test_what_is_run_again_is_of_the_layer_that_calls_it(
+    own: int, called: list[tuple[int, int, int]], owner: int
+) -> None:
+    assert run_again_by(TREE, own, *called) == owner
+
+
+def test_a_layer_may_be_known_before_the_one_around_it() -> None:
+    assert run_again_by([1, -1, 0, 0], 3, (2, 130, 140)) == 0

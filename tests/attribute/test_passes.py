@@ -261,6 +261,62 @@ def test_what_is_handed_no_gradient_has_no_sum() -> None:
     assert sums_of(data) == added == {"a": STEPS}
 
 
+class Halved(nn.Module):
+    """One value has three users, one of them a node that is handed two gradients, one for each of its outputs."""
+
+    def __init__(self, sums: dict[str, int]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(6, 4), nn.Linear(6, 4)
+        self.sums = sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a(x)
+        one, other = a.chunk(2, 1)
+        self.sums["a"] = 2
+        return torch.add(self.b(torch.cat([one, a], 1)), self.c(torch.cat([other, a], 1)))
+
+
+def test_gradients_of_two_outputs_of_a_node_are_no_sum() -> None:
+    sums: dict[str, int] = {}
+    data, _, added = measured(Halved(sums), sums)
+    assert sums_of(data) == added == {"a": 2 * STEPS}
+
+
+class Tied(nn.Module):
+    """The last layer has the weight of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.c.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(x)).relu())
+        return out
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_tied_weight_is_its_first_holders(noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is the sum of its two gradients, also where no pass of the timed steps is noted: then the survey tells."""
+    if not noted:
+        monkeypatch.setattr("gradscope.capture.passes._MOST_NODES", 0)
+    data, given, _ = measured(Tied())
+    assert calls(data, "accumulate", "AccumulateGrad") == given
+    assert sums_of(data) == {"a": STEPS}
+
+
+def test_gradients_for_what_is_not_run_are_nobodys_and_no_error() -> None:
+    """A pass that is asked for some gradients runs no node that leads to none of them, whoever may hand it some."""
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def step(_: int) -> None:
+        h, u = a(X), b(X)
+        torch.autograd.backward((u * h).sum() + (u.exp() * h).sum(), inputs=[b.weight])
+
+    _, data = passes_of(step)
+    assert calls(data, "accumulate", "AccumulateGrad") == sums_of(data) == {"Linear#2": STEPS}
+
+
 class Rewired(nn.Module):
     """The same calls and numbers in each step; which value is used a second time differs."""
 
@@ -435,6 +491,20 @@ def test_a_number_that_names_no_node_tells_nothing(same: bool) -> None:
     first = ran(0, "ExpBackward0", 5)
     rows = [BACKWARD, first, ran(10, "SinBackward0" if same else "CosBackward0", 4), ran(20, "AccumulateGrad")]
     assert replayed(rows, [graph], [PassNote(0, 5)], [7, 8]) == [UNKNOWN]
+
+
+@pytest.mark.parametrize(("places", "known"), [((0, 0), True), ((0, 1), False)])
+def test_nodes_of_one_number_stand_for_each_other_where_they_lead_to_the_same(
+    places: tuple[int, int], known: bool
+) -> None:
+    """To the same input of the same node: else a sum behind one of them may be for the one or for the other."""
+    sins = (GraphNode(1, -1, ((3, place), (4, 0))) for place in places)
+    nodes = (GraphNode(0, -1, ((1, 0), (2, 0), (4, 0))), *sins, GraphNode(2, -1, ()), GraphNode(3, -1, ()))
+    graph = PassGraph(nodes, ("ExpBackward0", "SinBackward0", "SinBackward0", "MulBackward0", "CosBackward0"))
+    rows = [BACKWARD, ran(10, "ExpBackward0", 5), ran(20, "SinBackward0", 4)]
+    skeleton = read_skeleton(table_of(*rows), NO_SPANS, [])
+    (found,) = replay(skeleton, Passes([graph], [PassNote(0, 5)], [])).receivers.values()
+    assert found == ((2,) if known else (4,))
 
 
 class Asked(nn.Sequential):

@@ -108,6 +108,23 @@ def test_skipped_steps_do_not_count() -> None:
     assert [int(steps.of_row[place(table, name)]) for name in ("first", "second", "afterwards")] == [-1, 0, -1]
 
 
+def test_steps_that_are_left_out_do_not_count() -> None:
+    table = table_of(*MARKERS, Row(RowKind.STEP, 400, 400, "step 3", argument=3), Row(RowKind.OP, 350, 360, "third"))
+    steps = find_steps(skeleton_of(table), 0, left_out=(1,))
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([100, 300], [200, 400])
+    assert [int(steps.of_row[place(table, name)]) for name in ("first", "second", "third")] == [0, -1, 1]
+
+
+def test_steps_may_end_in_one_thread_and_then_in_another() -> None:
+    """A trainer's thread may end, and another go on; rows lie thread by thread."""
+    markers = [Row(RowKind.STEP, at, at, f"step {at}", thread=thread, argument=at // 100) for at, thread in ENDS]
+    steps = find_steps(skeleton_of(table_of(*markers)), 0)
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([100, 200, 300], [200, 300, 400])
+
+
+ENDS = ((100, 2), (200, 2), (300, 1), (400, 1))
+
+
 def test_below_the_users_own_annotation_each_row_is_timed_by_itself() -> None:
     table = table_of(
         Row(RowKind.ANNOTATION, 0, 400, "epoch"),
@@ -123,10 +140,12 @@ def test_below_the_users_own_annotation_each_row_is_timed_by_itself() -> None:
 
 def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
     table = table_of(
+        Row(RowKind.CALL, 101, 103, "transform", argument=-1),
         Row(RowKind.OP, 105, 110, "data"),
         Row(RowKind.CALL, 120, 140, "call", argument=0),
         Row(RowKind.OP, 125, 130, "inside"),
         Row(RowKind.OP, 150, 160, "loss"),
+        Row(RowKind.ADD, 161, 164, "sum of losses"),
         Row(RowKind.ANNOTATION, 165, 180, "enumerate(DataLoader)#_SingleProcess"),
         Row(RowKind.OP, 170, 175, "batch"),
         Row(RowKind.OP, 205, 210, "functional"),
@@ -140,7 +159,7 @@ def test_ops_outside_of_modules_are_forward_once_it_began() -> None:
     found = adopt_outside_ops(table, rows, Steps(np.array([100, 200]), np.array([200, 300]), of_row))
     forward = {name for name in table.names if found.category[place(table, name)] == Category.FORWARD}
     # The second step has no call at all: it is all forward.
-    assert forward == {"call", "inside", "loss", "functional"}
+    assert forward == {"call", "inside", "loss", "sum of losses", "functional"}
 
 
 def test_only_what_follows_a_nodes_own_function_may_be_a_gradient_sum() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -128,3 +129,13 @@ def test_the_last_look_is_over_when_it_has_stopped() -> None:
     sampler.start()
     sampler.stop()
     assert over
+
+
+def test_the_thread_that_made_it_is_looked_at() -> None:
+    """A script may train in another one than the main thread."""
+    made: list[tuple[LineSampler, int]] = []
+    thread = threading.Thread(target=lambda: made.append((LineSampler(Guard()), threading.get_ident())))
+    thread.start()
+    thread.join()
+    ((sampler, number),) = made
+    assert sampler._watched == number != threading.get_ident()
