@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gradscope.attribute.hooks import is_module_hook
-from gradscope.attribute.linematch import NOT_TOLD, calls_made, lines_of_nodes, operations_of
+from gradscope.attribute.linematch import NOT_TOLD, lines_of_nodes
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
+from gradscope.attribute.operations import calls_made, operations_of
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
     INHERIT,

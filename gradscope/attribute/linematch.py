@@ -10,102 +10,46 @@ layers, calls from the same instructions will do: a loop over layers may run any
 next to it must have been seen beside that line, though, for a loop may ask which layer it is. What else there is has
 none. A node has the line of the operation that drew its number.
 
+Lines between which a layer was seen to choose although all else was alike are told nowhere (``linechoice``), nor is
+what one of torch's layers ran that was called from an instruction which no traced step met: the line is that one's.
+
 The steps of the memory pass count as a survey too: they are traced by line, and may have run what the survey's did not.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.nodes import OUTSIDE, nearest
+from gradscope.attribute.linechoice import (
+    Called,
+    Callers,
+    Known,
+    Names,
+    Ran,
+    Site,
+    at_instructions,
+    calls_beside,
+    hidden_choices,
+)
+from gradscope.attribute.nodes import OUTSIDE
+from gradscope.attribute.operations import Key, Operations, name_of
 from gradscope.attribute.rows import INHERIT, Skeleton
 from gradscope.tables import IntColumn, RowKind
 
 NOT_TOLD = -3
-_ANY = -3  # layer: whichever
-_NO_LINE = _UNKNOWN = -1
+_NO_LINE = -1
 _ENDS = (RowKind.NODE, RowKind.CALL, RowKind.RECOMPUTE)  # where the search for a line around an operation ends
 # Operations before and behind that are compared, the most telling first. What runs once more than in the survey, as the
 # closure of L-BFGS, begins or ends as it did there: one side may tell.
 _AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2),), ((1, 1),))
 
-
-class Called(NamedTuple):
-    """A call of a layer, as the one around it made it."""
-
-    layer: int
-    caller: int  # number of the instruction; -1: not known
-
-
-_Key = tuple[int, str]  # layer and name of an operation
-_Ran = str | Called  # the name of an operation, or a call
-Site = tuple[tuple[_Ran, ...], int]  # what the caller did, and the place in it
-_Beside = tuple[Called | None, _Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """What a step ran, one entry an operation that Python called itself."""
-
-    keys: Sequence[_Key]
-    calls: IntColumn  # number of the innermost module call around it; -1 outside of every call
-    sites: Mapping[int, Site]  # of each call
-    # By call, what it ran in order: the place in ``keys`` of an operation, or a call. A call that is not here ran its
-    # operations only.
-    inside: Mapping[int, Sequence[int | Called]] = field(default_factory=dict)
-    called: tuple[Called, ...] = ()  # all calls, in order
-
-
-def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[_Key], calls: IntColumn) -> Operations:
-    """The operations of one step.
-
-    Args:
-        units: their rows.
-        keys: (layer, name) of each.
-        calls: rows of the step's module calls.
-    """
-    table = skeleton.table
-    around, above = (_calls_around(skeleton, rows) for rows in (units, calls))
-    numbers = table.argument[calls].tolist()
-    number_of = dict(zip(calls.tolist(), numbers, strict=True))
-    ran: dict[int, list[tuple[int, int | Called]]] = defaultdict(list)  # rows, and what each is
-    for place, (call, row) in enumerate(zip(around.tolist(), units.tolist(), strict=True)):
-        ran[call].append((row, place))
-    made = calls_made(skeleton, calls)
-    for call, row, called in zip(above.tolist(), calls.tolist(), made, strict=True):
-        ran[call].append((row, called))
-    sites: dict[int, Site] = {}
-    for found in ran.values():
-        found.sort(key=itemgetter(0))
-        did = tuple(_name(keys, each) for _, each in found)
-        sites |= {number_of[row]: (did, order) for order, (row, each) in enumerate(found) if isinstance(each, Called)}
-    inside = {call: [each for _, each in found] for call, found in ran.items()}
-    return Operations(keys, around, sites, inside, made)
-
-
-def calls_made(skeleton: Skeleton, calls: IntColumn) -> tuple[Called, ...]:
-    """The module calls whose rows these are."""
-    numbers = skeleton.table.argument[calls]
-    label, caller = skeleton.calls.label[numbers], skeleton.calls.caller
-    callers = np.full(len(calls), _UNKNOWN, np.int64) if caller is None else caller[numbers]
-    return tuple(map(Called, label.tolist(), callers.tolist()))
-
-
-def _name(keys: Sequence[_Key], ran: int | Called) -> _Ran:
-    return ran if isinstance(ran, Called) else keys[ran][1]
-
-
-def _calls_around(skeleton: Skeleton, rows: IntColumn) -> IntColumn:
-    table = skeleton.table
-    around = nearest(table, table.parent[rows].astype(np.int64), (RowKind.CALL,))
-    return np.where(around >= 0, table.argument[around], -1)
+_Beside = tuple[Called | None, Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
 
 
 class Traced(NamedTuple):
@@ -121,16 +65,8 @@ class _Stretch:
 
     owner: int
     call: int
-    names: tuple[_Ran, ...]
+    names: Names
     places: tuple[int, ...]  # -1 for a call
-
-
-class _Known(NamedTuple):
-    """A stretch of a traced step."""
-
-    names: tuple[_Ran, ...]
-    lines: tuple[int, ...]  # NOT_TOLD for a call
-    site: Site | None
 
 
 class LineMatcher:
@@ -142,10 +78,12 @@ class LineMatcher:
 
     def __init__(self, read: Callable[[], Iterable[Traced]]) -> None:
         self._unread = [read]
-        self._steps: list[Traced] = []
-        self._calls: dict[int, list[_Known]] = defaultdict(list)
+        self._calls: dict[int, list[Known]] = defaultdict(list)
         self._windows: dict[int, dict[int, int]] = {}
         self._beside: dict[int, set[_Beside]] = {}
+        self._hidden: dict[int, set[int]] = {}
+        self._steps: list[Traced] = []
+        self._chosen: dict[int, set[int]] = defaultdict(set)
 
     def learn(self, read: Callable[[], Iterable[Traced]]) -> None:
         """Know further steps, which are not read before some step is asked about."""
@@ -156,45 +94,73 @@ class LineMatcher:
         self._read_all()
         result = np.full(len(step.keys), NOT_TOLD, np.int64)
         for stretch in _stretches(step):
-            told = self._told(stretch, step.sites.get(stretch.call))
+            told = self._told(stretch, step.sites.get(stretch.call), step.callers.get(stretch.call))
+            hidden = self._hidden_of(stretch.owner)
             for place, line in zip(stretch.places, told, strict=True):
                 if place >= 0:
-                    result[place] = line
+                    result[place] = NOT_TOLD if line in hidden else line
         return result
 
-    def agreed(self, keys: Sequence[_Key], called: Sequence[Called], lines: IntColumn) -> IntColumn:
-        """The lines of a step that ran these, without those where a traced step that ran the same had another."""
+    def agreed(self, keys: Sequence[Key], called: Sequence[Called], lines: IntColumn) -> IntColumn:
+        """The lines of a step that ran these, without those where a traced step that ran the same had another.
+
+        A layer that chose between two lines at one place may have done so wherever it has either.
+        """
         self._read_all()
         result = lines.copy()
         for ran, others in self._steps:
             if ran.called == called and ran.keys == keys:
                 result[others != lines] = _NO_LINE
+        if self._chosen:
+            places = enumerate(zip(keys, lines.tolist(), strict=True))
+            result[[place for place, ((owner, _), line) in places if line in self._chosen.get(owner, ())]] = _NO_LINE
         return result
+
+    def _hidden_of(self, owner: int) -> set[int]:
+        if owner not in self._hidden:
+            self._hidden[owner] = hidden_choices(self._calls[owner]) | self._chosen.get(owner, set())
+        return self._hidden[owner]
 
     def _read_all(self) -> None:
         while self._unread:
             self._read(list(self._unread.pop(0)()))
 
     def _read(self, steps: Sequence[Traced]) -> None:
-        self._steps += steps
         for ran, lines in steps:
+            self._compare(ran, lines)
             for stretch in _stretches(ran):
                 found = tuple(int(lines[place]) if place >= 0 else NOT_TOLD for place in stretch.places)
-                self._calls[stretch.owner].append(_Known(stretch.names, found, ran.sites.get(stretch.call)))
+                place = ran.sites.get(stretch.call), ran.callers.get(stretch.call)
+                self._calls[stretch.owner].append(Known(stretch.names, found, *place))
         self._windows.clear()
+        self._hidden.clear()
 
-    def _told(self, stretch: _Stretch, site: Site | None) -> Sequence[int]:
-        same = [known for known in self._calls[stretch.owner] if known.names == stretch.names]
+    def _compare(self, ran: Operations, lines: IntColumn) -> None:
+        """Note where a traced step that ran the same from begin to end did so on other lines."""
+        for before, others in self._steps:
+            if before.called == ran.called and before.keys == ran.keys:
+                for place in np.flatnonzero((others != lines) & (others >= 0) & (lines >= 0)).tolist():
+                    self._chosen[ran.keys[place][0]] |= {int(others[place]), int(lines[place])}
+        if ran.called is not None:
+            self._steps.append(Traced(ran, lines))
+
+    def _told(self, stretch: _Stretch, site: Site | None, callers: Callers | None) -> Sequence[int]:
+        calls = self._calls[stretch.owner]
+        if callers is not None and len({known.callers for known in calls}) == 1 and callers != calls[0].callers:
+            return [NOT_TOLD] * len(stretch.names)  # the line of one of torch's layers is that which called it
+        same = [known for known in calls if known.names == stretch.names]
         if not same:
             return self._told_by_neighbours(stretch)
         if len({known.lines for known in same}) > 1 and site is not None:
-            same = [known for known in same if known.site == site] or same
+            same = [known for known in same if known.place == (site, callers)] or same
+        if len({known.lines for known in same}) > 1 and callers is not None:
+            same = [known for known in same if known.callers == callers] or same
         columns = zip(*(known.lines for known in same), strict=True)
         return [column[0] if len(set(column)) == 1 else NOT_TOLD for column in columns]
 
     def _told_by_neighbours(self, stretch: _Stretch) -> list[int]:
         windows, names = self._windows_of(stretch.owner), stretch.names
-        loose, calls_around = _at_instructions(names), _calls_beside(names)
+        loose, calls_around = at_instructions(names), calls_beside(names)
         found = []
         for place, (ran, (before, behind)) in enumerate(zip(names, calls_around, strict=True)):
             if _is_seen(windows, names, place):
@@ -211,10 +177,10 @@ class LineMatcher:
         if owner not in self._windows:
             found: dict[int, int] = {}
             beside = self._beside[owner] = set()
-            for known, lines, _ in self._calls[owner]:
-                for ran, line, (before, behind) in zip(known, lines, _calls_beside(known), strict=True):
+            for known, lines, *_ in self._calls[owner]:
+                for ran, line, (before, behind) in zip(known, lines, calls_beside(known), strict=True):
                     beside |= {(before, ran, line, False), (behind, ran, line, True)}
-                for names in {known, _at_instructions(known)}:
+                for names in {known, at_instructions(known)}:
                     _add_windows(found, names, lines)
             self._windows[owner] = found
         return self._windows[owner]
@@ -230,29 +196,12 @@ def _stretches(step: Operations) -> list[_Stretch]:
         if call >= 0 or owner == OUTSIDE:  # what is recomputed lies in no call, nor among what runs outside of all
             mine = set(own)
             ran = [each for each in step.inside.get(call, ran) if isinstance(each, Called) or each in mine]
-        names = tuple(_name(step.keys, each) for each in ran)
+        names = tuple(name_of(step.keys, each) for each in ran)
         result.append(_Stretch(owner, call, names, tuple(-1 if isinstance(each, Called) else each for each in ran)))
     return result
 
 
-def _at_instructions(names: tuple[_Ran, ...]) -> tuple[_Ran, ...]:
-    """Calls by the instruction alone: a loop that calls other layers than it did, or more of them, is the same loop."""
-    return tuple(Called(_ANY, each.caller) if isinstance(each, Called) and each.caller >= 0 else each for each in names)
-
-
-def _calls_beside(names: tuple[_Ran, ...]) -> list[tuple[Called | None, Called | None]]:
-    """Of each place the last call before it and the first behind it; None where there is none."""
-
-    def last(ran: Iterable[_Ran]) -> list[Called | None]:
-        found: list[Called | None] = [None]
-        for each in ran:
-            found.append(each if isinstance(each, Called) else found[-1])
-        return found[:-1]
-
-    return list(zip(last(names), last(reversed(names))[::-1], strict=True))
-
-
-def _add_windows(found: dict[int, int], names: tuple[_Ran, ...], lines: Sequence[int]) -> None:
+def _add_windows(found: dict[int, int], names: Names, lines: Sequence[int]) -> None:
     for place, line in enumerate(lines):
         if isinstance(names[place], Called):
             continue
@@ -261,12 +210,12 @@ def _add_windows(found: dict[int, int], names: tuple[_Ran, ...], lines: Sequence
             found[window] = line if found.get(window, line) == line else NOT_TOLD
 
 
-def _is_seen(windows: dict[int, int], names: tuple[_Ran, ...], place: int) -> bool:
+def _is_seen(windows: dict[int, int], names: Names, place: int) -> bool:
     """Whether the neighbours were seen at all, if at several lines: then what the layers are may matter."""
     return _window(names, place, *_AROUND[-1][0]) in windows
 
 
-def _window(names: tuple[_Ran, ...], place: int, before: int, behind: int) -> int:
+def _window(names: Names, place: int, before: int, behind: int) -> int:
     """A key of the name at ``place`` between so many neighbours; "" stands for what is outside of the call.
 
     A hash, for the names themselves would take 30 kB an operation.
@@ -276,7 +225,7 @@ def _window(names: tuple[_Ran, ...], place: int, before: int, behind: int) -> in
     return hash((before, behind, *outside[0], *names[max(first, 0) : last], *outside[1]))
 
 
-def _first(windows: dict[int, int], names: tuple[_Ran, ...], place: int) -> int:
+def _first(windows: dict[int, int], names: Names, place: int) -> int:
     for sizes in _AROUND:
         told = {windows.get(_window(names, place, *size), NOT_TOLD) for size in sizes} - {NOT_TOLD}
         if told:

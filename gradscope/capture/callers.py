@@ -8,6 +8,7 @@ from types import CodeType, FrameType
 from torch import nn
 
 from gradscope.capture.frames import OURS, TORCH, is_standard
+from gradscope.tables import OF_TORCHS_LAYER
 
 UNKNOWN = -1  # no frame of the program's is below the call
 _OFFSET_BITS = 32
@@ -54,6 +55,8 @@ class Callers:
             first = None
             if not _passes_on(code.co_filename):
                 first = self._equal.setdefault((code.co_filename, code), len(self._equal) << _OFFSET_BITS)
+                if code.co_filename.startswith(_TORCHS_LAYERS):
+                    first |= OF_TORCHS_LAYER
             self._kept.append(code)
             self._numbers[id(code)] = first
             return first

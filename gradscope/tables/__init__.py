@@ -2,6 +2,7 @@
 
 from gradscope.tables.columns import (
     CHECKPOINT,
+    OF_TORCHS_LAYER,
     AllocationTable,
     BlockTable,
     EventTable,
@@ -73,6 +74,7 @@ __all__ = [
     "AllocationTable",
     "BlockTable",
     "CHECKPOINT",
+    "OF_TORCHS_LAYER",
     "CallFact",
     "CategoryCourse",
     "ConservationError",

@@ -107,6 +107,10 @@ class ModuleInfo:
     tied: tuple[str, ...] = ()
 
 
+# An instruction of a container: what it calls stands on the line that called the container.
+OF_TORCHS_LAYER = 1 << 62
+
+
 @dataclass(frozen=True, slots=True)
 class SpanTable:
     """Stretches of forward code in order of entry; row k is the span that the trace's marker number k names.
@@ -123,7 +127,8 @@ class SpanTable:
     inside_ns: IntColumn | None = None
     around_ns: IntColumn | None = None
     open_ns: IntColumn | None = None
-    # Number of the instruction that called, the same in all traces of a run; -1: not known. Module calls have it.
+    # Number of the instruction that called, the same in all traces of a run, OF_TORCHS_LAYER added where it is one of
+    # torch's own layers; -1: not known. Module calls have it.
     caller: IntColumn | None = None
 
     def __len__(self) -> int:

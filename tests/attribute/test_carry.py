@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.carry import assign, assign_surveyed
-from gradscope.attribute.linematch import Called, LineMatcher
+from gradscope.attribute.linechoice import Called
+from gradscope.attribute.linematch import LineMatcher
 from gradscope.attribute.passes import Passes
 from gradscope.attribute.rows import Category, read_skeleton
 from gradscope.attribute.survey import Notes, Receiver, keys

@@ -17,17 +17,10 @@ from torch import Tensor, nn
 import gradscope
 from gradscope import analysis
 from gradscope.attribute.carry import Assigned, assign
-from gradscope.attribute.linematch import (
-    NOT_TOLD,
-    Called,
-    LineMatcher,
-    Operations,
-    Site,
-    Traced,
-    calls_made,
-    lines_of_nodes,
-)
+from gradscope.attribute.linechoice import Called, Site
+from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Traced, lines_of_nodes
 from gradscope.attribute.nodes import OUTSIDE
+from gradscope.attribute.operations import Operations, calls_made
 from gradscope.attribute.rows import INHERIT, read_skeleton
 from gradscope.attribute.survey import unit_rows
 from gradscope.tables import RowKind, RunData
