@@ -84,9 +84,9 @@ def _others_at_a_place(calls: Iterable[tuple[Names, Place, tuple[int, ...]]]) ->
     for each in alike.values():
         if len(each) > 1:
             for column in zip(*each, strict=True):
-                lines = {line for line in column if line >= 0}
-                if len(lines) > 1:
-                    yield lines
+                taken = {line for line in column if line >= 0}
+                if len(taken) > 1:
+                    yield taken
 
 
 def _lines_beside(calls: Iterable[Known]) -> tuple[list[set[int]], list[set[int]]]:
