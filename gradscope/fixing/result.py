@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gradscope.patching.choice import much
 from gradscope.tables import WorkloadInfo
 
 FIX_SCHEMA_VERSION = 1
 
-# Two profiles that differ by less are alike, beside their spread; and two peaks.
+# Two profiles that differ by less are alike, beside their spread; and their peaks.
 NOISE = 0.02
 
 Status = Literal["kept", "undone", "refused", "found"]
@@ -84,6 +85,19 @@ class FixData:
     def kept(self) -> list[FixSite]:
         """The sites that stay replaced."""
         return [site for site in self.sites if site.status == "kept"]
+
+    @property
+    def memory(self) -> Literal["less", "more", "nothing"]:
+        """What a step needs after, beside before; in turns by the rule that keeps a place or undoes it."""
+        before, after = self.before, self.after
+        if before is None or after is None or before.peak_bytes is None or after.peak_bytes is None:
+            return "nothing"
+        saved = before.peak_bytes - after.peak_bytes
+        if after.measured == "in turns":
+            counts = much(abs(saved), before.peak_bytes)
+        else:
+            counts = abs(saved) > NOISE * min(before.peak_bytes, after.peak_bytes)
+        return "nothing" if not counts else "less" if saved > 0 else "more"
 
     @property
     def change(self) -> Literal["less", "more", "nothing"]:

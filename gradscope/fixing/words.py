@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gradscope import units
 from gradscope.fixing.fold import fold_sites
-from gradscope.fixing.result import NOISE, FixData, FixSite, StepSide
+from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.patching.advice import what_to_do
 from gradscope.report.header import device_text
 from gradscope.report.nextsteps import NextStep
@@ -49,23 +49,23 @@ def verdict(data: FixData) -> str:
     before, after = data.before, data.after
     if before is None or after is None:
         return f"{lead}{end}."
-    return f"{lead}: {_change(data.change, before, after)}{end}."
+    return f"{lead}: {_change(data, before, after)}{end}."
 
 
-def _change(change: str, before: StepSide, after: StepSide) -> str:
+def _change(data: FixData, before: StepSide, after: StepSide) -> str:
     ratio = units.ratio(before.wall_ns / max(after.wall_ns, 1)).removeprefix("×")
-    if change == "less":
+    if data.change == "less":
         time = f"a step is {ratio} times as fast"
-    elif change == "more":
+    elif data.change == "more":
         time = f"a step is slower, {ratio} times as fast,"
     else:
         time = "a step takes as long as before, within noise,"
     if before.peak_bytes is None or after.peak_bytes is None or after.peak_bytes <= 0:
         return time.rstrip(",")
     less = before.peak_bytes / after.peak_bytes
-    if less > 1 + NOISE:
+    if data.memory == "less":
         return f"{time} and needs {units.ratio(less).removeprefix('×')} times less memory"
-    if less < 1 / (1 + NOISE):
+    if data.memory == "more":
         return f"{time} and needs {units.ratio(1 / less).removeprefix('×')} times as much memory"
     return f"{time} and needs as much memory"
 

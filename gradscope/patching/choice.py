@@ -159,8 +159,12 @@ class _Chain:
         return {min(self._groups, key=lambda group: self.saved[group].ns): NOT_TOGETHER}
 
     def _much(self, more: int) -> bool:
-        """Whether so many bytes are more than noise."""
-        return more > max(LEAST_BYTES * self._peaks[0], _FEW_BYTES)
+        return much(more, self._peaks[0])
+
+
+def much(more: int, peak: int) -> bool:
+    """Whether so many bytes are more than noise in a step of that peak."""
+    return more > max(LEAST_BYTES * peak, _FEW_BYTES)
 
 
 def _changes(times: Sequence[Times]) -> list[Told]:

@@ -147,6 +147,22 @@ def test_a_dry_run_predicts_one_pass() -> None:
             {"after": side(20_000_000, 50_000_000)},
             "3 of 4 places replaced: a step is slower, 0.50 times as fast, and needs 1.25 times as much memory.",
         ),
+        (  # enough for a place to be kept is enough to be told
+            {"time": "nothing", "after": side(10_000_000, 39_400_000)},
+            "3 of 4 places replaced: a step takes as long as before, within noise, and needs 1.02 times less memory.",
+        ),
+        (
+            {"time": "less", "after": side(8_000_000, 40_600_000)},
+            "3 of 4 places replaced: a step is 1.25 times as fast and needs 1.01 times as much memory.",
+        ),
+        (  # a few kilobytes are none
+            {"time": "nothing", "before": side(10_000_000, 600_000), "after": side(10_000_000, 585_000)},
+            "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
+        ),
+        (  # two profiles are further apart by themselves
+            {"after": replace(side(10_000_000, 39_400_000), measured="profile")},
+            "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
+        ),
         ({"after": side(5_000_000, None)}, "3 of 4 places replaced: a step is 2.00 times as fast."),
         ({"dry_run": True, "sites": (replace(KEPT, status="found"),)}, "1 of 1 place can be replaced."),
         ({"sites": (replace(KEPT, status="refused"),)}, "The one place was not replaced; the model runs as before."),
