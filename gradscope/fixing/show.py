@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gradscope import units
 from gradscope.fixing.fold import SiteRow, fold_sites
 from gradscope.fixing.result import FixData, StepSide
-from gradscope.fixing.words import header_rows, next_steps, notes_of, reason_of, verdict
+from gradscope.fixing.words import header_rows, model_alone, next_steps, notes_of, reason_of, verdict
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line, Piece
@@ -131,7 +131,8 @@ def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
             _ratio(before.peak_bytes, after.peak_bytes),
         )
         grid.row([("before / after", "dim")], *([(marks.text(text), "strong")] for text in texts))
-    lines = [heading("The whole step", "", width, marks), *grid.lines(width, marks)]
+    name = "The model's part of a step" if model_alone(data) else "The whole step"
+    lines = [heading(name, "", width, marks), *grid.lines(width, marks)]
     if data.loss_difference is not None:
         text = f"the loss differs by {data.loss_difference:.1e} of its value"
         lines += wrapped(text if data.loss_difference else "the loss is the same, bit for bit", width, marks)

@@ -54,12 +54,13 @@ def verdict(data: FixData) -> str:
 
 def _change(data: FixData, before: StepSide, after: StepSide) -> str:
     ratio = units.ratio(before.wall_ns / max(after.wall_ns, 1)).removeprefix("×")
+    step = "the model's part of a step" if model_alone(data) else "a step"
     if data.change == "less":
-        time = f"a step is {ratio} times as fast"
+        time = f"{step} is {ratio} times as fast"
     elif data.change == "more":
-        time = f"a step is slower, {ratio} times as fast,"
+        time = f"{step} is slower, {ratio} times as fast,"
     else:
-        time = "a step takes as long as before, within noise,"
+        time = f"{step} takes as long as before, within noise,"
     if before.peak_bytes is None or after.peak_bytes is None or after.peak_bytes <= 0:
         return time.rstrip(",")
     less = before.peak_bytes / after.peak_bytes
@@ -68,6 +69,11 @@ def _change(data: FixData, before: StepSide, after: StepSide) -> str:
     if data.memory == "more":
         return f"{time} and needs {units.ratio(1 / less).removeprefix('×')} times as much memory"
     return f"{time} and needs as much memory"
+
+
+def model_alone(data: FixData) -> bool:
+    """Whether what was measured is the model's forward and backward, without what a script does outside of it."""
+    return data.workload.mode == "script" and data.before is not None and data.before.measured == "in turns"
 
 
 def _wrong(data: FixData) -> str:
@@ -92,8 +98,9 @@ def notes_of(data: FixData) -> Iterator[str]:
     if any(row.predicted_saving_ns is not None or row.predicted_saving_bytes for row in fold_sites(data.sites)):
         yield "predicted savings are estimates: the matched operations and the recipe, each run alone at these shapes"
     if any(site.measured_saving_ns is not None for site in data.sites):
+        step = "the model's part of a step" if model_alone(data) else "the whole step"
         yield (
-            "savings are of the whole step, measured with one change more at a time: those of what is kept add up to "
+            f"savings are of {step}, measured with one change more at a time: those of what is kept add up to "
             "the step's"
         )
     if not data.dry_run:
@@ -112,6 +119,11 @@ def _measuring(data: FixData) -> Iterator[str]:
         )
     elif before is not None and before.measured == "profile":
         yield "time and memory are of the profile"
+    if model_alone(data):
+        yield (
+            "the model's part of a step is its forward and backward, with its own loss: a loss outside of the model, "
+            "data and the optimizer come on top, in time and in memory"
+        )
     if data.loss_difference is not None:
         yield "the losses are of one batch without dropout, before any step of an optimizer"
 

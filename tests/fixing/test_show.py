@@ -176,6 +176,18 @@ def test_verdicts(changes: dict[str, Any], sentence: str) -> None:
     assert verdict(fixed(**changes)) == sentence
 
 
+def test_of_a_script_the_model_alone_was_measured() -> None:
+    """Neither heading nor verdict says that of a step which holds a loss, data and an optimizer besides."""
+    script = WorkloadInfo("train.py", "script", 5, 3, None)
+    found = to_text(fixed(workload=script), 140)
+    assert "The model's part of a step\n" in found and "whole step" not in found
+    assert "replaced: the model's part of a step is 1.25 times as fast and needs 4.00 times less memory." in found
+    assert "a loss outside of the model, data and the optimizer come on top" in " ".join(found.split())
+    of_two = {name: replace(side(wall_ns), measured="profile") for name, wall_ns in (("before", 10), ("after", 8))}
+    assert "The whole step\n" in to_text(fixed(workload=script, **of_two), 140)
+    assert "The whole step\n" in to_text(fixed(), 140)
+
+
 def test_next_steps() -> None:
     def commands(**changes: Any) -> list[str]:
         return [step.command for step in next_steps(fixed(**changes), "a b.diff")]
