@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradscope.attribute.nodes import nearest
 from gradscope.attribute.rows import Skeleton
 from gradscope.tables import PassNote, RowKind
 
@@ -26,7 +25,6 @@ def in_other_threads(skeleton: Skeleton, notes: Sequence[PassNote]) -> tuple[str
     layers = skeleton.calls.label[table.argument[calls]] >= 0
     windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
     windows = windows[np.argsort(table.start_ns[windows], kind="stable")]
-    nested = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,)) >= 0
-    nested |= np.array([number < len(notes) and notes[number].nested for number in range(len(windows))], bool)
+    nested = np.array([number < len(notes) and notes[number].nested for number in range(len(windows))], bool)
     found = {"forward": bool(layers.any()), "backward": bool(elsewhere[windows[~nested]].any())}
     return tuple(name for name, ran in found.items() if ran)

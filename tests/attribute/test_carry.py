@@ -174,6 +174,24 @@ def test_a_recompute_that_a_function_of_pythons_sets_off_has_no_line(again: bool
     assert int(found.line[place(table, "inside")]) == int(found.line[place(table, "called")]) == (-1 if again else 7)
 
 
+def test_a_module_that_is_called_in_no_node_of_a_pass_has_no_line() -> None:
+    """By a callback of the engine's, in a pass that a Function of the user's starts in its forward."""
+    table = table_of(
+        Row(RowKind.STEP, 0, 0, "begin", argument=0),
+        Row(RowKind.OP, 12, 98, "Mine", sequence=0),
+        Row(RowKind.BACKWARD, 20, 90, "backward", argument=0),
+        Row(RowKind.CALL, 30, 80, "called", argument=0),
+        Row(RowKind.STEP, 300, 300, "end", argument=1),
+    )
+    survey = replace(
+        notes(trace(0)),
+        unit_key=keys(table.names, np.array([-1]), table.name[[place(table, "Mine")]]),
+        unit_line=np.array([7]),
+    )
+    found = assign(read_skeleton(table, CALLS, [-1, -1]), 0, survey)
+    assert [int(found.line[place(table, name)]) for name in ("Mine", "backward", "called")] == [7, 7, -1]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_an_operation_that_is_not_told_has_the_line_of_the_node_that_it_runs_in(known: bool) -> None:
     """In a Function of Python's; outside of every node it has none."""

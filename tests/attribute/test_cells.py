@@ -152,3 +152,31 @@ def test_python_before_the_last_recomputed_op_is_the_recomputes(before: int) -> 
     assert (moved.row.tolist(), moved.ns.tolist(), moved.calls.tolist()) == (rows, gaps, [0, 0])
     assert plain.ns.sum() + moved.ns.sum() == own.ns.sum()
     assert plain.ns[place(table, "function")] == own.ns[place(table, "function")] - gap
+
+
+@pytest.mark.parametrize("around", [RowKind.OP, RowKind.NODE])
+def test_only_a_function_that_runs_forward_again_hands_python_on(around: RowKind) -> None:
+    """What a recomputed operation does before those in it is its own; so is what a node takes to call its function."""
+    table = table_of(
+        Row(RowKind.BACKWARD, 0, 200, "backward"),
+        Row(around, 50, 160, "around", sequence=1, forward_thread=1),
+        Row(RowKind.OP, 65, 85, "inside", sequence=7),
+    )
+    again, layer = int(Category.RECOMPUTE), int(Category.LAYER)
+    category = [0, again if around == RowKind.OP else layer, again]
+    made = assigned(category, [0] * 3, [0] * 3, [0] * 3, 1, read_skeleton(table, NO_SPANS, []))
+    own, _ = own_contribution(made, self_times(table))
+    assert move_recompute_gaps(made, own) == [own]
+
+
+@pytest.mark.parametrize("category", [Category.OTHER, Category.RECOMPUTE])
+def test_what_is_no_layer_names_what_it_runs_between_the_phases(category: Category) -> None:
+    """A transform of a Dataset is one row; what a checkpoint runs again keeps the names of its operations."""
+    table = table_of(
+        Row(RowKind.CALL, 0, 40, "call", argument=0),
+        Row(RowKind.OP, 10, 20, "aten::mm"),
+    )
+    skeleton = read_skeleton(table, spans((-2, 0, 2)), [], ("Transform",))
+    own, names = own_contribution(assigned([int(category)] * 2, [-1] * 2, [0] * 2, [0] * 2, 1, skeleton), table.end_ns)
+    expected = ["(Transform)"] * 2 if category == Category.OTHER else [PYTHON, "aten::mm"]
+    assert [names[op] for op in own.op.tolist()] == expected

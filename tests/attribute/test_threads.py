@@ -31,6 +31,7 @@ def node(start: int, thread: int) -> Row:
         ([call(10)], (), ("forward",)),
         ([call(10, thread=1), backward(100, 1)], (False,), ()),
         ([call(10, number=1)], (), ()),  # a transform in a thread of a loader
+        ([call(10, number=2)], (), ()),  # nobody's
         ([backward(100, 1), node(105, 2), call(110)], (False,), ()),  # the engine's thread runs a checkpoint again
         ([backward(100, 2)], (False,), ("backward",)),
         ([backward(100, 2)], (), ("backward",)),
@@ -41,5 +42,5 @@ def node(start: int, thread: int) -> Row:
     ],
 )
 def test_what_ran_elsewhere(rows: list[Row], nested: tuple[bool, ...], found: tuple[str, ...]) -> None:
-    skeleton = read_skeleton(table_of(STEP, *rows), spans((0, 0, 0), (-2, 0, 0)), [-1], ("Transform",))
+    skeleton = read_skeleton(table_of(STEP, *rows), spans((0, 0, 0), (-2, 0, 0), (-1, 0, 0)), [-1], ("Transform",))
     assert in_other_threads(skeleton, [PassNote(0, 0, nested=each) for each in nested]) == found
