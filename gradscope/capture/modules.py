@@ -87,7 +87,7 @@ class CallRecorder:
         # Global hooks run before a module's own, before and after forward: the user's forward pre-hooks count as the
         # layer's time, the user's forward hooks as the caller's.
         with ExitStack() as stack:
-            stack.enter_context(_no_compile_warning())
+            stack.enter_context(no_compile_warning())
             stack.callback(self._close_above, 0)
             self._watch_by_hand(stack)
             for handle in (
@@ -193,6 +193,6 @@ class CallRecorder:
                 began = 0  # of those that never returned nobody knows
 
 
-def _no_compile_warning() -> AbstractContextManager[None]:
+def no_compile_warning() -> AbstractContextManager[None]:
     """Dynamo warns that global hooks fire for a compiled module too: that is what is wanted here."""
     return unheard(r"Using `torch\.compile\(module\)` when there are global hooks")

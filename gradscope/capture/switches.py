@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from gradscope.capture.guard import Guard
+from gradscope.capture.modules import no_compile_warning
 from gradscope.capture.settings import current_settings
 
 _DEBUGGING = ("anomaly", "deterministic", "validate_args")
@@ -30,7 +31,8 @@ class SwitchWatch:
 
         hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("looking at torch's switches", first))
         try:
-            yield
+            with no_compile_warning():
+                yield
         finally:
             hook.remove()
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope import analysis
@@ -639,3 +640,25 @@ def test_what_is_computed_by_reading_an_attribute_has_its_line(name: str) -> Non
     data = measured(Reading(ATTRIBUTES[name]))
     nodes = data.ledger.layers_ns + data.ledger.outside_modules_ns
     assert sum(row.backward_ns for row in data.lines) == nodes
+
+
+class Again(nn.Module):
+    """What it computes in a reentrant checkpoint is run in backward alone with gradients on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, self.linear(x), use_reentrant=True)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return x.sinh()
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_what_is_run_in_backward_has_its_lines_too(memory: bool) -> None:
+    data = measured(Again(), memory=memory)
+    whole = sum(op.self_ns for op in data.ops if op.name == "SinhBackward0")
+    (row,) = [row for row in data.lines if row.line == line_of(Again.inner, "sinh")]
+    assert row.backward_ns >= whole > 0

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope.capture.phases.lines import Lines
@@ -61,6 +62,23 @@ def test_steps_are_traced_until_they_have_done_what_the_timed_ones_did() -> None
     of_exp = sum(op.self_ns for op in data.ops if op.phase == "backward" and op.layer == "" and "mul" in op.name)
     assert min(exp.values()) > 0 and sum(exp.values()) >= of_exp
     assert model.seen < 1 + 4 + 1 + STEPS + 2 + 1 + 1 + 2 + 12, "it ended before the most that is ever traced"
+
+
+class Rerunning(Choosing):
+    """One of nine branches, which a reentrant checkpoint runs with gradients in backward alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        out: Tensor = checkpoint(self.branches[self.seen * 5 % 9], self.stem(x), use_reentrant=True)
+        return out
+
+
+def test_what_is_run_in_backward_is_traced_there() -> None:
+    data = measured(Rerunning())
+    rows = {row.line: row.backward_ns for row in data.lines}
+    for text, names in (("x.sinh()", {"SinhBackward0"}), ("cosh", {"MulBackward0", "CoshBackward0"})):
+        whole = sum(op.self_ns for op in data.ops if op.name in names)
+        assert rows[line_of(Expert.forward, text)] >= whole > 0
 
 
 def test_steps_that_are_alike_are_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,26 @@ def test_nothing_is_put_up_where_nothing_is_noted(memory: bool, lines: bool) -> 
             prof.step()
             if phase == "the end":
                 break
+    assert session.capture.survey.recorder.on_root_call is None  # else the run holds itself alive
     assert seen.pop("warm-up") <= {"sampler"}
     assert seen.pop("unprofiled steps") == seen.pop("the end") == set()
     assert {"module hooks", "profiler", "pass", "parameter hooks", "loaders"} <= seen["profiled steps"]
     assert ("function mode" in seen["survey"]) is lines and "profiler" in seen["survey"]
     assert "profiler" not in seen["recording"] and "tracer" in seen["recording"]
     assert ("memory" in seen) is memory
+
+
+def test_no_mode_is_put_up_over_compiled_code() -> None:
+    """It would run as other code than what was timed; nor are classes changed that it was made of.
+
+    Torch warns that hooks fire for a compiled module too: in no phase is that said to the user, who has put up none.
+    """
+    model, seen = torch.compile(Model(), backend="eager"), set[str]()
+    with gradscope.profiling(model, steps=1, warmup=1) as prof:
+        session: Any = prof._session  # type: ignore[union-attr]
+        while not session.finished:
+            seen.update(put_up(session.run, model))
+            model(torch.ones(2, 4)).sum().backward()
+            prof.step()
+    assert "module hooks" in seen and not seen & {"function mode", "dispatch mode", "tracer"}
+    assert not session.capture.registry.called_by_hand
