@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradscope.compat import sequence_number
-from gradscope.tables import IntColumn, SpanTable
+from gradscope.tables import OF_TORCHS_LAYER, IntColumn, SpanTable
 
 _OUTSIDE = -1  # in the place of a layer: what a step does around all calls
 
@@ -39,7 +39,9 @@ def step_ended(begun: StepBounds, calls: int) -> StepBounds:
     return begun._replace(last=calls, high=sequence_number())
 
 
-_Called = tuple[int, int] | None  # layer and instruction of a call; None: the begin or the end of what is around it
+# Layer and instruction of a call. The begin or the end of what is around it: the instruction that called this one, and
+# while that is one of torch's containers, the one which called these.
+_Called = tuple[int, ...]
 _Beside = tuple[int, int, bool, _Called]  # the layer, nodes that it drew itself, and the call behind or before these
 
 
@@ -48,7 +50,8 @@ class _Open:
     label: int
     high: int
     at: int  # up to where its nodes are known
-    last: _Called = None
+    callers: _Called
+    last: _Called | None = None
 
 
 class Variety:
@@ -89,19 +92,23 @@ def _ran(spans: SpanTable, step: StepBounds) -> IntColumn:
 def _stretches(ran: IntColumn) -> Iterator[tuple[_Beside, _Beside]]:
     """Nodes that a call, or the step outside of all, drew itself, from one call below it to the next."""
     *calls, (_, _, _, nodes) = ran.tolist()
-    open_calls = [_Open(_OUTSIDE, nodes, 0)]
+    open_calls = [_Open(_OUTSIDE, nodes, 0, ())]
     for label, caller, low, high in calls:
         while len(open_calls) > 1 and high > open_calls[-1].high:
             yield from _stretch(open_calls.pop())
         above = open_calls[-1]
         yield from _stretch(above, low, (label, caller))
         above.at, above.last = high, (label, caller)
-        open_calls.append(_Open(label, high, low))
+        callers = (-1, caller, *(above.callers[1:] if caller >= OF_TORCHS_LAYER else ()))
+        open_calls.append(_Open(label, high, low, callers))
     while open_calls:
         yield from _stretch(open_calls.pop())
 
 
-def _stretch(call: _Open, until: int | None = None, following: _Called = None) -> Iterator[tuple[_Beside, _Beside]]:
+def _stretch(
+    call: _Open, until: int | None = None, following: _Called | None = None
+) -> Iterator[tuple[_Beside, _Beside]]:
     drawn = (call.high if until is None else until) - call.at
     if drawn:
-        yield (call.label, drawn, False, call.last), (call.label, drawn, True, following)
+        before, behind = (call.callers if beside is None else beside for beside in (call.last, following))
+        yield (call.label, drawn, False, before), (call.label, drawn, True, behind)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradscope.capture.variety import StepBounds, Variety
-from gradscope.tables import SpanTable
+from gradscope.tables import OF_TORCHS_LAYER, SpanTable
 
 Call = tuple[int, int, int, int]  # layer, instruction, first number, and the one behind the last
 
@@ -35,7 +35,7 @@ def test_the_same_calls_at_other_numbers_are_the_same() -> None:
     ("calls", "nodes", "expected"),
     [
         ((MODEL, FIRST, (3, 20, 4, 7)), 10, 5 / 10),  # another layer: its three, and the two of what called it
-        ((MODEL, FIRST, (2, 21, 4, 7)), 10, 2 / 10),  # from another instruction: only what called it did otherwise
+        ((MODEL, FIRST, (2, 21, 4, 7)), 10, 5 / 10),  # from another instruction, which may be the line of its own
         ((MODEL, FIRST, (2, 20, 4, 8)), 10, 4 / 10),  # the layer drew one node more
         ((MODEL, FIRST, SECOND), 11, 3 / 11),  # the step did, outside of all layers
         (
@@ -70,3 +70,12 @@ def test_steps_without_a_graph_lack_nothing() -> None:
     variety = Variety()
     assert variety.unseen(*step((0, 1, 0, 0), nodes=0)) == 0
     assert variety.unseen(*WHOLE) == 1
+
+
+def test_what_a_container_calls_is_called_by_what_called_the_container() -> None:
+    """It stands on that line: as many nodes of the same layers, and the container draws none itself."""
+    inside = (2, OF_TORCHS_LAYER + 3, 0, 3)
+    variety = Variety()
+    variety.add(*step(MODEL, (1, 20, 0, 3), inside, nodes=8))
+    assert variety.unseen(*step(MODEL, (1, 20, 0, 3), inside, nodes=8)) == 0
+    assert variety.unseen(*step(MODEL, (1, 21, 0, 3), inside, nodes=8)) == pytest.approx((3 + 5) / 8)
