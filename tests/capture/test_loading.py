@@ -107,3 +107,12 @@ def test_an_error_of_ours_takes_no_batch_away(clock: list[int], monkeypatch: pyt
     seen: list[None] = []
     run(lambda: seen.extend(loop()))
     assert len(seen) == 3
+
+
+def test_a_torch_of_another_kind_is_left_alone() -> None:
+    class Other:
+        pass
+
+    for owner in (Other, None):
+        with loading._wrapped(owner, "__next__", lambda *_: None):
+            assert not hasattr(Other, "__next__")

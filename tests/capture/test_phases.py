@@ -207,3 +207,16 @@ def test_every_group_of_an_optimizer_and_every_layer_counts(given: bool) -> None
     capture = prof._session.capture  # type: ignore[union-attr]
     numbers = set(map(id, model.parameters()))
     assert capture.optimized == capture.with_state == numbers <= capture.with_gradient
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_parameters_at_the_peak_are_known_where_no_model_is_told(given: bool) -> None:
+    model = nn.Linear(4, 4)
+    with gradscope.profiling(*([model] if given else []), steps=1, warmup=0) as prof:
+        while True:
+            model(X).sum().backward()
+            if prof.step():
+                break
+    assert prof.report is not None and prof.report.data.memory is not None
+    held = {row.category: row.bytes for row in prof.report.data.memory.at_peak if row.owner == ""}
+    assert held["parameters"] == held["gradients"] == 4 * (4 * 4 + 4)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from gradscope.capture.guard import Guard
 from gradscope.capture.switches import SwitchWatch
 
 OFF = {"anomaly": False, "anomaly_nan": False, "deterministic": False, "validate_args": False}
@@ -26,3 +29,13 @@ def test_one_check_for_nan_is_a_check_for_nan(looks: list[bool]) -> None:
     watch: Any = SwitchWatch()
     watch._seen = [{**OFF, "anomaly": True, "anomaly_nan": nan} for nan in looks]
     assert watch.with_seen(OFF)["anomaly_nan"] is any(looks)
+
+
+def test_modules_are_looked_at_once() -> None:
+    """A look takes longer than a small module."""
+    watch, model = SwitchWatch(), nn.Sequential(nn.Identity(), nn.Identity())
+    with watch.watching(Guard()):
+        model(torch.ones(1))
+        model(torch.ones(1))
+    model(torch.ones(1))
+    assert len(watch._seen) == 1
