@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from gradscope.patching.source import SourceFile
+from gradscope.patching.source import SourceFile, decoded
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 _PYTHON = Path(ast.__file__).parent
 _SKIPPED = frozenset({"__pycache__", "node_modules", "build", "dist", *INSTALLED})
+_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _MOST = 2000  # files and folders of a program; in a larger one nobody looks for what they take
 
 
@@ -50,12 +53,16 @@ def hides_gradscope(file: Path) -> Path | None:
 
 
 def _take(nodes: list[ast.AST], name: str, stem: str) -> bool:
-    holds = any(_holds(node, stem) for node in nodes)
+    runs = any(_names_file(node, stem) for node in nodes)
+    holds = runs or any(_holds(node, stem) for node in nodes)
+    spelled = re.compile(rf"\b{re.escape(stem)}\.{re.escape(name)}\b")
     for node in nodes:
         if isinstance(node, ast.Attribute):
             found = holds and node.attr == name
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, mock.patch
-            found = (holds and node.value == name) or node.value.endswith(f"{stem}.{name}")
+        elif isinstance(node, ast.Name):
+            found = runs and node.id == name  # of exec
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, mock.patch, annotations
+            found = (holds and node.value.partition(".")[0] == name) or spelled.search(node.value) is not None
         else:
             found = _is_import(node, stem) and not _imported(node).isdisjoint({name, "*"})
         if found:
@@ -64,12 +71,19 @@ def _take(nodes: list[ast.AST], name: str, stem: str) -> bool:
 
 
 def _holds(node: ast.AST, stem: str) -> bool:
-    """Whether it names the module itself: an import, or a string that ``importlib`` may be given."""
+    """Whether it names the module itself: an import, a package's part, or a string that ``importlib`` may be given."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == stem
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and node.value.rpartition(".")[2] == stem
     if isinstance(node, ast.Import):
         return any(alias.name.rpartition(".")[2] == stem for alias in node.names)
     return isinstance(node, ast.ImportFrom) and any(alias.name == stem for alias in node.names)
+
+
+def _names_file(node: ast.AST, stem: str) -> bool:
+    """Whether it is a string that ends in the file's own name, as ``runpy`` and ``open`` are given."""
+    return isinstance(node, ast.Constant) and str(node.value).replace("\\", "/").rpartition("/")[2] == f"{stem}.py"
 
 
 def _is_import(node: ast.AST, stem: str) -> bool:
@@ -88,7 +102,7 @@ def _stem(file: SourceFile) -> str:
 def _others(file: SourceFile) -> list[str] | None:
     """The texts that name this file at all; None where there are too many to look."""
     if not file.others:
-        below = _below(_root(Path(file.name)))
+        below = _below(_project(Path(file.name)))
         paths = sorted({*_loaded(), *(below or [])} - {Path(file.name)})
         word = re.compile(rf"\b{re.escape(_stem(file))}\b")
         file.others.append(None if below is None else [text for text in map(_text, paths) if word.search(text)])
@@ -112,24 +126,42 @@ def _root(path: Path) -> Path:
     return folder
 
 
+def _project(path: Path) -> Path:
+    """The folder of all that is kept together with a file; its program's where nothing says so."""
+    root = _root(path)
+    above = (folder for folder in (root, *root.parents) if any((folder / name).exists() for name in _MARKS))
+    return next(above, root)
+
+
 def _below(root: Path) -> list[Path] | None:
-    """The Python files there, but for environments, caches and what is hidden; None where it is large."""
+    """The Python files and notebooks there, but for environments, caches and what is hidden; None where it is large."""
     found: list[Path] = []
     for seen, (folder, folders, names) in enumerate(os.walk(root)):
         here = Path(folder)
         folders[:] = [each for each in folders if each not in _SKIPPED and not each.startswith(".")]
         folders[:] = [each for each in folders if not (here / each / "pyvenv.cfg").exists()]
-        found += [here / name for name in names if name.endswith(".py")]
+        found += [here / name for name in names if name.endswith((".py", ".ipynb"))]
         if len(found) + seen > _MOST:
             return None
     return found
 
 
 def _text(path: Path) -> str:
+    """What is written there, in whatever encoding; of a notebook its code."""
     try:
-        return path.read_text()
-    except (OSError, ValueError):
+        text = decoded(path.read_bytes())[0]
+        return _code_of(json.loads(text)) if path.suffix == ".ipynb" else text
+    except (OSError, ValueError, TypeError, SyntaxError, RecursionError):
         return ""
+
+
+def _code_of(notebook: Any) -> str:
+    """The cells of code, one below the other, without what is no Python."""
+    lines: list[str] = []
+    for cell in notebook.get("cells", ()) if isinstance(notebook, dict) else ():
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            lines += "".join(cell.get("source", ())).splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!", "?")))
 
 
 def _parsed(text: str) -> ast.Module:

@@ -13,10 +13,12 @@ from gradscope.patching.replacement import Replacement, edited
 from gradscope.patching.source import SourceFile
 from gradscope.patching.unread import unread_imports
 
+# Not written out anywhere: this file is loaded too, and would take what it names.
+STEM = "".join(("rhom", "bi"))
 _BODY = "\n\ndef area(r):\n    return OLD\n"
 
 
-def without(folder: Path, head: str, old: str = "math.pi * r", new: str = "r", name: str = "rhombi.py") -> str:
+def without(folder: Path, head: str, old: str = "math.pi * r", new: str = "r", name: str = f"{STEM}.py") -> str:
     """What the head of a file becomes where ``old`` is replaced by ``new``."""
     path = folder / name
     path.write_text(head + _BODY.replace("OLD", old))
@@ -75,6 +77,11 @@ def test_what_may_be_wanted_stays(tmp_path: Path, head: str) -> None:
     assert without(tmp_path, head) == head
 
 
+def test_a_setting_of_the_compiler_is_no_import(tmp_path: Path) -> None:
+    head = "from __future__ import annotations\n"
+    assert without(tmp_path, head, "annotations") == head
+
+
 def test_what_nobody_read_before_is_not_ours_to_take(tmp_path: Path) -> None:
     assert without(tmp_path, "import math\nimport readline\n") == "import readline\n"
 
@@ -86,30 +93,76 @@ def test_a_package_gives_its_names_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "taken"),
     [
-        ("from rhombi import math\n", True),
-        ("from rhombi import *\n", True),
-        ("from .rhombi import Shape, math\n", True),
-        ("import rhombi\n\nrhombi.math.pi\n", True),
-        ("from . import rhombi as r\n\nr.math.pi\n", True),
-        ("import rhombi\n\ngetattr(rhombi, 'math').pi\n", True),
-        ("import unittest.mock\n\nunittest.mock.patch('lib.rhombi.math')\n", True),
-        ("import math\nimport rhombi\n\nmath.pi\n", False),
-        ("from rhombi import area\n", False),
-        ("# as in rhombi\nheld.math\n", False),
+        ("from RHOMBI import math\n", True),
+        ("from RHOMBI import *\n", True),
+        ("from .RHOMBI import Shape, math\n", True),
+        ("import RHOMBI\n\nRHOMBI.math.pi\n", True),
+        ("from . import RHOMBI as r\n\nr.math.pi\n", True),
+        ("import RHOMBI\n\ngetattr(RHOMBI, 'math').pi\n", True),
+        ("import unittest.mock\n\nunittest.mock.patch('lib.RHOMBI.math')\n", True),
+        ("import unittest.mock\n\nunittest.mock.patch('lib.RHOMBI.math.pi')\n", True),
+        ("import lib\n\nlib.RHOMBI.math.pi\n", True),
+        ("import lib as shapes\n\nown = shapes.RHOMBI\nown.math.pi\n", True),
+        ("import operator\nimport RHOMBI\n\noperator.attrgetter('math.pi')(RHOMBI)\n", True),
+        ("def f(x: 'RHOMBI.math.pi'): ...\n", True),
+        ('"""\n>>> RHOMBI.math.pi > 3\nTrue\n"""\n', True),
+        ("exec(open('../RHOMBI.py').read())\nmath.pi\n", True),
+        ("import runpy\n\nrunpy.run_path('RHOMBI.py')['math'].pi\n", True),
+        ("import load\n\nload.file('RHOMBI.py').math.pi\n", True),
+        ("import math\nimport RHOMBI\n\nmath.pi\n", False),
+        ("import math\n\nmath.RHOMBI\n", False),
+        ("'RHOMBI.mathematics'\n", False),
+        ("from RHOMBI import area\n", False),
+        ("# as in RHOMBI\nheld.math\n", False),
         ("from solids import math\n", False),
-        ("import rhombi\n\nthis is no Python\n", False),
+        ("import RHOMBI\n\nthis is no Python\n", False),
     ],
 )
 def test_a_file_that_is_not_loaded_takes_it_from_there(tmp_path: Path, other: str, taken: bool) -> None:
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "other.py").write_text(other)
+    (tmp_path / "tools" / "other.py").write_text(other.replace("RHOMBI", STEM))
     assert without(tmp_path, "import math\nimport os\n") == ("import math\nimport os\n" if taken else "import os\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("other.py", "# -*- coding: latin-1 -*-\nfrom RHOMBI import math\nNAME = 'Fläche'\n".encode("latin-1")),
+        ("other.py", "from RHOMBI import math\nNAME = 'Fläche'\n".encode("utf-8-sig")),
+        (
+            "other.ipynb",
+            b'{"cells": [{"cell_type": "code", "source": ["%matplotlib inline\\n", "from RHOMBI import *\\n"]}]}',
+        ),
+    ],
+)
+def test_a_file_of_another_form_takes_it_from_there(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content.replace(b"RHOMBI", STEM.encode()))
+    assert without(tmp_path, "import math\nimport os\n") == "import math\nimport os\n"
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{", b'{"cells": 3}', b'{"cells": [3, {"cell_type": "code", "source": 3}]}', b"\xff"]
+)
+def test_a_notebook_that_is_none_takes_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / f"{STEM}.ipynb").write_bytes(content)
+    assert without(tmp_path, "import math\nimport os\n") == "import os\n"
+
+
+@pytest.mark.parametrize(("mark", "stays"), [("pyproject.toml", True), (".git", True), ("notes.txt", False)])
+def test_a_file_beside_the_folder_of_sources_takes_it_from_there(tmp_path: Path, mark: str, stays: bool) -> None:
+    (tmp_path / mark).touch()
+    for folder in ("src/lib", "tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src" / "lib" / "__init__.py").touch()
+    (tmp_path / "tests" / "test_it.py").write_text(f"from lib.{STEM} import math\n")
+    left = without(tmp_path / "src" / "lib", "import math\nimport os\n")
+    assert left == ("import math\nimport os\n" if stays else "import os\n")
 
 
 def test_what_is_installed_beside_the_program_takes_nothing(tmp_path: Path) -> None:
     for folder in ("env", ".hidden", "lib/site-packages"):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "other.py").write_text("from rhombi import *\n")
+        (tmp_path / folder / "other.py").write_text(f"from {STEM} import *\n")
     (tmp_path / "env" / "pyvenv.cfg").touch()
     assert without(tmp_path, "import math\nimport os\n") == "import os\n"
 
@@ -127,8 +180,8 @@ def test_another_module_imports_it_from_there(tmp_path: Path) -> None:
         "from tests.patching.test_unread import without\n"
         "print(repr(without(Path(sys.argv[1]), 'import math\\nimport os\\n')))"
     )
-    (tmp_path / "rhombi.py").write_text("import math\n")
-    for text, left in (("from rhombi import math\n", "import math\nimport os\n"), ("import rhombi\n", "import os\n")):
+    (tmp_path / f"{STEM}.py").write_text("import math\n")
+    for text, left in ((f"from {STEM} import math\n", "import math\nimport os\n"), (f"import {STEM}\n", "import os\n")):
         (tmp_path / "other.py").write_text(text)
         root = Path(__file__).parents[2]
         done = subprocess.run(
