@@ -109,3 +109,22 @@ def test_angles_far_out_are_exact() -> None:
     module = RotaryEmbedding(SIZE, 100_001)
     rates = 10000.0 ** (-torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE)
     torch.testing.assert_close(module.cos[-1].double(), (100_000 * rates).cos(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "torch"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tables_of_integers(backend: str, interleaved: bool) -> None:
+    """A quarter turn, say: what they are multiplied with says the dtype."""
+    x = torch.randn(1, 2, 5, 8, dtype=torch.float64)
+    cos, sin = torch.randint(-1, 2, (5, 4)), torch.randint(-1, 2, (5, 4))
+    options = {"interleaved": interleaved, "promote": True, "backend": backend}
+    found, expected = rope(x, cos, sin, **options), rope(x, cos.double(), sin.double(), **options)
+    torch.testing.assert_close(found, expected)
+    assert found.dtype is torch.float64
+
+
+@pytest.mark.measured_sizes
+@pytest.mark.parametrize("shape", [(2, 5, 4), (2, 1, 5, 4)])
+def test_tables_of_more_sequences_than_there_are(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="rope"):
+        rope(torch.randn(1, 2, 5, 8), torch.randn(shape), torch.randn(shape))
