@@ -14,6 +14,7 @@ from gradscope.recipes.dropout import Dropout, dropout
 from gradscope.recipes.embedding import Embedding, embedding
 from gradscope.recipes.gelu import GELU, BiasGELU, bias_gelu, gelu
 from gradscope.recipes.heads import chunk, merge_heads, split, split_heads, split_qkv
+from gradscope.recipes.held import is_number as is_number  # for patches: no recipe
 from gradscope.recipes.lazy_linear import lazy_linear
 from gradscope.recipes.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_and_logits
 from gradscope.recipes.linear_cross_entropy_modules import LinearCrossEntropyHead, LinearCrossEntropyLoss

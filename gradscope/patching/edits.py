@@ -86,7 +86,7 @@ class _Region:
         self.statements.sort_others({name for each in self.spelling.spelled for name in names_in(each)})
         self._check_names()
         check_calls(match, self.texts, self.statements, self.spelling.spelled)
-        self.statements.require(relied_on(match, recording, self.texts))
+        self.statements.require(relied_on(match, recording, self.texts, self.spelling.helper))
         self.second = second_of(match, recording, self.texts, self.statements)
 
     def _check_result(self, frame: Frame) -> None:

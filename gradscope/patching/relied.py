@@ -7,8 +7,9 @@ of a view, which fit or raise. Any other that is no literal becomes a condition,
 from __future__ import annotations
 
 import ast
+import builtins
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,11 +23,17 @@ from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
 
-# Their numbers are sizes or places: another one does not fit, or moves what the new code is given all the same.
+# Their numbers are sizes: another one does not fit.
 _OF_FORM = frozenset(
-    {"view", "reshape", "expand", "unflatten", "flatten", "repeat", "split", "chunk", "getitem", "narrow", "select"}
+    {"view", "reshape", "expand", "unflatten", "flatten", "repeat"}
     | {"ones", "zeros", "empty", "arange", "new_ones", "new_zeros", "new_empty", "eye"}
 )
+# Into how many parts, or of which size, unless the parts may be put together again in another order.
+_PARTS = frozenset(
+    {("split", 1), ("split", "split_size"), ("split", "split_size_or_sections"), ("chunk", 1), ("chunk", "chunks")}
+)
+_SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
+_TURNS = "rope"
 _PLAIN = (bool, int, float, str)
 _LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.
@@ -41,8 +48,10 @@ class Known:
     text: str  # the test
 
 
-def relied_on(match: Match, recording: Recording, texts: Texts) -> list[Known]:
+def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable[[str], str]) -> list[Known]:
     """The conditions under which ``match`` holds, asked in the function of ``texts``, each once.
+
+    ``called`` gives a function of ``gradscope.recipes`` the name that it has in the file.
 
     Raises:
         Refusal: a number can be asked for neither there nor anywhere.
@@ -51,23 +60,46 @@ def relied_on(match: Match, recording: Recording, texts: Texts) -> list[Known]:
     read = set(_read_anew(match.arguments))
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
     found: dict[str, Known] = {}
+    fitting = {known.text for node in match.nodes if _meets_a_table(node, match) for known in finder.places(node)}
     for node in sorted(_calls(match), key=lambda node: node.index):
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue
+        for known in finder.places(node) if node.op == "getitem" else ():
+            if known.text not in fitting:
+                found.setdefault(known.text, known)
         for scalar, value in _numbers(node):
+            if _fits_or_raises(node, scalar, match):
+                continue
             if (node, scalar.position) not in read and (node, scalar.name) not in read:
-                known = finder.known(scalar, value)
-                if known is not None:
-                    found.setdefault(known.text, known)
+                asked = finder.known(scalar, value)
+                if asked is not None:
+                    found.setdefault(asked.text, asked)
         for value in _held(node, match, read):
-            known = finder.held(value, node)
+            known = finder.held(value, node, called)
             found.setdefault(known.text, known)
     return list(found.values())
 
 
+def _meets_a_table(node: Node, match: Match) -> bool:
+    """Whether it shows the part that a rotation multiplies with a table: of another width it would not fit."""
+    if match.recipe != _TURNS or node.op != "getitem":
+        return False
+    width = node.output.shape[-1:]
+    products = [user for user in node.output.users if user.op == "mul" and user in match.nodes]
+    return any(each.shape[-1:] == width and not each.requires_grad for user in products for each in user.inputs)
+
+
+def _fits_or_raises(node: Node, scalar: Scalar, match: Match) -> bool:
+    """Whether another number would not fit what the rest of the pattern makes of it."""
+    place = {(node.op, scalar.position), (node.op, scalar.name)}
+    if not place.isdisjoint(_PARTS):
+        return match.recipe != _TURNS
+    return not place.isdisjoint(_SHAPES) and len(node.inputs) > 1  # that of the weight
+
+
 def _calls(match: Match) -> set[Node]:
     """Those of the pattern, and those that made the numbers which it reads as tensors."""
-    nodes = match.nodes | match.optional
+    nodes = match.nodes | match.optional | match.later
     numbers = {value for node in nodes for value in node.inputs if _is_number(value) and value.producer not in nodes}
     return {*nodes, *(node for value in numbers - _operands(match) for node in makers(value))}
 
@@ -120,7 +152,7 @@ def settings_read(match: Match, module: object) -> set[str]:
 
 def _numbers(node: Node) -> Iterator[tuple[Scalar, Any]]:
     for position, value in enumerate(node.args):
-        if _is_plain(value) and (node.op, position) != ("setitem", 1):  # a place, as of getitem
+        if _is_plain(value) and (node.op, position) not in {("setitem", 1), ("getitem", 1)}:  # places
             yield Scalar(node, position, otherwise=_LEFT_OUT), value
     for name, value in node.kwargs.items():
         if _is_plain(value):
@@ -146,19 +178,43 @@ class _Finder:
         found = texts.scalar(scalar)
         if isinstance(found, str):
             return None
+        return self._asked(found, value, texts, scalar.node.op in _ARITHMETIC)
+
+    def places(self, node: Node) -> Iterator[Known]:
+        """The conditions that an index shows the same part.
+
+        Raises:
+            Refusal: it is not written where it is used.
+        """
+        texts = self._texts_at(node)
+        spelled = texts.spelled(node)
+        if not isinstance(spelled, ast.Subscript):  # what iterates, or another function of torch's that indexes
+            return
+        index, value = _resolved(spelled.slice, texts.source), node.args[1]
+        written = index.elts if isinstance(index, ast.Tuple) else [index]
+        values = value if isinstance(value, tuple) else (value,)
+        if len(written) != len(values) or any(isinstance(each, ast.Starred) for each in written):
+            raise Refusal(f"line {index.lineno}: {texts.source.file.of(index)} may be another number next time")
+        for part, held in _bounds(written, values):
+            known = self._asked(part, held, texts, False)
+            if known is not None:
+                yield known
+
+    def _asked(self, found: ast.expr, value: Any, texts: Texts, multiplies: bool) -> Known | None:
         expression = _resolved(found, texts.source)
         if _is_certain(expression, texts):
             return None
         text = self._text(expression, texts)
-        return Known(expression, _test(expression, text, value, scalar.node.op in _ARITHMETIC))
+        if any(self.texts.source.file.bound[name] for name in ("isinstance", "float", "int")):
+            raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
+        return Known(expression, _test(expression, text, value, multiplies))
 
-    def held(self, value: Value, node: Node) -> Known:
+    def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""
         texts = self._texts_at(node)
         expression, _ = texts.operand(value, frozenset({node}))
-        text, held = self._text(expression, texts), number(value)
-        equal = f"{_bracketed(expression, text)} == {_spelled(held, text, expression.lineno)}"
-        return Known(expression, f"{equal} and not {_bracketed(expression, text)}.requires_grad")
+        text = self._text(expression, texts)
+        return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
 
     def _text(self, expression: ast.expr, texts: Texts) -> str:
         text = texts.source.file.of(expression)
@@ -189,6 +245,16 @@ class _Finder:
         )
 
 
+def _bounds(written: list[ast.expr], values: tuple[Any, ...]) -> Iterator[tuple[ast.expr, Any]]:
+    """The expressions in an index that were numbers, and these; of a slice that is not written as one, it."""
+    for part, value in zip(written, values, strict=True):
+        if isinstance(part, ast.Slice) and isinstance(value, slice):
+            ends = zip((part.lower, part.upper, part.step), (value.start, value.stop, value.step), strict=True)
+            yield from ((end, held) for end, held in ends if end is not None)
+        elif isinstance(value, (int, slice)):
+            yield part, value
+
+
 def _resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
     """Of a name that is bound once, what that is."""
     for _ in range(8):
@@ -211,6 +277,8 @@ def _is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
     if isinstance(expression, ast.JoinedStr):
         return all(isinstance(part, ast.Constant) for part in expression.values)
     if isinstance(expression, ast.Name):
+        if _is_of_math(expression, texts):
+            return True
         values = [home.value for home in texts.source.assignments(expression)]
         values = [value for value in values if not _hands_on(value, expression.id)]
         return bool(values) and all(_is_certain(value, texts, depth + 1) for value in values)
@@ -222,9 +290,10 @@ def _is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
         certain, parts = True, [expression.value, expression.slice]
     elif isinstance(expression, ast.Call):
         function = expression.func
-        certain = isinstance(function, ast.Name) and function.id in _PURE
+        certain = isinstance(function, ast.Name) and is_pure(function, texts.frame)
         if isinstance(function, ast.Attribute):
-            certain = _is_form(function, _ASKED, texts) or _of_module(function, texts)
+            pure = function.attr in _OF_NUMBERS and _of_module(function, texts)
+            certain = pure or _is_form(function, _ASKED, texts)
         parts = [*expression.args, *(keyword.value for keyword in expression.keywords)]
     elif certain:
         parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
@@ -240,7 +309,24 @@ def _hands_on(value: ast.expr, name: str) -> bool:
     return value.func.attr in {"tensor", "as_tensor", "full"} and any(is_name(each, name) for each in value.args)
 
 
-_PURE = frozenset({"float", "int", "abs", "min", "max", "len", "round"})
+def is_pure(name: ast.Name, frame: Frame) -> bool:
+    """Whether a function that is called by its name gives the same number for the same ones, as ``float`` and ``sqrt``.
+
+    A function of ``math`` is known by any name that the file has for it.
+    """
+    if name.id in frame.code.co_varnames or name.id in frame.code.co_freevars:
+        return False
+    held = frame.globals.get(name.id, getattr(builtins, name.id, None))
+    return any(held is each for each in _PURE)
+
+
+_PURE = (float, int, abs, min, max, len, round, *(each for each in vars(math).values() if callable(each)))
+# Of modules; what draws random numbers, or tells of the machine, is not among them.
+_OF_NUMBERS = frozenset({name for name, each in vars(math).items() if callable(each)}) | {
+    *("finfo", "iinfo", "tensor", "as_tensor", "scalar_tensor", "full", "float32", "float64", "float16", "bfloat16"),
+    *("rsqrt", "square", "arctan", "arctan2", "abs", "absolute", "power", "sign", "reciprocal", "zeros", "ones"),
+    *("int8", "int16", "int32", "int64", "array", "asarray", "round", "maximum", "minimum", "arange", "Size"),
+}
 _FORMS = frozenset({"shape", "ndim", "dtype", "device"})
 _ASKED = frozenset({"size", "dim", "numel"})
 _DEEPEST = 24
@@ -261,6 +347,14 @@ def _of_module(expression: ast.expr, texts: Texts) -> bool:
         return False
     held = texts.frame.globals.get(root.id)
     return isinstance(held, ModuleType) and held.__name__.partition(".")[0] in {"math", "torch", "numpy", "cmath"}
+
+
+def _is_of_math(name: ast.Name, texts: Texts) -> bool:
+    """``pi``, where the file has that from ``math`` and from nowhere else."""
+    file = texts.source.file
+    imports = (node for node in file.tree.body if isinstance(node, ast.ImportFrom) and node.module == "math")
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+    return name.id in names and file.bound[name.id] == 1
 
 
 def _is_form(expression: ast.Attribute, names: frozenset[str], texts: Texts) -> bool:

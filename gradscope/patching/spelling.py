@@ -58,6 +58,13 @@ class Spelling:
             elif text != "None":
                 yield f"{argument.name}{equals}{text}"
 
+    def helper(self, name: str) -> str:
+        """The name in this file of a function of gradscope.recipes that conditions call."""
+        if name not in self._called:
+            self._called[name] = self._unused(name)
+            self.imports = (*self.imports, (name, self._called[name]))
+        return self._called[name]
+
     def text(self, *, guarded: bool) -> str:
         """What stands in the place of the last call; on several lines where one would be too long.
 

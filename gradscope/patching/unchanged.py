@@ -73,5 +73,9 @@ def _settings(module: nn.Module, read: set[str]) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (name, value)
         for name, value in vars(module).items()
-        if name not in read | {"training"} and not name.startswith("_") and isinstance(value, _PLAIN)
+        if name not in read | {"training"} and not name.startswith("_") and _is_plain(value)
     )
+
+
+def _is_plain(value: object) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
