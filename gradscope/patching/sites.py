@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, FunctionType, MethodType
@@ -16,6 +17,7 @@ from gradscope.patching.recording import Frame, Node, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.switch import attention_switch
+from gradscope.patching.syntax import private
 from gradscope.tree import named_modules_of
 
 Matcher = Callable[[Recording], Iterator[Match]]
@@ -172,6 +174,8 @@ class _Finder:
             owner = inner.owner
             if isinstance(owner, nn.Module) and owner in self.paths:
                 links.append(_method(owner, inner))
+                if outer is not None and outer.owner is owner:
+                    self._check_asks_the_module(match, inner, outer)
                 return tuple(reversed(links))
             if outer is None:
                 break
@@ -182,6 +186,16 @@ class _Finder:
                 return tuple(reversed([*links, held]))
             links.append(_called(inner, outer))
         raise Refusal("the code belongs to no module of the model")
+
+    def _check_asks_the_module(self, match: Match, inner: Frame, outer: Frame) -> None:
+        """The module's own attribute is called, and not its class's, which is that of all its modules."""
+        place = match.last.place_in(outer)
+        call = FunctionSource.of(outer.code, self.files).at(place.span) if place is not None else None
+        above = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+        of_class = isinstance(above, ast.Name) and isinstance(outer.globals.get(above.id), type)
+        of_class = of_class or (isinstance(above, ast.Attribute) and above.attr == "__class__")
+        if of_class or (isinstance(above, ast.Call) and ast.unparse(above.func) in {"type", "super"}):
+            raise Refusal(f"{inner.code.co_name} is called as the class's, and not as the module's own")
 
     def _held(self, inner: Frame, outer: Frame) -> Link | None:
         """The function that ``inner`` runs, as an attribute that a module of the model holds or its class has."""
@@ -250,8 +264,13 @@ def _common(match: Match) -> Frame | None:
 
 def _method(owner: nn.Module, frame: Frame) -> Link:
     """The method of ``owner`` that ``frame`` runs."""
-    name = frame.code.co_name
+    name = private(frame.code.co_name, frame.code)
     held = getattr(type(owner), name, None)
+    if isinstance(inspect.getattr_static(type(owner), name, None), staticmethod):
+        raise Refusal(f"{name} is a static method, which is given no module")
+    above = next((kind for kind in type(owner).__mro__ if _code_of(kind, name) is frame.code), None)
+    if above is not None and getattr(held, "__code__", None) is not frame.code and not hasattr(held, "__wrapped__"):
+        raise Refusal(f"{name} is that of {above.__name__}, which {type(owner).__name__} has another for")
     own = vars(owner).get(name)
     if own is not None and (not isinstance(own, MethodType) or own.__func__ is not held or own.__self__ is not owner):
         raise Refusal(f"{name} was replaced on this module already")
@@ -261,12 +280,16 @@ def _method(owner: nn.Module, frame: Frame) -> Link:
         held = held.__wrapped__
     if not isinstance(held, FunctionType) or held.__code__ is not frame.code:
         raise Refusal(f"{name} is decorated, or not a method of {type(owner).__name__}")
-    if held.__code__.co_name != name:
+    if held.__code__.co_name != frame.code.co_name:
         raise Refusal(f"{name} is another function's name")
     for wrapper, inner in zip(wrappers, [*wrappers, held][1:], strict=True):
         if not any(inner in bound(cell) for cell in wrapper.__closure__ or ()):
             raise Refusal(f"{name} is decorated in a way that cannot be repeated")
     return Link(held, name, tuple(wrappers))
+
+
+def _code_of(kind: type, name: str) -> object:
+    return getattr(vars(kind).get(name), "__code__", None)
 
 
 def bound(cell: CellType) -> list[object]:

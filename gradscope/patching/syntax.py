@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from types import CodeType
 from typing import TypeGuard
 
 # Around these, what a recorded run did says too little about the next.
@@ -126,3 +127,11 @@ def spelled_condition(text: str, test: ast.expr, outcome: bool) -> str:
         left, right = ast.unparse(test.left), ast.unparse(test.comparators[0])
         return f"{left} {_OPPOSITE[type(test.ops[0])]} {right}"
     return f"not {text}" if isinstance(test, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"not ({text})"
+
+
+def private(name: str, code: CodeType) -> str:
+    """What Python makes of a ``__name`` in a class: one that holds the class's; any other as it is."""
+    home = code.co_qualname.split(".")[-2:-1]
+    if not home or home == ["<locals>"] or not name.startswith("__") or name.endswith("__"):
+        return name
+    return f"_{home[0].lstrip('_')}{name}"

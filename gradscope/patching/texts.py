@@ -14,7 +14,7 @@ from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read
 from gradscope.patching.recording import Frame, Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import names_in, walked
+from gradscope.patching.syntax import names_in, private, walked
 
 
 class Texts:
@@ -251,7 +251,7 @@ class Texts:
             return self.frame.owner if first == (expression.id,) else None
         if isinstance(expression, ast.Attribute):
             under = self._attribute(expression.value)
-            return None if under is None else getattr(under, expression.attr, None)
+            return None if under is None else getattr(under, private(expression.attr, self.frame.code), None)
         if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
             under = self._attribute(expression.value)
             try:
