@@ -86,6 +86,11 @@ def test_what_nobody_read_before_is_not_ours_to_take(tmp_path: Path) -> None:
     assert without(tmp_path, "import math\nimport readline\n") == "import readline\n"
 
 
+def test_a_file_takes_nothing_from_itself(tmp_path: Path) -> None:
+    text = f"import os\n\nNAME, HELD = '{STEM}', os.math\n"
+    assert without(tmp_path, f"import math\n{text}") == text
+
+
 def test_a_package_gives_its_names_on(tmp_path: Path) -> None:
     assert without(tmp_path, "import math\n", name="__init__.py") == "import math\n"
 
@@ -176,11 +181,12 @@ def test_of_too_many_files_none_is_asked(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_another_module_imports_it_from_there(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import other\n"
+        "import sys; sys.path += [sys.argv[1], sys.argv[1] + '/sources']; from pathlib import Path; import other\n"
         "from tests.patching.test_unread import without\n"
-        "print(repr(without(Path(sys.argv[1]), 'import math\\nimport os\\n')))"
+        "print(repr(without(Path(sys.argv[1]) / 'sources', 'import math\\nimport os\\n')))"
     )
-    (tmp_path / f"{STEM}.py").write_text("import math\n")
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / f"{STEM}.py").write_text("import math\n")
     for text, left in ((f"from {STEM} import math\n", "import math\nimport os\n"), (f"import {STEM}\n", "import os\n")):
         (tmp_path / "other.py").write_text(text)
         root = Path(__file__).parents[2]
