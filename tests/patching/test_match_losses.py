@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradscope.kernels import pays
 from gradscope.patching.functions import in_file
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import Plan, plan
@@ -19,6 +20,7 @@ from tests.patching.corpus import lookalikes_losses, losses, losses_spelled
 from tests.patching.corpus.entry import Entry
 
 RECIPES = ("linear_cross_entropy", "cross_entropy")
+MEASURED = dict(pays.FEWEST)  # the rules that users have
 ENTRIES: list[Entry] = [*losses.ENTRIES, *losses_spelled.ENTRIES, *lookalikes_losses.ENTRIES]
 FOUND = [entry for entry in ENTRIES if not entry.refused]
 REFUSED = [entry for entry in ENTRIES if entry.refused]
@@ -223,3 +225,23 @@ def test_logits_are_not_read_by_a_loss_of_ours() -> None:
     targets = torch.randint(40, (2, 6))
     (site,) = plan(KeepsItsLoss(), (torch.randn(2, 6, 8), targets), recipes=["linear_cross_entropy"]).sites
     assert not site.reasons
+
+
+class TwoHeads(nn.Module):
+    """The loss of logits that are no single product."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, classes), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.one(x) * self.other(x), targets)
+
+
+@pytest.mark.parametrize(("rows", "idle"), [(600, False), (6, True)])
+def test_a_loss_alone_is_found_by_the_rule_of_its_size(monkeypatch: pytest.MonkeyPatch, rows: int, idle: bool) -> None:
+    """Of enough logits it is put in, of few it is named and left to torch."""
+    monkeypatch.setattr(pays, "FEWEST", MEASURED)
+    batch = torch.randn(rows, 4), torch.randint(5001, (rows,))
+    (site,) = plan(TwoHeads(5001), batch, recipes=RECIPES).sites
+    assert (site.recipe, site.supported, bool(site.idle)) == ("cross_entropy", True, idle)
