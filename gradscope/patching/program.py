@@ -55,14 +55,16 @@ def hides_gradscope(file: Path) -> Path | None:
 def _take(nodes: list[ast.AST], name: str, stem: str) -> bool:
     runs = any(_names_file(node, stem) for node in nodes)
     holds = runs or any(_holds(node, stem) for node in nodes)
+    part = any(isinstance(node, ast.Attribute) and node.attr == stem for node in nodes)  # of a package
+    whole = re.compile(rf"{re.escape(name)}(\.\w+)*")
     spelled = re.compile(rf"\b{re.escape(stem)}\.{re.escape(name)}\b")
     for node in nodes:
         if isinstance(node, ast.Attribute):
-            found = holds and node.attr == name
+            found = (holds or part) and node.attr == name
         elif isinstance(node, ast.Name):
             found = runs and node.id == name  # of exec
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, mock.patch, annotations
-            found = (holds and node.value.partition(".")[0] == name) or spelled.search(node.value) is not None
+            found = (holds and whole.fullmatch(node.value) is not None) or spelled.search(node.value) is not None
         else:
             found = _is_import(node, stem) and not _imported(node).isdisjoint({name, "*"})
         if found:
@@ -71,9 +73,7 @@ def _take(nodes: list[ast.AST], name: str, stem: str) -> bool:
 
 
 def _holds(node: ast.AST, stem: str) -> bool:
-    """Whether it names the module itself: an import, a package's part, or a string that ``importlib`` may be given."""
-    if isinstance(node, ast.Attribute):
-        return node.attr == stem
+    """Whether it names the module itself: an import, or a string that ``importlib`` may be given."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and node.value.rpartition(".")[2] == stem
     if isinstance(node, ast.Import):
