@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradscope.patching import choice
-from gradscope.patching.turns import Times, Way
+from gradscope.patching.turns import FEWEST_ROUNDS, Times, Way
 
 STEP_NS, STEP_BYTES = 2_000_000, 12 << 20
 
@@ -38,7 +38,7 @@ def made_times(monkeypatch: pytest.MonkeyPatch, saves: Saves = BETTER) -> Callab
         shares = [2 - 2 ** (1 - count) for count in range(len(ways))]
         times = [round(STEP_NS - held[0].ns * share) for share in shares]
         peaks = [max(round(STEP_BYTES - held[0].bytes * share), 1000) for share in shares]
-        return [Times([each] * 5, [each] * 5) for each in times], peaks
+        return [Times([each] * FEWEST_ROUNDS, [each] * FEWEST_ROUNDS) for each in times], peaks
 
     def without(works: Sequence[Any], *args: Any, **kwargs: Any) -> list[int]:
         return [STEP_BYTES - held[0].bytes * len(works)] * len(works)

@@ -28,8 +28,8 @@ def _row(site: Site, saving: Saving | None) -> FixSite:
         path=site.path,
         source=_source(site),
         recipe=site.recipe,
-        status="found" if site.supported else "refused",
-        reason="; ".join(site.reasons),
+        status="found" if site.supported and not site.idle else "refused",
+        reason="; ".join(site.reasons) or site.idle,
         predicted_saving_ns=None if saving is None else saving.ns,
         predicted_saving_bytes=None if saving is None else saving.bytes,
     )

@@ -112,8 +112,8 @@ class _Chain:
         self._groups, self._way, self._device = list(groups), way, device
         last = len(groups)
         ways = [way(groups[:count]) for count in range(last + 1)]
-        pairs = [*((place, place + 1) for place in range(last)), (0, last)]
-        times, peaks = measured(ways, device, pairs=pairs, settled=True, seconds=seconds)
+        pairs = [(place, place + 1) for place in range(last)]
+        times, peaks = measured(ways, device, pairs=pairs, sized=(0, last), settled=True, seconds=seconds)
         self._peaks = peaks
         self._sides = [each.side(peak) for each, peak in zip(times, peaks, strict=True)]
         self.gain = Gain(self._sides[0], self._sides[-1], told(times[0], times[-1]))
