@@ -24,11 +24,13 @@ def verified_sites(verified: Verified) -> tuple[FixSite, ...]:
 
 
 def _row(site: Site, saving: Saving | None) -> FixSite:
+    tried = site.supported and not site.idle
+    saving = saving if tried else None
     return FixSite(
         path=site.path,
         source=_source(site),
         recipe=site.recipe,
-        status="found" if site.supported and not site.idle else "refused",
+        status="found" if tried else "refused",
         reason="; ".join(site.reasons) or site.idle,
         predicted_saving_ns=None if saving is None else saving.ns,
         predicted_saving_bytes=None if saving is None else saving.bytes,

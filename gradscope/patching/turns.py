@@ -20,8 +20,8 @@ from gradscope.trace.peak import peaks_bytes
 
 # Differences below this share of the work are not looked for: clocks and memory layout make them.
 LEAST = 0.005
-# Chance of as many rounds on one side where there is no difference. It is asked of two clocks, and after several numbers
-# of rounds: in all 5 % to 6 % on each side if the clocks had nothing to do with each other.
+# Chance of as many rounds on one side where there is no difference. It is asked of two clocks, and after several
+# numbers of rounds: in all 5 % to 6 % on each side if the clocks had nothing to do with each other.
 ALPHA = 0.02
 FEWEST_ROUNDS = 6  # the fewest that can tell: 6 of 6 have a chance of 1.6 %
 MOST_ROUNDS = 25
@@ -130,7 +130,8 @@ def _is_precise(before: Times, after: Times) -> bool:
     if told(before, after) is Told.NOTHING:
         return True
     apart = [new - old for old, new in zip(before.wall_ns, after.wall_ns, strict=True)]
-    # The standard error of a median where values scatter normally: 1.25 sigma / sqrt(n), and the quartiles lie 1.35 apart.
+    # The standard error of a median where values scatter normally: 1.25 sigma / sqrt(n); the quartiles lie 1.35 sigma
+    # apart.
     error = 1.25 / 1.35 * _spread(apart) / math.sqrt(len(apart))
     return error <= _PRECISE * abs(statistics.median(apart))
 

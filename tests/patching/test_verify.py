@@ -16,7 +16,7 @@ from gradscope import recipes
 from gradscope.kernels import pays
 from gradscope.patching import choice, verify
 from gradscope.patching.swap import swaps
-from gradscope.patching.turns import Times
+from gradscope.patching.turns import FEWEST_ROUNDS, Times
 from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
 from tests.patching import small
 
@@ -135,7 +135,8 @@ def only_one_gains(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured(ways: Any, *args: Any, **kwargs: Any) -> Any:
         times = [2_000_000, 1_000_000, 1_000_000][: len(ways)]
-        return [Times([each] * 5, [each] * 5) for each in times], [10 << 20] * len(ways)
+        rounds = FEWEST_ROUNDS
+        return [Times([each] * rounds, [each] * rounds) for each in times], [10 << 20] * len(ways)
 
     made_times(monkeypatch)
     monkeypatch.setattr(choice, "measured", measured)

@@ -1,0 +1,40 @@
+"""Sites of a plan as rows of FIX.json."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gradscope.fixing.sites import planned_sites
+
+
+class Given(dict[Any, Any]):
+    """The same saving for every site."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return SimpleNamespace(ns=7, bytes=8)
+
+
+FEW = "fewer than 2,000,000 logits: torch's own is sooner"
+
+
+@pytest.mark.parametrize(
+    ("supported", "idle", "reasons", "expected"),
+    [
+        (True, "", [], ("found", "", 7)),
+        (True, FEW, [], ("refused", FEW, None)),  # as it would be where the plan is tried
+        (False, "", ["a", "b"], ("refused", "a; b", None)),
+        (False, FEW, ["a"], ("refused", "a", None)),
+    ],
+)
+def test_a_dry_run_finds_what_would_be_tried(
+    supported: bool, idle: str, reasons: list[str], expected: tuple[str, str, int | None]
+) -> None:
+    site: Any = SimpleNamespace(
+        path="head", file="model.py", line=3, recipe="gelu", supported=supported, idle=idle, reasons=reasons
+    )
+    (row,) = planned_sites([site], Given())
+    assert (row.status, row.reason, row.predicted_saving_ns) == expected
+    assert (row.predicted_saving_bytes is None) == (row.predicted_saving_ns is None)
