@@ -46,6 +46,7 @@ _TODO: dict[str, tuple[str, ...]] = {
     "ask an operand, as the query, for its shape or dtype, and not what is made on the way": (
         "line {} asks for the form of {}, which is not made any more",
         "a condition asks for {}, which is not made any more",
+        "{} asks for the form of what {} makes, which goes",
         "line {} reads {}, which would not be made any more",
     ),
     "write the whole pattern under one condition, or none of it": (
@@ -118,6 +119,9 @@ _TODO: dict[str, tuple[str, ...]] = {
         "line {}: the arguments of {} are not understood",
         "line {}: which module is called there is not understood",
         "{} is another module when the result is made",
+    ),
+    "give the file a name for that class, as `from torch import nn`": (
+        "line {}: {} may be a module of another class next time",
     ),
     "use torch's own module there": (
         "{} holds modules of its own",

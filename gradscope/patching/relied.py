@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
+from gradscope.patching.callees import check_named, configured, name_of
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.reading import INLINE
@@ -22,6 +25,7 @@ from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
+from gradscope.patching.views import is_view
 
 # Their numbers are sizes: another one does not fit.
 _OF_FORM = frozenset(
@@ -34,6 +38,8 @@ _PARTS = frozenset(
 )
 _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
 _TURNS = "rope"
+# Their numbers say in which dimension something lies.
+_PLACING = frozenset({"unsqueeze", "squeeze", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis"})
 _PLAIN = (bool, int, float, str)
 _LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.
@@ -58,10 +64,14 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     """
     finder = _Finder(recording, texts)
     read = set(_read_anew(match.arguments))
+    own = match.nodes | match.optional | match.later
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
     found: dict[str, Known] = {}
     fitting = {known.text for node in match.nodes if _meets_a_table(node, match) for known in finder.places(node)}
     for node in sorted(_calls(match), key=lambda node: node.index):
+        if node in own:
+            kind = finder.called(node)
+            found |= {} if kind is None else {kind.text: kind}
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue
         for known in finder.places(node) if node.op == "getitem" else ():
@@ -98,10 +108,23 @@ def _fits_or_raises(node: Node, scalar: Scalar, match: Match) -> bool:
 
 
 def _calls(match: Match) -> set[Node]:
-    """Those of the pattern, and those that made the numbers which it reads as tensors."""
+    """Those of the pattern, those that made the numbers which it reads as tensors, and those that placed a table."""
     nodes = match.nodes | match.optional | match.later
     numbers = {value for node in nodes for value in node.inputs if _is_number(value) and value.producer not in nodes}
-    return {*nodes, *(node for value in numbers - _operands(match) for node in makers(value))}
+    placed = _placing(match) if match.recipe == _TURNS else set()
+    return {*nodes, *placed, *(node for value in numbers - _operands(match) for node in makers(value))}
+
+
+def _placing(match: Match) -> set[Node]:
+    """The calls that gave the tables the dimensions by which tokens are told from heads."""
+    found: set[Node] = set()
+    for value in _operands(match):
+        node = None if value.requires_grad else value.producer
+        while node is not None and is_view(node):
+            if node.op in _PLACING:
+                found.add(node)
+            node = node.inputs[0].producer
+    return found
 
 
 def _held(node: Node, match: Match, read: set[tuple[Node, int | str]]) -> list[Value]:
@@ -208,6 +231,24 @@ class _Finder:
         if any(self.texts.source.file.bound[name] for name in ("isinstance", "float", "int")):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
         return Known(expression, _test(expression, text, value, multiplies))
+
+    def called(self, node: Node) -> Known | None:
+        """The condition that what is called is of the class that it was; None where it always is.
+
+        Raises:
+            Refusal: that can be told by no name of the file, or a function is called that may be another one.
+        """
+        texts = self._texts_at(node)
+        if not isinstance(node.caller, nn.Module):
+            check_named(node, texts)
+            return None
+        expression = configured(node, node.caller, texts)
+        if expression is None:
+            return None
+        text, name = self._text(expression, texts), name_of(type(node.caller), self.frame.globals)
+        if name is None:
+            raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
+        return Known(expression, f"isinstance({text}, {name})")
 
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""

@@ -60,7 +60,7 @@ class Texts:
             held = place.names.get(expression.id) if place is not None else None
             return held is not None and held.content == value.content
         if isinstance(expression, ast.Attribute) and expression not in self._made:
-            return value.alive and self._attribute(expression) is value.tensor()
+            return value.alive and self.attribute(expression) is value.tensor()
         made = [node for node in self._made.get(expression, []) if node.index < at.index]
         return bool(made) and any(output.content == value.content for output in made[-1].outputs)
 
@@ -69,7 +69,7 @@ class Texts:
         if isinstance(expression, ast.Name):
             places = (node.place_in(self.frame) for node in self.nodes)
             return any(place is not None and expression.id in place.names for place in places)
-        return expression in self._made or isinstance(self._attribute(expression), Tensor)
+        return expression in self._made or isinstance(self.attribute(expression), Tensor)
 
     def operand(self, value: Value, users: frozenset[Node]) -> tuple[ast.expr, Node]:
         """An expression for ``value`` in one of the calls ``users``, and that call; names come before calls."""
@@ -239,21 +239,21 @@ class Texts:
 
     def called_module(self, call: ast.Call, node: Node | None = None) -> object:
         """The module that an expression calls: an attribute of the frame's own, or what a name held at ``node``."""
-        found = self._attribute(call.func)
+        found = self.attribute(call.func)
         if found is None and node is not None and isinstance(call.func, ast.Name):
             return node.caller
         return found if isinstance(found, nn.Module) else None
 
-    def _attribute(self, expression: ast.expr) -> object:
+    def attribute(self, expression: ast.expr) -> object:
         """What ``self.a.b[0]`` is now; None where it is no such chain."""
         first = self.frame.code.co_varnames[:1]
         if isinstance(expression, ast.Name):
             return self.frame.owner if first == (expression.id,) else None
         if isinstance(expression, ast.Attribute):
-            under = self._attribute(expression.value)
+            under = self.attribute(expression.value)
             return None if under is None else getattr(under, private(expression.attr, self.frame.code), None)
         if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
-            under = self._attribute(expression.value)
+            under = self.attribute(expression.value)
             try:
                 return None if under is None else under[expression.slice.value]  # type: ignore[index]
             except (KeyError, IndexError, TypeError):
@@ -262,7 +262,7 @@ class Texts:
 
     def calls(self, call: ast.Call, node: Node) -> bool:
         """Whether an expression calls the operation itself or a module of it, not something that calls it in turn."""
-        held = self._attribute(call.func)
+        held = self.attribute(call.func)
         if isinstance(call.func, ast.Name):
             held = self.frame.globals.get(call.func.id)
         if held is None and isinstance(call.func, ast.Attribute):
@@ -367,7 +367,7 @@ class Texts:
             stored = [each for each in self.source.names(expression.id) if isinstance(each.ctx, ast.Store)]
             return not stored, self.frame.settings[expression.id]
         if isinstance(expression, ast.Attribute):
-            found = self._attribute(expression)
+            found = self.attribute(expression)
             return isinstance(found, (bool, int, float, str)), found
         return False, None
 

@@ -63,8 +63,14 @@ def test_lookalikes_are_left_or_exact(entry: Entry) -> None:
             "rope_helper_of_both",
             [
                 "from gradscope.recipes import rope",
+                "if unsqueeze_dim == 1:",
                 "q_embed = rope(q, cos[:, 0], sin[:, 0], promote=True)",
+                "else:",
+                "q_embed = (q * cos) + (rotate_half(q) * sin)",
+                "if unsqueeze_dim == 1:",
                 "k_embed = rope(k, cos[:, 0], sin[:, 0], promote=True)",
+                "else:",
+                "k_embed = (k * cos) + (rotate_half(k) * sin)",
             ],
         ),
         (

@@ -1,0 +1,118 @@
+"""What a pattern calls may be another function, or a module of another class, next time or in another model."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradscope.patching.advice import what_to_do
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import plan
+from tests.patching.test_bindings import net
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+KINDS = {"silu": nn.SiLU, "tanh": nn.Tanh}
+
+
+class Net(nn.Module):
+    def __init__(self, act="silu", share=0.1, softmax=torch.softmax):
+        super().__init__()
+        self.qkv, self.gate, self.up = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.rsqrt, self.tanh, self.softmax = torch.rsqrt, torch.tanh, softmax
+        self.drop = nn.Dropout(share) if share else nn.Identity()
+        self.act = KINDS[act]()
+        self.low, self.silu = (nn.Linear(8, 8), nn.SiLU())
+        self.register_buffer("cos", torch.rand(1, 6, 2).repeat(1, 1, 2))
+        self.register_buffer("sin", torch.rand(1, 6, 2).repeat(1, 1, 2))
+
+    def turned(self, x, unsqueeze_dim=1):
+        cos, sin = self.cos.unsqueeze(unsqueeze_dim), self.sin.unsqueeze(unsqueeze_dim)
+        return x * cos + torch.cat((-x[..., 2:], x[..., :2]), -1) * sin
+
+    def forward(self, x):
+"""
+ATTENTION = "q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)\nreturn {} @ v\n"
+
+pytestmark = pytest.mark.usefixtures("nothing_is_idle")
+
+
+def text_of(body: str) -> str:
+    return HEAD + textwrap.indent(body, " " * 8)
+
+
+def planned(folder: Path, body: str) -> Patches:
+    return Patches(plan(net(folder, text_of(body)), torch.randn(2, 6, 8, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    ("body", "op"),
+    [
+        (ATTENTION.format("self.softmax(q @ k.mT * 0.5, -1)"), "softmax"),
+        ("x = self.up(x)\nreturn x * self.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)\n", "rsqrt"),
+        ("x = self.up(x)\nreturn 0.5 * x * (1 + self.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))\n", "tanh"),
+        ("f, x = self.rsqrt, self.up(x)\nreturn x * f(x.pow(2).mean(-1, keepdim=True) + 1e-5)\n", "rsqrt"),
+    ],
+)
+def test_a_function_that_an_attribute_holds_is_no_constant(tmp_path: Path, body: str, op: str) -> None:
+    patches = planned(tmp_path, body)
+    assert patches.sites
+    for site in patches.sites:
+        assert site.reasons == [f"{op} is not called by its own name"]
+        assert what_to_do(site.reasons[0]).startswith("call it by its own name")
+
+
+@pytest.mark.parametrize(
+    ("body", "sizes"),
+    [
+        ("return self.act(self.gate(x)) * self.up(x)\n", ("tanh",)),
+        (ATTENTION.format("self.drop((q @ k.mT * 0.5).softmax(-1))"), ("silu", 0.0)),
+    ],
+)
+def test_a_model_with_another_class_there_runs_the_old_code(tmp_path: Path, body: str, sizes: tuple[Any, ...]) -> None:
+    ((before, after),) = planned(tmp_path, body).texts.values()
+    assert "if isinstance(self." in after
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    for given in ((), sizes):
+        one, other = (net(tmp_path, text, *given)(x) for text in (before, after))
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-10)
+
+
+def test_a_class_that_is_written_down_is_not_asked_for(tmp_path: Path) -> None:
+    ((_, after),) = planned(tmp_path, "return self.silu(self.gate(x)) * self.up(x)\n").texts.values()
+    assert "swiglu(" in after and "isinstance" not in after
+
+
+def test_where_a_table_has_its_heads_is_asked(tmp_path: Path) -> None:
+    """One sequence of one head fits the other way round as well, with the first token's angles for all."""
+    body = (
+        "q, k, v = self.qkv(x).view(2, 6, 6, 4).transpose(1, 2).chunk(3, 1)\nreturn self.turned(q) * self.turned(k)\n"
+    )
+    patches = planned(tmp_path, body)
+    assert patches.in_source, patches.table.reasons.tolist()
+    ((before, after),) = patches.texts.values()
+    for shape, dim in (((2, 6, 2, 4), 2), ((2, 6, 1, 4), 2), ((2, 2, 6, 4), 1)):
+        x = torch.randn(*shape, dtype=torch.float64)
+        one, other = (_turned(net(tmp_path, text), x, dim) for text in (before, after))
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-10)
+
+
+def _turned(model: Any, x: Tensor, dim: int) -> Tensor:
+    turned: Tensor = model.turned(x, unsqueeze_dim=dim)
+    return turned
+
+
+def test_a_form_that_is_asked_for_by_a_call(tmp_path: Path) -> None:
+    body = ATTENTION.format("s.masked_fill(torch.ones_like(s).triu(1).bool(), -torch.inf).softmax(-1)")
+    patches = planned(tmp_path, body.replace("return", "s = q @ k.mT\nreturn"))
+    reasons = {reason for site in patches.sites for reason in site.reasons}
+    assert reasons == {"ones_like asks for the form of what matmul makes, which goes"}
+    assert what_to_do(reasons.pop()).startswith("ask an operand, as the query, for its shape")
