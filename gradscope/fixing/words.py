@@ -148,7 +148,8 @@ def next_steps(data: FixData, diff: str | None) -> list[NextStep]:
         return [NextStep(_command("profile", data), "see what is left")]
     if not data.diff:
         return _other()
-    steps = [NextStep(_patch_command(data, diff), "make the changes")] if diff is not None else []
+    command = None if diff is None else _patch_command(data, diff)
+    steps = [] if command is None else [NextStep(command, "make the changes")]
     if not data.failed:
         steps.append(NextStep(_command("fix", data, "--write"), "make them, and keep a backup"))
     return steps
@@ -162,10 +163,16 @@ def _command(name: str, data: FixData, *options: str) -> str:
     return shlex.join(["gradscope", name, *module, work.target, *options, *after])
 
 
-def _patch_command(data: FixData, diff: str) -> str:
-    """``patch`` in the folder that the diff's names are seen from: the working folder, or the file's own."""
-    folders = {os.path.dirname(site.source) for site in data.kept if os.path.isabs(site.source)}
-    folder = f"-d {shlex.quote(folders.pop())} " if len(folders) == 1 else ""
+def _patch_command(data: FixData, diff: str) -> str | None:
+    """``patch`` in the folder that the diff's names are seen from: the working folder, or the file's own.
+
+    None where they are seen from several folders, for each of which it would have to be split.
+    """
+    sources = [site.source for site in data.kept]
+    folders = {os.path.dirname(source) if os.path.isabs(source) else "" for source in sources}
+    if len(folders) > 1:
+        return None
+    folder = "".join(f"-d {shlex.quote(each)} " for each in folders if each)
     return f"patch -p1 {folder}< {shlex.quote(diff)}"
 
 

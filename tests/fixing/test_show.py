@@ -200,6 +200,8 @@ def test_next_steps() -> None:
     assert commands(workload=script, args=("--lr", "a b"))[1] == "gradscope fix -m pkg.train --write -- --lr 'a b'"
     elsewhere = (replace(KEPT, source="/elsewhere/m.py:7"),)
     assert commands(sites=elsewhere)[0] == "patch -p1 -d /elsewhere < 'a b.diff'"
+    both = (block(0), *elsewhere)  # one command cannot apply a diff that is seen from two folders
+    assert commands(sites=both) == ["gradscope fix m.py --write"]
 
 
 # --------------------------------------------------------------------------------------------------------------------
