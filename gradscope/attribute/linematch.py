@@ -7,8 +7,10 @@ it, as much as can be found or at the least one of each, was seen in the survey 
 at one line. What a call ran is its operations and the layers that it called, each with the instruction that called it:
 ``f(a(x))`` is not ``f(b(x))``, nor ``f(a(x))`` on another line. Around an operation that was seen between no such
 layers, calls from the same instructions will do: a loop over layers may run any of them, in any number; both that are
-next to it must have been seen beside that line, though, for a loop may ask which layer it is. What else there is has
-none. A node has the line of the operation that drew its number.
+next to it must have been seen beside that line, though, for a loop may ask which layer it is. Between two calls, or a
+call and an end, where some operation was seen nowhere between its neighbours, the call has left what is known: it may
+be in another branch that begins or ends with the same operations, and eight of them on one side must be alike. What
+else there is has none. A node has the line of the operation that drew its number.
 
 Lines between which a layer was seen to choose although all else was alike are told nowhere (``linechoice``), nor is
 what one of torch's layers ran that was called from an instruction which no traced step met: the line is that one's.
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +50,7 @@ _ENDS = (RowKind.NODE, RowKind.CALL, RowKind.RECOMPUTE)  # where the search for 
 # Operations before and behind that are compared, the most telling first. What runs once more than in the survey, as the
 # closure of L-BFGS, begins or ends as it did there: one side may tell.
 _AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2),), ((1, 1),))
+_MANY = 8  # on one side, where something was seen nowhere
 
 _Beside = tuple[Called | None, Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
 
@@ -161,12 +164,13 @@ class LineMatcher:
     def _told_by_neighbours(self, stretch: _Stretch) -> list[int]:
         windows, names = self._windows_of(stretch.owner), stretch.names
         loose, calls_around = at_instructions(names), calls_beside(names)
+        left = _left_what_is_known(windows, names, loose)
         found = []
         for place, (ran, (before, behind)) in enumerate(zip(names, calls_around, strict=True)):
             if _is_seen(windows, names, place):
-                found.append(_first(windows, names, place))
+                found.append(_first(windows, names, place, many=left[place]))
                 continue
-            line = _first(windows, loose, place)
+            line = _first(windows, loose, place, many=left[place])
             # Which layer a loop calls may decide on which line it goes on: each of the two was seen beside this one.
             beside = self._beside[stretch.owner]
             known = (before, ran, line, False) in beside and (behind, ran, line, True) in beside
@@ -215,6 +219,16 @@ def _is_seen(windows: dict[int, int], names: Names, place: int) -> bool:
     return _window(names, place, *_AROUND[-1][0]) in windows
 
 
+def _left_what_is_known(windows: dict[int, int], names: Names, loose: Names) -> list[bool]:
+    """Of each place, whether between the calls around it some operation was seen nowhere between its neighbours."""
+    result: list[bool] = []
+    for is_call, group in groupby(range(len(names)), lambda place: isinstance(names[place], Called)):
+        places = list(group)
+        seen = is_call or all(_is_seen(windows, names, at) or _is_seen(windows, loose, at) for at in places)
+        result += [not seen] * len(places)
+    return result
+
+
 def _window(names: Names, place: int, before: int, behind: int) -> int:
     """A key of the name at ``place`` between so many neighbours; "" stands for what is outside of the call.
 
@@ -225,9 +239,13 @@ def _window(names: Names, place: int, before: int, behind: int) -> int:
     return hash((before, behind, *outside[0], *names[max(first, 0) : last], *outside[1]))
 
 
-def _first(windows: dict[int, int], names: Names, place: int) -> int:
+def _first(windows: dict[int, int], names: Names, place: int, *, many: bool) -> int:
+    """The line by the most telling window that was seen; where ``many``, by one with as many names on one side."""
+    there = place, len(names) - place - 1
     for sizes in _AROUND:
-        told = {windows.get(_window(names, place, *size), NOT_TOLD) for size in sizes} - {NOT_TOLD}
+        on_a_side = [(size, max(map(min, zip(size, there, strict=True)))) for size in sizes]
+        enough = [size for size, names_there in on_a_side if not many or names_there >= _MANY]
+        told = {windows.get(_window(names, place, *size), NOT_TOLD) for size in enough} - {NOT_TOLD}
         if told:
             return told.pop() if len(told) == 1 else NOT_TOLD
     return NOT_TOLD

@@ -11,6 +11,7 @@ import torch
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
 from gradscope.errors import WorkloadError
+from gradscope.texts import cut, visible
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload, call_model, scalar_loss
 
@@ -24,11 +25,17 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
     while True:
         try:
             session.surroundings.batch = batch = next(batches)
-        except WorkloadError:
-            if session.has_all:  # as many batches as were asked for
-                return stepper.loss_kind
-            raise
-        stepper.step(batch)
+            stepper.step(batch)
+        except Exception as error:
+            if not session.has_all:
+                raise
+            # In a step that nobody has asked for: it was to show source lines.
+            if not isinstance(error, WorkloadError):
+                session.capture.notes.append(
+                    "a step beyond those that were asked for, run to know more source lines, raised "
+                    f"{type(error).__name__}: {cut(visible(str(error)), 200)}"
+                )
+            return stepper.loss_kind
         if session.boundary():
             return stepper.loss_kind
 

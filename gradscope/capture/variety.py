@@ -83,8 +83,10 @@ class Variety:
 
 def _ran(spans: SpanTable, step: StepBounds) -> IntColumn:
     """The calls of a step, one a row: layer, instruction, first number, one behind the last; at last the step."""
-    calls = slice(step.first, step.last)
-    caller = spans.caller[calls] if spans.caller is not None else np.full(step.last - step.first, -1)
+    calls = np.arange(step.first, step.last)
+    # Other threads draw numbers of their own.
+    calls = calls[(spans.low[calls] >= step.low) & (spans.high[calls] <= step.high)]
+    caller = spans.caller[calls] if spans.caller is not None else np.full(len(calls), -1)
     columns = (spans.label[calls], caller, spans.low[calls] - step.low, spans.high[calls] - step.low)
     return np.vstack([np.column_stack(columns), [_OUTSIDE, -1, 0, step.high - step.low]]).astype(np.int64)
 
@@ -109,6 +111,6 @@ def _stretch(
     call: _Open, until: int | None = None, following: _Called | None = None
 ) -> Iterator[tuple[_Beside, _Beside]]:
     drawn = (call.high if until is None else until) - call.at
-    if drawn:
+    if drawn > 0:
         before, behind = (call.callers if beside is None else beside for beside in (call.last, following))
         yield (call.label, drawn, False, before), (call.label, drawn, True, behind)

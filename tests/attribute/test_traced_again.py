@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -132,3 +133,28 @@ def test_the_same_operations_on_other_lines_have_none(warmup: int) -> None:
     assert any("ran some of them on other lines" in note for note in data.notes)
     steady = measured(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), warmup=warmup, memory=True)
     assert not any("other lines" in note for note in steady.notes)
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_error_in_a_step_that_nobody_asked_for_is_a_note(step: int) -> None:
+    """The model's, and that of what gives batches; before, each goes to the caller."""
+    needed = Session(Options(steps=STEPS, warmup=1)).total_steps
+
+    def batches(last: int) -> Iterator[Tensor]:
+        yield from [X] * last
+        raise RuntimeError("no more")
+
+    class Failing(Choosing):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.seen == self.last:
+                raise RuntimeError("no more")
+            return super().forward(x)
+
+    for batch, last in ((batches(needed + step), 10**6), (X, needed + step)):
+        model = Failing()
+        model.last = last
+        report = gradscope.profile(model, batch, steps=STEPS, warmup=1)
+        assert not report.data.partial
+        assert any("run to know more source lines, raised RuntimeError: no more" in note for note in report.data.notes)
+    with pytest.raises(RuntimeError, match="no more"):
+        gradscope.profile(Choosing(), batches(needed - 1), steps=STEPS, warmup=1)

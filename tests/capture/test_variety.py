@@ -79,3 +79,10 @@ def test_what_a_container_calls_is_called_by_what_called_the_container() -> None
     variety.add(*step(MODEL, (1, 20, 0, 3), inside, nodes=8))
     assert variety.unseen(*step(MODEL, (1, 20, 0, 3), inside, nodes=8)) == 0
     assert variety.unseen(*step(MODEL, (1, 21, 0, 3), inside, nodes=8)) == pytest.approx((3 + 5) / 8)
+
+
+def test_calls_of_other_threads_count_numbers_of_their_own() -> None:
+    """They are left out, wherever their thread's numbers stand."""
+    elsewhere = [(4, 20, -90, -80), (4, 20, 500, 600)]
+    assert unseen(MODEL, FIRST, SECOND, *elsewhere, nodes=10) == 0
+    assert 0 <= unseen(MODEL, FIRST, (3, 20, 4, 7), *elsewhere, nodes=10) <= 1
