@@ -35,6 +35,7 @@ def test_their_tests_pass(suite: Suite, file: str, tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (shim, folder, REPOSITORY))),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONSAFEPATH": "1",  # else their own package, in the working folder, comes before the shim
     }
     done = subprocess.run([*command, file], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
