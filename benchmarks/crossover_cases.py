@@ -78,6 +78,58 @@ def _attention(batch: int, heads: int, tokens: int, size: int) -> Cell:
     )
 
 
+def _biased(batch: int, heads: int, tokens: int, size: int, dropout: float = 0.0, per_head: bool = False) -> Cell:
+    """With a bias that gets a gradient, of all heads or of each."""
+    shape, of_bias = (batch, heads, tokens, size), (heads, tokens, tokens) if per_head else (tokens, tokens)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, backend: str) -> Tensor:
+        return recipes.attention(q, k, v, bias, dropout, backend=backend)
+
+    return _cell(
+        "attention",
+        f"B{batch} H{heads} T{tokens} d{size} learnt bias{' of each head' if per_head else ''}"
+        + (" dropout" if dropout else ""),
+        lambda: ((*(_leaf(*shape) for _ in range(3)), _leaf(*of_bias)), torch.randn(shape)),
+        lambda q, k, v, bias: functional.scaled_dot_product_attention(q, k, v, bias, dropout),
+        ours,
+        lambda q, k, v, bias: recipes.attention.explain(q, k, v, bias, dropout),
+    )
+
+
+def _hidden(batch: int, heads: int, tokens: int, size: int, how: str) -> Cell:
+    """With what torch's attention takes as a mask, or not at all: ours is told of it."""
+    shape, wide = (batch, heads, tokens, size), 2 * size if how == "wide values" else size
+    row, column = torch.arange(tokens)[:, None], torch.arange(tokens)
+    seen = (column <= row) & (row - column <= 64) if how == "window" else column < tokens - tokens // 8
+    options: dict[str, Any] = {
+        "mask and dropout": {"attn_mask": seen, "dropout_p": 0.1},
+        "mask and causal": {"attn_mask": seen, "is_causal": True},
+        "window": {"window": (64, 0)},
+        "soft-cap": {"softcap": 30.0, "is_causal": True},
+        "ALiBi": {"alibi_slopes": torch.tensor([2.0 ** -(8 * (h + 1) / heads) for h in range(heads)])},
+        "wide values": {"is_causal": True},
+    }[how]
+    bias = -options["alibi_slopes"][:, None, None] * (row - column).abs() if how == "ALiBi" else None
+
+    def torchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if how == "soft-cap":
+            scores = 30 * torch.tanh(q @ k.transpose(-2, -1) * (size**-0.5 / 30))
+            return scores.masked_fill(column > row, -torch.inf).softmax(-1) @ v
+        if how == "wide values":
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mask = seen & (column <= row) if how == "mask and causal" else seen if bias is None else bias
+        return functional.scaled_dot_product_attention(q, k, v, mask, options.get("dropout_p", 0.0))
+
+    return _cell(
+        "attention",
+        f"B{batch} H{heads} T{tokens} d{size} {how}",
+        lambda: ((_leaf(*shape), _leaf(*shape), _leaf(*shape[:3], wide)), torch.randn(*shape[:3], wide)),
+        torchs,
+        lambda q, k, v, backend: recipes.attention(q, k, v, **options, backend=backend),
+        lambda q, k, v: recipes.attention.explain(q, k, v, **options),
+    )
+
+
 def _packed(batch: int, heads: int, tokens: int, size: int, dropout: float = 0.0, own: str = "cpu") -> Cell:
     width = heads * size
 
@@ -250,6 +302,7 @@ _HEADS = [
     (4, 4, 256, 64), (2, 12, 256, 64), (8, 6, 256, 64), (2, 6, 512, 64), (4, 12, 512, 64), (1, 12, 1024, 64),
     (1, 2, 1024, 64),
 ]  # fmt: skip
+_OPTIONS = [(32, 4, 16, 16), (4, 4, 64, 32), (4, 4, 256, 64), (2, 8, 512, 32), (1, 12, 1024, 64)]
 _PACKED = [(1, 4, 64, 32), (8, 6, 256, 64), (2, 12, 512, 64), (8, 12, 512, 64), (1, 12, 1024, 64), (2, 12, 1024, 64)]
 _HELD = [(1, 2, 16, 16), (16, 4, 16, 16), (64, 4, 13, 16), (32, 4, 32, 16), (8, 4, 64, 32), (8, 8, 64, 32)]
 _LOGITS = [
@@ -264,6 +317,12 @@ _GATES = [(16, 64), (256, 256), (1024, 512), (1024, 2048), (2048, 2048)]
 _ROWS = [(16, 64), (128, 64), (512, 128), (1024, 256), (2048, 256), (4096, 384), (4096, 768)]
 CELLS = [
     *(_attention(*each) for each in _HEADS),
+    *(_biased(*each, dropout, per_head) for dropout in (0.0, 0.1) for per_head in (False, True) for each in _OPTIONS),
+    *(
+        _hidden(*each, how)
+        for how in ("mask and dropout", "mask and causal", "window", "soft-cap", "ALiBi", "wide values")
+        for each in _OPTIONS
+    ),
     *(_packed(*each) for each in _PACKED),
     *(_packed(*each, own="held") for each in _HELD),
     *(_packed(*each, 0.1) for each in [(1, 4, 64, 32), (8, 6, 256, 64), (1, 12, 1024, 64)]),

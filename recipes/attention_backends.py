@@ -21,6 +21,7 @@ from gradscope.kernels.check import FLOATING, dtype_text
 from gradscope.kernels.choice import choose
 from gradscope.kernels.plain import derives, is_wrapped
 from gradscope.recipes.attention_arguments import NAME, Arguments, autocasts
+from gradscope.recipes.attention_sizes import against_own, one_mask
 
 REASONS = {
     "cudnn": "cuDNN's kernel is the fastest on this GPU",
@@ -31,6 +32,7 @@ REASONS = {
     "math": "plain operations hold all scores in memory: slow, but nothing else can run here",
 }
 _FEW_SCORES_REASON = "plain operations: so few scores are soon held, and done before blocks have been walked over"
+_ONE_MASK_REASON = "torch's FlashAttention, all that hides as one mask: of so few scores blocks would be slower"
 _ON_THE_CPU = ("flash", "cpu", "math")  # the others are for CUDA
 # Which kernel "auto" asks first where a mask or a bias is given: torch's memory-efficient one, or ours. No GPU has
 # measured it: benchmarks/gpu.sh does, by the cases "full" of benchmarks/recipe_gpu/ops/attention.py.
@@ -129,7 +131,7 @@ def taken(given: Arguments, wanted: str) -> str:
 def _why_not(name: str, given: Arguments, wanted: str) -> str | None:
     kind = given.q.device.type
     if name == "flash":
-        return _against_flash_cpu(given) if kind == "cpu" else _against_flash_cuda(given)
+        return _against_flash_cpu(given, wanted) if kind == "cpu" else _against_flash_cuda(given)
     if name == "cudnn":
         return _against_cudnn(given, wanted)
     if name == "efficient":
@@ -137,20 +139,10 @@ def _why_not(name: str, given: Arguments, wanted: str) -> str | None:
     if name == "cpu":
         if kind != "cpu":
             return f"the tensors are on {given.q.device}"
-        return _against_size(given) if wanted == "auto" else None
+        return against_own(given) if wanted == "auto" else None
     if name == "triton":
         return triton_launch.why_not(given.q, given.k, given.v, given.bias, options_of(given))
     return None
-
-
-def _against_size(given: Arguments) -> str | None:
-    """Why torch's math kernel is the better choice on the CPU, where it can do it; None where it is not."""
-    if given.dropout_p == 0 or given.q.dtype not in (torch.float32, torch.float64):
-        return None
-    why = _against_scores(given.q, given.k)
-    if why is None or given.wants_bias_grad or _against_all(given) is not None:
-        return None
-    return why
 
 
 def _against_scores(query: Tensor, key: Tensor) -> str | None:
@@ -160,8 +152,11 @@ def _against_scores(query: Tensor, key: Tensor) -> str | None:
 
 def reason_of(backend: str, given: Arguments) -> str:
     """Why "auto" takes a backend."""
-    few = backend == "math" and given.q.device.type == "cpu"
-    return _FEW_SCORES_REASON if few else REASONS[backend]
+    if given.q.device.type == "cpu" and backend == "math":
+        return _FEW_SCORES_REASON
+    if given.q.device.type == "cpu" and backend == "flash" and _against_all(given) is not None:
+        return _ONE_MASK_REASON
+    return REASONS[backend]
 
 
 def options_of(given: Arguments) -> Options:
@@ -174,8 +169,12 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
     """The result [batch, heads, queries, value size] by one of torch's backends."""
     bias, causal = given.bias, given.is_causal
     both = causal and (bias is not None or needs_plain_operations(given.q))
-    if backend == "math" and (given.extras() is not None or both):
-        return _by_plain_operations(given)
+    if given.extras() is not None or both:
+        if given.q.device.type != "cpu" or needs_plain_operations(given.q):
+            return _by_plain_operations(given)
+        if given.softcap is not None:
+            return _soft_capped(given, given.softcap)
+        bias, causal = one_mask(given), False
     if backend == "flash" and given.q.device.type == "cpu":
         mask = _as_additive(bias, given.q.dtype)
         return flash_on_the_cpu(given.q, given.k, given.v, causal, mask, given.scale)
@@ -240,6 +239,21 @@ def _by_plain_operations(given: Arguments) -> Tensor:
     return reference.attention(given.q, given.k, given.v, given.bias, options_of(given), keep)[0].to(given.q.dtype)
 
 
+def _soft_capped(given: Arguments, softcap: float) -> Tensor:
+    """As :func:`_by_plain_operations`, in as few passes as torch's own attention; for the CPU."""
+    q, k, v = given.q, given.k, given.v
+    if given.grouped:
+        k, v = (x.repeat_interleave(q.shape[1] // max(1, x.shape[1]), dim=1) for x in (k, v))
+    scores = torch.tanh((q * (given.scale / softcap)) @ k.transpose(-2, -1)) * softcap
+    mask = one_mask(given)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = torch.ops.aten._safe_softmax.default(scores, -1)  # torch._safe_softmax cannot be traced
+    if given.dropout_p > 0:
+        weights = dropout(weights, given.dropout_p)
+    return (weights.to(v.dtype) @ v).to(q.dtype)
+
+
 def _against_all(given: Arguments) -> str | None:
     """What none of torch's fused kernels takes."""
     extras = given.extras()
@@ -247,6 +261,11 @@ def _against_all(given: Arguments) -> str | None:
         return f"it knows no {extras}"
     if given.bias is not None and given.is_causal:
         return "it takes a mask or is_causal, not both"
+    return _against_layout(given)
+
+
+def _against_layout(given: Arguments) -> str | None:
+    """What of the shapes and strides none of torch's fused kernels takes."""
     q, k, v = given.q, given.k, given.v
     if q.shape[3] != v.shape[3]:
         return f"the sizes of query ({q.shape[3]}) and value ({v.shape[3]}) differ"
@@ -257,12 +276,16 @@ def _against_all(given: Arguments) -> str | None:
     return None
 
 
-def _against_flash_cpu(given: Arguments) -> str | None:
+def _against_flash_cpu(given: Arguments, wanted: str) -> str | None:
     if given.dropout_p > 0:
         return "on the CPU it has no dropout"
     if given.wants_bias_grad:
         return "it gives the mask no gradient"
-    return _against_all(given)
+    why = _against_all(given)
+    if why is None or wanted != "auto" or given.softcap is not None or _against_layout(given) is not None:
+        return why
+    # All that hides, as one mask; but for a few scores our blocks are sooner.
+    return why if against_own(given) is None or needs_plain_operations(given.q) else None
 
 
 def _no_cuda(given: Arguments) -> str | None:

@@ -25,6 +25,7 @@ _LOST = 0.1
 _FAR = 4
 
 # What this saves, the loss on another line spends.
+NO_GRADIENT = "torch's other kernel on the CPU gives the mask no gradient"
 _WITH_THE_LOSS = "linear_cross_entropy"
 
 # A longer line is not advice any more.
@@ -33,12 +34,21 @@ _LONGEST = 160
 # Fewer are of no weight in a step, by whatever way.
 FEWEST_SCORES = 200_000
 
-# With dropout on a CPU the recipe pays from here on: "attention with dropout" of kernels/pays.py, which needs torch.
-FEWEST_DROPPED = 1_000_000
+# From how many scores on the recipe pays on a CPU, whatever the number of threads: as in kernels/pays.py, which needs
+# torch. (dropout, a mask, and one that learns).
+FEWEST_ON_CPU = {
+    (True, False, False): 1_000_000,
+    (True, True, False): 1_500_000,
+    (True, True, True): 4_000_000,
+    (False, True, True): 8_000_000,
+}
+_FEWEST_WIDE = 2_000_000  # values of another size than the queries
 
 # Of the passes over scores: low, likely, high. With dropout on the CPU the recipe took 75 ms where torch took 288, of
 # which its products took about 100.
 _OF_PASSES = (0.3, 0.8, 0.95)
+# With a learnt bias: benchmarks/crossover.py has x1.1 to x1.2 for the whole attention, whose passes are about half.
+OF_LEARNT_PASSES = (0.0, 0.25, 0.6)
 
 # Of the products' time.
 _MADE_AGAIN = 1 / 6
@@ -225,7 +235,13 @@ def ops_ns(case: Case, layers: Collection[str | None], wanted: Callable[[str], b
     )
 
 
-def saved_of_passes(case: Case, layers: Collection[str | None], spent: int, kept: int = 0) -> Estimate | None:
+def saved_of_passes(
+    case: Case,
+    layers: Collection[str | None],
+    spent: int,
+    kept: int = 0,
+    of_passes: tuple[float, float, float] = _OF_PASSES,
+) -> Estimate | None:
     """What a kernel without scores saves of these layers' attention; None where there is nothing to save.
 
     Its passes over the scores go, but for the softmax itself, which is computed with the products, and again in
@@ -234,12 +250,14 @@ def saved_of_passes(case: Case, layers: Collection[str | None], spent: int, kept
     Args:
         spent: by the lines of the attention.
         kept: bytes of scores.
+        of_passes: what part of their time goes: low, likely, high.
     """
     products = ops_ns(case, layers, lambda name: "mm" in name.lower())
     passes = ops_ns(case, layers, lambda name: "mm" not in name.lower() and name != "(python)")
     found = min(passes, spent)
-    again = min(products, spent - found) * _MADE_AGAIN
-    low, likely, high = (max(round(found * part - again), 0) for part in _OF_PASSES)
+    # What was measured as a whole has the product in it.
+    again = min(products, spent - found) * _MADE_AGAIN if of_passes is _OF_PASSES else 0
+    low, likely, high = (max(round(found * part - again), 0) for part in of_passes)
     return Estimate(likely, low, high, kept) if likely or kept else None
 
 
@@ -273,14 +291,16 @@ def why_math(case: Case, call: CallFact) -> str:
         return f"query has {len(query.shape)} dimensions, and the other kernels take 4"
     if query.device == "cuda":
         return _why_math_on_cuda(call, query, value)
+    masked = isinstance(mask, TensorFact)
     learned = isinstance(mask, TensorFact) and mask.requires_grad
     scores = query.elements // query.shape[-1] * key.shape[-2]
-    if scores < (FEWEST_SCORES if learned else FEWEST_DROPPED) and (drops or learned):
+    wide = _FEWEST_WIDE if query.shape[-1] != value.shape[-1] else 0
+    if scores < FEWEST_ON_CPU.get((drops, masked, learned), wide):
         return ""  # so few are done at once sooner
     if drops:
         return NO_DROPOUT
     if learned:
-        return "torch's other kernel on the CPU gives the mask no gradient"
+        return NO_GRADIENT
     return _why_math_anywhere(call, query, value)
 
 

@@ -258,7 +258,7 @@ TWINS: list[Twin] = [
     _pair("causal mask as a tensor", _MASK, Masked, Causal, 1, 1024, 64),
     _pair("causal mask beside a window", _MASK, Masked, Window, 2, 768, 64),
     _pair("dropout in torch's attention on a CPU", _MATH, lambda: Causal(dropout=0.1), Causal, 2, 512, 64),
-    _pair("learnt bias in torch's attention", _MATH, lambda: LearntBias(512), Window, 2, 512, 64),
+    _pair("learnt bias in torch's attention", _MATH, lambda: LearntBias(512), Window, 8, 512, 64),
     Twin(
         "dropout of many scores and of few",
         _MATH,

@@ -52,6 +52,7 @@ def own_code_at_every_size(request: pytest.FixtureRequest, monkeypatch: pytest.M
     if request.node.get_closest_marker("measured_sizes") is None:
         fewest = {
             "attention with dropout": {"scores": (200_000, 200_000)},
+            "attention with dropout and a mask": {"scores": (200_000, 200_000)},
             "packed_attention": {"tokens": (256, 256)},
             "packed_attention with held scores": {"scores": (10_000, 10_000)},
         }
