@@ -19,12 +19,12 @@ NEVER = sys.maxsize
 # Recipe -> unit -> the fewest with one thread, and with more.
 FEWEST: dict[str, dict[str, tuple[int, int]]] = {
     "attention with dropout": {"scores": (1_000_000, 1_000_000)},
-    "attention with dropout and a mask": {"scores": (1_500_000, 1_000_000)},
-    "attention with a learnt bias": {"scores": (4_000_000, 8_000_000)},
+    "attention with dropout and a mask": {"scores": (1_500_000, 1_500_000)},
+    "attention with a learnt bias": {"scores": (8_000_000, 8_000_000)},
     "attention with a learnt bias and dropout": {"scores": (4_000_000, 1_000_000)},
-    "attention with a soft-cap": {"scores": (1_000_000, 2_000_000)},
+    "attention with a soft-cap": {"scores": (2_000_000, 2_000_000)},
     "attention with a narrow window": {"scores": (2_000_000, 2_000_000)},
-    "attention with a combined mask": {"scores": (8_000_000, 8_000_000)},
+    "attention with a combined mask": {"scores": (8_000_000, 16_000_000)},
     # Never sooner in the grid; but from here on torch's mask alone would be 256 MB.
     "attention with ALiBi": {"scores": (64_000_000, 64_000_000)},
     "attention with wide values": {"scores": (1_000_000, 2_000_000)},

@@ -123,6 +123,9 @@ _TODO: dict[str, tuple[str, ...]] = {
     "give the file a name for that class, as `from torch import nn`": (
         "line {}: {} may be a module of another class next time",
     ),
+    "write down which modules it holds where the class makes it, as `nn.Sequential(nn.SiLU())`": (
+        "line {}: {} may hold other modules next time",
+    ),
     "use torch's own module there": (
         "{} holds modules of its own",
         "{} is no module of torch: what it does with its settings is not known",

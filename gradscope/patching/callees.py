@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.recording import Node
+from gradscope.patching.recording import Frame, Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
+from gradscope.tree import modules_of
 
 
 def check_named(node: Node, texts: Texts) -> None:
@@ -39,12 +40,52 @@ def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
     first = texts.frame.code.co_varnames[:1]
     if not isinstance(expression, ast.Attribute) or not first or not is_name(expression.value, first[0]):
         return None
-    made = _assigned(expression.attr, texts.source)
-    for value in made:
-        function = value.func if isinstance(value, ast.Call) else None
-        if function is None or _named(function, texts.frame.globals) is not type(module):
-            return expression
-    return None
+    if _always(expression.attr, module, texts):
+        return None
+    if isinstance(module, nn.Sequential):
+        raise Refusal(f"line {expression.lineno}: {ast.unparse(expression)} may hold other modules next time")
+    return expression
+
+
+def configured_on_the_way(frame: Frame, module: nn.Module, call: ast.AST | None, texts: Texts) -> ast.expr | None:
+    """``self.act`` of a call of the user's own module, where the class does not say that it always is one of its kind.
+
+    Args:
+        frame: of the module's method.
+        call: what stands where it was called, in the function of ``texts``.
+    """
+    function = call.func if isinstance(call, ast.Call) else None
+    if isinstance(function, ast.Name):
+        bound = [home.value for home in texts.source.assignments(function) if isinstance(home.targets[0], ast.Name)]
+        function = bound[0] if len(bound) == 1 else None
+    if isinstance(function, ast.Attribute) and function.attr == frame.code.co_name:  # self.act.forward(x)
+        above = texts.attribute(function.value)
+        function = function.value if above is module else function
+    first = texts.frame.code.co_varnames[:1]
+    if not isinstance(function, ast.Attribute) or not first or not is_name(function.value, first[0]):
+        return None
+    held = texts.attribute(function)
+    if not isinstance(held, nn.Module) or module not in modules_of(held) or _always(function.attr, held, texts):
+        return None
+    if held is not module:  # in a Sequential, say
+        raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
+    return function
+
+
+def _always(name: str, module: nn.Module, texts: Texts) -> bool:
+    """Whether all that the class gives the attribute is a new module of that kind, with parts of the same kinds."""
+    return all(_is_new(value, module, texts.frame.globals) for value in _assigned(name, texts.source))
+
+
+def _is_new(value: ast.expr, module: nn.Module, names: Mapping[str, Any]) -> bool:
+    if not isinstance(value, ast.Call) or _named(value.func, names) is not type(module):
+        return False
+    if not isinstance(module, nn.Sequential):
+        return True
+    parts = list(module)
+    return len(value.args) == len(parts) and all(
+        _is_new(given, part, names) for given, part in zip(value.args, parts, strict=True)
+    )
 
 
 def name_of(kind: type, names: Mapping[str, Any]) -> str | None:

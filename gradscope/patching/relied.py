@@ -11,12 +11,13 @@ import builtins
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from gradscope.patching.callees import check_named, configured, name_of
+from gradscope.patching.callees import check_named, configured, configured_on_the_way, name_of
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.reading import INLINE
@@ -72,6 +73,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
         if node in own:
             kind = finder.called(node)
             found |= {} if kind is None else {kind.text: kind}
+            found |= {known.text: known for known in finder.on_the_way(node)}
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue
         for known in finder.places(node) if node.op == "getitem" else ():
@@ -249,6 +251,28 @@ class _Finder:
         if name is None:
             raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
         return Known(expression, f"isinstance({text}, {name})")
+
+    def on_the_way(self, node: Node) -> Iterator[Known]:
+        """The conditions that the user's own modules which were called for it are of the classes that they were.
+
+        Raises:
+            Refusal: it is called by another function than the one that is edited, which asks for nothing.
+        """
+        for inner, outer in pairwise(node.places):
+            module = inner.frame.owner
+            if inner.frame is self.frame:
+                return
+            if module is None or module is outer.frame.owner:
+                continue
+            texts = self.texts if outer.frame is self.frame else self._texts_of(outer.frame, node)
+            call = texts.source.at(outer.span)
+            expression = configured_on_the_way(inner.frame, module, call, texts)
+            if expression is not None:
+                text, kind = self._text(expression, texts), type(module)
+                name = name_of(kind, self.frame.globals)
+                # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
+                test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"isinstance({text}, {name})"
+                yield Known(expression, test)
 
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""

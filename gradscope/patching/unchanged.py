@@ -16,7 +16,7 @@ from gradscope.patching.dynamics import is_hooked
 from gradscope.patching.match import Match
 from gradscope.patching.relied import settings_read
 from gradscope.patching.sites import Site
-from gradscope.tree import named_modules_of
+from gradscope.tree import modules_of, named_modules_of
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -29,11 +29,13 @@ class Unchanged:
         names: the way to it.
         kind: its class.
         settings: those that the new code does not read.
+        parts: the names of what it holds.
     """
 
     names: tuple[str, ...]
     kind: type[nn.Module]
     settings: tuple[tuple[str, Any], ...]
+    parts: tuple[str, ...] = ()
 
     def holds(self, root: nn.Module) -> bool:
         """Whether it is so below ``root``."""
@@ -42,13 +44,14 @@ class Unchanged:
             module = module._modules.get(name)
             if module is None:
                 return False
-        if type(module) is not self.kind or is_hooked(module):
+        if type(module) is not self.kind or is_hooked(module) or tuple(module._modules) != self.parts:
             return False
         return all(getattr(module, name, None) == value for name, value in self.settings)
 
 
 def unchanged(root: nn.Module, sites: Iterable[Site]) -> tuple[Unchanged, ...]:
     """What must hold below ``root`` for the new code of ``sites``."""
+    sites = list(sites)
     paths = {module: path for path, module in named_modules_of(root)}
     read: dict[nn.Module, set[str]] = {}
     for site in sites:
@@ -56,17 +59,29 @@ def unchanged(root: nn.Module, sites: Iterable[Site]) -> tuple[Unchanged, ...]:
             for module in _called(match):
                 if module is not root and module in paths:
                     read.setdefault(module, set()).update(settings_read(match, module))
+    own = {module for site in sites for match in site.matches for module in _on_the_way(match, root)}
+    # Of the user's own modules numbers that matter were refused or are asked for; others, as counters, may change.
+    settings = {module: _settings(module, names) for module, names in read.items()}
+    settings |= {module: () for module in own if module in paths and module not in read}
     return tuple(
-        Unchanged(tuple(paths[module].split(".")), type(module), _settings(module, names))
-        for module, names in read.items()
+        Unchanged(tuple(paths[module].split(".")), type(module), given, tuple(module._modules))
+        for module, given in settings.items()
     )
 
 
 def _called(match: Match) -> Iterable[nn.Module]:
-    """The modules of torch whose calls go; a layer that the new code calls itself stays one."""
+    """The modules of torch whose calls go, with their parts; a layer that the new code calls itself stays one."""
     for node in match.nodes | match.optional | match.later:
         if isinstance(node.caller, nn.Module) and not isinstance(node.caller, nn.Linear):
-            yield node.caller
+            yield from modules_of(node.caller)
+
+
+def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:
+    """The user's own modules below ``root`` whose methods made the calls that go."""
+    for node in match.nodes | match.optional | match.later:
+        owners = [place.frame.owner for place in node.places]
+        if root in owners:
+            yield from (owner for owner in owners[: owners.index(root)] if owner is not None and owner is not root)
 
 
 def _settings(module: nn.Module, read: set[str]) -> tuple[tuple[str, Any], ...]:

@@ -23,13 +23,29 @@ from torch import nn
 KINDS = {"silu": nn.SiLU, "tanh": nn.Tanh}
 
 
+class Own(nn.Module):
+    def forward(self, x):
+        return F.silu(x)
+
+
+class Other(nn.Module):
+    def forward(self, x):
+        return F.gelu(x)
+
+
+OWN = {"silu": Own, "tanh": Other}
+HIDDEN = {"silu": type("Hidden", (nn.Module,), {"forward": Own.forward}), "tanh": Other}
+
+
 class Net(nn.Module):
     def __init__(self, act="silu", share=0.1, softmax=torch.softmax):
         super().__init__()
         self.qkv, self.gate, self.up = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8)
         self.rsqrt, self.tanh, self.softmax = torch.rsqrt, torch.tanh, softmax
         self.drop = nn.Dropout(share) if share else nn.Identity()
-        self.act = KINDS[act]()
+        self.act, self.own, self.hidden = KINDS[act](), OWN[act](), HIDDEN[act]()
+        self.silu_of_file, self.wrapped, self.written = Own(), nn.Sequential(OWN[act]()), nn.Sequential(Own())
+        self.wrapped_silu, self.written_silu = nn.Sequential(KINDS[act]()), nn.Sequential(nn.SiLU())
         self.low, self.silu = (nn.Linear(8, 8), nn.SiLU())
         self.register_buffer("cos", torch.rand(1, 6, 2).repeat(1, 1, 2))
         self.register_buffer("sin", torch.rand(1, 6, 2).repeat(1, 1, 2))
@@ -74,12 +90,16 @@ def test_a_function_that_an_attribute_holds_is_no_constant(tmp_path: Path, body:
     ("body", "sizes"),
     [
         ("return self.act(self.gate(x)) * self.up(x)\n", ("tanh",)),
+        ("return self.own(self.gate(x)) * self.up(x)\n", ("tanh",)),
+        ("return self.own.forward(self.gate(x)) * self.up(x)\n", ("tanh",)),
+        ("act = self.own\nreturn act(self.gate(x)) * self.up(x)\n", ("tanh",)),
+        ("return self.hidden(self.gate(x)) * self.up(x)\n", ("tanh",)),
         (ATTENTION.format("self.drop((q @ k.mT * 0.5).softmax(-1))"), ("silu", 0.0)),
     ],
 )
 def test_a_model_with_another_class_there_runs_the_old_code(tmp_path: Path, body: str, sizes: tuple[Any, ...]) -> None:
     ((before, after),) = planned(tmp_path, body).texts.values()
-    assert "if isinstance(self." in after
+    assert "if isinstance(self." in after or 'if type(self.hidden).__name__ == "Hidden"' in after, after
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     for given in ((), sizes):
         one, other = (net(tmp_path, text, *given)(x) for text in (before, after))
@@ -89,6 +109,19 @@ def test_a_model_with_another_class_there_runs_the_old_code(tmp_path: Path, body
 def test_a_class_that_is_written_down_is_not_asked_for(tmp_path: Path) -> None:
     ((_, after),) = planned(tmp_path, "return self.silu(self.gate(x)) * self.up(x)\n").texts.values()
     assert "swiglu(" in after and "isinstance" not in after
+
+
+@pytest.mark.parametrize("name", ["silu_of_file", "written", "written_silu"])
+def test_a_class_of_the_file_that_is_written_down_is_not_asked_for(tmp_path: Path, name: str) -> None:
+    ((_, after),) = planned(tmp_path, f"return self.{name}(self.gate(x)) * self.up(x)\n").texts.values()
+    assert "swiglu(" in after and "isinstance" not in after
+
+
+@pytest.mark.parametrize("name", ["wrapped", "wrapped_silu"])
+def test_a_container_that_is_filled_by_a_choice_is_left_alone(tmp_path: Path, name: str) -> None:
+    patches = planned(tmp_path, f"return self.{name}(self.gate(x)) * self.up(x)\n")
+    assert [site.reasons for site in patches.sites] == [[f"line 40: self.{name} may hold other modules next time"]]
+    assert what_to_do(patches.sites[0].reasons[0]).startswith("write down which modules")
 
 
 def test_where_a_table_has_its_heads_is_asked(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradscope.patching.patches import Patches
@@ -15,6 +16,16 @@ from tests.patching.exactness import TOLERANCE, difference, results
 
 WIDTH, WORDS = 16, 30
 RECIPES = {"packed_attention", "rms_norm", "swiglu", "linear_cross_entropy", "embedding"}
+
+
+class OwnSilu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+class OwnGelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
 
 
 class Called(nn.Module):
@@ -27,7 +38,8 @@ class Called(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.drop, self.soft = nn.Dropout(0.0), nn.Softmax(dim=-1)
         self.norm = nn.RMSNorm(WIDTH)
-        self.gate, self.up, self.act = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.SiLU()
+        self.gate, self.up, self.act = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.SiLU())
+        self.other, self.wide, self.own = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), OwnSilu()
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.table.weight
         self.criterion = nn.CrossEntropyLoss()
@@ -38,6 +50,7 @@ class Called(nn.Module):
         x = x + (self.drop(self.soft(q @ k.mT * 0.25)) @ v).squeeze(1)
         x = self.norm(x)
         x = x + self.act(self.gate(x)) * self.up(x)
+        x = x + self.own(self.other(x)) * self.wide(x)
         return self.criterion(self.head(x).flatten(0, 1), words.flatten())
 
 
@@ -74,6 +87,11 @@ CHANGES = {
     "the norm, hooked": hooked("norm"),
     "another activation": put("act", nn.GELU),
     "the activation, hooked": hooked("act"),
+    "another activation of the user's own": put("own", OwnGelu),
+    "torch's for the user's own": put("own", nn.Tanh),
+    "the user's own activation, hooked": hooked("own"),
+    "another activation in its place": lambda model: model.act.__setitem__(0, nn.GELU()),
+    "one more after the activation": lambda model: model.act.append(nn.Tanh()) and None,
     "another loss": put("criterion", nn.MultiMarginLoss),
     "the loss's sum": setting("criterion", "reduction", "sum"),
     "smoothed labels": setting("criterion", "label_smoothing", 0.2),
@@ -94,6 +112,7 @@ def test_the_model_does_as_the_original(change: Callable[[Called], None], of_a_c
     patches = Patches(plan(model, words, loss))
     patches.apply()
     assert {site.recipe for site in patches.kept} >= RECIPES, patches.table.reasons.tolist()
+    assert sum(site.recipe == "swiglu" for site in patches.kept) == 2
     changed = copy.deepcopy(model) if of_a_copy else model
     for each in (original, changed):
         torch.manual_seed(5)

@@ -45,7 +45,6 @@ def test_figures_are_those_that_were_measured(page: Path) -> None:
 
 # Whose page has its rule; packed attention's is in its table.
 PAGE_OF_RULE = {
-    "attention with dropout": "attention",
     "swiglu of a packed tensor": "swiglu",
     "bias_gelu": "gelu",
     **{f"{name}{end}": "norm" for name in ("add_rms_norm", "add_layer_norm") for end in ("", " with dropout")},
@@ -58,7 +57,8 @@ PAGE_OF_RULE = {
 )
 def test_pages_say_from_which_sizes_own_code_runs(rule: str) -> None:
     """As kernels/pays.py has them: the one place that decides."""
-    page = next(page for page in PAGES if page.stem == PAGE_OF_RULE.get(rule, rule))
+    of_attention = "attention" if rule.startswith("attention with") else rule
+    page = next(page for page in PAGES if page.stem == PAGE_OF_RULE.get(rule, of_attention))
     text = page.read_text(encoding="utf-8").partition("## Limits")[2].partition("## Accuracy")[0]
     said = {number for fewest in pays.FEWEST[rule].values() for number in fewest if number != pays.NEVER}
     assert {number for number in said if f"{number:,}" not in text} == set()
