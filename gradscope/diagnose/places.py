@@ -48,7 +48,7 @@ _FEWEST_WIDE = 2_000_000  # values of another size than the queries
 # which its products took about 100.
 _OF_PASSES = (0.3, 0.8, 0.95)
 # With a learnt bias: benchmarks/crossover.py has x1.1 to x1.2 for the whole attention, whose passes are about half.
-OF_LEARNT_PASSES = (0.0, 0.25, 0.6)
+OF_LEARNT_PASSES = (0.0, 0.4, 0.9)
 
 # Of the products' time.
 _MADE_AGAIN = 1 / 6

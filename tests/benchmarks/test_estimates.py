@@ -85,6 +85,13 @@ def test_what_scatters_more_than_it_saves_is_not_told(
     assert (pair.holds, pair.is_too_much, pair.is_untold) == (holds, too_much, untold)
 
 
+def test_a_promise_is_a_share_of_the_step_that_was_profiled(estimates: Any) -> None:
+    """Of a step of 200 ms in the report, 40 promised are 20 of one that takes 100 in the turns."""
+    pair = replace(_measured(estimates, 100, 80, _finding(20, 40, 60)), profiled_ns=200 * MS)
+    assert pair.promised_ns == {"at least": 10 * MS, "promised": 20 * MS, "at most": 30 * MS}
+    assert [row.value for row in estimates.rows_of(pair)] == [20.0, 10.0, 20.0, 30.0]
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 9, 25])
 def test_the_interval_holds_the_median_with_its_confidence(estimates: Any, count: int) -> None:
     """By counting: how many of so many coins show heads is outside of both ends in at most 5 %, or it is the whole."""

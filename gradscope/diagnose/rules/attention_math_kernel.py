@@ -11,7 +11,7 @@ nn.MultiheadAttention the softmax of scores, because of its dropout or of weight
 Evidence: the call's line, forward and backward, and the scores that it keeps. Estimate: both ways run alone where
 ``gradscope.plan`` finds the place; else 0.8 of what the layer spends on scores beside the products (0.3 to 0.95; in
 nn.MultiheadAttention 0.4 to 0.95), less the product that another kernel makes again in backward; with a learnt bias
-0.25 (0 to 0.6). Silent on the CPU where so few scores are done sooner at once.
+0.4 (0 to 0.9). Silent on the CPU where so few scores are done sooner at once.
 
 Source: PyTorch, aten/src/ATen/native/transformers/sdp_utils_cpp.h and cuda/sdp_utils.cpp: what each kernel refuses;
 torch.nn.attention.sdpa_kernel.
