@@ -47,7 +47,8 @@ _FEWEST_WIDE = 2_000_000  # values of another size than the queries
 # Of the passes over scores: low, likely, high. With dropout on the CPU the recipe took 75 ms where torch took 288, of
 # which its products took about 100.
 _OF_PASSES = (0.3, 0.8, 0.95)
-# With a learnt bias: benchmarks/crossover.py has x1.1 to x1.2 for the whole attention, whose passes are about half.
+# With a learnt bias benchmarks/crossover.py has x1.1 to x1.2 for the whole attention, whose passes are about half; a
+# pair of benchmarks/estimates.py, whose scores are new pages in each step, x1.6.
 OF_LEARNT_PASSES = (0.0, 0.4, 0.9)
 
 # Of the products' time.
