@@ -115,6 +115,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
     session = Session(options, progress, surroundings, recorder, TraceReader())
     kind: Any = "given"
     error: BaseException | None = None
+    process = os.getpid()
     with preserved(workload.model, workload.batch, workload.optimizer, device) as copies:
         surroundings.ignored = copies
         seed_everything(options.seed)
@@ -122,10 +123,9 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
             batches = Batches(workload.batch, device, needed=session.total_steps)
             with session, import_path(workload.folder):
                 kind = run_steps(workload, batches, session)
-        except (Exception, KeyboardInterrupt) as raised:
+        except (Exception, KeyboardInterrupt, SystemExit, Terminated) as raised:
             error = raised
-        except Terminated as raised:
-            error = raised
+    _leave_if_forked(process, error)
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
     return _outcome(session.capture, about, {"": workload.model}, device, error, progress, recorder)
 
@@ -145,8 +145,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             script.run()
     except BaseException as raised:  # SystemExit and KeyboardInterrupt too: the caller decides what they mean
         error = raised
-    if os.getpid() != process:
-        raise error if error is not None else SystemExit(0)  # a process that the script has forked reports nothing
+    _leave_if_forked(process, error)
     if error is not None and was_stopped(error):
         if not isinstance(error, StopRun):
             say(f"while it was being stopped the script raised {type(error).__name__}: the report is complete")
@@ -185,6 +184,12 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends."
         )
     return _outcome(session.capture, about, known, None, error, progress, recorder)
+
+
+def _leave_if_forked(process: int, error: BaseException | None) -> None:
+    """A process that the user's code has forked reports nothing: it ends as it would alone."""
+    if os.getpid() != process:
+        raise error if error is not None else SystemExit(0)
 
 
 def _that_returned(raised: int) -> str:

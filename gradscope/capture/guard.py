@@ -39,12 +39,12 @@ class Guard:
 
         What a signal's handler of the user's has raised meanwhile is theirs: it goes its way.
         """
-        if _is_of_a_signal(error):
+        if is_of_a_signal(error):
             raise error
         for listener in listeners:
             listener(error)
         if part not in self.failed:
-            self.failed[part] = _text(error)
+            self.failed[part] = text_of(error)
             if os.environ.get(_DEBUG):
                 traceback.print_exception(error)
 
@@ -99,7 +99,7 @@ class Guard:
             self.note(part, error)
 
 
-def _is_of_a_signal(error: BaseException) -> bool:
+def is_of_a_signal(error: BaseException) -> bool:
     """Whether it passed through a handler that is registered with :mod:`signal`."""
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -113,7 +113,8 @@ def _code(handler: Any) -> Any:
     return handler.__code__ if type(handler) is FunctionType else None
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Its class and the first line of what it says."""
     try:
         message = str(error)
     except Exception:  # an exception of the user's may fail to say what it is

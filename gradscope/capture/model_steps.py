@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gradscope.capture.guard import is_of_a_signal, text_of
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
 from gradscope.errors import WorkloadError
@@ -26,14 +27,14 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
         try:
             session.surroundings.batch = batch = next(batches)
             stepper.step(batch)
-        except Exception as error:
-            if not session.has_all:
+        except (Exception, SystemExit) as error:
+            if not session.has_all or is_of_a_signal(error):
                 raise
             # In a step that nobody has asked for: it was to show source lines.
             if not isinstance(error, WorkloadError):
                 session.capture.notes.append(
                     "a step beyond those that were asked for, run to know more source lines, raised "
-                    f"{type(error).__name__}: {cut(visible(str(error)), 200)}"
+                    f"{cut(visible(text_of(error)), 200)}"
                 )
             return stepper.loss_kind
         if session.boundary():

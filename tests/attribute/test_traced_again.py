@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -158,3 +160,57 @@ def test_an_error_in_a_step_that_nobody_asked_for_is_a_note(step: int) -> None:
         assert any("run to know more source lines, raised RuntimeError: no more" in note for note in report.data.notes)
     with pytest.raises(RuntimeError, match="no more"):
         gradscope.profile(Choosing(), batches(needed - 1), steps=STEPS, warmup=1)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it cannot be said")
+
+
+class Raising(Choosing):
+    """Does something in the second step that nobody has asked for."""
+
+    def __init__(self, does: Callable[[], None]) -> None:
+        super().__init__()
+        self.does, self.last = does, Session(Options(steps=STEPS, warmup=1)).total_steps + 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.seen == self.last:
+            self.does()
+        return super().forward(x)
+
+
+def fail() -> None:
+    raise Unspeakable
+
+
+@pytest.mark.parametrize(("does", "name"), [(fail, "Unspeakable"), (lambda: sys.exit(7), "SystemExit: 7")])
+def test_nor_does_it_end_the_process_whatever_it_is(does: Callable[[], None], name: str) -> None:
+    report = gradscope.profile(Raising(does), X, steps=STEPS, warmup=1)
+    assert not report.data.partial
+    assert any(note.endswith(f"source lines, raised {name}") for note in report.data.notes)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def ring() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(("does", "kind"), [(interrupt, KeyboardInterrupt), (ring, TimeoutError)])
+def test_what_the_user_or_a_handler_raises_meanwhile_is_theirs(
+    does: Callable[[], None], kind: type[BaseException]
+) -> None:
+    """A limit of time that the user has set ends what it was set for, in whichever step it rings."""
+
+    def handler(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(kind):
+            gradscope.profile(Raising(does), X, steps=STEPS, warmup=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
