@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import gradscope
+from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.tables import RunData
 
 X = torch.ones(2, 4)
@@ -106,3 +107,21 @@ def test_a_part_of_the_model_that_no_gradient_reaches_is_a_layer() -> None:
     model = Net()
     layers = {row.path: row.calls for row in measured(lambda: model(X).sum().backward()).layers}
     assert layers["scaled"] == 1 and layers["scaled.inner"] == 1
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_holder_that_is_made_anew_names_nothing(anew: bool) -> None:
+    """The garbage collector may have taken the others when it is looked for; then they stay until it runs again."""
+    net, held, steps = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), list[nn.Module](), 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        if anew and steps <= 1 + 2 + SETTLING_STEPS:
+            held.clear()
+        if anew or not held:
+            held.append(nn.ModuleDict({"inner": net}))
+        net(X).sum().backward()
+
+    paths = {row.path for row in measured(step).layers}
+    assert paths == ({"", "0", "1"} if anew else {"", "inner", "inner.0", "inner.1"})

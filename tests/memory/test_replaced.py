@@ -56,3 +56,20 @@ def test_replaced_layer_owns_what_one_that_stays_does(ends: bool) -> None:
     assert rows["head.2", "buffers"] == 2 * 4 * 203 + 8
     nobodys = {(row.owner, row.category): row.bytes for row in memory_of(data).at_peak if row.owner is None}
     assert not {category for _, category in nobodys} & {"parameters", "gradients", "buffers"}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_is_no_longer_called_owns_what_it_holds(named: bool) -> None:
+    """It was called in steps before those that are measured for memory."""
+    torch.manual_seed(0)
+    body, left, steps = nn.Sequential(nn.Linear(19, 41), nn.Tanh()), head(), 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        hidden = body(X)
+        (left(hidden) if steps < 6 else hidden).square().mean().backward()
+
+    rows = at_peak(in_a_loop(body if named else None, step))
+    owned_bytes = {(kind, size) for (layer, kind), size in rows.items() if layer is not None}
+    assert {("parameters", WEIGHTS), ("buffers", 2 * 4 * 203 + 8)} <= owned_bytes

@@ -61,10 +61,7 @@ class Memory(Phase):
 
     def _put_up(self, exits: ExitStack, *, settled: bool) -> None:
         run = self.run
-        known, models = run.capture.registry.alive, run.surroundings.models
-        run.surroundings.models = lambda: (*models(), *known())
-        exits.callback(setattr, run.surroundings, "models", models)
-        with_lines = run.capture.options.lines and not uses_compile(known(), run.compiled_before)
+        with_lines = run.capture.options.lines and not uses_compile(run.capture.registry.alive(), run.compiled_before)
         steps = self._steps = MemorySteps(
             run.surroundings, LineTracer(run.line_mode, run.guard), CallRecorder(run.guard, run.capture.registry)
         )
