@@ -11,7 +11,9 @@ with one thread: linear layers 2.0, convolutions 2.0 to 2.5, attention 2.1, recu
 fires from twice the norm on, where what is above it is 5 % of the step and half a millisecond, in each measured step,
 and one operation makes most of it. An operation that is not known to be slow must be so in four steps, steadily. Views
 cost nothing in forward, so concatenating their gradients is no reason; gradients that are made as large as a table or a
-sequence have rules of their own (embedding-dense-gradient, tied-embedding, slices-zero-filled).
+sequence have rules of their own (embedding-dense-gradient, tied-embedding, slices-zero-filled). Each pass that keeps
+the graph for another adds a norm; where gradients are differentiated again (``create_graph``) nothing is said, for a
+layer's backward then has the nodes of that graph as well.
 
 Evidence: both times, their ratio, and the operation of the backward phase with the largest excess. Estimate: three
 quarters of what is above the norm (half to all of it): another way to compute the same takes time as well.
@@ -75,6 +77,10 @@ _ELSEWHERE = ("select_backward", "slice_backward", "SelectBackward", "SliceBackw
 _OF_VIEWS = ("cat", "sum", "copy_", "clone", "contiguous", "zeros", "zero_", "fill_", "new_zeros", "stack", "col2im")
 
 
+# Calls that start a backward pass, and what torch names the nodes of a gradient's own gradient.
+_PASSES, _SECOND = {"backward", "grad"}, "BackwardBackward"
+
+
 @dataclass(frozen=True)
 class _Slow:
     row: LayerRow
@@ -89,6 +95,8 @@ class _Slow:
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each kind of layer and cause."""
+    if _is_differentiated_again(case):
+        return
     found: defaultdict[tuple[str, str], list[_Slow]] = defaultdict(list)
     for row in case.layers.values():
         slow = _judged(case, row)
@@ -100,6 +108,17 @@ def find(case: Case) -> Iterator[Finding]:
             yield _finding(case, layers, excess)
 
 
+def _is_differentiated_again(case: Case) -> bool:
+    """Whether a pass makes a graph, as for a gradient penalty; torch names the nodes where no call was recorded."""
+    asked = any(call.op in _PASSES and call.kwargs.get("create_graph") is True for call in case.facts.calls)
+    return asked or any(_SECOND in op.name for op in case.run.ops)
+
+
+def _passes(case: Case) -> int:
+    """How often a step may go backward through the same graph."""
+    return 1 + sum(call.op in _PASSES and call.kwargs.get("retain_graph") is True for call in case.facts.calls)
+
+
 def _judged(case: Case, row: LayerRow) -> _Slow | None:
     """The layer, where it is slow in each of the measured steps."""
     backward = min(row.backward_self_steps_ns, default=row.backward_self_ns)
@@ -107,13 +126,14 @@ def _judged(case: Case, row: LayerRow) -> _Slow | None:
         return None
     forward = {op.name: op.self_ns for op in case.ops.get((row.path, "forward"), ())}
     rows = case.ops.get((row.path, "backward"), [])
-    norm = _norm(case, row)
     if not rows:
         return None
+    passes = _passes(case)
+    norm = _norm(case, row) * passes
     cause = max(rows, key=lambda op: op.self_ns - norm * forward.get(op.name, 0))
     if any(part in cause.name for part in _ELSEWHERE) or _is_large_table(case, row, cause):
         return None
-    norm = max(norm, _OWN_NORMS.get(_plain(cause.name), 0.0))
+    norm = max(norm, _OWN_NORMS.get(_plain(cause.name), 0.0) * passes)
     computed = sum(ns for name, ns in forward.items() if name != "(python)")
     known = _known(cause.name) is not None
     if not known and (computed < _FORWARD_NS or _plain(cause.name) in _OF_VIEWS):
