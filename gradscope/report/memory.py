@@ -75,7 +75,7 @@ class KeptTensors:
     count: int
     layer: str
     line: str  # "model.py:52"; "" where it has none
-    leaks: bool = False  # grows with every step
+    leaks: bool = False  # grows with every step, by more than is kept on purpose
 
     @property
     def each(self) -> int | None:
@@ -142,7 +142,7 @@ def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str |
 
     worth = round(memory.peak_bytes * options.min_percent / 100)
     leaked = leaked_bytes(memory)
-    named = _Namer(name)
+    named = _Namer(name, alarmed=leaked > 0)
     end = max([memory.peak_ns, *(point.ns for point in memory.timeline), *(span.end_ns for span in memory.phases)])
     return MemoryView(
         peak=peak_words(memory, model, end),
@@ -179,10 +179,15 @@ def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str |
 
 
 class _Namer:
-    """Rows of the run to rows of the view: layers by the names they are shown under, rows of one name summed."""
+    """Rows of the run to rows of the view: layers by the names they are shown under, rows of one name summed.
 
-    def __init__(self, name: Callable[[str | None], str]) -> None:
-        self._name = name
+    Args:
+        name: of a layer's path.
+        alarmed: whether what grows is called a leak.
+    """
+
+    def __init__(self, name: Callable[[str | None], str], *, alarmed: bool) -> None:
+        self._name, self._alarmed = name, alarmed
 
     def holders(self, rows: Sequence[HolderRow]) -> list[Holder]:
         sums: dict[tuple[str, str], int] = {}
@@ -203,7 +208,12 @@ class _Namer:
     def _tensors(self, rows: Iterable[tuple[str, SavedRow | HeldRow | RetainedRow]]) -> list[KeptTensors]:
         sums: dict[tuple[str, str, str, bool], tuple[int, int]] = {}
         for what, row in rows:
-            key = (what, self._layer(row.layer), row.line or "", isinstance(row, RetainedRow) and row.grows)
+            key = (
+                what,
+                self._layer(row.layer),
+                row.line or "",
+                self._alarmed and isinstance(row, RetainedRow) and row.grows,
+            )
             size, count = sums.get(key, (0, 0))
             sums[key] = size + row.bytes, count + row.count
         return [

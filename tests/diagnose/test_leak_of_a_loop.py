@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import leak
+from gradscope.report.view import build_view
 from gradscope.tables import Facts, Finding, TensorFact
 from tests.diagnose.run_case import loop_case
 from tests.diagnose.timing_cases import call, check_words, made_case
@@ -32,7 +34,11 @@ class Model(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-def _found(keep: Keep, *, retain: bool = False, hooked: Callable[[Model, list[Any]], object] | None = None) -> Any:
+def _found(keep: Keep, **options: Any) -> Any:
+    return list(leak.find(_case(keep, **options)))
+
+
+def _case(keep: Keep, *, retain: bool = False, hooked: Callable[[Model, list[Any]], object] | None = None) -> Case:
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
@@ -49,7 +55,7 @@ def _found(keep: Keep, *, retain: bool = False, hooked: Callable[[Model, list[An
         optimizer.step()
         keep(kept, loss, output)
 
-    return list(leak.find(loop_case(step, model)))
+    return loop_case(step, model)
 
 
 def _line(found: Finding) -> str:
@@ -86,6 +92,18 @@ def test_a_kept_loss_holds_its_graph() -> None:
     assert _line(found) == "loss = (output - y).pow(2).mean()"
     assert "the graph behind them stays too" in found.evidence
     assert found.code == "losses.append(loss.item())"
+
+
+@pytest.mark.parametrize("output_too", [False, True])
+def test_the_header_is_alarmed_by_no_numbers_kept_on_purpose(output_too: bool) -> None:
+    """As the rule is: a loss for a curve is no leak, an output of each step is."""
+    case = _case(lambda kept, loss, output: kept.append([loss.detach(), output.detach()][: 1 + output_too]))
+    assert case.run.memory is not None and any(row.grows for row in case.run.memory.retained)
+    view = build_view(case.run)
+    assert bool(list(leak.find(case))) is output_too
+    assert ("LEAK" in dict(view.header)["memory"]) is output_too
+    assert view.memory is not None
+    assert any(row.leaks for row in view.memory.retained.rows) is output_too
 
 
 @pytest.mark.parametrize("keep", [_sum, _sum_in_place])
