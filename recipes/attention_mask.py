@@ -72,10 +72,9 @@ def _without_losses(bias: Tensor) -> dict[str, Any]:
     are held say so: such rows are looked for on the CPU, where it needs no synchronisation.
     """
     top = bias.detach().amax(-1, keepdim=True)
-    finite = top > -torch.inf
-    if _may_look(bias) and not bias.is_cuda and bool((finite & (top < _LOST)).any()):
+    if _may_look(bias) and not bias.is_cuda and bool(((top > -torch.inf) & (top < _LOST)).any()):
         return {"attn_mask": bias, "backend": "math"}
-    return {"attn_mask": bias - torch.where(finite & (top < -100.0) & (top >= _LOST), top, 0.0)}
+    return {"attn_mask": bias - torch.where((top < -100.0) & (top >= _LOST), top, 0.0)}
 
 
 def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:

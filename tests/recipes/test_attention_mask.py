@@ -81,6 +81,50 @@ def test_a_finite_fill_over_minus_infinity():
     )
 
 
+def test_a_finite_fill_over_a_bias_and_minus_infinity():
+    bias = torch.linspace(-2, 2, _T * _T).view(_T, _T)
+    q, k, v = operands = _operands()
+    before = {"mask": _CAUSAL, "hides": "zero", "after": {"mask": bias}}
+    said = attention_mask(_PADDED, hides="zero", finite=True, after=before, query=q)
+    _check(
+        _gradients(attention(key=k, value=v, scale=0.5, **said), operands),
+        _by_hand(lambda s: (s + bias).masked_fill(_CAUSAL == 0, -torch.inf).masked_fill(_PADDED == 0, -1e9)),
+    )
+
+
+@pytest.mark.parametrize("first", [{"mask": _STRICT, "hides": "zero"}, {"mask": 3 * _STRICT}], ids=["hides", "added"])
+@pytest.mark.parametrize("hides", ["", "zero"])
+def test_masks_without_a_finite_fill_one_after_the_other(first, hides):
+    """No mask takes what the one before said away."""
+    mask = torch.ones(_T, _T).triu(-2)
+    q, k, v = operands = _operands()
+    one, other = (
+        (lambda s, m=given["mask"]: s.masked_fill(m == 0, -torch.inf))
+        if given.get("hides")
+        else (lambda s, m=given["mask"]: s + m)
+        for given in (first, {"mask": mask, "hides": hides})
+    )
+    said = attention_mask(mask, hides=hides, after=first)
+    found = _gradients(attention(q, k, v, scale=0.5, **said), operands)
+    q, k, v = truth = _operands(torch.float64)
+    weights = other(one(q @ k.mT / 2))
+    _check(found, _gradients(torch.ops.aten._safe_softmax.default(weights, -1) @ v, truth))
+
+
+def test_a_mask_for_every_query_and_key_is_not_causal():
+    """Of one row and one column it would be, were there one query; but it stands for as many as there are."""
+    for mask, said in ((torch.ones(1, 1), {"hides": "zero"}), (torch.zeros(1, 1), {}), (torch.ones(1, 1) > 0, {})):
+        assert set(attention_mask(mask, **said)) == {"attn_mask"}
+
+
+def test_numbers_too_large_for_any_score_leave_none_where_nothing_is_looked_at(monkeypatch):
+    monkeypatch.setattr(sys.modules["gradscope.recipes.attention_mask"], "_may_look", lambda mask: False)
+    mask = torch.zeros(_T, _T).masked_fill(_STRICT == 0, -1e30)
+    q, k, v = (each.detach() for each in _operands())
+    found = attention(q, k, v, scale=0.5, **attention_mask(mask))
+    _check([found], [(q.double() @ k.double().mT / 2 + mask).softmax(-1) @ v.double()])
+
+
 def test_a_bias_under_a_causal_mask_keeps_the_fast_path():
     bias = torch.randn(3, _T, _T)
     said = attention_mask(_CAUSAL, hides="zero", after={"mask": bias})
@@ -174,9 +218,11 @@ def test_a_mask_that_wants_a_gradient_stays_a_mask(after: Any) -> None:
 
 
 def test_a_finite_number_behind_another_mask_is_no_causal_one() -> None:
-    """Together they may hide all: what is left is then decided by the numbers."""
-    said = attention_mask(added_triangle(-1e30), after={"mask": torch.full((6, 6), -1e30)})
-    assert "is_causal" not in said
+    """Together they may hide all: what is left is then decided by the numbers. Alone it is one, and may be first."""
+    mask = added_triangle(-1e30)
+    for _ in range(2):
+        assert attention_mask(mask) == {"is_causal": True}
+        assert "is_causal" not in attention_mask(mask, after={"mask": torch.full((6, 6), -1e30)})
 
 
 def test_a_mask_that_counts_no_versions() -> None:
