@@ -75,9 +75,7 @@ def one_mask(given: Arguments) -> Tensor | None:
 
 def _seen(given: Arguments) -> Tensor | None:
     """[queries, keys] by causal mask and window; None where neither hides anything."""
-    right = given.right
-    if given.is_causal:
-        right = 0 if right is None else min(right, 0)
+    right = 0 if given.is_causal else given.right
     row, column = _positions(given)
     seen = None
     if given.left is not None:

@@ -231,7 +231,8 @@ def test_no_switch_is_named_where_there_is_none(library: Any, make: Any, why: st
     assert reason.endswith(f"; nothing to do: {why}") and "attn_implementation" not in reason
 
 
-def test_a_module_that_does_not_follow_the_switch(library: Any) -> None:
-    library.ALL_ATTENTION_FUNCTIONS["sdpa"] = library.eager_attention_forward
-    reason = reason_for(library.Able(library.config(_attn_implementation="sdpa")))
+@pytest.mark.parametrize("taken", ["sdpa", "flex_attention"])
+def test_a_module_that_does_not_follow_the_switch(library: Any, taken: str) -> None:
+    library.ALL_ATTENTION_FUNCTIONS[taken] = library.eager_attention_forward
+    reason = reason_for(library.Able(library.config(_attn_implementation=taken)))
     assert reason.endswith("; nothing to do: Attention takes this attention under every implementation")

@@ -119,9 +119,12 @@ def test_dropout_drops_weights_and_scales_the_rest(kind: str, extra: str) -> Non
         ({"window": (4, None), "is_causal": True}, "attention with a narrow window"),
         ({"window": (None, 0)}, "attention with a combined mask"),
         ({"window": (200, 0)}, "attention with a combined mask"),
+        ({"window": (15, 0)}, "attention with a narrow window"),  # sees a quarter of the keys
+        ({"window": (16, 0)}, "attention with a combined mask"),
         ({"attn_mask": "seen", "is_causal": True}, "attention with a combined mask"),
         ({"alibi_slopes": SLOPES}, "attention with ALiBi"),
         ({"value": "wide"}, "attention with wide values"),
+        ({"value": "wide", "attn_mask": "seen"}, "attention with wide values"),
     ],
 )
 def test_each_option_has_its_rule(options: dict[str, Any], rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +145,13 @@ def test_each_option_has_its_rule(options: dict[str, Any], rule: str, monkeypatc
             assert f"not cpu: fewer than {fewest:,} scores: torch's own is sooner" in str(choice) or (
                 choice.backend == "flash" and "as one mask" in choice.reason
             )
+
+
+def test_scores_are_queries_times_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.zeros(2, HEADS, 16, SIZE), torch.zeros(2, HEADS, 48, SIZE)
+    for fewest, own in ((2 * HEADS * 16 * 48, True), (2 * HEADS * 16 * 48 + 1, False)):
+        monkeypatch.setattr(pays, "FEWEST", {"attention with a soft-cap": {"scores": (fewest, fewest)}})
+        assert (attention.explain(q, k, k, softcap=2.0).backend == "cpu") is own
 
 
 def test_half_precision_is_ours() -> None:
