@@ -106,6 +106,24 @@ def test_the_header_is_alarmed_by_no_numbers_kept_on_purpose(output_too: bool) -
     assert any(row.leaks for row in view.memory.retained.rows) is output_too
 
 
+@pytest.mark.parametrize("detached", [lambda loss: loss.detach(), lambda loss: loss.data], ids=["detach", "data"])
+def test_a_loss_that_is_kept_without_its_graph_after_the_step(detached: Callable[[Tensor], Tensor]) -> None:
+    """A script's step ends with its optimizer: what stands behind that is recorded with the next step."""
+    model = Model()
+    last: list[Tensor] = []
+    kept: list[Tensor] = []
+
+    def step() -> None:
+        if last:
+            kept.append(detached(last.pop()))
+        loss = model(torch.ones(32, 64)).pow(2).mean()
+        loss.backward()
+        last.append(loss)
+
+    assert list(leak.find(loop_case(step, model))) == []
+    assert len(kept) > 3
+
+
 @pytest.mark.parametrize("keep", [_sum, _sum_in_place])
 def test_a_sum_of_losses_holds_every_graph(keep: Keep) -> None:
     (found,) = _found(keep)

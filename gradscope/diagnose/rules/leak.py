@@ -21,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
-from gradscope.tables import CallFact, Finding, RetainedRow
+from gradscope.tables import CallFact, Finding, RetainedRow, TensorFact
 from gradscope.units import size as size_text
 
 _CRITICAL_SHARE, _WARNING_SHARE = 0.01, 0.0001  # of the peak, with each step
 _SCALAR = 64  # bytes
 _READS = {"item", "tolist", "detach", "__float__", "__format__", "__repr__", "cpu", "numpy", "div"}
+
+_DETACHES = {"detach", "data"}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -45,9 +47,8 @@ def _kept(case: Case) -> Iterator[Finding]:
     lines = list(dict.fromkeys(row.line for row in rows if row.line is not None))
     part = total / max(memory.peak_bytes, 1)
     made = [tensor for call in case.calls_of_line.get(source or "", ()) for tensor in call.outputs]
-    detached = any(case.call(index).op == "detach" for tensor in made for index in tensor.users)
     scalars = total <= _SCALAR * sum(row.count for row in rows)
-    graph = not detached and any(tensor.requires_grad for tensor in made)
+    graph = not _is_detached(case, made) and any(tensor.requires_grad for tensor in made)
     if scalars and made and not graph:
         return  # numbers that are kept on the device on purpose
     grave = part >= _WARNING_SHARE or graph
@@ -69,6 +70,18 @@ def _kept(case: Case) -> Iterator[Finding]:
         advice=f"Keep numbers or detached copies instead of what {_where(source)} makes, or drop the old ones.",
         code="losses.append(loss.item())" if scalars else "kept.append(x.detach().cpu())",
     )
+
+
+def _is_detached(case: Case, made: list[TensorFact]) -> bool:
+    """Whether some of these are kept without their graph.
+
+    A script's step ends with its optimizer: what it keeps of the step is read at the beginning of the next one.
+    """
+    if any(case.call(index).op in _DETACHES for tensor in made for index in tensor.users):
+        return True
+    given = [call.inputs[0] for call in case.facts.calls if call.op in _DETACHES and call.layer is None and call.inputs]
+    old = {(each.shape, each.dtype) for each in given if each.producer is None and each.requires_grad}
+    return any((tensor.shape, tensor.dtype) in old for tensor in made if tensor.requires_grad)
 
 
 def _sums(case: Case) -> Iterator[Finding]:
