@@ -8,6 +8,7 @@ and falls to nothing slower. What concerns CUDA was not yet run on a GPU.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,10 +181,12 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
         return flash_on_the_cpu(given.q, given.k, given.v, causal, mask, given.scale)
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(given.q.dtype)
+    # Written, for what a tracer makes of sizes that it compares is a tensor or a symbol, which torch does not take.
+    grouped: dict[str, Any] = {"enable_gqa": True} if given.grouped else {}
     if backend == "math" and given.q.device.type == "cpu":  # as flash: the choice is made
         mask = _as_additive(bias, given.q.dtype)
         return torch._scaled_dot_product_attention_math(
-            given.q, given.k, given.v, mask, given.dropout_p, causal, scale=given.scale, enable_gqa=given.grouped
+            given.q, given.k, given.v, mask, given.dropout_p, causal, scale=given.scale, **grouped
         )[0]
     with sdpa_kernel(_TORCHS[backend]):
         return scaled_dot_product_attention(
@@ -194,7 +197,7 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
             given.dropout_p,
             causal,
             scale=given.scale,
-            enable_gqa=given.grouped,
+            **grouped,
         )
 
 

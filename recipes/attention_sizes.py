@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels import pays
+from gradscope.kernels.attention.options import accumulate_dtype
 from gradscope.recipes.attention_arguments import Arguments
 
 # A window that leaves at most this part of the scores pays from fewer on: see the rules of kernels/pays.py.
@@ -60,7 +61,9 @@ def one_mask(given: Arguments) -> Tensor | None:
     bias = given.bias
     if given.alibi is not None:
         row, column = _positions(given)
-        added = -given.alibi[..., None, None] * (row - column).abs()
+        # In the dtype of the scores: torch's kernel for the CPU reads what it adds as if it were of the query's.
+        slopes = given.alibi.to(accumulate_dtype(given.q.dtype))
+        added = -slopes[..., None, None] * (row - column).abs()
         added = added if added.dim() == 4 else added[None]
         if bias is None or bias.dtype != torch.bool:
             bias = added if bias is None else bias + added

@@ -165,3 +165,43 @@ def test_nothing_to_see_is_ours() -> None:
     q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 0, 4)
     assert attention.explain(q, k, k, softcap=2.0).backend == "cpu"
     assert torch.equal(attention(q, k, k, softcap=2.0), torch.zeros(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("slopes", [torch.float64, torch.float32, torch.bfloat16])
+def test_slopes_of_any_dtype(slopes: torch.dtype, dtype: torch.dtype, extra: str) -> None:
+    """Of more keys than the CPU handles at once: torch's kernel takes a mask of another dtype for one of its own."""
+    options = dict(EXTRAS[extra])
+    options["alibi_slopes"] = options.get("alibi_slopes", SLOPES).to(slopes)
+    tensors = tuple(torch.randn(BATCH, HEADS, 19, SIZE, dtype=dtype) for _ in range(3))
+    found = run(partial(attention, **options), tensors, None, False)
+    expected = run(partial(truth, options=options), tuple(x.double() for x in tensors), None, False)
+    for one, other in zip(found, expected, strict=True):
+        # float32's own rounding of sums of 19 products.
+        limits = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+        torch.testing.assert_close(one.double(), other, **limits)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_traced(extra: str, grouped: bool) -> None:
+    tensors = given(torch.float64, grouped=grouped)
+    attend = partial(attention, enable_gqa=grouped, **EXTRAS[extra])
+    traced = torch.jit.trace(lambda *x: attend(*x), tensors, check_trace=False)
+    torch.testing.assert_close(traced(*tensors), attend(*tensors), rtol=1e-12, atol=1e-13)
+
+
+def test_of_sizes_that_a_compiler_leaves_open() -> None:
+    """By torch's plain operations and by its kernel: neither takes what a compiler makes of sizes that it compares."""
+    torch._dynamo.reset()
+    for wide, learnt, extra in ((True, False, "plain"), (False, True, "ALiBi, window"), (False, False, "ALiBi")):
+        attend = partial(attention, enable_gqa=True, **EXTRAS[extra])
+        compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+        tensors = given(torch.float64, wide=wide, grouped=True)
+        bias = torch.linspace(-1, 1, QUERIES * KEYS, dtype=torch.float64).view(QUERIES, KEYS) if learnt else None
+        found, expected = (run(each, tensors, bias, learnt) for each in (compiled, attend))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    torch._dynamo.reset()
