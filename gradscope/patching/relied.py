@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.patching.callees import check_named, configured, configured_on_the_way, name_of
+from gradscope.patching.callees import check_helper, check_named, configured, configured_on_the_way, name_of
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.reading import INLINE
@@ -250,7 +250,7 @@ class _Finder:
         text, name = self._text(expression, texts), name_of(type(node.caller), self.frame.globals)
         if name is None:
             raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
-        return Known(expression, f"isinstance({text}, {name})")
+        return Known(expression, f"type({text}) is {name}")
 
     def on_the_way(self, node: Node) -> Iterator[Known]:
         """The conditions that the user's own modules which were called for it are of the classes that they were.
@@ -262,16 +262,19 @@ class _Finder:
             module = inner.frame.owner
             if inner.frame is self.frame:
                 return
-            if module is None or module is outer.frame.owner:
+            if module is not None and module is outer.frame.owner:
                 continue
             texts = self.texts if outer.frame is self.frame else self._texts_of(outer.frame, node)
             call = texts.source.at(outer.span)
+            if module is None:
+                check_helper(inner.frame, call, texts)
+                continue
             expression = configured_on_the_way(inner.frame, module, call, texts)
             if expression is not None:
                 text, kind = self._text(expression, texts), type(module)
                 name = name_of(kind, self.frame.globals)
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
-                test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"isinstance({text}, {name})"
+                test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
                 yield Known(expression, test)
 
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:

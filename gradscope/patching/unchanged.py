@@ -30,12 +30,14 @@ class Unchanged:
         kind: its class.
         settings: those that the new code does not read.
         parts: the names of what it holds.
+        runs: its forward: that of its class, or one that somebody gave this module alone.
     """
 
     names: tuple[str, ...]
     kind: type[nn.Module]
     settings: tuple[tuple[str, Any], ...]
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...]
+    runs: Any
 
     def holds(self, root: nn.Module) -> bool:
         """Whether it is so below ``root``."""
@@ -45,6 +47,8 @@ class Unchanged:
             if module is None:
                 return False
         if type(module) is not self.kind or is_hooked(module) or tuple(module._modules) != self.parts:
+            return False
+        if _runs(module) is not self.runs:
             return False
         return all(getattr(module, name, None) == value for name, value in self.settings)
 
@@ -64,7 +68,7 @@ def unchanged(root: nn.Module, sites: Iterable[Site]) -> tuple[Unchanged, ...]:
     settings = {module: _settings(module, names) for module, names in read.items()}
     settings |= {module: () for module in own if module in paths and module not in read}
     return tuple(
-        Unchanged(tuple(paths[module].split(".")), type(module), given, tuple(module._modules))
+        Unchanged(tuple(paths[module].split(".")), type(module), given, tuple(module._modules), _runs(module))
         for module, given in settings.items()
     )
 
@@ -82,6 +86,10 @@ def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:
         owners = [place.frame.owner for place in node.places]
         if root in owners:
             yield from (owner for owner in owners[: owners.index(root)] if owner is not None and owner is not root)
+
+
+def _runs(module: nn.Module) -> Any:
+    return module.__dict__.get("forward", type(module).forward)
 
 
 def _settings(module: nn.Module, read: set[str]) -> tuple[tuple[str, Any], ...]:

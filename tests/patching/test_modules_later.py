@@ -70,6 +70,11 @@ def hooked(name: str) -> Callable[[Called], None]:
     return lambda model: getattr(model, name).register_forward_hook(lambda module, given, output: 1.5 * output) and None
 
 
+def running(path: str, forward: Callable[[Tensor], Tensor]) -> Callable[[Called], None]:
+    """One module alone gets another forward, as libraries give it that offload or quantize."""
+    return lambda model: setattr(model.get_submodule(path), "forward", forward)
+
+
 class Louder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 1.5 * x
@@ -92,6 +97,10 @@ CHANGES = {
     "the user's own activation, hooked": hooked("own"),
     "another activation in its place": lambda model: model.act.__setitem__(0, nn.GELU()),
     "one more after the activation": lambda model: model.act.append(nn.Tanh()) and None,
+    "another forward of dropout's": running("drop", lambda x: 1.5 * x),
+    "another forward of the softmax's": running("soft", torch.sigmoid),
+    "another forward of the activation's": running("act.0", F.gelu),
+    "another forward of the user's own": running("own", F.gelu),
     "another loss": put("criterion", nn.MultiMarginLoss),
     "the loss's sum": setting("criterion", "reduction", "sum"),
     "smoothed labels": setting("criterion", "label_smoothing", 0.2),
