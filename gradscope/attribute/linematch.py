@@ -8,8 +8,9 @@ at one line. What a call ran is its operations and the layers that it called, ea
 ``f(a(x))`` is not ``f(b(x))``, nor ``f(a(x))`` on another line. Around an operation that was seen between no such
 layers, calls from the same instructions will do: a loop over layers may run any of them, in any number; both that are
 next to it must have been seen beside that line, though, for a loop may ask which layer it is. Between two calls, or a
-call and an end, where some operation was seen nowhere between its neighbours, the call has left what is known: it may
-be in another branch that begins or ends with the same operations, and eight of them on one side must be alike. What
+call and an end, where some operation was seen nowhere between its neighbours, or some line ran more often than it
+ever did and two were never so near each other, the call has left what is known: it may be in another branch that begins
+or ends with the same operations, or in a loop that runs once more, and eight of them on one side must be alike. What
 else there is has none. A node has the line of the operation that drew its number.
 
 Lines between which a layer was seen to choose although all else was alike are told nowhere (``linechoice``), nor is
@@ -20,10 +21,10 @@ The steps of the memory pass count as a survey too: they are traced by line, and
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ _ENDS = (RowKind.NODE, RowKind.CALL, RowKind.RECOMPUTE)  # where the search for 
 _AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2),), ((1, 1),))
 _MANY = 8  # on one side, where something was seen nowhere
 
+_At = tuple[Ran, int]  # an operation, and its line
 _Beside = tuple[Called | None, Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
 
 
@@ -84,6 +86,8 @@ class LineMatcher:
         self._calls: dict[int, list[Known]] = defaultdict(list)
         self._windows: dict[int, dict[int, int]] = {}
         self._beside: dict[int, set[_Beside]] = {}
+        self._near: dict[int, set[int]] = {}  # see _pair
+        self._most: dict[int, Counter[_At]] = {}  # how often one call ran it
         self._hidden: dict[int, set[int]] = {}
         self._steps: list[Traced] = []
         self._chosen: dict[int, set[int]] = defaultdict(set)
@@ -163,8 +167,15 @@ class LineMatcher:
 
     def _told_by_neighbours(self, stretch: _Stretch) -> list[int]:
         windows, names = self._windows_of(stretch.owner), stretch.names
+        left = _left_what_is_known(windows, names, at_instructions(names))
+        found = self._told_where(stretch, left)
+        near, most = self._near[stretch.owner], self._most[stretch.owner]
+        doubted = _doubted(near, most, names, found, left)
+        return found if doubted == left else self._told_where(stretch, doubted)
+
+    def _told_where(self, stretch: _Stretch, left: Sequence[bool]) -> list[int]:
+        windows, names = self._windows_of(stretch.owner), stretch.names
         loose, calls_around = at_instructions(names), calls_beside(names)
-        left = _left_what_is_known(windows, names, loose)
         found = []
         for place, (ran, (before, behind)) in enumerate(zip(names, calls_around, strict=True)):
             if _is_seen(windows, names, place):
@@ -181,7 +192,13 @@ class LineMatcher:
         if owner not in self._windows:
             found: dict[int, int] = {}
             beside = self._beside[owner] = set()
+            near = self._near[owner] = set()
+            most = self._most[owner] = Counter()
             for known, lines, *_ in self._calls[owner]:
+                most |= Counter(zip(known, lines, strict=True))
+                for first in range(len(known)):
+                    last = min(first + _MANY, len(known) - 1)
+                    near.update(_pair(known, lines, first, second) for second in range(first + 1, last + 1))
                 for ran, line, (before, behind) in zip(known, lines, calls_beside(known), strict=True):
                     beside |= {(before, ran, line, False), (behind, ran, line, True)}
                 for names in {known, at_instructions(known)}:
@@ -222,11 +239,38 @@ def _is_seen(windows: dict[int, int], names: Names, place: int) -> bool:
 def _left_what_is_known(windows: dict[int, int], names: Names, loose: Names) -> list[bool]:
     """Of each place, whether between the calls around it some operation was seen nowhere between its neighbours."""
     result: list[bool] = []
-    for is_call, group in groupby(range(len(names)), lambda place: isinstance(names[place], Called)):
-        places = list(group)
+    for is_call, places in _between_calls(names):
         seen = is_call or all(_is_seen(windows, names, at) or _is_seen(windows, loose, at) for at in places)
         result += [not seen] * len(places)
     return result
+
+
+def _doubted(
+    seen: set[int], most: Counter[_At], names: Names, lines: Sequence[int], left: Sequence[bool]
+) -> list[bool]:
+    """Of each place, whether between the calls around it what is known was left, now that its lines seem to be these.
+
+    Where a loop runs once more than it ever did, its end is next to its begin as others in the middle of it may be:
+    some line ran more often than it ever did, and two were never so near.
+    """
+    result: list[bool] = []
+    for is_call, places in _between_calls(names):
+        told = [at for at in places if not is_call and lines[at] != NOT_TOLD]
+        more = Counter((names[at], lines[at]) for at in told) - most
+        near = (pair for pair in pairwise(told) if pair[1] - pair[0] <= _MANY)
+        strange = bool(more) and any(_pair(names, lines, *pair) not in seen for pair in near)
+        result += [left[places[0]] or strange] * len(places)
+    return result
+
+
+def _between_calls(names: Names) -> Iterator[tuple[bool, list[int]]]:
+    for is_call, group in groupby(range(len(names)), lambda place: isinstance(names[place], Called)):
+        yield is_call, list(group)
+
+
+def _pair(names: Names, lines: Sequence[int], first: int, second: int) -> int:
+    """A key of two operations and their lines, so far from each other."""
+    return hash((names[first], lines[first], second - first, names[second], lines[second]))
 
 
 def _window(names: Names, place: int, before: int, behind: int) -> int:

@@ -108,6 +108,16 @@ def test_a_branch_that_nobody_saw_may_share_operations_with_one_that_was_seen() 
     assert survey.lines(around_calls("neg", "sin", (1, 50), "exp", "mul")).tolist() == [NOT_TOLD, NOT_TOLD, 6, 7]
 
 
+@pytest.mark.parametrize("body", ["a a a", "a b a b", "a a a a a", "a a b a a b"])
+def test_a_loop_that_ran_once_more_is_no_other_line_of_it(body: str) -> None:
+    """Its last operation and its first are next to each other as others in the middle of it are."""
+    lines = list(range(1, body.count(" ") + 2))
+    survey = matcher(operations((1, f"stem {body} head")), 0, *lines, 99)
+    for times in (2, 3):
+        told = survey.lines(operations((1, " ".join(["stem", *[body] * times, "head"])))).tolist()
+        assert all(line in (NOT_TOLD, true) for line, true in zip(told, [0, *lines * times, 99], strict=True))
+
+
 def test_the_optimizers_own_arithmetic_is_not_called_by_the_user() -> None:
     """Its closure's is: that has gradients on, and a number."""
     table = table_of(
