@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
+import torch
+
 from gradscope.capture.graphs import most_nodes, walked
 from gradscope.capture.saved import GraphReader
 from gradscope.capture.storages import StorageNote, StorageReader, all_tensors
@@ -18,7 +20,8 @@ def every_storage(reader: StorageReader, graphs: GraphReader) -> list[StorageNot
     functions, found = [], []
     for tensor in all_tensors():
         found += reader.storages(tensor)
-        with suppress(Exception):  # some wrappers have no graph, a subclass may do anything
+        # Some wrappers have no graph, a subclass may do anything; and a mode of the user's sees the user's calls alone.
+        with suppress(Exception), torch._C.DisableTorchFunction():
             if tensor.grad_fn is not None:
                 functions.append(tensor.grad_fn)
     # A quarter: the memory pass looks at the same graphs, and not from the same tensors.

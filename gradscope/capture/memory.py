@@ -156,9 +156,9 @@ class MemoryTracer:
 
     def figures(self) -> DeviceFigures | None:
         """CUDA's own figures; None on a CPU."""
-        where = torch.device(self.device)
-        if where.type != "cuda":
+        if not self.device.startswith("cuda"):
             return None
+        where = torch.device(self.device)
         free, total = torch.cuda.mem_get_info(where)
         return DeviceFigures(total, total - free, torch.cuda.memory_reserved(where))
 

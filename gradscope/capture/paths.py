@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -50,7 +51,8 @@ def sizes_of(module: nn.Module) -> list[tuple[str, tuple[int, ...] | None]]:
 
 def own_parameters(module: nn.Module) -> int:
     """Elements of its own parameters."""
-    return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
+    with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone
+        return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
 
 
 def source_of(module: nn.Module) -> str | None:

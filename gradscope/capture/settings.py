@@ -66,6 +66,11 @@ def _matmul_precision() -> str | None:
 
 def optimizer_fact(optimizer: Optimizer) -> OptimizerFact:
     """What decides how its step runs."""
+    with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone
+        return _optimizer_fact(optimizer)
+
+
+def _optimizer_fact(optimizer: Optimizer) -> OptimizerFact:
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kind = type(optimizer)
     own = kind.__module__.startswith("torch.optim")

@@ -59,7 +59,8 @@ class Value:
         """
         tensor = self.tensor()
         self.kept = kept and tensor is not None
-        self.same = tensor is not None and version_of(tensor) == self.content[1]
+        with torch._C.DisableTorchFunction():  # as in the tape
+            self.same = tensor is not None and version_of(tensor) == self.content[1]
 
 
 def settle(values: Iterable[Value]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Protocol
@@ -146,25 +146,38 @@ class Tape(TorchFunctionMode):
             return self.read(func, op, frame, args, kwargs, run) if op in _SHOWS else run(*args, **kwargs)
         inputs: list[Value] = []
         held: list[Tensor] = []
-        kept_args = tuple(self._replaced(argument, inputs, held) for argument in args)
-        kept_kwargs = {name: self._replaced(argument, inputs, held) for name, argument in kwargs.items()}
-        versions = [version_of(tensor) for tensor in held]
+        with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone
+            kept_args = tuple(self._replaced(argument, inputs, held) for argument in args)
+            kept_kwargs = {name: self._replaced(argument, inputs, held) for name, argument in kwargs.items()}
+            versions = [version_of(tensor) for tensor in held]
         result = run(*args, **kwargs)
-        pairs = zip(held, versions, strict=True)
-        changed = frozenset(self._storage(tensor) for tensor, version in pairs if version_of(tensor) != version)
-        node = Node(
-            len(self.nodes), op, func, kept_args, kept_kwargs, tuple(inputs), (), (), changed, torch.is_grad_enabled()
-        )
-        node.autocast = any(map(_casts, {value.device.type for value in inputs}))
+        with torch._C.DisableTorchFunction():
+            pairs = zip(held, versions, strict=True)
+            changed = frozenset(self._storage(tensor) for tensor, version in pairs if version_of(tensor) != version)
+            node = Node(
+                len(self.nodes),
+                op,
+                func,
+                kept_args,
+                kept_kwargs,
+                tuple(inputs),
+                (),
+                (),
+                changed,
+                torch.is_grad_enabled(),
+            )
+            self._add(node, [args[0]] if op == "setitem" else _tensors(result))  # an assignment returns nothing
+            node.places = self._places(frame, shown=op in _READS and not node.outputs)
+            node.caller = self._caller(frame)
+        return result
+
+    def _add(self, node: Node, made: Iterable[Tensor]) -> None:
+        node.autocast = any(map(_casts, {value.device.type for value in node.inputs}))
         self.nodes.append(node)
-        for value in inputs:
+        for value in node.inputs:
             if not value.users or value.users[-1] is not node:  # given twice
                 value.users.append(node)
-        made = [args[0]] if op == "setitem" else _tensors(result)  # an assignment returns nothing
         node.outputs = tuple(self._new(tensor, node) for tensor in made)
-        node.places = self._places(frame, shown=op in _READS and not node.outputs)
-        node.caller = self._caller(frame)
-        return result
 
     def read(
         self,
@@ -181,14 +194,16 @@ class Tape(TorchFunctionMode):
             run: as of :meth:`call`.
         """
         inputs: list[Value] = []
-        kept_args = tuple(self._replaced(argument, inputs, []) for argument in args)
-        node = Node(
-            len(self.nodes), op, func, kept_args, {}, tuple(inputs), (), (), frozenset(), torch.is_grad_enabled()
-        )
-        self.nodes.append(node)
-        node.places = self._places(frame, shown=True)
+        with torch._C.DisableTorchFunction():  # as in a call
+            kept_args = tuple(self._replaced(argument, inputs, []) for argument in args)
+            node = Node(
+                len(self.nodes), op, func, kept_args, {}, tuple(inputs), (), (), frozenset(), torch.is_grad_enabled()
+            )
+            self.nodes.append(node)
+            node.places = self._places(frame, shown=True)
         result = (run or func)(*args, **kwargs)
-        node.outputs = tuple(self._new(tensor, node) for tensor in _tensors(result))
+        with torch._C.DisableTorchFunction():
+            node.outputs = tuple(self._new(tensor, node) for tensor in _tensors(result))
         return result
 
     def _replaced(self, argument: Any, inputs: list[Value], held: list[Tensor]) -> Any:

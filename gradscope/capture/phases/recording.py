@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.phases.base import Phase, Run, StepRecorder
@@ -55,9 +57,10 @@ class Recording(Phase):
         optimizers = run.surroundings.optimizers
         capture.optimizers = [optimizer_fact(each) for each in optimizers]
         modules = (*capture.registry.alive(), *run.surroundings.models())
-        capture.with_gradient = frozenset(
-            id(each) for module in modules for each in parameters_of(module) if each.grad is not None
-        )
+        with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone
+            capture.with_gradient = frozenset(
+                id(each) for module in modules for each in parameters_of(module) if each.grad is not None
+            )
         capture.optimized = frozenset(
             id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
         )
