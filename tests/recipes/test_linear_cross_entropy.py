@@ -182,7 +182,10 @@ def test_logits_beside_probabilities_come_from_torch() -> None:
         (131072, 128256, 2, "cuda", None, 16384),  # 8 chunks, never more
         (256, 50257, 2, "cuda", None, 256),
         (8192, 50257, 2, "cuda", 1, 1),
+        (8192, 4096, 2, "cuda", None, 8192),  # 64 MiB
+        (8193, 4096, 2, "cuda", None, 2049),
         (10, 7, 4, "cpu", 3 * 7 * 4, 3),
+        (10, 7, 4, "cpu", 4 * 7 * 4 - 1, 3),  # never more than the budget
         (0, 7, 4, "cpu", None, 1),
     ],
 )
