@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ class Plan:
     """The sites of a model, and why those that cannot be replaced cannot."""
 
     sites: list[Site]
-    files: dict[str, SourceFile]
+    files: dict[str, SourceFile] = field(repr=False)
 
     @property
     def supported(self) -> list[Site]:
