@@ -16,6 +16,9 @@ NAME = "attention_mask"
 # An added number that hides for certain, and still leaves a row in which all is hidden its uniform weights.
 _DEEP = -1e30
 
+# Of a row in which all is as low as this, float32 begins to lose scores.
+_LOW = -100.0
+
 # Behind a number as low as this, float64 loses every score.
 _LOST = -1e17
 
@@ -57,24 +60,35 @@ def attention_mask(
     bias = said.get("attn_mask")
     if bias is not None and bias.dtype is not torch.bool:
         if query is None and not packed:
-            return said | _without_losses(bias)
+            return said | _without_losses(bias, "is_causal" in said)
         sees = (bias > 0.5 * _DEEP).any(-1, keepdim=True)
         bias = torch.where(sees | (bias == -torch.inf), bias, 0.0)
         return said | {"attn_mask": bias} | ({"sees": sees} if query is None else {"query": query * sees})
     return said if query is None else {"query": query, **said}
 
 
-def _without_losses(bias: Tensor) -> dict[str, Any]:
+def _without_losses(bias: Tensor, is_causal: bool) -> dict[str, Any]:
     """The added numbers, and what keeps a row exact in which all is hidden by a finite number.
 
     Backward takes the weights from the logarithm of their sum, which is lost behind a -1e9: so what is common to such a
     row is taken off it. Where even float64 would lose the scores behind it, all weigh the same, and only weights that
-    are held say so: such rows are looked for on the CPU, where it needs no synchronisation.
+    are held say so: such rows are looked for on the CPU, where it needs no synchronisation. So they are where a row may
+    see less than the numbers say, for it is causal too.
     """
+    if is_causal and _hides_the_first(bias):
+        return {"attn_mask": bias, "backend": "math"}
     top = bias.detach().amax(-1, keepdim=True)
     if _may_look(bias) and not bias.is_cuda and bool(((top > -torch.inf) & (top < _LOST)).any()):
         return {"attn_mask": bias, "backend": "math"}
-    return {"attn_mask": bias - torch.where((top < -100.0) & (top >= _LOST), top, 0.0)}
+    return {"attn_mask": bias - torch.where((top < _LOW) & (top >= _LOST), top, 0.0)}
+
+
+def _hides_the_first(bias: Tensor) -> bool:
+    """Whether a finite number hides keys of a row from the first on: under a causal mask that may be all it sees."""
+    if bias.dtype is torch.bool or bias.is_cuda or not _may_look(bias):
+        return False
+    low = bias.detach() < _LOW
+    return bool((low[..., :1] & low & (bias.detach() > -torch.inf)).any())
 
 
 def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
@@ -130,6 +144,8 @@ def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
                 refuse(NAME, "after", "'causal'", "a mask where finite is True")
             bias, causal = causal if bias is None else _added(bias, causal), False
         bias = _laid_over(bias, mask, hides, finite)
+    if bias is not None and isinstance(causal, Tensor) and _hides_the_first(bias):
+        bias, causal = torch.where(causal, bias, -torch.inf), False  # what a row sees, whoever hides the rest
     return ({} if causal is False else {"is_causal": True}) | ({} if bias is None else {"attn_mask": bias})
 
 

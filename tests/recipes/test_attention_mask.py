@@ -61,6 +61,40 @@ def test_an_added_mask_that_hides_a_whole_row(fill):
     _check(_gradients(attention(q, k, v, scale=0.5, **attention_mask(mask)), operands), _by_hand(lambda s: s + mask))
 
 
+@pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("rows", [1, _T])
+@pytest.mark.parametrize("order", ["causal first", "causal last", "causal by name"])
+def test_an_added_mask_that_hides_all_that_a_causal_one_leaves(order, rows, fill):
+    """As padding on the left does: such a row weighs what it sees by the scores, though others see more."""
+    causal = {"mask": _CAUSAL, "hides": "zero"}
+    pad = torch.zeros(2, 1, rows, _T).masked_fill(_PADDED == 0, fill)
+    said = attention_mask(pad, after="causal" if order == "causal by name" else causal)
+    if order == "causal last":
+        said = attention_mask(**causal, after={"mask": pad})
+    # By name nothing tells how many queries there are: the plain operations, which float32 loses scores in by hand too.
+    q, k, v = operands = _operands(torch.float64 if order == "causal by name" else torch.float32)
+    _check(
+        _gradients(attention(q, k, v, scale=0.5, **said), operands),
+        _by_hand(lambda s: s.masked_fill(_CAUSAL == 0, -torch.inf) + pad),
+    )
+
+
+def test_minus_infinity_over_a_finite_fill():
+    q, k, v = operands = _operands()
+    before = {"mask": _PADDED, "hides": "zero", "finite": True}
+    said = attention_mask(_CAUSAL, hides="zero", after=before, query=q)
+    _check(
+        _gradients(attention(key=k, value=v, scale=0.5, **said), operands),
+        _by_hand(lambda s: s.masked_fill(_PADDED == 0, -1e9).masked_fill(_CAUSAL == 0, -torch.inf)),
+    )
+
+
+@pytest.mark.parametrize("pad", [torch.tensor([0.0, 0, -1e9]), torch.tensor([-torch.inf, 0, 0])], ids=["right", "left"])
+def test_where_every_row_sees_more_it_stays_causal(pad):
+    """So that blocks behind the causal mask are not computed."""
+    assert attention_mask(pad, after={"mask": torch.ones(3, 3).tril(), "hides": "zero"})["is_causal"]
+
+
 def test_finite_masks_one_after_the_other():
     q, k, v = operands = _operands()
     before = {"mask": _CAUSAL, "hides": "zero", "finite": True}
