@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from gradscope import units
 from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.training import StepFinder, StopRun
 from gradscope.fixing.result import LossCurves
@@ -68,7 +69,10 @@ class StepLimit:
 def compare_curves(before: Sequence[float], after: Sequence[float], again: Sequence[float] | None = None) -> LossCurves:
     """Whether the runs have the same losses; ``again`` is a second run of the script as it is."""
     apart = difference(before, after)
-    same, verdict = True, f"The curves are the same: they differ by less than {SAME:.0%} of the loss, as rounding does."
+    same, verdict = (
+        True,
+        f"The curves are the same: they differ by less than {units.percent(SAME, 0)} of the loss, as rounding does.",
+    )
     if not before:
         same, verdict = False, "There is no curve: the script called backward in none of its steps."
     elif len(before) != len(after):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gradscope import units
@@ -64,17 +65,24 @@ def _sites(data: FixData, width: int, marks: Glyphs) -> list[Line]:
         ]
     )
     for row in rows:
-        _site_row(grid, row, marks, tried=tried)
+        _site_row(grid, row, marks, tried=tried, noise=data.change == "nothing")
         if row.first.reason:
             for line in wrapped(reason_of(row.first), width - 2, marks, style="dim"):
                 grid.span([("  ", ""), *line])
     about = "what they would save in one pass, forward and backward; ~ is predicted"
     if tried:
-        about = "what they save in a step; error: of the worst gradient, and before"
+        about = "what they save in a step" + _about_errors(grid.headers(width))
     return [*titled("Places", about, width, marks), *grid.lines(width, marks)]
 
 
-def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool) -> None:
+def _about_errors(headers: Collection[str]) -> str:
+    """What those columns are of which there is room."""
+    if "error" not in headers:
+        return ""
+    return "; error: of the worst gradient" + (", and before" if "before" in headers else "")
+
+
+def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool, noise: bool) -> None:
     first, worst = row.first, row.worst
     name = row.address or "(the model)"
     count = f" ×{len(row.sites)}" if len(row.sites) > 1 else ""
@@ -83,8 +91,10 @@ def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool) -> None:
         return [(marks.text(text), style)]
 
     if tried:
+        # The savings of what is kept add up to the step's: where that is noise, so are they.
+        saved = "noise" if noise and first.status == "kept" else units.ns(row.measured_saving_ns)
         savings = [
-            number(units.ns(row.measured_saving_ns), "strong"),
+            number(saved, "strong"),
             number(units.size(row.measured_saving_bytes), "strong"),
         ]
     else:

@@ -10,7 +10,7 @@ from gradscope import units
 from gradscope.fixing.fold import fold_sites
 from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.patching.advice import what_to_do
-from gradscope.report.header import device_text
+from gradscope.report.header import MEAN_OF_OUTPUTS, NOT_ITS_LOSS, device_text
 from gradscope.report.nextsteps import NextStep
 
 
@@ -23,9 +23,12 @@ def header_rows(data: FixData) -> list[tuple[str, str]]:
     if work.batch:
         model += f" · batch {work.batch}"
     target = f"{work.target} (script)" if work.mode == "script" else work.target
-    rows = [("target", target or "a model in Python"), ("model", model), ("device", device_text(data.environment))]
-    if not work.model:
-        del rows[1]
+    rows = [("target", target or "a model in Python")]
+    if work.model:
+        rows.append(("model", model))
+    if work.loss == MEAN_OF_OUTPUTS:
+        rows.append(("loss", NOT_ITS_LOSS))
+    rows.append(("device", device_text(data.environment)))
     if data.dry_run:
         rows.append(("plan", "a dry run: nothing is proved, measured or written; savings are estimates"))
     return rows
@@ -119,6 +122,8 @@ def _measuring(data: FixData) -> Iterator[str]:
         )
     elif before is not None and before.measured == "profile":
         yield "time and memory are of the profile"
+    elif before is not None:
+        yield "time and memory: rounds of the same batch; memory is the peak above what lived when the step began"
     if model_alone(data):
         yield (
             "the model's part of a step is its forward and backward, with its own loss: a loss outside of the model, "
@@ -143,11 +148,11 @@ def next_steps(data: FixData, diff: str | None) -> list[NextStep]:
     """Commands to copy."""
     if data.dry_run:
         found = any(site.status == "found" for site in data.sites)
-        return [NextStep(_command("fix", data), "prove and measure them")] if found else _other()
+        return [NextStep(_command("fix", data), "prove and measure them")] if found else _other(data)
     if data.written:
         return [NextStep(_command("profile", data), "see what is left")]
     if not data.diff:
-        return _other()
+        return _other(data)
     command = None if diff is None else _patch_command(data, diff)
     steps = [] if command is None else [NextStep(command, "make the changes")]
     if not data.failed:
@@ -176,5 +181,6 @@ def _patch_command(data: FixData, diff: str) -> str | None:
     return f"patch -p1 {folder}< {shlex.quote(diff)}"
 
 
-def _other() -> list[NextStep]:
-    return [NextStep("gradscope recipes", "what there is to use by hand")]
+def _other(data: FixData) -> list[NextStep]:
+    profile = [NextStep(_command("profile", data), "why it is slow, by layer and line")] if data.workload.target else []
+    return [*profile, NextStep("gradscope recipes", "what there is to use by hand")]

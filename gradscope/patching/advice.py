@@ -110,7 +110,8 @@ _TODO: dict[str, tuple[str, ...]] = {
     "make that module a part of the model: an attribute of one of its modules, or in an nn.ModuleList": (
         "{} is that of {}, which is no part of the model",
     ),
-    "call it by its own name and with its arguments written out, as `F.softmax(x, dim=-1)` or `self.drop(x)`": (
+    "call it by its own name and with its arguments written out, as `F.silu(x)`, or call a module of torch's that the "
+    "model holds, as `self.act(x)` of an nn.SiLU": (
         "{} is called with *",
         "{} is called with **",
         "{} is not called by its own name",

@@ -13,6 +13,9 @@ from gradscope.tables import MemoryInfo, RunData, is_starved, is_unreliable
 DISTURBED = 0.9  # an overhead below this says nothing; above it, it is within the spread of steps
 UNSTEADY = 0.10
 
+MEAN_OF_OUTPUTS = "mean of outputs"  # a workload's loss where the target gives none
+NOT_ITS_LOSS = "mean of the floating outputs: the target gives none, so this is not its real loss"
+
 
 def partial_text(run: RunData) -> str:
     """A sentence where the run was cut short, else nothing."""
@@ -44,8 +47,8 @@ def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
         rows.append(("limit", limit))
     if run.memory is not None:
         rows.append(("memory", _memory(run.memory, work.model)))
-    if work.loss == "mean of outputs":
-        rows.insert(2, ("loss", "mean of the floating outputs: the target gives none, so this is not its real loss"))
+    if work.loss == MEAN_OF_OUTPUTS:
+        rows.insert(2, ("loss", NOT_ITS_LOSS))
     return tuple(rows)
 
 

@@ -257,7 +257,7 @@ def test_an_error_while_looking_leaves_modules_as_they_were() -> None:
             [2.0, 1.001],
             None,
             True,
-            "The curves are the same: they differ by less than 1% of the loss, as rounding does.",
+            "The curves are the same: they differ by less than 1 % of the loss, as rounding does.",
         ),
         (
             [2.0, 1.1],

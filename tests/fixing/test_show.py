@@ -87,6 +87,29 @@ def test_a_time_that_noise_hides_is_no_ratio() -> None:
     assert "×1.25" not in found and "within noise" in found
     (row,) = [line.split() for line in found.splitlines() if line.startswith("before / after")]
     assert row == ["before", "/", "after", "noise", "×4.00"]
+    (kept,) = [line.split() for line in found.splitlines() if line.startswith("h.*.attn")]
+    assert kept[4:7] == ["kept", "noise", "9.00"]  # whose savings add up to the step's
+
+
+@pytest.mark.parametrize("width", range(50, 141, 5))
+def test_the_heading_names_the_columns_that_are_there(width: int) -> None:
+    name = "first_attention_of_the_network.with_a_long_name"
+    lines = to_text(fixed(sites=(replace(KEPT, path=name),)), width).splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith("Places"))
+    head = next(k for k, line in enumerate(lines) if line.startswith("layer"))
+    about, columns = " ".join(lines[at:head]), lines[head].split()
+    assert ("error" in about, "before" in about) == ("error" in columns, "before" in columns)
+
+
+def test_a_loss_that_is_not_the_users_is_told() -> None:
+    assert "\nloss " not in to_text(fixed())
+    ours = replace(fixed().workload, loss="mean of outputs")
+    assert "\nloss    mean of the floating outputs" in to_text(fixed(workload=ours))
+
+
+def test_a_step_in_turns_says_what_its_memory_is_also_where_nothing_is_kept() -> None:
+    for after in (side(8_000_000), None):
+        assert "the peak above what lived when the step began" in " ".join(to_text(fixed(after=after)).split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
@@ -195,7 +218,7 @@ def test_next_steps() -> None:
     assert commands() == ["patch -p1 < 'a b.diff'", "gradscope fix m.py --write"]
     assert commands(failed=True) == ["patch -p1 < 'a b.diff'"]
     assert commands(written=("m.py",)) == ["gradscope profile m.py"]
-    assert commands(diff="") == ["gradscope recipes"]
+    assert commands(diff="") == ["gradscope profile m.py", "gradscope recipes"]
     script = WorkloadInfo("pkg.train", "script", 5, 3, None)
     assert commands(workload=script, args=("--lr", "a b"))[1] == "gradscope fix -m pkg.train --write -- --lr 'a b'"
     elsewhere = (replace(KEPT, source="/elsewhere/m.py:7"),)
