@@ -172,23 +172,44 @@ def name_of(kind: type, names: Mapping[str, Any]) -> str | None:
 
 
 def _assigned(name: str, source: FunctionSource) -> list[ast.expr]:
-    """All that the class of a method gives an attribute of ``self``."""
-    above: ast.AST | None = source.definition
-    while above is not None and not isinstance(above, ast.ClassDef):
-        above = source.file.parents.get(above)
+    """All that the file gives an attribute of ``self``: a method's class, those that widen it, others from outside."""
+    own = _class_of(source.definition, source)
+    related = {own, *_widening(own, source)} if own is not None else {own}
     found: list[ast.expr] = []
-    for part in ast.walk(above) if above is not None else ():
+    for part in ast.walk(source.file.tree):
         if isinstance(part, ast.AnnAssign) and part.value is not None:
-            found += _given(part.target, part.value, name)
+            given = _given(part.target, part.value, name)
         elif isinstance(part, ast.Assign):
-            found += [value for target in part.targets for value in _given(target, part.value, name)]
+            given = [each for target in part.targets for each in _given(target, part.value, name)]
+        else:
+            continue
+        others_own = given and _class_of(part, source) not in {None, *related}
+        found += [value for target, value in given if not (others_own and is_name(target.value, "self"))]
     return found
 
 
-def _given(target: ast.expr, value: ast.expr, name: str) -> list[ast.expr]:
+def _class_of(part: ast.AST, source: FunctionSource) -> ast.ClassDef | None:
+    """The class that something stands in."""
+    above: ast.AST | None = part
+    while above is not None and not isinstance(above, ast.ClassDef):
+        above = source.file.parents.get(above)
+    return above
+
+
+def _widening(own: ast.ClassDef, source: FunctionSource) -> list[ast.ClassDef]:
+    """The classes of the file that derive from one, by their names: a method of it is theirs too."""
+    names, found = {own.name}, []
+    for part in source.file.tree.body:  # a class stands behind those that it derives from
+        if isinstance(part, ast.ClassDef) and any(is_name(base, name) for base in part.bases for name in names):
+            names.add(part.name)
+            found.append(part)
+    return found
+
+
+def _given(target: ast.expr, value: ast.expr, name: str) -> list[tuple[ast.Attribute, ast.expr]]:
     """What an assignment gives the attribute: its part of ``self.a, self.b = nn.A(), nn.B()``."""
     if isinstance(target, ast.Attribute):
-        return [value] if target.attr == name else []
+        return [(target, value)] if target.attr == name else []
     if not isinstance(target, (ast.Tuple, ast.List)):
         return []
     paired = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)

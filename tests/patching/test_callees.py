@@ -134,13 +134,67 @@ def test_a_model_with_another_class_there_runs_the_old_code(tmp_path: Path, body
 
 def test_a_class_that_is_written_down_is_not_asked_for(tmp_path: Path) -> None:
     ((_, after),) = planned(tmp_path, "return self.silu(self.gate(x)) * self.up(x)\n").texts.values()
-    assert "swiglu(" in after and "isinstance" not in after
+    assert "swiglu(" in after and "if type(" not in after
+
+
+LATER = {
+    "a class that widens it": """
+class Wider(Net):
+    def __init__(self):
+        super().__init__()
+        self.silu = nn.Tanh()
+
+
+made = Wider()
+""",
+    "the file itself": """
+made = Net()
+made.silu = nn.Tanh()
+""",
+    "another class": """
+class Holder:
+    def __init__(self):
+        self.net = Net()
+        self.net.silu = nn.Tanh()
+
+
+made = Holder().net
+""",
+}
+
+
+@pytest.mark.parametrize("where", LATER)
+def test_a_class_that_another_part_of_the_file_changes_is_asked_for(tmp_path: Path, where: str) -> None:
+    body = "return self.silu(self.gate(x)) * self.up(x)\n\n"
+    found = plan(net(tmp_path, text_of(body) + LATER[where]), torch.randn(2, 6, 8, dtype=torch.float64))
+    ((before, after),) = Patches(found).texts.values()
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    one, other = (made(tmp_path, text)(x) for text in (before, after))
+    torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-10)
+
+
+def made(folder: Path, text: str) -> Any:
+    """What the text makes at its end, with the numbers that ``net`` begins with."""
+    held = net(folder, text)
+    last = type(held).forward.__globals__["made"].double()
+    last.load_state_dict(held.state_dict())
+    return last
+
+
+def test_what_another_class_holds_by_that_name_is_not_asked_for(tmp_path: Path) -> None:
+    other = "\n\nclass Stranger(nn.Module):\n    def __init__(self):\n        self.silu = nn.Tanh()\n"
+    found = plan(
+        net(tmp_path, text_of("return self.silu(self.gate(x)) * self.up(x)\n") + other),
+        torch.randn(2, 6, 8, dtype=torch.float64),
+    )
+    ((_, after),) = Patches(found).texts.values()
+    assert "swiglu(" in after and "if type(" not in after
 
 
 @pytest.mark.parametrize("name", ["silu_of_file", "written", "written_silu"])
 def test_a_class_of_the_file_that_is_written_down_is_not_asked_for(tmp_path: Path, name: str) -> None:
     ((_, after),) = planned(tmp_path, f"return self.{name}(self.gate(x)) * self.up(x)\n").texts.values()
-    assert "swiglu(" in after and "isinstance" not in after
+    assert "swiglu(" in after and "if type(" not in after
 
 
 @pytest.mark.parametrize(
