@@ -27,7 +27,7 @@ from tests.patching.generated import LONGEST, WIDTH, WORDS, Source, source
 MODELS = int(os.environ.get("GRADSCOPE_GENERATED", "40"))
 
 # Shares of the largest gradient, in float64. Most differ by 1e-15. Where a softmax is all but one-hot its gradient is a
-# difference that cancels, of which rounding times the size of the keys is left: 1e-9 with the largest that changes make.
+# difference that cancels, of which rounding times the size of the keys is left.
 TOLERANCE = 1e-8
 
 Batch = tuple[Tensor, Tensor]
