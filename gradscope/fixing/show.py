@@ -57,11 +57,11 @@ def _sites(data: FixData, width: int, marks: Glyphs) -> list[Line]:
     grid = Grid(
         [
             Column("layer", "left", least=20, most=44, cut="front"),
-            Column("source", "left", drop=2, least=12, most=32, cut="front"),
+            Column("source", "left", drop=1, least=12, most=32, cut="front"),
             Column("recipe", "left"),
             Column("", "left"),
             *([Column("time"), Column("memory")] if tried else [Column("~time"), Column("~memory", drop=5)]),
-            *([Column("error", drop=1), Column("before", drop=4)] if tried else []),
+            *([Column("error", drop=2), Column("before", drop=4)] if tried else []),
         ]
     )
     for row in rows:

@@ -31,7 +31,7 @@ def _row(site: Site, saving: Saving | None) -> FixSite:
         source=_source(site),
         recipe=site.recipe,
         status="found" if tried else "refused",
-        reason="; ".join(site.reasons) or site.idle,
+        reason=site.why_not,
         predicted_saving_ns=None if saving is None else saving.ns,
         predicted_saving_bytes=None if saving is None else saving.bytes,
     )

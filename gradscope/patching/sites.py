@@ -62,6 +62,11 @@ class Site:
         return self.matches[0].idle if self.matches and all(match.idle for match in self.matches) else ""
 
     @property
+    def why_not(self) -> str:
+        """Why it is left alone. Nobody need rewrite what would gain nothing on this batch: that comes first."""
+        return self.idle or "; ".join(self.reasons)
+
+    @property
     def source(self) -> str:
         """``model.py:65``."""
         return f"{self.file}:{self.line}"

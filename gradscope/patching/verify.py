@@ -69,7 +69,7 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
         step = _Step(workload, next(Batches(workload.batch, place, needed=1)))
         held = swaps([site for site in plan.supported if not site.idle], plan.files)
-        results = {site: Result(site, "refused", "; ".join(site.reasons) or site.idle) for site in plan.sites}
+        results = {site: Result(site, "refused", site.why_not) for site in plan.sites}
         results |= _proved(held, step, plan, say)
         right = _Swaps(held, plan, {site for site, result in results.items() if result.status == "kept"})
         for site, reason in step.failing(right.of(right.sites)).items():

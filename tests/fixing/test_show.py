@@ -101,6 +101,15 @@ def test_the_heading_names_the_columns_that_are_there(width: int) -> None:
     assert ("error" in about, "before" in about) == ("error" in columns, "before" in columns)
 
 
+def test_where_it_is_stays_longer_than_how_exact_it_is() -> None:
+    sites = (replace(KEPT, path="first_attention_of_the_network.with_a_long_name", recipe="packed_attention"),)
+    shown = []
+    for width in range(50, 141):
+        (head,) = [line for line in to_text(fixed(sites=sites), width).splitlines() if line.startswith("layer")]
+        shown.append(tuple(word for word in head.split() if word in ("source", "error")))
+    assert set(shown) == {(), ("source",), ("source", "error")}
+
+
 def test_a_loss_that_is_not_the_users_is_told() -> None:
     assert "\nloss " not in to_text(fixed())
     ours = replace(fixed().workload, loss="mean of outputs")

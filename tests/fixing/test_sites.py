@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gradscope.fixing.sites import planned_sites
+from gradscope.patching.sites import Site
 
 
 class Given(dict[Any, Any]):
@@ -26,15 +27,15 @@ FEW = "fewer than 2,000,000 logits: torch's own is sooner"
         (True, "", [], ("found", "", 7)),
         (True, FEW, [], ("refused", FEW, None)),  # as it would be where the plan is tried
         (False, "", ["a", "b"], ("refused", "a; b", None)),
-        (False, FEW, ["a"], ("refused", "a", None)),
+        (False, FEW, ["a"], ("refused", FEW, None)),  # rewritten as "a" asks for, it would gain nothing
     ],
 )
 def test_a_dry_run_finds_what_would_be_tried(
     supported: bool, idle: str, reasons: list[str], expected: tuple[str, str, int | None]
 ) -> None:
-    site: Any = SimpleNamespace(
-        path="head", file="model.py", line=3, recipe="gelu", supported=supported, idle=idle, reasons=reasons
-    )
+    matches, edit = [SimpleNamespace(idle=idle)], object() if supported else None
+    parts: dict[str, Any] = {"reasons": reasons, "matches": matches, "edit": edit}
+    site = Site(path="head", file="model.py", line=3, recipe="gelu", **parts)
     (row,) = planned_sites([site], Given())
     assert (row.status, row.reason, row.predicted_saving_ns) == expected
     assert (row.predicted_saving_bytes is None) == (row.predicted_saving_ns is None)
