@@ -388,7 +388,7 @@ def _memory_input(found: MemoryPass, names: ModuleNames, parents: Sequence[int])
         sightings=[replace(sighting, layer=labels[sighting.layer]) for sighting in found.sightings],
         saved=found.saved,
         lines=found.lines,
-        census=found.census,
+        census=[each.sizes for each in found.census],
         device_used=figures.used if figures else None,
         device_reserved=figures.reserved if figures else None,
         device_total=figures.total if figures else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -70,7 +71,18 @@ def known_facts(capture: Capture, names: ModuleNames) -> Facts:
         )
         for path, each in _named_parameters(names)
     )
-    return Facts(parameters=parameters, optimizers=tuple(capture.optimizers), settings=capture.settings)
+    return Facts(
+        parameters=parameters,
+        optimizers=tuple(capture.optimizers),
+        settings=capture.settings,
+        graphs=_graphs_left(capture),
+    )
+
+
+def _graphs_left(capture: Capture) -> int:
+    """How many more tensors with a graph each step left, at least."""
+    alive = [each.graphs for each in capture.memory.census] if capture.memory is not None else []
+    return max(0, min((later - earlier for earlier, later in pairwise(alive)), default=0))
 
 
 def with_recording(facts: Facts, names: ModuleNames, recording: Recording, step_ns: int) -> Facts:

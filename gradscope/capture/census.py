@@ -1,10 +1,11 @@
-"""Counts the storages that are alive between two steps, by size: what grows step by step shows in the counts."""
+"""Counts what is alive between two steps, storages by size: what grows step by step shows in the counts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 
@@ -15,8 +16,18 @@ from gradscope.capture.storages import StorageNote, StorageReader, all_tensors
 _ROUNDED = 512  # CUDA's allocator gives whole multiples of it
 
 
-def every_storage(reader: StorageReader, graphs: GraphReader) -> list[StorageNote]:
-    """Storages of every tensor that Python holds, and of what the graphs keep that these tensors keep."""
+class Census(NamedTuple):
+    """What was alive after a step."""
+
+    sizes: Mapping[int, int]  # storages by the size that the allocator gave
+    graphs: int  # tensors that Python holds, and that have a graph behind them
+
+
+def every_storage(reader: StorageReader, graphs: GraphReader) -> tuple[list[StorageNote], int]:
+    """Storages of every tensor that Python holds, and of what the graphs keep that these tensors keep.
+
+    Also how many of these tensors have a graph.
+    """
     functions, found = [], []
     for tensor in all_tensors():
         found += reader.storages(tensor)
@@ -27,7 +38,7 @@ def every_storage(reader: StorageReader, graphs: GraphReader) -> list[StorageNot
     # A quarter: the memory pass looks at the same graphs, and not from the same tensors.
     for kept in graphs.kept_by(walked(functions, most_nodes() // 4)[0]):
         found += reader.storages(kept.tensor)
-    return found
+    return found, len(functions)
 
 
 def sizes_alive(notes: Iterable[StorageNote]) -> Counter[int]:
@@ -36,9 +47,10 @@ def sizes_alive(notes: Iterable[StorageNote]) -> Counter[int]:
     return Counter(sizes.values())
 
 
-def take_census() -> Counter[int]:
-    """How many storages of each size are alive now."""
-    return sizes_alive(every_storage(StorageReader(), GraphReader()))
+def take_census() -> Census:
+    """What is alive now."""
+    storages, graphs = every_storage(StorageReader(), GraphReader())
+    return Census(sizes_alive(storages), graphs)
 
 
 def _given(note: StorageNote) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from gradscope.capture.census import Census
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
@@ -91,7 +92,7 @@ class Capture:
     # See settings.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)
     optimizers: list[OptimizerFact] = field(default_factory=list)
-    census: list[Mapping[int, int]] = field(default_factory=list)  # see census.py; of steps before the memory pass
+    census: list[Census] = field(default_factory=list)  # see census.py; of steps before the memory pass
     with_gradient: frozenset[int] = frozenset()  # ids of the parameters that had a gradient after it
     optimized: frozenset[int] = frozenset()  # ids of the parameters that the optimizers hold
     with_state: frozenset[int] = frozenset()  # of those that one has a momentum of, say: they had a gradient once

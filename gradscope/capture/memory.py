@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradscope import markers
-from gradscope.capture.census import every_storage, sizes_alive
+from gradscope.capture.census import Census, every_storage, sizes_alive
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import NOBODYS
 from gradscope.capture.saved import GraphReader, Kept
@@ -59,7 +59,7 @@ class MemoryPass:
     saved: list[SavedTensor]
     figures: DeviceFigures | None
     notes: list[str]  # on what could not be measured
-    census: list[Mapping[int, int]]  # how many storages of each size were alive after each of the latest steps
+    census: list[Census]  # after each of the latest steps
     table: EventTable | None = None
 
 
@@ -95,7 +95,7 @@ class MemoryTracer:
     def __init__(self, recorder: CallRecorder, around: Surroundings) -> None:
         self.sightings: list[Sighting] = []
         self.saved: list[SavedTensor] = []
-        self.census: list[Mapping[int, int]] = []  # storages of each size that were alive after each step
+        self.census: list[Census] = []  # after each step
         self.modules: Seen[nn.Module] = Seen()  # their numbers are the labels of sightings
         self.places: dict[int, int] = {}  # of a module's number its label in the registry, which outlives it
         self.graph = GraphTracer(recorder.registry)
@@ -132,8 +132,8 @@ class MemoryTracer:
             first = len(self.sightings)
             seen = self._see(mark, self._known())
             ignored = {note.pointer for note in self._notes(self._around.ignored)}
-            everything = every_storage(self._reader, self._graphs)
-            self.census.append(sizes_alive(everything))
+            everything, with_graph = every_storage(self._reader, self._graphs)
+            self.census.append(Census(sizes_alive(everything), with_graph))
             others = (note for note in everything if note.owned and note.pointer not in ignored)
             seen = self._see(mark, ((Role.OTHER, -1, note) for note in others), seen)
             where = torch.device(self.device)

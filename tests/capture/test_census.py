@@ -31,13 +31,13 @@ def test_sizes_are_the_allocators() -> None:
 def test_memory_that_torch_did_not_allocate_is_not_counted() -> None:
     lent = torch.from_numpy(np.zeros(12_347, np.uint8))
     own = torch.zeros(12_349, dtype=torch.uint8)
-    sizes = sizes_alive(every_storage(StorageReader(), GraphReader()))
+    sizes = sizes_alive(every_storage(StorageReader(), GraphReader())[0])
     assert (sizes[lent.numel()], sizes[own.numel()]) == (0, 1)
 
 
 def test_what_a_graph_keeps_is_counted_with_it() -> None:
     kept = torch.rand(12_373, requires_grad=True).exp().sum()  # exp keeps its result, which no name holds
-    sizes = sizes_alive(every_storage(StorageReader(), GraphReader()))
+    sizes = sizes_alive(every_storage(StorageReader(), GraphReader())[0])
     assert sizes[12_373 * 4] == 2
     del kept
-    assert Counter(sizes_alive(every_storage(StorageReader(), GraphReader())))[12_373 * 4] == 0
+    assert Counter(sizes_alive(every_storage(StorageReader(), GraphReader())[0]))[12_373 * 4] == 0

@@ -124,6 +124,32 @@ def test_a_loss_that_is_kept_without_its_graph_after_the_step(detached: Callable
     assert len(kept) > 3
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_loss_that_is_kept_with_its_graph_and_detached_for_something_else(late: bool) -> None:
+    """Of both the memory is the same; only one of them has a graph."""
+    model = Model()
+    last: list[Tensor] = []
+    kept: list[Tensor] = []
+    total = torch.zeros(())
+
+    def step() -> None:
+        for loss in last:
+            kept.append(loss)
+            total.add_(loss.detach())
+        last.clear()
+        loss = model(torch.ones(32, 64)).pow(2).mean()
+        loss.backward()
+        if late:
+            last.append(loss)
+        else:
+            kept.append(loss)
+            total.add_(loss.detach())
+
+    (found,) = leak.find(loop_case(step, model))
+    assert "the graph behind them stays too" in found.evidence
+    assert len(kept) > 3
+
+
 @pytest.mark.parametrize("keep", [_sum, _sum_in_place])
 def test_a_sum_of_losses_holds_every_graph(keep: Keep) -> None:
     (found,) = _found(keep)

@@ -48,7 +48,9 @@ def _kept(case: Case) -> Iterator[Finding]:
     part = total / max(memory.peak_bytes, 1)
     made = [tensor for call in case.calls_of_line.get(source or "", ()) for tensor in call.outputs]
     scalars = total <= _SCALAR * sum(row.count for row in rows)
-    graph = not _is_detached(case, made) and any(tensor.requires_grad for tensor in made)
+    # A loss may be detached for one list, or for a line that is printed, and be kept in another as it is.
+    kept_whole = case.facts.graphs > 0 or not _is_detached(case, made)
+    graph = kept_whole and any(tensor.requires_grad for tensor in made)
     if scalars and made and not graph:
         return  # numbers that are kept on the device on purpose
     grave = part >= _WARNING_SHARE or graph
