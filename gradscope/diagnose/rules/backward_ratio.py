@@ -116,7 +116,9 @@ def _is_differentiated_again(case: Case) -> bool:
 
 def _passes(case: Case) -> int:
     """How often a step may go backward through the same graph."""
-    return 1 + sum(call.op in _PASSES and call.kwargs.get("retain_graph") is True for call in case.facts.calls)
+    passes = [call for call in case.facts.calls if call.op in _PASSES]
+    kept = sum(call.kwargs.get("retain_graph") is True for call in passes)
+    return max(1, min(1 + kept, len(passes)))  # the last one may keep it for nobody
 
 
 def _judged(case: Case, row: LayerRow) -> _Slow | None:
