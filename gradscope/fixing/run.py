@@ -10,6 +10,8 @@ from typing import Literal
 import gradscope
 from gradscope import pipeline
 from gradscope.capture.environment import describe_environment
+from gradscope.capture.guard import text_of
+from gradscope.errors import NothingMeasuredError
 from gradscope.fixing.report import FixReport
 from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.fixing.settings import Settings
@@ -93,6 +95,11 @@ def fix_workload(
 def profiled(workload: Workload, settings: Settings, progress: Progress) -> Report:
     """One profile; an error of the user's code is raised."""
     outcome = pipeline.profile_workload(workload, settings.options, progress)
+    if isinstance(outcome.error, SystemExit):  # which would end the command without a word
+        raise NothingMeasuredError(
+            f"{workload.target or 'the model'} left with {text_of(outcome.error)} while it was profiled: "
+            "nothing can be proved."
+        )
     if outcome.error is not None:
         raise outcome.error
     assert outcome.report is not None

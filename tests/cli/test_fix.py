@@ -269,6 +269,20 @@ def test_the_users_own_error(folder: Path, gains: Gains, run: Runner) -> None:
     assert not frames_of_ours(ran.err)
 
 
+@pytest.mark.parametrize("code", ["0", "3", "'enough'"])
+def test_a_model_that_leaves_is_told(folder: Path, run: Runner, code: str) -> None:
+    """Its own exit code would end the command without a word, with 0 as if all was well."""
+    Path("model.py").write_text(
+        MODEL.replace("def forward(", f"def forward(self, *_):\n        raise SystemExit({code})\n\n    def other(", 1)
+    )
+    ran = run("fix", "model.py", *FAST)
+    text = f"SystemExit: {code.strip(chr(39))}"
+    assert ran.code == 3
+    assert ran.err.endswith(
+        f"gradscope: error: model.py left with {text} while it was profiled: nothing can be proved.\n"
+    )
+
+
 def test_nothing_matches(folder: Path, gains: Gains, run: Runner) -> None:
     ran = run("fix", "model.py:plain", *FAST)
     assert ran.code == 0 and "No recipe matches anything in this model." in ran.out
