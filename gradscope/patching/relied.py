@@ -19,7 +19,7 @@ from torch import nn
 
 from gradscope.patching.callees import check_helper, check_named, configured, configured_on_the_way, name_of
 from gradscope.patching.graph import makers, number
-from gradscope.patching.match import Argument, FromSizes, Given, Match, Of, Piece, Scalar, Setting
+from gradscope.patching.match import Argument, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.reading import INLINE
 from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
@@ -67,10 +67,12 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     read = set(_read_anew(match.arguments))
     own = match.nodes | match.optional | match.later
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
+    # What is handed on whole is called there as it is, whatever it is.
+    handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
     found: dict[str, Known] = {}
     fitting = {known.text for node in match.nodes if _meets_a_table(node, match) for known in finder.places(node)}
     for node in sorted(_calls(match), key=lambda node: node.index):
-        if node in own:
+        if node in own and node not in handed_on:
             kind = finder.called(node)
             found |= {} if kind is None else {kind.text: kind}
             found |= {known.text: known for known in finder.on_the_way(node)}

@@ -291,7 +291,7 @@ def test_brackets_that_are_not_needed_go(before: str, after: str) -> None:
 
 
 def test_brackets_beside_a_word_stay() -> None:
-    lines = f"{QKV}def out():\n    return(self.soft(q @ k.mT * 2) @ v)[:, 0]\nreturn self.out(out())\n"
+    lines = f"{QKV}def out():\n    return((q @ k.mT * 2).softmax(-1) @ v)[:, 0]\nreturn self.out(out())\n"
     assert "return(attention(q, k, v, scale=2))[:, 0]" in fixed(body(lines))
 
 
