@@ -46,6 +46,8 @@ def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
 
 def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
     """What was called for a module of torch's, as ``self.act``; None where it always is one of that class."""
+    if texts.is_of_parent(node):  # the module's own class says which
+        return None
     call = texts.expression(node)
     return _asked(call.func, module, texts) if isinstance(call, ast.Call) else None
 

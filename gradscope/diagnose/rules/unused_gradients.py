@@ -72,7 +72,7 @@ def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
         f"{'it' if len(parameters) == 1 else 'them'}",
         evidence=f"{_sum(parameters)} in {_count_layers(layers)}{never}",
         advice=(
-            "Freeze what is not to be trained, as a target network: no time is lost to it. DistributedDataParallel "
+            "Freeze what is not to be trained, as a target network: no time is lost to it; DistributedDataParallel "
             "around it fails over it, or must search for it in each step."
         ),
         code=_code(case, parameters, "each.grad is not None"),
