@@ -62,7 +62,8 @@ def against(recipe: str, **amounts: int) -> str | None:
     rule = FEWEST.get(recipe)
     if rule is None:
         return None
-    several = torch.compiler.is_compiling() or torch.get_num_threads() > 1  # a compiler cannot trace the number
+    # A compiler cannot trace the number, and that of torch 2.11 no bool as an index.
+    several = 1 if torch.compiler.is_compiling() or torch.get_num_threads() > 1 else 0
     for unit, fewest in rule.items():
         if amounts[unit] < fewest[several]:
             return _WORDS.get((unit, fewest, several)) or _why(unit, fewest, several)
@@ -72,7 +73,7 @@ def against(recipe: str, **amounts: int) -> str | None:
     return None
 
 
-def _why(unit: str, fewest: tuple[int, int], several: bool) -> str:
+def _why(unit: str, fewest: tuple[int, int], several: int) -> str:
     threads = "" if fewest[0] == fewest[1] else f" with {'several threads' if several else 'one thread'}"
     if fewest[several] == NEVER:
         return f"torch's own is as fast{threads}"
@@ -84,5 +85,5 @@ _WORDS = {
     (unit, fewest, several): _why(unit, fewest, several)
     for rule in FEWEST.values()
     for unit, fewest in rule.items()
-    for several in (False, True)
+    for several in (0, 1)
 }
