@@ -287,7 +287,7 @@ def _against_flash_cpu(given: Arguments, wanted: str) -> str | None:
     why = _against_all(given)
     if why is None or wanted != "auto" or given.softcap is not None or _against_layout(given) is not None:
         return why
-    # All that hides, as one mask; but for a few scores our blocks are sooner.
+    # All that hides as one mask, as long as there are so few scores that our blocks are slower.
     return why if against_own(given) is None or needs_plain_operations(given.q) else None
 
 

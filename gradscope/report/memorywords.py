@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from gradscope import units
-from gradscope.tables import MemoryInfo
+from gradscope.tables import LEAK_SHARE, MemoryInfo
 
-_LEAK = 0.0001  # of the peak, with each step: from here on the rule for leaks warns, whatever is kept
 _PHASES = {
     "forward": "in forward",
     "backward": "in backward",
@@ -44,7 +43,7 @@ def peak_words(memory: MemoryInfo, model: str, end_ns: int) -> str:
 def leaked_bytes(memory: MemoryInfo) -> int:
     """What each step leaves behind for good; 0 where it is so little that it may be kept on purpose: a loss, say."""
     leaked = sum(row.bytes for row in memory.retained if row.grows)
-    return leaked if leaked >= _LEAK * memory.peak_bytes else 0
+    return leaked if leaked >= LEAK_SHARE * memory.peak_bytes else 0
 
 
 def tensor_words(node: str, what: str, shape: str, dtype: str) -> str:

@@ -32,6 +32,7 @@ from gradscope.tables.facts import (
     TensorFact,
 )
 from gradscope.tables.memory import (
+    LEAK_SHARE,
     CategoryCourse,
     CopyRow,
     HeldRow,
@@ -69,6 +70,7 @@ from gradscope.tables.settings import (
 )
 
 __all__ = [
+    "LEAK_SHARE",
     "OWN",
     "MEMORY_BUDGET",
     "AllocationTable",

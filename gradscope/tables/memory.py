@@ -102,6 +102,10 @@ class PhaseSpan:
     end_ns: int
 
 
+# Of the peak, with each step: what is called a leak, whatever it may be kept for. Less may be numbers for a curve.
+LEAK_SHARE = 0.0001
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
     """Memory of one step on one device. Bytes of torch's own allocator: what Python holds besides is not in it."""

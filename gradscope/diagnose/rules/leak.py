@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
-from gradscope.tables import CallFact, Finding, RetainedRow, TensorFact
+from gradscope.tables import LEAK_SHARE, CallFact, Finding, RetainedRow, TensorFact
 from gradscope.units import size as size_text
 
-_CRITICAL_SHARE, _WARNING_SHARE = 0.01, 0.0001  # of the peak, with each step
+_CRITICAL_SHARE = 0.01  # of the peak, with each step
 _SCALAR = 64  # bytes
 _READS = {"item", "tolist", "detach", "__float__", "__format__", "__repr__", "cpu", "numpy", "div"}
 
@@ -53,7 +53,7 @@ def _kept(case: Case) -> Iterator[Finding]:
     graph = kept_whole and any(tensor.requires_grad for tensor in made)
     if scalars and made and not graph:
         return  # numbers that are kept on the device on purpose
-    grave = part >= _WARNING_SHARE or graph
+    grave = part >= LEAK_SHARE or graph
     severity: Severity = "critical" if part >= _CRITICAL_SHARE else "warning" if grave else "info"
     evidence = f"each step leaves {size_text(total)} behind, {size_text(1000 * total)} after 1000 steps"
     if lines:
