@@ -107,6 +107,7 @@ def _plain(
     if isinstance(x, tuple):
         each = {"interleaved": interleaved, "rotary": rotary, "offset": offset, "positions": positions}
         return tuple(_plain(part, cos, sin, **each) for part in x)  # type: ignore[arg-type]
+    _check_dimensions(x)
     tables = _tables(x, cos, sin, interleaved, rotary, offset, positions, whole=True)
     doubled = tables[0].shape[-1] == _features(x, cos, rotary)
     return (reference.rotated_each if doubled else reference.rotated)(x, *tables, interleaved)
@@ -362,8 +363,7 @@ def _table(table: Tensor, pairs: int, interleaved: bool, tokens: int, offset: in
 
 def _check(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, offset: int, positions: Tensor | None) -> None:
     require_dtype(_NAME, "x", x)
-    if x.dim() != 4:
-        refuse(_NAME, "x", shape_text(x), "[batch, heads, tokens, size]")
+    _check_dimensions(x)
     require_dtype(_NAME, "cos", cos)
     if cos.dim() not in (2, 3) or not cos.shape[-1]:
         refuse(_NAME, "cos", shape_text(cos), "[positions, pairs] or [batch, tokens, pairs]")
@@ -385,6 +385,11 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, offset: int,
     _check_positions(x, cos, offset, positions)
 
 
+def _check_dimensions(x: Tensor) -> None:
+    if x.dim() != 4:
+        refuse(_NAME, "x", shape_text(x), "[batch, heads, tokens, size]")
+
+
 def _check_positions(x: Tensor, cos: Tensor, offset: int, positions: Tensor | None) -> None:
     batch, _, tokens, _ = x.shape
     if cos.dim() == 3:
@@ -394,6 +399,8 @@ def _check_positions(x: Tensor, cos: Tensor, offset: int, positions: Tensor | No
             name = "offset" if positions is None else "positions"
             refuse(_NAME, name, "given with a table a sample", "a table of positions, [positions, pairs]")
     elif positions is None:
+        if tokens > cos.shape[0]:
+            refuse(_NAME, "cos", shape_text(cos), f"at least {tokens} positions, for x {shape_text(x)}")
         if offset < 0 or offset + tokens > cos.shape[0]:
             refuse(_NAME, "offset", offset, f"0 to {cos.shape[0] - tokens}: {tokens} tokens, {cos.shape[0]} positions")
     else:

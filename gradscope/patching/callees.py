@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from gradscope.patching.file_bindings import assigned, is_given, may_be_set
 from gradscope.patching.recording import Frame, Node
 from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
 
 
 def check_named(node: Node, texts: Texts) -> None:
-    """Raises Refusal where a function was called that an attribute, a mapping or an argument held: ``self.act(x)``."""
+    """Raises Refusal where a function was called that something held which may hold another: ``self.act(x)``."""
     call = texts.spelled(node)
     function = _bound(call.func, texts) if isinstance(call, ast.Call) else None
-    if isinstance(function, ast.Attribute):
-        held, above = texts.attribute(function), texts.attribute(function.value)
-        if held is None or isinstance(held, nn.Module) or isinstance(above, (Tensor, ModuleType)):
-            return
-    elif function is None or (isinstance(function, ast.Name) and not _is_local(function, texts)):
-        return
-    raise Refusal(f"{node.op} is not called by its own name")
+    if function is not None and not _is_named(function, texts):
+        raise Refusal(f"{node.op} is not called by its own name")
+
+
+def _is_named(function: ast.expr, texts: Texts) -> bool:
+    """Whether a function of torch's is called by its name there, or as a tensor's method."""
+    held = _value(function, texts)
+    if isinstance(function, ast.Name):
+        return not _is_local(function, texts) and not is_given(function.id, _name(held), texts.source.file)
+    if not isinstance(function, ast.Attribute):
+        return False
+    above = _value(function.value, texts)
+    if isinstance(above, ModuleType):
+        return above.__name__.partition(".")[0] == "torch" or _name(held) == function.attr
+    if isinstance(held, nn.Module) or texts.is_tensor(function.value):
+        return True
+    if isinstance(above, type):
+        return issubclass(above, Tensor)
+    return not isinstance(function.value, (ast.Name, ast.Attribute))  # of what another call made
 
 
 def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
@@ -35,13 +47,17 @@ def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
     if not isinstance(call, ast.Call):
         return
     function = _bound(call.func, texts)
+    own = frame.code.co_name
     if isinstance(function, ast.Attribute):
-        above = texts.attribute(function.value)
-        may_change = isinstance(above, nn.Module) and function.attr in vars(above)
+        above = _value(function.value, texts)
+        held = not isinstance(above, (ModuleType, type)) and function.attr in getattr(above, "__dict__", {})
+        may_change = held or function.attr != own
+    elif isinstance(function, ast.Name) and _is_local(function, texts):
+        may_change = _is_held(function, texts)
     else:
-        may_change = not isinstance(function, ast.Name) or _is_held(function, texts)
+        may_change = not isinstance(function, ast.Name) or is_given(function.id, own, texts.source.file)
     if may_change:
-        raise Refusal(f"{frame.code.co_name} is not called by its own name")
+        raise Refusal(f"{own} is not called by its own name")
 
 
 def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
@@ -80,7 +96,7 @@ def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | No
     function = _bound(function, texts)
     if isinstance(function, ast.Attribute) and function.attr == "__call__":
         function = function.value
-    if _is_new(function, module, texts.frame.globals):
+    if _is_new(function, module, texts):
         return None
     held = _value(function, texts)
     if isinstance(held, nn.Module) and _is_own(function, texts) and _always(function.attr, held, texts):
@@ -117,6 +133,10 @@ def _is_held(name: ast.Name, texts: Texts) -> bool:
     return name.id in texts.frame.code.co_freevars or name.id in source.arguments or stored
 
 
+def _name(held: object) -> str | None:
+    return getattr(held, "__name__", None)
+
+
 def _is_path(expression: ast.expr, texts: Texts) -> bool:
     """Whether it can be asked at any place before: attributes and items below what the function was given."""
     if isinstance(expression, ast.Attribute):
@@ -144,79 +164,54 @@ def _value(expression: ast.expr, texts: Texts) -> object:
 
 def _always(name: str, module: nn.Module, texts: Texts) -> bool:
     """Whether all that the class gives the attribute is a new module of that kind, with parts of the same kinds."""
-    values = _assigned(name, texts.source)
-    return bool(values) and all(_is_new(value, module, texts.frame.globals) for value in values)
+    values = assigned(name, texts.source)
+    if not values or may_be_set(name, texts.source) or _is_widened_elsewhere(texts.frame):
+        return False
+    return all(_is_new(value, module, texts) for value in values)
 
 
-def _is_new(value: ast.expr, module: nn.Module, names: Mapping[str, Any]) -> bool:
-    if not isinstance(value, ast.Call) or _named(value.func, names) is not type(module):
+def _is_new(value: ast.expr, module: nn.Module, texts: Texts) -> bool:
+    if not isinstance(value, ast.Call) or _named(value.func, texts.frame.globals) is not type(module):
+        return False
+    if isinstance(value.func, ast.Name) and is_given(value.func.id, type(module).__name__, texts.source.file):
         return False
     if not isinstance(module, nn.Sequential):
         return True
     parts = list(module)
     return len(value.args) == len(parts) and all(
-        _is_new(given, part, names) for given, part in zip(value.args, parts, strict=True)
+        _is_new(given, part, texts) for given, part in zip(value.args, parts, strict=True)
     )
 
 
-def name_of(kind: type, names: Mapping[str, Any]) -> str | None:
-    """What a class of torch's is called in a file, as ``nn.SiLU``."""
-    for name, held in names.items():
-        if held is kind:
-            return name
-    if getattr(nn, kind.__name__, None) is not kind:
-        return None
-    for library, path in ((nn, kind.__name__), (torch, f"nn.{kind.__name__}")):
+def name_of(kind: type, texts: Texts) -> str | None:
+    """What a class is called in the file of ``texts``, as ``nn.SiLU``; None where no name is sure to be that class."""
+    names, own = texts.frame.globals, kind.__name__
+    if names.get(own) is kind:
+        return own
+    for library, path in ((nn, own), (torch, f"nn.{own}")) if getattr(nn, own, None) is kind else ():
         for name, held in names.items():
             if held is library:
                 return f"{name}.{path}"
-    return None
+    return next(
+        (name for name, held in names.items() if held is kind and not is_given(name, own, texts.source.file)), None
+    )
 
 
-def _assigned(name: str, source: FunctionSource) -> list[ast.expr]:
-    """All that the file gives an attribute of ``self``: a method's class, those that widen it, others from outside."""
-    own = _class_of(source.definition, source)
-    related = {own, *_widening(own, source)} if own is not None else {own}
-    found: list[ast.expr] = []
-    for part in ast.walk(source.file.tree):
-        if isinstance(part, ast.AnnAssign) and part.value is not None:
-            given = _given(part.target, part.value, name)
-        elif isinstance(part, ast.Assign):
-            given = [each for target in part.targets for each in _given(target, part.value, name)]
-        else:
-            continue
-        others_own = given and _class_of(part, source) not in {None, *related}
-        found += [value for target, value in given if not (others_own and is_name(target.value, "self"))]
-    return found
+def _is_widened_elsewhere(frame: Frame) -> bool:
+    """Whether a class that is loaded derives, in another file, from the one that the method is of."""
+    owner = type(frame.owner)
+    own = next((each for each in owner.__mro__ if _defines(each, frame)), owner)
+    return any(each.__module__ != own.__module__ for each in _derived(own))
 
 
-def _class_of(part: ast.AST, source: FunctionSource) -> ast.ClassDef | None:
-    """The class that something stands in."""
-    above: ast.AST | None = part
-    while above is not None and not isinstance(above, ast.ClassDef):
-        above = source.file.parents.get(above)
-    return above
+def _defines(kind: type, frame: Frame) -> bool:
+    return any(getattr(held, "__code__", None) is frame.code for held in vars(kind).values())
 
 
-def _widening(own: ast.ClassDef, source: FunctionSource) -> list[ast.ClassDef]:
-    """The classes of the file that derive from one, by their names: a method of it is theirs too."""
-    names, found = {own.name}, []
-    for part in source.file.tree.body:  # a class stands behind those that it derives from
-        if isinstance(part, ast.ClassDef) and any(is_name(base, name) for base in part.bases for name in names):
-            names.add(part.name)
-            found.append(part)
-    return found
-
-
-def _given(target: ast.expr, value: ast.expr, name: str) -> list[tuple[ast.Attribute, ast.expr]]:
-    """What an assignment gives the attribute: its part of ``self.a, self.b = nn.A(), nn.B()``."""
-    if isinstance(target, ast.Attribute):
-        return [(target, value)] if target.attr == name else []
-    if not isinstance(target, (ast.Tuple, ast.List)):
-        return []
-    paired = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
-    values = value.elts if paired and isinstance(value, (ast.Tuple, ast.List)) else [value] * len(target.elts)
-    return [each for part, held in zip(target.elts, values, strict=True) for each in _given(part, held, name)]
+def _derived(kind: type) -> Iterator[type]:
+    for each in type.__subclasses__(kind):
+        yield each
+        yield from _derived(each)
 
 
 def _named(expression: ast.expr, names: Mapping[str, Any]) -> object:

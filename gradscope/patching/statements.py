@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from gradscope.patching.conditions import Known
 from gradscope.patching.effects import check_only_serves, hands_on
 from gradscope.patching.forms import only_forms
 from gradscope.patching.match import Match
 from gradscope.patching.reading import reads_only
 from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
-from gradscope.patching.relied import Known
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import (
     HIDES,

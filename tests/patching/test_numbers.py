@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradscope.patching import relied
+from gradscope.patching import conditions
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from tests.patching import numbers_models
@@ -167,6 +167,6 @@ def _values(output: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("value", [[16], (16,), torch.Size([16]), [1, 2.5], "mean", -2, True])
 def test_a_condition_holds_for_the_value_it_was_written_for(value: Any) -> None:
     """A list is equal to no tuple."""
-    text = relied._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
+    text = conditions._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
     assert eval(text, {"held": value})
     assert not eval(text, {"held": None})

@@ -1,0 +1,114 @@
+"""Whether an expression is the same number in every call: written down, of a tensor's form, made of such."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+from types import ModuleType
+
+from gradscope.patching.recording import Frame
+from gradscope.patching.source import FunctionSource
+from gradscope.patching.syntax import is_name
+from gradscope.patching.texts import Texts
+
+
+def resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
+    """Of a name that is bound once, what that is."""
+    for _ in range(8):
+        if not isinstance(expression, ast.Name):
+            break
+        homes = source.assignments(expression)
+        if len(homes) != 1 or len(homes[0].targets) != 1 or not isinstance(homes[0].targets[0], ast.Name):
+            break
+        expression = homes[0].value
+    return expression
+
+
+def is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
+    """Whether it is written down, or made of a tensor's form and of what modules of Python hold, as ``math.pi``."""
+    if depth > _DEEPEST:  # n = n + 1
+        return False
+    expression = resolved(expression, texts.source) if isinstance(expression, ast.expr) else expression
+    parts: list[ast.expr] = []
+    certain = isinstance(expression, (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List))
+    if isinstance(expression, ast.JoinedStr):
+        return all(isinstance(part, ast.Constant) for part in expression.values)
+    if isinstance(expression, ast.Name):
+        if _is_of_math(expression, texts):
+            return True
+        values = [home.value for home in texts.source.assignments(expression)]
+        values = [value for value in values if not _hands_on(value, expression.id)]
+        return bool(values) and all(is_certain(value, texts, depth + 1) for value in values)
+    if isinstance(expression, ast.Attribute):
+        certain = _is_form(expression, _FORMS, texts) or _of_module(expression, texts)
+        if not certain and isinstance(expression.value, ast.Call):  # finfo(...).min
+            certain, parts = True, [expression.value]
+    elif isinstance(expression, ast.Subscript):
+        certain, parts = True, [expression.value, expression.slice]
+    elif isinstance(expression, ast.Call):
+        function = expression.func
+        certain = isinstance(function, ast.Name) and _is_pure(function, texts.frame)
+        if isinstance(function, ast.Attribute):
+            pure = function.attr in _OF_NUMBERS and _of_module(function, texts)
+            certain = pure or _is_form(function, _ASKED, texts)
+        parts = [*expression.args, *(keyword.value for keyword in expression.keywords)]
+    elif certain:
+        parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
+    return certain and all(is_certain(part, texts, depth + 1) for part in parts)
+
+
+def _hands_on(value: ast.expr, name: str) -> bool:
+    """Whether it makes a tensor of the number that ``name`` was: ``fill = torch.full([], fill)``."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    if value.func.attr == "to":
+        return _hands_on(value.func.value, name)
+    return value.func.attr in {"tensor", "as_tensor", "full"} and any(is_name(each, name) for each in value.args)
+
+
+def _is_pure(name: ast.Name, frame: Frame) -> bool:
+    """Whether a function that is called by its name gives the same number for the same ones, as ``float`` and ``sqrt``.
+
+    A function of ``math`` is known by any name that the file has for it.
+    """
+    if name.id in frame.code.co_varnames or name.id in frame.code.co_freevars:
+        return False
+    held = frame.globals.get(name.id, getattr(builtins, name.id, None))
+    return any(held is each for each in _PURE)
+
+
+_PURE = (float, int, abs, min, max, len, round, *(each for each in vars(math).values() if callable(each)))
+# Of modules; what draws random numbers, or tells of the machine, is not among them.
+_OF_NUMBERS = frozenset({name for name, each in vars(math).items() if callable(each)}) | {
+    *("finfo", "iinfo", "tensor", "as_tensor", "scalar_tensor", "full", "float32", "float64", "float16", "bfloat16"),
+    *("rsqrt", "square", "arctan", "arctan2", "abs", "absolute", "power", "sign", "reciprocal", "zeros", "ones"),
+    *("int8", "int16", "int32", "int64", "array", "asarray", "round", "maximum", "minimum", "arange", "Size"),
+}
+_FORMS = frozenset({"shape", "ndim", "dtype", "device"})
+_ASKED = frozenset({"size", "dim", "numel"})
+_DEEPEST = 24
+
+
+def _of_module(expression: ast.expr, texts: Texts) -> bool:
+    """``math.sqrt``, ``torch.pi``: an attribute of a module of somebody else's."""
+    root = expression
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name) or root.id in texts.frame.code.co_varnames:
+        return False
+    held = texts.frame.globals.get(root.id)
+    return isinstance(held, ModuleType) and held.__name__.partition(".")[0] in {"math", "torch", "numpy", "cmath"}
+
+
+def _is_of_math(name: ast.Name, texts: Texts) -> bool:
+    """``pi``, where the file has that from ``math`` and from nowhere else."""
+    file = texts.source.file
+    imports = (node for node in file.tree.body if isinstance(node, ast.ImportFrom) and node.module == "math")
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+    return name.id in names and file.bound[name.id] == 1
+
+
+def _is_form(expression: ast.Attribute, names: frozenset[str], texts: Texts) -> bool:
+    """Whether it asks a tensor for its form: ``self.size`` and ``self.ndim`` are the user's own."""
+    return expression.attr in names and texts.is_tensor(expression.value)

@@ -1,0 +1,198 @@
+"""What the new code asks before it runs: the expression of something that the proof relied on, and the test."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from gradscope.patching.callees import check_helper, check_named, configured, configured_on_the_way, name_of
+from gradscope.patching.certain import is_certain, resolved
+from gradscope.patching.graph import number
+from gradscope.patching.match import Scalar
+from gradscope.patching.reading import INLINE
+from gradscope.patching.recording import Frame, Node, Recording, Value
+from gradscope.patching.refusal import Refusal
+from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.patching.texts import Texts
+
+# Only in these a user writes numbers: what iterates over a tensor calls unbind.
+_WRITTEN = (ast.Call, ast.BinOp, ast.Compare, ast.AugAssign, ast.Assign)
+# Where an integer may become a parameter.
+_ARITHMETIC = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "float_power", "floor_divide", "remainder", "addcmul"}
+    | {"addcdiv", "masked_fill", "clamp", "where", "full", "lerp", "maximum", "minimum", "setitem"}
+    | {"eq", "ne", "lt", "le", "gt", "ge"}
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an expression was in the recorded run, and must be for the new code."""
+
+    expression: ast.expr
+    text: str  # the test
+
+
+class Conditions:
+    """Asks for what calls of a pattern relied on, in the function of ``texts``."""
+
+    def __init__(self, recording: Recording, texts: Texts) -> None:
+        self.recording, self.texts, self.frame = recording, texts, texts.frame
+        self.files: dict[str, SourceFile] = {texts.source.file.name: texts.source.file}
+
+    def known(self, scalar: Scalar, value: Any) -> Known | None:
+        """The condition that a number is the same; None where it always is."""
+        texts = self._texts_at(scalar.node)
+        if not isinstance(texts.spelled(scalar.node), _WRITTEN):
+            return None
+        found = texts.scalar(scalar)
+        if isinstance(found, str):
+            return None
+        return self._asked(found, value, texts, scalar.node.op in _ARITHMETIC)
+
+    def places(self, node: Node) -> Iterator[Known]:
+        """The conditions that an index shows the same part.
+
+        Raises:
+            Refusal: it is not written where it is used.
+        """
+        texts = self._texts_at(node)
+        spelled = texts.spelled(node)
+        if not isinstance(spelled, ast.Subscript):  # what iterates, or another function of torch's that indexes
+            return
+        index, value = resolved(spelled.slice, texts.source), node.args[1]
+        written = index.elts if isinstance(index, ast.Tuple) else [index]
+        values = value if isinstance(value, tuple) else (value,)
+        if len(written) != len(values) or any(isinstance(each, ast.Starred) for each in written):
+            raise Refusal(f"line {index.lineno}: {texts.source.file.of(index)} may be another number next time")
+        for part, held in _bounds(written, values):
+            known = self._asked(part, held, texts, False)
+            if known is not None:
+                yield known
+
+    def _asked(self, found: ast.expr, value: Any, texts: Texts, multiplies: bool) -> Known | None:
+        expression = resolved(found, texts.source)
+        if is_certain(expression, texts):
+            return None
+        text = self._text(expression, texts)
+        if any(self.texts.source.file.bound[name] for name in ("isinstance", "float", "int")):
+            raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
+        return Known(expression, _test(expression, text, value, multiplies))
+
+    def called(self, node: Node) -> Known | None:
+        """The condition that what is called is of the class that it was; None where it always is.
+
+        Raises:
+            Refusal: that can be told by no name of the file, or a function is called that may be another one.
+        """
+        texts = self._texts_at(node)
+        if not isinstance(node.caller, nn.Module):
+            check_named(node, texts)
+            return None
+        expression = configured(node, node.caller, texts)
+        if expression is None:
+            return None
+        text, name = self._text(expression, texts), name_of(type(node.caller), self.texts)
+        if name is None:
+            raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
+        return Known(expression, f"type({text}) is {name}")
+
+    def on_the_way(self, node: Node) -> Iterator[Known]:
+        """The conditions that the user's own modules which were called for it are of the classes that they were.
+
+        Raises:
+            Refusal: it is called by another function than the one that is edited, which asks for nothing.
+        """
+        for inner, outer in pairwise(node.places):
+            module = inner.frame.owner
+            if inner.frame is self.frame:
+                return
+            if module is not None and module is outer.frame.owner:
+                continue
+            texts = self.texts if outer.frame is self.frame else self._texts_of(outer.frame, node)
+            call = texts.source.at(outer.span)
+            if module is None:
+                check_helper(inner.frame, call, texts)
+                continue
+            expression = configured_on_the_way(inner.frame, module, call, texts)
+            if expression is not None:
+                text, kind = self._text(expression, texts), type(module)
+                name = name_of(kind, self.texts)
+                # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
+                test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
+                yield Known(expression, test)
+
+    def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
+        """The condition that a tensor is the number that it was, and gets no gradient."""
+        texts = self._texts_at(node)
+        expression, _ = texts.operand(value, frozenset({node}))
+        text = self._text(expression, texts)
+        return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
+
+    def _text(self, expression: ast.expr, texts: Texts) -> str:
+        text = texts.source.file.of(expression)
+        if texts is not self.texts and not self._same_owner(expression, texts.frame):
+            raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
+        return text
+
+    def _texts_at(self, node: Node) -> Texts:
+        frame = next(place.frame for place in node.places if place.frame.code.co_name not in INLINE)
+        return self.texts if frame is self.frame else self._texts_of(frame, node)
+
+    def _texts_of(self, frame: Frame, last: Node) -> Texts:
+        source = FunctionSource.of(frame.code, self.files)
+        return Texts(source, frame, self.recording.executed_in(frame), last)
+
+    def _same_owner(self, expression: ast.expr, frame: Frame) -> bool:
+        """Whether it is an attribute of the module whose method is edited, by the same name for that."""
+        root = expression
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        own, first = frame.owner, frame.code.co_varnames[:1]
+        return (
+            isinstance(expression, ast.Attribute)
+            and isinstance(root, ast.Name)
+            and own is not None
+            and own is self.frame.owner
+            and first == (root.id,) == self.frame.code.co_varnames[:1]
+        )
+
+
+def _bounds(written: list[ast.expr], values: tuple[Any, ...]) -> Iterator[tuple[ast.expr, Any]]:
+    """The expressions in an index that were numbers, and these; of a slice that is not written as one, it."""
+    for part, value in zip(written, values, strict=True):
+        if isinstance(part, ast.Slice) and isinstance(value, slice):
+            ends = zip((part.lower, part.upper, part.step), (value.start, value.stop, value.step), strict=True)
+            yield from ((end, held) for end, held in ends if end is not None)
+        elif isinstance(value, (int, slice)):
+            yield part, value
+
+
+def _test(expression: ast.expr, text: str, value: Any, multiplies: bool) -> str:
+    """The condition that it is ``value`` and no tensor, which might want a gradient or hold several numbers."""
+    if isinstance(value, bool):
+        return f"{_bracketed(expression, text)} is {value}"
+    equal = f"{_bracketed(expression, text)} == {_spelled(value, text, expression.lineno)}"
+    if type(value) is float or (type(value) is int and multiplies):  # any other is a dimension, a class, a size
+        return f"isinstance({text}, {type(value).__name__}) and {equal}"
+    return equal
+
+
+def _bracketed(expression: ast.expr, text: str) -> str:
+    simple = isinstance(expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    return text if simple else f"({text})"
+
+
+def _spelled(value: Any, text: str, line: int) -> str:
+    """The number as Python reads it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            raise Refusal(f"line {line}: {text} is not a number")
+        return f'float("{value}")'
+    return repr(tuple(value) if isinstance(value, tuple) else value)  # torch.Size is one
