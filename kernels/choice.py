@@ -70,12 +70,7 @@ class OrTorch(Generic[P, R]):
         self._function, self._plain = function, plain
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if why_torch(args) is None and (not kwargs or why_torch(kwargs.values()) is None):
-            return self._function(*args, **kwargs)
-        return self._otherwise(*args, **kwargs)
-
-    def _otherwise(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        why = why_torch((*args, *kwargs.values()))
+        why = why_torch((*args, *kwargs.values()) if kwargs else args)
         if why is None:
             return self._function(*args, **kwargs)
         self._check(why, kwargs)

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from gradscope.compat import dispatch_depth, dispatch_modes, exports, tracing_state, transform_running
 
 _PLAIN = (Tensor, nn.Parameter)
+_NO_TENSORS = frozenset({int, float, bool, str, type(None)})
 _STRIDED = torch.strided
 
 
@@ -35,6 +36,11 @@ def why_torch(values: Collection[Any]) -> str | None:
         why = _why_now()
         if why is not None:
             return why
+    return _why_of(values)
+
+
+def _why_of(values: Collection[Any]) -> str | None:
+    """Why for what tensors these are."""
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
@@ -43,10 +49,10 @@ def why_torch(values: Collection[Any]) -> str | None:
             if value.is_meta and all(each.is_meta for each in values if isinstance(each, Tensor)):
                 return "the tensors are on the meta device"  # beside others it is an error, that the recipe names
         elif kind is tuple:
-            why = why_torch(value)
+            why = _why_of(value)
             if why is not None:
                 return why
-        elif isinstance(value, Tensor):
+        elif kind not in _NO_TENSORS and isinstance(value, Tensor):
             return _why_kind(value)
     return None
 

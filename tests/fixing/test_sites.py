@@ -18,7 +18,7 @@ class Given(dict[Any, Any]):
         return SimpleNamespace(ns=7, bytes=8)
 
 
-FEW = "fewer than 2,000,000 logits: torch's own is sooner"
+FEW = "fewer than 3,000,000 logits: torch's own is sooner"
 
 
 @pytest.mark.parametrize(

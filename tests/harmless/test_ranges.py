@@ -12,8 +12,8 @@ from torch import nn
 from torch.profiler import profile, record_function
 
 import gradscope
-from gradscope import compat
 from gradscope.capture.spans import SpanRecorder
+from gradscope.compat import profilers, ranges
 
 
 class _Range:
@@ -33,21 +33,21 @@ class _Range:
         self._range.__exit__(None, None, None)
 
 
-_TORCHS: Any = compat._RecordFunctionFast
+_TORCHS: Any = ranges._RecordFunctionFast
 
 
 @pytest.fixture
 def open_at_stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many of gradscope's ranges were open each time that one of its profilers stopped."""
     counts: list[int] = []
-    stop = compat._CpuProfiler.stop
+    stop = profilers._CpuProfiler.stop
 
     def counted(self: Any) -> None:
         counts.append(len(_Range.open))
         stop(self)
 
-    monkeypatch.setattr(compat, "_RecordFunctionFast", _Range)
-    monkeypatch.setattr(compat._CpuProfiler, "stop", counted)
+    monkeypatch.setattr(ranges, "_RecordFunctionFast", _Range)
+    monkeypatch.setattr(profilers._CpuProfiler, "stop", counted)
     yield counts
     assert counts and not any(counts)
     assert not _Range.open

@@ -70,7 +70,7 @@ def test_the_reasons_are_found() -> None:
         ("line 7: self.k may be another number next time", "write the number there"),
         ("line 7 also calls print", "move that call above or below"),
         ("a mask is added before the scores are scaled; the softmax is computed in float64", "scale the scores first"),
-        ("fewer than 2,000,000 logits are sooner made at once on the CPU", ""),
+        ("fewer than 3,000,000 logits are sooner made at once on the CPU", ""),
         ("x is returned on line 2; load the model with attn_implementation='sdpa'", ""),
         ("words that nobody wrote", ""),
     ],

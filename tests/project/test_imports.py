@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,12 @@ def _imported(path: Path) -> set[str]:
 def test_imports_go_down_the_layout(package: str, path: Path) -> None:
     wrong = _imported(path) - _ALLOWED[package] - {package, "__version__"}
     assert not wrong, f"{package} may not import {sorted(wrong)}"
+
+
+def test_private_names_of_torch_come_from_one_face() -> None:
+    for package, path in _sources():
+        below = re.findall(r"gradscope\.compat\.(\w+)", path.read_text(encoding="utf-8"))
+        assert package == "compat" or not below, f"{path} imports from gradscope.compat.{below[0]}"
 
 
 def test_only_the_command_line_prints() -> None:

@@ -1,0 +1,94 @@
+"""The private interfaces of torch that gradscope stands on, each named once, and checked before use.
+
+Everything else in gradscope imports these names from here, none from the files below. :func:`check` runs each one on a
+small graph and says whether it answers as on the versions of :mod:`gradscope.versions`; :func:`require` turns a wrong
+answer into one clear error.
+"""
+
+from __future__ import annotations
+
+from gradscope.compat.checks import (
+    Check,
+    check,
+    require,
+)
+from gradscope.compat.engine import (
+    checkpoint_frame,
+    has_global_module_hooks,
+    held_by_checkpoint,
+    hook_dicts,
+    marking_recompute,
+    saved_value,
+    swap_engine_entry,
+)
+from gradscope.compat.private import (
+    SavedTensor,
+    dispatch_depth,
+    dispatch_modes,
+    exports,
+    function_modes,
+    graph_task_id,
+    sequence_number,
+    tracing_state,
+    transform_running,
+    transforms_run,
+)
+from gradscope.compat.profilers import (
+    kineto_events,
+    kineto_tree,
+    live_device_blocks,
+    new_profiler,
+    release_profiler,
+    require_no_profiler,
+    start_memory_profiler,
+    start_profiler,
+    stop_profiler,
+    watch_profilers,
+    without_rows,
+)
+from gradscope.compat.ranges import (
+    TraceMarker,
+    end_range,
+    open_range,
+)
+from gradscope.compat.stderr import (
+    quiet_kineto,
+)
+
+__all__ = [
+    "Check",
+    "SavedTensor",
+    "TraceMarker",
+    "check",
+    "checkpoint_frame",
+    "dispatch_depth",
+    "dispatch_modes",
+    "end_range",
+    "exports",
+    "function_modes",
+    "graph_task_id",
+    "hook_dicts",
+    "has_global_module_hooks",
+    "held_by_checkpoint",
+    "kineto_events",
+    "kineto_tree",
+    "live_device_blocks",
+    "marking_recompute",
+    "new_profiler",
+    "open_range",
+    "require_no_profiler",
+    "quiet_kineto",
+    "release_profiler",
+    "require",
+    "saved_value",
+    "sequence_number",
+    "start_memory_profiler",
+    "start_profiler",
+    "stop_profiler",
+    "swap_engine_entry",
+    "tracing_state",
+    "transform_running",
+    "transforms_run",
+    "watch_profilers",
+    "without_rows",
+]

@@ -1,0 +1,134 @@
+"""The autograd engine's entry, what its nodes and checkpoints keep, and the hooks of a leaf."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gradscope.compat.ranges import TraceMarker
+
+
+def saved_value(saved: Any) -> Any:
+    """What a ``SavedTensor`` of a node's ``_raw_saved_*`` holds, without unpacking it.
+
+    A tensor; or, where hooks packed it (checkpointing, ``save_on_cpu``), whatever they made of it. Unpacking would run
+    a checkpoint's forward again.
+    """
+    return saved.data
+
+
+def checkpoint_frame(saved: Any) -> Any:
+    """The frame of non-reentrant checkpointing that stands behind a ``SavedTensor``; None for any other."""
+    from torch.utils import checkpoint
+
+    kind = getattr(checkpoint, "_CheckpointFrame", None)
+    hook = getattr(saved, "unpack_hook", None)
+    if kind is None or hook is None:
+        return None
+    return next((value for value in _closure(hook).values() if isinstance(value, kind)), None)
+
+
+def held_by_checkpoint(frame: Any) -> Iterator[tuple[str, Any]]:
+    """(what it is, containers of tensors and ``SavedTensor``) of what a checkpoint keeps for its recompute."""
+    if hasattr(frame, "saved_args"):  # torch 2.13
+        yield "input", frame.saved_args
+    else:  # torch 2.11: the inputs are saved by a node that does nothing else
+        node = getattr(frame.input_saver, "grad_fn", None)
+        yield "input", getattr(node, "_raw_saved_tensors", ())
+        yield "input", _closure(getattr(node, "get_args", None)).get("args")
+    held = _closure(frame.recompute_fn)
+    yield "input", held.get("kwargs")
+    yield "random state", (held.get("fwd_cpu_state"), held.get("fwd_device_states"))
+    # Selective checkpointing: the outputs of operations that its policy keeps, each in a wrapper.
+    selected = getattr(held.get("recompute_context"), "storage", None) or {}
+    yield "selected", [getattr(item, "val", item) for kept in selected.values() for item in _flat(kept)]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """The variables that a function closes over, by name."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code is None or cells is None:
+        return {}
+    found = {}
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # a variable that was never set
+            found[name] = cell.cell_contents
+    return found
+
+
+@contextlib.contextmanager
+def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace the one function through which every Python ``backward`` and ``grad`` enters the engine.
+
+    ``torch.autograd.backward`` and ``torch.autograd.grad`` look the name up in their module at each call, so that
+    user code that imported them long ago goes through the replacement too.
+    """
+    module: Any = torch.autograd
+    original = module._engine_run_backward
+    replacement = wrap(original)
+    module._engine_run_backward = replacement
+    try:
+        yield
+    finally:
+        # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through when inactive.
+        if module._engine_run_backward is replacement:
+            module._engine_run_backward = original
+
+
+def has_global_module_hooks() -> bool:
+    """Whether anybody has a hook on all modules of the process."""
+    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+def hook_dicts(leaf: torch.Tensor) -> list[dict[Any, Any]]:
+    """The dictionaries of the hooks on a tensor without a node: on its gradient, and behind its accumulation."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return [hooks for name in names if (hooks := getattr(leaf, name, None))]
+
+
+@contextlib.contextmanager
+def marking_recompute(name: str) -> Iterator[None]:
+    """Write a row ``name`` around each recompute of non-reentrant checkpointing.
+
+    Checkpointing enters one context of its own around exactly that. Where a torch has it no more, nothing is marked
+    and a recompute shows only by the module calls and the ops with gradients inside it.
+    """
+    from torch.utils import checkpoint
+
+    module: Any = checkpoint
+    original = getattr(module, "_recomputation_hook", None)
+    if original is None:
+        yield
+        return
+
+    class Marked(original):  # type: ignore[misc, valid-type]
+        def __enter__(self) -> Any:
+            self._gradscope_marker = TraceMarker(name)
+            self._gradscope_marker.__enter__()
+            return super().__enter__()
+
+        def __exit__(self, *exc: object) -> Any:
+            try:
+                return super().__exit__(*exc)
+            finally:
+                self._gradscope_marker.__exit__(None, None, None)
+
+    module._recomputation_hook = Marked
+    try:
+        yield
+    finally:
+        if module._recomputation_hook is Marked:
+            module._recomputation_hook = original

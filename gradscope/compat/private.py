@@ -1,0 +1,78 @@
+"""Private names of torch that are called or compared as they are; each absent one says so when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def private(name: str) -> Any:
+    """What a private name of torch stands for; where this torch has it no more, a function whose call says so.
+
+    gradscope can then be imported on any torch, and :func:`require` has the chance to name what is missing.
+    """
+    found: Any = torch
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found if found is not None else _absent(name)
+
+
+def _absent(name: str) -> Callable[..., Any]:
+    def absent(*args: object, **kwargs: object) -> Any:
+        raise AttributeError(f"torch has no {name.removeprefix('torch.')}")
+
+    return absent
+
+
+def private_or(name: str, instead: Callable[[], Any]) -> Callable[[], Any]:
+    """As :func:`private`; ``instead`` where this torch has it no more, for what must go on without."""
+    found: Callable[[], Any] = private(name)
+    return found if found.__module__ != __name__ else instead
+
+
+#: Next number that a node made by this thread will get. Thread local.
+sequence_number: Callable[[], int] = private("torch.autograd._get_sequence_nr")
+
+
+#: -1 outside a backward pass of this thread.
+graph_task_id: Callable[[], int] = private("torch._C._current_graph_task_id")
+
+
+#: The innermost transform of torch.func that this thread runs; None outside of one.
+transform_running: Callable[[], Any] = private_or("torch._C._functorch.peek_interpreter_stack", lambda: None)
+
+
+#: What torch.jit.trace writes to; None where nothing is traced.
+tracing_state: Callable[[], Any] = private_or("torch._C._get_tracing_state", lambda: None)
+
+
+#: How many modes of ``__torch_dispatch__`` this thread is in, torch's own (fake tensors, make_fx) included.
+dispatch_depth: Callable[[], int] = private_or("torch._C._len_torch_dispatch_stack", lambda: 0)
+
+
+#: The class of what a node's ``_raw_saved_*`` gives.
+SavedTensor: Any = private("torch._C._autograd.SavedTensor")
+
+
+#: The modes of ``torch.overrides`` that this thread is in, the innermost last; and those of ``__torch_dispatch__``.
+function_modes: Callable[[], list[Any]] = private("torch.overrides._get_current_function_mode_stack")
+
+
+dispatch_modes: Callable[[], list[Any]] = private("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+
+
+def exports() -> bool:
+    """Whether torch.export traces, as Dynamo sees it too.
+
+    ``torch.compiler.is_exporting`` is what this reads, but Dynamo of torch 2.11 takes that for True in whatever it
+    compiles.
+    """
+    flag: bool | None = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
+
+
+def transforms_run() -> bool:
+    """Whether a transform of torch.func runs, which makes a graph in each of its passes and lets go of it."""
+    return transform_running() is not None
