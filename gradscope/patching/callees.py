@@ -209,7 +209,8 @@ def _defines(kind: type, frame: Frame) -> bool:
 
 
 def _derived(kind: type) -> Iterator[type]:
-    for each in type.__subclasses__(kind):
+    below: list[type] = type.__subclasses__(kind)
+    for each in below:
         yield each
         yield from _derived(each)
 

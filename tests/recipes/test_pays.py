@@ -36,12 +36,12 @@ SMALL: list[tuple[str, Callable[[], Any], Callable[[], Any] | None]] = [
     (
         "cross_entropy",
         lambda: (*tensors((32, 65)), T),
-        lambda: (*tensors((4096, 1000)), torch.zeros(4096, dtype=torch.int64)),
+        lambda: (*tensors((6144, 1000)), torch.zeros(6144, dtype=torch.int64)),
     ),
     (
         "linear_cross_entropy",
         lambda: (*tensors((32, 8), (65, 8)), T),
-        lambda: (*tensors((512, 8), (50257, 8)), torch.zeros(512, dtype=torch.int64)),
+        lambda: (*tensors((1024, 8), (50257, 8)), torch.zeros(1024, dtype=torch.int64)),
     ),
     ("rms_norm", lambda: (*tensors((32, 64)), (64,)), lambda: (*tensors((4096, 768)), (768,))),
     ("add_rms_norm", lambda: tensors((32, 64), (32, 64)), lambda: tensors((4096, 768), (4096, 768))),
