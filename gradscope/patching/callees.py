@@ -39,7 +39,9 @@ def _is_named(function: ast.expr, texts: Texts) -> bool:
         return True
     if isinstance(above, type):
         return issubclass(above, Tensor)
-    return not isinstance(function.value, (ast.Name, ast.Attribute))  # of what another call made
+    if isinstance(function.value, ast.Name):  # of a comprehension, that goes over tensors
+        return above is None and not _is_local(function.value, texts)
+    return not isinstance(function.value, ast.Attribute)  # of what another call made
 
 
 def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
