@@ -22,6 +22,7 @@ from tests.diagnose.twins_memory import TWINS, WIDTH, Checkpointed, Dropped, Gat
 
 NAMES = (
     "slices-zero-filled",
+    "slices-written",
     "copies",
     "saved-dropout",
     "saved-activation-inputs",

@@ -53,6 +53,24 @@ class Rounds(nn.Module):
         return state
 
 
+class Written(nn.Module):
+    """What each step of a sequence gives, gathered in one tensor."""
+
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+        self.written = written
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.head(part) for part in self.embed(x).unbind(1)]
+        if not self.written:
+            return torch.stack(parts)
+        outputs = torch.zeros(x.shape[1], x.shape[0], 4 * WIDTH)
+        for step, part in enumerate(parts):
+            outputs[step] = part
+        return outputs
+
+
 class Interleaved(nn.Module):
     """Even and odd features."""
 
@@ -248,6 +266,13 @@ TWINS: list[Twin] = [
         "slices-zero-filled",
         bad=lambda: _run(Interleaved(sliced=True), 8, 128, WIDTH),
         good=lambda: _run(Interleaved(sliced=False), 8, 128, WIDTH),
+    ),
+    Twin(
+        "steps written to one tensor",
+        "slices-written",
+        bad=lambda: _run(Written(written=True), 8, 48, WIDTH),
+        good=lambda: _run(Written(written=False), 8, 48, WIDTH),
+        also=frozenset({"tiny-layers"}),  # it is a loop over steps either way
     ),
     Twin(
         "heads copied before attention",

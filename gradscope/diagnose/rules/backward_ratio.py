@@ -11,9 +11,9 @@ with one thread: linear layers 2.0, convolutions 2.0 to 2.5, attention 2.1, recu
 fires from twice the norm on, where what is above it is 5 % of the step and half a millisecond, in each measured step,
 and one operation makes most of it. An operation that is not known to be slow must be so in four steps, steadily. Views
 cost nothing in forward, so concatenating their gradients is no reason; gradients that are made as large as a table or a
-sequence have rules of their own (embedding-dense-gradient, tied-embedding, slices-zero-filled). Each pass that keeps
-the graph for another adds a norm; where gradients are differentiated again (``create_graph``) nothing is said, for a
-layer's backward then has the nodes of that graph as well.
+sequence have rules of their own (embedding-dense-gradient, tied-embedding, slices-zero-filled, slices-written). Each
+pass that keeps the graph for another adds a norm; where gradients are differentiated again (``create_graph``) nothing
+is said, for a layer's backward then has the nodes of that graph as well.
 
 Evidence: both times, their ratio, and the operation of the backward phase with the largest excess. Estimate: three
 quarters of what is above the norm (half to all of it): another way to compute the same takes time as well.
