@@ -81,6 +81,7 @@ def _explain(
     backend: str = "auto",
 ) -> Choice:
     """What :func:`attention` would do with these arguments, and why."""
+    query, scale = _positive(query, scale)
     given = arguments(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
     )

@@ -299,3 +299,10 @@ def test_a_scale_that_is_learnt(backend: str) -> None:
     upstream = torch.randn_like(mine)
     for one, other in zip(*(torch.autograd.grad(each, tensors, upstream) for each in (mine, plain)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_scale_that_wants_a_gradient_can_be_asked_about() -> None:
+    """Without a warning, and as it would run: the query is scaled before."""
+    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+    for scale in (torch.tensor(0.5, requires_grad=True), torch.tensor(-0.5), -1.0, 0.0):
+        assert attention.explain(q, q, q, scale=scale).backend == "flash"  # type: ignore[arg-type]
