@@ -97,13 +97,17 @@ def mark(row: dict[str, Any]) -> str:
     return "MISSED" if not row["own"] and row["ratio"] >= FASTER else ""
 
 
-def overhead(cell: Cell, rounds: int = 15) -> dict[str, Any]:
+def overhead(cell: Cell, rounds: int = 41) -> dict[str, Any]:
     """What a call with "auto" takes beyond torch's in µs, forward and backward, medians of blocks in turns."""
     torchs, _, auto = cell.make()
-    calls = max(20, _calls(torchs) // 2)
+    calls = _calls(torchs)
     for step in (torchs, auto):
         _block(step, calls)
-    pairs = [(_block(torchs, calls)[0] / calls, _block(auto, calls)[0] / calls) for _ in range(rounds)]
+    pairs = []
+    for number in range(rounds):  # there and back: the first block of a round is the slower one
+        first, second = (torchs, auto) if number % 2 else (auto, torchs)
+        times = {step: _block(step, calls)[0] / calls for step in (first, second)}
+        pairs.append((times[torchs], times[auto]))
     return {
         "recipe": cell.recipe,
         "sizes": cell.sizes,
