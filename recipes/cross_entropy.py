@@ -26,7 +26,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.cross_entropy.by_torch import by_torch
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
 from gradscope.kernels.cross_entropy.targets import require_classes
-from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, mean_factors
+from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, late_factor, mean_factors
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
@@ -234,7 +234,8 @@ class _CrossEntropy(torch.autograd.Function):
             settings.backend,
         )
         link = token(logits)
-        ctx.save_for_backward(gradient, scale if late else None, link)
+        later = late_factor(target, scale, settings.ignore_index) if late and scale is not None else None
+        ctx.save_for_backward(gradient, later, link)
         ctx.settings = settings
         if settings.reduction == "none":
             return per_row, link

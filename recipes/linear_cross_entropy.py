@@ -165,10 +165,10 @@ def _by_torch(
     memory_budget: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    classes, *positions, features = linear_weight.shape
+    classes, *positions, _ = linear_weight.shape
     batch = input.shape[:-1]
     bias = None if linear_bias is None else linear_bias.reshape(-1)
-    logits = functional.linear(input, linear_weight.reshape(-1, features), bias)
+    logits = functional.linear(input, linear_weight.flatten(0, -2), bias)
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     rows = math.prod(batch)

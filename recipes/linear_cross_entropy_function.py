@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, mean_factors
+from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, late_factor, mean_factors
 from gradscope.kernels.linear_cross_entropy.launch import losses_and_gradients
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
@@ -68,7 +68,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         if rows:
             ctx.save_for_backward(input, linear_weight, target, linear_bias, weight, link)
             return loss, logits, link
-        ctx.save_for_backward(*gradients, scale if late else None, link)
+        later = late_factor(target, scale, settings.ignore_index) if late and scale is not None else None
+        ctx.save_for_backward(*gradients, later, link)
         ctx.dtypes = tuple(None if tensor is None else tensor.dtype for tensor in (input, linear_weight, linear_bias))
         total = loss.sum()
         return total if scale is None else total * scale, logits, link

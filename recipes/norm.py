@@ -15,7 +15,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
-from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, why_not_cpu
+from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, of_one_dtype, why_not_cpu
 from gradscope.recipes.norm_function import LayerNorm, RMSNorm
 from gradscope.recipes.recipe import Recipe
 
@@ -176,7 +176,7 @@ def _plain_layer_norm(
 ) -> Tensor:
     if is_apart(promote, input.dtype, weight, bias):
         return applied(functional.layer_norm(input, list(normalized_shape), None, None, eps), weight, bias)
-    return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
+    return functional.layer_norm(input, list(normalized_shape), *of_one_dtype(input.dtype, weight, bias), eps)
 
 
 @explained_by(_explain_layer_norm, _plain_layer_norm, _LAYER_REASONS)

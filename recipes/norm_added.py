@@ -12,7 +12,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.kernels.support import interpreting, why_no_triton
-from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, why_not_cpu
+from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, of_one_dtype, why_not_cpu
 from gradscope.recipes.norm_function import AddNorm, Settings
 
 _REASONS = {
@@ -56,7 +56,7 @@ def _plain_add_layer_norm(
         normal, stream = _plain_add_layer_norm(input, residual, None, None, eps, dropout_p, training)
         return applied(normal, weight, bias), stream
     stream = _stream(input, residual, dropout_p, training)
-    normal = functional.layer_norm(stream, stream.shape[-1:], weight, bias, eps)
+    normal = functional.layer_norm(stream, stream.shape[-1:], *of_one_dtype(stream.dtype, weight, bias), eps)
     return (normal if normal.dtype is stream.dtype else normal.to(stream.dtype)), stream
 
 
@@ -110,6 +110,8 @@ def add_layer_norm(
     if choice.backend == "torch":
         return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
     p = dropout_p if training else 0.0
+    if choice.backend == "cpu":
+        weight, bias = of_one_dtype(torch.promote_types(input.dtype, residual.dtype), weight, bias)
     return _added(input, residual, weight, bias, Settings(eps, p, True, choice.backend))
 
 

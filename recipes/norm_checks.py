@@ -47,6 +47,15 @@ def is_apart(promote: bool, dtype: torch.dtype, *parameters: Tensor | None) -> b
     return promote and any(each is not None and each.dtype != dtype for each in parameters)
 
 
+def of_one_dtype(dtype: torch.dtype, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias as torch's kernel takes them, forward and backward: of what is normalised, or both float32."""
+    if all(each is None or each.dtype is dtype for each in (weight, bias)):
+        return weight, bias
+    if weight is None and bias is not None:
+        weight = torch.ones_like(bias, dtype=torch.float32)
+    return None if weight is None else weight.float(), None if bias is None else bias.float()
+
+
 def applied(normal: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """The normalised tensor times weight plus bias, as torch promotes them."""
     normal = normal if weight is None else normal * weight

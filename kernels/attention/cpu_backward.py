@@ -49,7 +49,7 @@ def backward(
     bias_sum = grouped_sum = None
     if wants_bias_grad and bias is not None and bias.dtype != torch.bool:
         bias_sum = torch.zeros(bias.shape, dtype=work.dtype, device=bias.device)
-        grouped_sum = grouped_bias(bias_sum, work.kv_heads) if work.kv_heads else bias_sum
+        grouped_sum = grouped_bias(bias_sum, work.kv_heads)
     if logsumexp.numel() and k.shape[2]:
         sides = tuple(x.unflatten(1, (work.kv_heads, work.repeats)) for x in (q, grad_out, out, logsumexp))
         rows_into = dq.unflatten(1, (work.kv_heads, work.repeats))

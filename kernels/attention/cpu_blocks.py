@@ -192,7 +192,7 @@ def rows_of(tensor: Tensor, block: Block, dtype: torch.dtype) -> Tensor:
 def grouped_bias(bias: Tensor, kv_heads: int) -> Tensor:
     """[batch, key head, query head of it, query, key]; a side of 1 broadcasts."""
     own = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
-    return own.unsqueeze(1) if own.shape[1] == 1 else own.unflatten(1, (kv_heads, own.shape[1] // kv_heads))
+    return own.unsqueeze(1) if own.shape[1] <= 1 else own.unflatten(1, (kv_heads, own.shape[1] // kv_heads))
 
 
 def bias_part(bias: Tensor, block: Block) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,6 +18,8 @@ def by_torch(
     softcap: float | None = None,
 ) -> Tensor:
     """As :func:`gradscope.recipes.cross_entropy`; all derivatives exist, on any kind of tensor that torch's takes."""
+    if target.dtype is torch.uint8:  # torch takes them of rows alone, without weights or smoothing
+        target = target.long()
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     loss = functional.cross_entropy(

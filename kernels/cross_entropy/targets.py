@@ -15,6 +15,8 @@ def require_classes(function: str, target: Tensor, classes: int, ignore_index: i
     """
     if not target.numel():
         return
+    if target.dtype is torch.uint8:  # else ignore_index were compared by its last eight bits
+        target = target.long()
     known = (target >= 0) & (target < classes) | (target == ignore_index)
     if target.device.type != "cpu":  # no wait for the device: it stops itself
         torch._assert_async(known.all())

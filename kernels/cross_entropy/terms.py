@@ -37,6 +37,11 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def late_factor(target: Tensor, scale: Tensor, ignore_index: int) -> Tensor:
+    """The factor of :func:`mean_factors` for gradients that are there: 0 where no target counts, as they are."""
+    return torch.where((target != ignore_index).any(), scale, 0.0)
+
+
 def mean_factors(target: Tensor, terms: Terms, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
     """Class weights and a factor, with which the sum of ``factor · loss`` is the mean.
 

@@ -38,6 +38,7 @@ def rotate(
     for x, out in zip(given, into, strict=True):
         if not x.numel():
             continue
+        x = x.resolve_neg()  # torch's copy into another dtype forgets the sign of a view that is negated
         if rotary < x.shape[3]:
             out[..., rotary:] = x[..., rotary:]
             x, out = x[..., :rotary], out[..., :rotary]

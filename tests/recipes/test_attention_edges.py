@@ -67,6 +67,16 @@ def test_nothing_at_all(shape: tuple[int, ...], dropout_p: float) -> None:
     assert x.grad.shape == shape
 
 
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("heads", [0, 1])
+def test_no_heads_with_a_mask(heads: int, learnt: bool) -> None:
+    """Edge case 6: gradients of nothing, and zeros for a mask that all heads would share."""
+    x, mask = torch.randn(2, 0, 5, 4, requires_grad=True), torch.ones(1, heads, 5, 5, dtype=torch.bool).tril()
+    mask = mask.float().requires_grad_() if learnt else mask
+    grads = torch.autograd.grad(attention(x, x, x, mask).sum(), (x, mask) if learnt else x)
+    assert all(torch.equal(one, torch.zeros_like(other)) for one, other in zip(grads, (x, mask), strict=False))
+
+
 def test_no_keys() -> None:
     """Edge cases 6 and 13: every row is fully masked."""
     q, k = torch.randn(1, 2, 5, 4, requires_grad=True), torch.randn(1, 2, 0, 4, requires_grad=True)

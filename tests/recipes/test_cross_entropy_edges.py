@@ -67,15 +67,16 @@ def test_backward_as_often_as_the_graph_is_retained(logits: Tensor, target: Tens
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(4, 5), (0, 5), (0, 5, 3), (4, 5, 0)])
-def test_nothing_counts(reduction: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nothing_counts(reduction: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Case 6: all ignored, and empty; a mean is NaN with gradients of zero, as torch's."""
     target = torch.full((shape[0], *shape[2:]), -100)
-    logits = torch.randn(shape)
+    logits = torch.randn(shape).to(dtype)
     with dirty_memory():
         ours = gradient(lambda x: cross_entropy(x, target, reduction=reduction), logits)
     torchs = gradient(lambda x: functional.cross_entropy(x, target, reduction=reduction), logits)
     torch.testing.assert_close(ours[0], torchs[0], equal_nan=True)
-    assert torch.equal(ours[1], torch.zeros(shape))
+    assert torch.equal(ours[1], torch.zeros_like(logits))
 
 
 def test_rows_that_are_ignored_may_hold_anything() -> None:
@@ -234,6 +235,28 @@ def test_targets_may_be_bytes(logits: Tensor) -> None:
         linear_cross_entropy(x, weight, target, ignore_index=255),
         functional.cross_entropy(x @ weight.T, target, ignore_index=255),
     )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1}, {"weight": torch.linspace(0.5, 2, 9)}], ids=["plain", "smooth", "weights"]
+)
+@pytest.mark.parametrize("shape", [(6, 9), (2, 9, 3), (2, 9, 3, 2)], ids=str)
+@pytest.mark.parametrize("ignored", [2, 256 + 4, -100])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_bytes_with_every_option(backend: str, ignored: int, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Torch's own takes them of rows alone, without weights and smoothing, and an index by its last eight bits."""
+    logits, target = torch.randn(shape), torch.randint(0, 9, (shape[0], *shape[2:]), dtype=torch.uint8)
+    options = {"ignore_index": ignored, **options}
+    ours = gradient(lambda x: cross_entropy(x, target, backend=backend, **options), logits)
+    exact = gradient(lambda x: functional.cross_entropy(x, target.long(), **options), logits)
+    for one, other in zip(ours, exact, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_byte_that_is_no_class(backend: str) -> None:
+    with pytest.raises(ValueError, match="target holds 244; expected a class in"):
+        cross_entropy(torch.randn(1, 9), torch.tensor([244], dtype=torch.uint8), ignore_index=500, backend=backend)
 
 
 @pytest.mark.parametrize("size_average", [None, True, False])

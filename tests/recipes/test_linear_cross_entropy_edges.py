@@ -58,9 +58,10 @@ def test_backward_as_often_as_the_graph_is_retained(reduction: str, dtype: torch
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("rows", [0, 4])
-def test_nothing_counts(reduction: str, rows: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_nothing_counts(reduction: str, rows: int, dtype: torch.dtype) -> None:
     """Case 6: all ignored, and empty; a mean is NaN with gradients of zero."""
-    x, linear_weight, bias, _ = problem(rows)
+    x, linear_weight, bias, _ = problem(rows, dtype=dtype)
     target = torch.full((rows,), -100)
     with dirty_memory():
         loss, *slopes = gradients(linear_cross_entropy, target, x, linear_weight, bias, reduction=reduction)
@@ -69,6 +70,16 @@ def test_nothing_counts(reduction: str, rows: int) -> None:
     torch.testing.assert_close(beside, loss, equal_nan=True)
     torch.testing.assert_close(logits, functional.linear(x, linear_weight, bias))
     assert all(torch.equal(slope, torch.zeros_like(slope)) for slope in slopes)
+
+
+@pytest.mark.parametrize("weight", [None, torch.linspace(0.5, 2.0, 7).double()], ids=["plain", "weighted"])
+@pytest.mark.parametrize("batch", [(0,), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_no_features(backend: str, batch: tuple[int, ...], weight: Tensor | None) -> None:
+    """Case 6: the logits are the bias alone."""
+    x, linear_weight, bias, target = problem(*batch, features=0)
+    found = linear_cross_entropy(x, linear_weight, target, bias, weight=weight, backend=backend)
+    torch.testing.assert_close(found, plain(x, linear_weight, target, bias, weight=weight), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

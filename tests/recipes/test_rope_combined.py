@@ -39,6 +39,13 @@ def packed_negated() -> Tensor:
     return x
 
 
+def half_negated() -> Tensor:
+    """Torch's copy of such a view into float32 forgets the sign."""
+    x = torch._neg_view(torch.randn(BATCH, HEADS, TOKENS, SIZE).half())
+    assert x.is_neg()
+    return x
+
+
 def shifted() -> Tensor:
     """It begins at an odd place, and all strides are even."""
     x = torch.randn(BATCH * HEADS * TOKENS * SIZE + 1)[1:].view(BATCH, HEADS, TOKENS, SIZE)
@@ -46,7 +53,7 @@ def shifted() -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("make", [negated, packed_negated, shifted])
+@pytest.mark.parametrize("make", [negated, packed_negated, half_negated, shifted])
 @EVERY_WAY
 @BOTH
 def test_what_is_no_plain_memory(make: Any, backend: str, interleaved: bool) -> None:
