@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.file_bindings import assigned, is_given, may_be_set
+from gradscope.patching.families import home, is_widened_elsewhere, named, other_method, related
+from gradscope.patching.file_bindings import assigned, is_changed, is_given, may_be_set
 from gradscope.patching.recording import Frame, Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import is_name
@@ -62,6 +62,17 @@ def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
         raise Refusal(f"{own} is not called by its own name")
 
 
+def check_method(called: ast.AST | None, texts: Texts) -> None:
+    """Raises Refusal where another class has another method, or property, than the module's own that is ``called``."""
+    function = _bound(called.func, texts) if isinstance(called, ast.Call) else called
+    if not isinstance(function, ast.expr) or not _is_own(function, texts):  # Own.method(self), super().method()
+        return
+    other = other_method(function.attr, texts.frame, texts.source.file)
+    if other is not None:
+        own = home(texts.frame).__name__
+        raise Refusal(f"{function.attr} is that of {own}, which {other} has another for")
+
+
 def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
     """What was called for a module of torch's, as ``self.act``; None where it always is one of that class."""
     if texts.is_of_parent(node):  # the module's own class says which
@@ -101,6 +112,8 @@ def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | No
     if _is_new(function, module, texts):
         return None
     held = _value(function, texts)
+    if _is_own(function, texts) and is_changed(function.attr, texts.source.file):
+        raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
     if isinstance(held, nn.Module) and _is_own(function, texts) and _always(function.attr, held, texts):
         return None
     other = held is not None and held is not module  # in a Sequential, say
@@ -166,14 +179,15 @@ def _value(expression: ast.expr, texts: Texts) -> object:
 
 def _always(name: str, module: nn.Module, texts: Texts) -> bool:
     """Whether all that the class gives the attribute is a new module of that kind, with parts of the same kinds."""
-    values = assigned(name, texts.source)
-    if not values or may_be_set(name, texts.source) or _is_widened_elsewhere(texts.frame):
+    file, names = texts.source.file, texts.frame.globals
+    values = assigned(name, file, related(home(texts.frame), file, names))
+    if not values or may_be_set(name, file) or is_widened_elsewhere(texts.frame):
         return False
     return all(_is_new(value, module, texts) for value in values)
 
 
 def _is_new(value: ast.expr, module: nn.Module, texts: Texts) -> bool:
-    if not isinstance(value, ast.Call) or _named(value.func, texts.frame.globals) is not type(module):
+    if not isinstance(value, ast.Call) or named(value.func, texts.frame.globals) is not type(module):
         return False
     if isinstance(value.func, ast.Name) and is_given(value.func.id, type(module).__name__, texts.source.file):
         return False
@@ -187,40 +201,11 @@ def _is_new(value: ast.expr, module: nn.Module, texts: Texts) -> bool:
 
 def name_of(kind: type, texts: Texts) -> str | None:
     """What a class is called in the file of ``texts``, as ``nn.SiLU``; None where no name is sure to be that class."""
-    names, own = texts.frame.globals, kind.__name__
-    if names.get(own) is kind:
+    names, own, file = texts.frame.globals, kind.__name__, texts.source.file
+    if names.get(own) is kind and not is_given(own, own, file):
         return own
     for library, path in ((nn, own), (torch, f"nn.{own}")) if getattr(nn, own, None) is kind else ():
         for name, held in names.items():
             if held is library:
                 return f"{name}.{path}"
-    return next(
-        (name for name, held in names.items() if held is kind and not is_given(name, own, texts.source.file)), None
-    )
-
-
-def _is_widened_elsewhere(frame: Frame) -> bool:
-    """Whether a class that is loaded derives, in another file, from the one that the method is of."""
-    owner = type(frame.owner)
-    own = next((each for each in owner.__mro__ if _defines(each, frame)), owner)
-    return any(each.__module__ != own.__module__ for each in _derived(own))
-
-
-def _defines(kind: type, frame: Frame) -> bool:
-    return any(getattr(held, "__code__", None) is frame.code for held in vars(kind).values())
-
-
-def _derived(kind: type) -> Iterator[type]:
-    below: list[type] = type.__subclasses__(kind)
-    for each in below:
-        yield each
-        yield from _derived(each)
-
-
-def _named(expression: ast.expr, names: Mapping[str, Any]) -> object:
-    """What ``nn.SiLU`` is; None where it is no chain of names."""
-    if isinstance(expression, ast.Name):
-        return names.get(expression.id)
-    if isinstance(expression, ast.Attribute):
-        return getattr(_named(expression.value, names), expression.attr, None)
-    return None
+    return next((name for name, held in names.items() if held is kind and not is_given(name, own, file)), None)

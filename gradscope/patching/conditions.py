@@ -11,8 +11,16 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.patching.callees import check_helper, check_named, configured, configured_on_the_way, name_of
+from gradscope.patching.callees import (
+    check_helper,
+    check_method,
+    check_named,
+    configured,
+    configured_on_the_way,
+    name_of,
+)
 from gradscope.patching.certain import is_certain, resolved
+from gradscope.patching.file_bindings import is_given
 from gradscope.patching.graph import number
 from gradscope.patching.match import Scalar
 from gradscope.patching.reading import INLINE
@@ -113,17 +121,21 @@ class Conditions:
             module = inner.frame.owner
             if inner.frame is self.frame:
                 return
-            if module is not None and module is outer.frame.owner:
-                continue
             texts = self.texts if outer.frame is self.frame else self._texts_of(outer.frame, node)
             call = texts.source.at(outer.span)
+            if module is not None and module is outer.frame.owner:
+                check_method(call, texts)
+                continue
             if module is None:
+                check_method(call, texts)  # a static one
                 check_helper(inner.frame, call, texts)
                 continue
             expression = configured_on_the_way(inner.frame, module, call, texts)
             if expression is not None:
                 text, kind = self._text(expression, texts), type(module)
                 name = name_of(kind, self.texts)
+                if name is None and is_given(kind.__name__, kind.__name__, self.texts.source.file):
+                    raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
                 test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
                 yield Known(expression, test)

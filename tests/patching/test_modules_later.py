@@ -12,46 +12,10 @@ from torch import Tensor, nn
 
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
+from tests.patching.called_model import WIDTH, WORDS, Called, OwnGelu
 from tests.patching.exactness import TOLERANCE, difference, results
 
-WIDTH, WORDS = 16, 30
 RECIPES = {"packed_attention", "rms_norm", "swiglu", "linear_cross_entropy", "embedding"}
-
-
-class OwnSilu(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(x)
-
-
-class OwnGelu(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x)
-
-
-class Called(nn.Module):
-    """Modules of torch's whose calls go: an embedding, dropout, a norm, an activation, a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.table = nn.Embedding(WORDS, WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.drop, self.soft = nn.Dropout(0.0), nn.Softmax(dim=-1)
-        self.norm = nn.RMSNorm(WIDTH)
-        self.gate, self.up, self.act = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.SiLU())
-        self.other, self.wide, self.own = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), OwnSilu()
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.head.weight = self.table.weight
-        self.criterion = nn.CrossEntropyLoss()
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.table(words)
-        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
-        x = x + (self.drop(self.soft(q @ k.mT * 0.25)) @ v).squeeze(1)
-        x = self.norm(x)
-        x = x + self.act(self.gate(x)) * self.up(x)
-        x = x + self.own(self.other(x)) * self.wide(x)
-        return self.criterion(self.head(x).flatten(0, 1), words.flatten())
 
 
 def loss(output: Tensor, _: object) -> Tensor:

@@ -1,0 +1,99 @@
+"""The classes that share attributes with the one whose method is edited: above it, below it, and mixed in beside it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gradscope.patching.recording import Frame
+from gradscope.patching.source import SourceFile
+from gradscope.patching.syntax import walked
+
+
+def home(frame: Frame) -> type:
+    """The class that has the method, of the module that runs it."""
+    owner = type(frame.owner)
+    return next((each for each in owner.__mro__ if _defines(each, frame)), owner)
+
+
+def _defines(kind: type, frame: Frame) -> bool:
+    return any(getattr(held, "__code__", None) is frame.code for held in vars(kind).values())
+
+
+def is_widened_elsewhere(frame: Frame) -> bool:
+    """Whether a class that is loaded derives, in another file, from the one that the method is of."""
+    own = home(frame)
+    return any(each.__module__ != own.__module__ for each in _derived(own))
+
+
+def related(own: type, file: SourceFile, names: Mapping[str, Any]) -> list[ast.ClassDef]:
+    """The classes of a file whose methods may run on a module of ``own`` or of a class that derives from it.
+
+    Of a class whose base is not known by ``names``, those of the file, nothing else is known: it is one of them.
+    """
+    family = {each.__name__ for kind in (own, *_derived(own)) for each in kind.__mro__}
+    classes = [part for part in walked(file.tree) if isinstance(part, ast.ClassDef)]
+    widening: set[ast.ClassDef] = set()
+    for each in classes:
+        bases = [_base(base, names) for base in each.bases]
+        if any(base is None or issubclass(base, own) for base in bases):
+            widening.add(each)
+            family |= {above.__name__ for base in bases if base is not None for above in base.__mro__}
+    return [each for each in classes if each in widening or each.name in family]
+
+
+def other_method(name: str, frame: Frame, file: SourceFile) -> str | None:
+    """The name of a class that has another method by that name than the one of the method that ``frame`` runs.
+
+    A class that derives from it, is loaded or stands in its ``file``; None where there is none.
+    """
+    own = home(frame)
+    held = _member(own, name)
+    for kind in _derived(own):
+        if _member(kind, name) is not held:
+            return kind.__name__
+    above = {each.__name__ for each in own.__mro__}
+    others = (each for each in related(own, file, frame.globals) if each.name not in above)
+    return next((each.name for each in others if name in _members(each)), None)
+
+
+def _member(kind: type, name: str) -> object:
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+
+
+def _members(written: ast.ClassDef) -> set[str]:
+    """What the body of a class gives names to."""
+    found: set[str] = set()
+    for part in written.body:
+        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.add(part.name)
+        else:
+            found |= {
+                each.id for each in walked(part) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            }
+    return found
+
+
+def _derived(kind: type) -> Iterator[type]:
+    below: list[type] = type.__subclasses__(kind)
+    for each in below:
+        yield each
+        yield from _derived(each)
+
+
+def _base(expression: ast.expr, names: Mapping[str, Any]) -> type | None:
+    if isinstance(expression, ast.Subscript):  # Generic[T]
+        expression = expression.value
+    found = named(expression, names)
+    return found if isinstance(found, type) else None
+
+
+def named(expression: ast.expr, names: Mapping[str, Any]) -> object:
+    """What ``nn.SiLU`` is; None where it is no chain of names."""
+    if isinstance(expression, ast.Name):
+        return names.get(expression.id, getattr(builtins, expression.id, None))
+    if isinstance(expression, ast.Attribute):
+        return getattr(named(expression.value, names), expression.attr, None)
+    return None

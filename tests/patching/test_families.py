@@ -1,0 +1,213 @@
+"""Other classes of the file, and other ways to give it something, make no wrong file of one that was proved."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradscope.patching.advice import what_to_do
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import plan
+
+HEAD = """\
+import contextlib
+import os
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Base(nn.Module):
+    def give(self, kind):
+        self.act = kind()
+        return self
+
+
+class Net(Base):
+    def __init__(self, other=False):
+        super().__init__()
+        self.gate, self.up, self.act = nn.Linear(8, 8), nn.Linear(8, 8), {act}
+        if other:
+            {line}
+
+    def do(self, x):
+        return F.silu(x)
+
+    def forward(self, x):
+        return {called}(self.gate(x)) * self.up(x)
+
+
+{below}
+
+
+def make(other):
+    return {made}
+"""
+_numbers = itertools.count()
+pytestmark = pytest.mark.usefixtures("nothing_is_idle")
+
+
+def text_of(
+    made: str = "Net(other)",
+    below: str = "",
+    *,
+    line: str = "pass",
+    called: str = "self.act",
+    act: str = "nn.SiLU()",
+    base: str = "Base",
+) -> str:
+    text = HEAD.replace("class Net(Base)", f"class Net({base})")
+    return text.format(made=made, below=textwrap.dedent(below), line=line, called=called, act=act)
+
+
+def loaded(folder: Path, text: str) -> ModuleType:
+    path = folder / f"family{next(_numbers)}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def results(module: ModuleType, *, other: bool) -> list[Tensor]:
+    torch.manual_seed(3)
+    model = module.make(other).double()
+    output = model(torch.randn(2, 6, 8, dtype=torch.float64))
+    output.square().sum().backward()
+    return [output.detach(), *(each.grad for each in model.parameters())]
+
+
+def planned(folder: Path, text: str) -> Patches:
+    model = loaded(folder, text).make(False).double()
+    return Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64)))
+
+
+SUB = """
+class Sub({}):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.GELU()
+"""
+INDENTED = SUB.format("Net").replace("\n", "\n  ")
+WIDER = {
+    "a class above gives it": text_of("Net().give(nn.GELU) if other else Net()"),
+    "a class mixed in": text_of(
+        "Sub().set() if other else Net()",
+        "class Mixed:\n    def set(self):\n        self.act = nn.GELU()\n        return self\n\n"
+        "class Sub(Mixed, Net):\n    pass",
+        base="nn.Module",
+    ),
+    "a class in a condition": text_of(
+        "Sub() if other else Net()", "if True:" + SUB.format("Net").replace("\n", "\n  ")
+    ),
+    "a class of a function": text_of(
+        "made() if other else Net()",
+        "def made():" + INDENTED + "\n  return Sub()",
+        base="nn.Module",
+    ),
+    "a class by another name": text_of("Sub() if other else Net()", "Alias = Net\n" + SUB.format("Alias")),
+    "a class that a call makes": text_of("Sub() if other else Net()", SUB.format("type('X', (Net,), {})")),
+    **{
+        line: text_of(line=line)
+        for line in (
+            'self.add_module(module=nn.GELU(), name="act")',
+            'self._modules["act"] = nn.GELU()',
+            "self._modules.update(act=nn.GELU())",
+            'self.__dict__["act"] = nn.GELU()',
+            'vars(self)["act"] = nn.GELU()',
+            "for self.act in [nn.GELU()]: pass",
+            "with contextlib.nullcontext(nn.GELU()) as self.act: pass",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("text", WIDER.values(), ids=WIDER)
+def test_whoever_may_give_it_another_module_is_asked_for(tmp_path: Path, text: str) -> None:
+    ((_, after),) = planned(tmp_path, text).texts.values()
+    assert "if type(self.act) is nn.SiLU" in after
+    for other in (False, True):
+        before = results(loaded(tmp_path, text), other=other)
+        torch.testing.assert_close(results(loaded(tmp_path, after), other=other), before, rtol=1e-9, atol=1e-10)
+
+
+def test_a_class_that_shares_nothing_is_not_asked_for(tmp_path: Path) -> None:
+    below = "class Own(dict):\n    pass\n\n" + SUB.format("nn.Module")
+    ((_, after),) = planned(
+        tmp_path, text_of(below=below, base="nn.Module").replace("self.act = kind()", "")
+    ).texts.values()
+    assert "if type(" not in after and "swiglu(" in after
+
+
+HELD = "line 25: self.act may hold other modules next time"
+REFUSED = {
+    **{
+        line: (text_of(line=line, act="nn.Sequential(nn.SiLU())"), HELD)
+        for line in (
+            "self.act[0] = nn.GELU()",
+            "self.act.append(nn.Tanh())",
+            'self.act.add_module("more", nn.Tanh())',
+            "self.act.forward = F.gelu",
+            "self.act.register_forward_hook(lambda module, given, output: 2 * output)",
+        )
+    },
+    **{
+        name: (
+            text_of("Sub() if other else Net()", below, called="self.do"),
+            "do is that of Net, which Sub has another for",
+        )
+        for name, below in {
+            "a method": "class Sub(Net):\n    def do(self, x):\n        return F.gelu(x)",
+            "a static method": "class Sub(Net):\n    @staticmethod\n    def do(x):\n        return F.gelu(x)",
+            "an attribute of the class": "class Sub(Net):\n    do = staticmethod(F.gelu)",
+            "a method, by a condition": "if os.sep:\n  class Sub(Net):\n    def do(self, x):\n        return F.gelu(x)",
+        }.items()
+    },
+    "two functions of a name": (
+        text_of(
+            called="quick",
+            below='if "GRADSCOPE_OTHER" in os.environ:\n    def quick(x): return F.gelu(x)\n'
+            "else:\n    def quick(x): return F.silu(x)",
+        ),
+        "quick is not called by its own name",
+    ),
+    "two classes of a name": (
+        text_of(
+            line="self.act = Act()",
+            act="Act()",
+            below='if "GRADSCOPE_OTHER" in os.environ:\n    class Act(nn.GELU): pass\n'
+            "else:\n    class Act(nn.Module):\n        def forward(self, x): return F.silu(x)",
+        ),
+        "line 25: self.act may be a module of another class next time",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_asked_for_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    assert "GRADSCOPE_OTHER" not in os.environ
+    assert [site.reasons for site in planned(tmp_path, text).sites] == [[reason]]
+    assert what_to_do(reason)
+
+
+def test_a_name_of_all_of_another_file_is_no_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"all_of_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text("import torch.nn.functional as F\nACT = F.silu\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patches = planned(tmp_path, text_of(called="ACT", below=f"from {name} import *"))
+    assert [site.reasons for site in patches.sites] == [["silu is not called by its own name"]]
+
+
+def test_methods_that_nobody_else_has_are_looked_through(tmp_path: Path) -> None:
+    below = "class Sub(Net):\n    def other(self): pass\n\nclass Apart(nn.Module):\n    def do(self, x): pass"
+    ((_, after),) = planned(tmp_path, text_of(called="self.do", below=below)).texts.values()
+    assert "swiglu(self.gate(x), self.up(x))" in after
