@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import html.parser
-import io
 import json
 import os
-import random
 import re
 import socket
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,69 +14,26 @@ import pytest
 
 from gradscope.compare.settings import find_settings
 from gradscope.config import find_config
-from gradscope.errors import GradscopeError, RunFileError, UsageError
+from gradscope.errors import RunFileError, UsageError
 from gradscope.fixing import load_fix
-from gradscope.fixing.fixfile import to_json as fix_json
 from gradscope.limits import read as read_limits
 from gradscope.limits import store
 from gradscope.report.runfile import from_json, load_run, to_json
-from gradscope.tables import RunData
 from tests import report_fixtures as fixtures
-from tests import report_memory_fixtures as memory_fixtures
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
-from tests.fixing.test_show import fixed
+from tests.report.strange_files import (
+    BASES,
+    changed,
+)
 from tests.report.strange_fixtures import (
-    NoPlotly,
-    hostile_texts,
-    mutant,
-    render_check,
     render_diff,
-    render_fix,
     render_run,
 )
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 WRITE = "Write one with: gradscope profile TARGET"
 AGAIN = "Profile again to write a new one."
-
-BASES = (
-    replace(memory_fixtures.mlp(), findings=fixtures.findings()[:2], notes=("a note",)),
-    fixtures.gan(),
-    replace(fixtures.gpt(1, cuda=True, recompute=True), findings=fixtures.findings()[:1]),
-)
-RECORDS = tuple(json.loads(to_json(base)) for base in BASES)
-FIX = json.loads(fix_json(fixed()))
-LIMITS = {
-    "gradscope_limits": 1,
-    "entries": [
-        {
-            "device": "cpu",
-            "threads": 2,
-            "torch": "2.13.0",
-            "measured": 1.7e9,
-            "flops": {"float32": 1e11},
-            "bytes": 2e10,
-            "call_ns": 900.0,
-        }
-    ],
-}
-SETTINGS = """[tool.gradscope]
-ignore = ["attention-by-hand"]
-
-[tool.gradscope.check]
-baseline = "base.json"
-max-regression = ["5%", "h.*=10%"]
-max-memory-regression = "2%"
-max-peak = "6GiB"
-max-saved = "2GiB"
-"""
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
 
 # -- files that are none -----------------------------------------------------------------------------------------------
 
@@ -170,17 +121,6 @@ def test_names_of_files_do_nothing_to_the_terminal(run: Runner) -> None:
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
-
-
-def changed(place: str, value: str, base: int = 0) -> str:
-    """The text of a run with ``value``, as JSON, at ``place``."""
-    record = json.loads(to_json(BASES[base]))
-    *above, last = [int(key) if key.isdecimal() else key for key in place.split("/")]
-    at = record
-    for key in above:
-        at = at[key]
-    at[last] = "@@"
-    return json.dumps(record).replace('"@@"', value)
 
 
 BAD_VALUES = {
@@ -302,195 +242,6 @@ def test_deep_layers_are_shown_everywhere(levels: int, no_plotly: None) -> None:
     assert texts["csv layers"].count("\n") == 1 + len(run.layers)
 
 
-# -- what is valid, but odd --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_hostile_texts_are_shown_and_do_nothing(seed: int, no_plotly: None) -> None:
-    rng = random.Random(seed)
-    for base in RECORDS[:2]:
-        run = from_json(json.dumps(hostile_texts(rng, base)))
-        assert from_json(to_json(run)) == run
-        for name, text in {**render_run(run), **{f"diff {k}": v for k, v in render_diff(run, run).items()}}.items():
-            _require_harmless(name.removeprefix("diff "), text)
-    fix = load_fix(_written(json.dumps(hostile_texts(rng, FIX))))
-    for name, text in render_fix(fix).items():
-        _require_harmless(name, text)
-
-
-def _written(text: str) -> Path:
-    Path("x.json").write_text(text)
-    return Path("x.json")
-
-
-def _require_harmless(name: str, text: str) -> None:
-    kind = name.split(" ")[0]
-    check = _HARMLESS.get(kind)
-    if check is not None:
-        check(text)
-
-
-def _plain(text: str) -> None:
-    odd = {char for char in text if not char.isprintable() and char != "\n"}
-    assert not odd, odd
-
-
-def _narrow(text: str) -> None:
-    _plain(text)
-    assert text.isascii()
-
-
-def _markdown(text: str) -> None:
-    _plain(text)
-    columns = 0
-    for line in text.split("\n"):
-        if not line.startswith("| "):
-            columns = 0
-            if line.startswith(" "):
-                continue  # code, or what belongs to an item: below
-            assert not re.search(r"[<>]", re.sub(r"`[^`]*`|\\.", "", line)), line
-            continue
-        # As GitHub's parser splits a row: what follows a backslash belongs to it.
-        cells = re.findall(r"(?:\\.|[^\\|])*", line.strip().strip("|"))
-        cells = [cell for cell in cells if cell]
-        columns = columns or len(cells)
-        assert len(cells) == columns, line
-        for cell in cells:
-            assert not re.search(r"[<>`]", re.sub(r"`[^`]*`|\\.", "", cell)), cell
-
-
-def _csv(text: str) -> None:
-    _plain(text)
-    for row in csv.reader(io.StringIO(text)):
-        for cell in row:
-            assert not re.match(r"\s*[=+@\uff1d\uff0b\uff20]|[\t\r\n]|\s*-(?![\d.]+$)", cell), cell
-
-
-def _page(text: str) -> None:
-    assert not re.search("[\u2028\u2029\u202a-\u202e\u2066-\u2069\u200e\u200f\ud800-\udfff\x1b]", text)
-    data = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
-    assert data is not None
-    assert "<" not in data[1]
-    assert json.loads(data[1])["runs"]
-    assert len(re.findall("</script", text, re.IGNORECASE)) == 2
-
-
-class _Tags(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found |= {tag, *(name for name, _ in attrs)}
-
-
-def _notebook(text: str) -> None:
-    _plain(text)
-    tags = _Tags()
-    tags.feed(text)
-    assert tags.found <= {
-        "div",
-        "b",
-        "span",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "td",
-        "th",
-        "code",
-        "style",
-        "class",
-        "colspan",
-    }
-
-
-def _json(text: str) -> None:
-    json.loads(text)
-
-
-_HARMLESS: dict[str, Callable[[str], None]] = {
-    "terminal": _plain,
-    "narrow": _narrow,
-    "markdown": _markdown,
-    "csv": _csv,
-    "page": _page,
-    "notebook": _notebook,
-    "json": _json,
-    "speedscope": _json,
-}
-
-
-def test_numbers_of_a_csv_stay_numbers() -> None:
-    text = changed("findings/0/predicted_saving_ns", "-3")
-    rows = list(csv.DictReader(io.StringIO(render_csv(text, "findings"))))
-    assert rows[0]["predicted_saving_ns"] == "-3"
-
-
-def render_csv(text: str, table: str) -> str:
-    """One table of the run in ``text``."""
-    from gradscope.report.csvfile import to_csv
-
-    return to_csv(from_json(text), table)
-
-
-@pytest.mark.parametrize(
-    ("text", "cell"),
-    [
-        ("=1+1", "'=1+1"),
-        ("+1", "'+1"),
-        ("-x", "'-x"),
-        ("@torch.no_grad()", "'@torch.no_grad()"),
-        (" =1", "' =1"),
-        ("\t=1", "' =1"),
-        ("\rx", "' x"),
-        ("\uff1d1", "'\uff1d1"),
-        ("a=1", "a=1"),
-        ("'a", "'a"),
-        ("\x1b[31m", "\\x1b[31m"),
-    ],
-)
-def test_formulas_in_a_csv(text: str, cell: str) -> None:
-    rows = list(csv.DictReader(io.StringIO(render_csv(changed("lines/0/text", json.dumps(text)), "lines"))))
-    assert rows[0]["text"] == cell
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a\\|b", "`a\\ \\|b`"),
-        ("a|b", "`a\\|b`"),
-        ("`x`", "`'x'`"),
-        ("\x1b[31m\u202e", "`\\x1b[31m\\u202e`"),
-    ],
-)
-def test_code_in_markdown(text: str, shown: str) -> None:
-    from gradscope.report.markdown import _code
-
-    assert f"`{_code(text)}`" == shown
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("- x", "\\- x"),
-        ("1. x", "1\\. x"),
-        ("---", "\\---"),
-        ("-1.5 ms", "-1.5 ms"),
-        ("1.5 ms", "1.5 ms"),
-        ("http://x", "http&#58;//x"),
-        ("www.x.y", "www&#46;x.y"),
-        ("<b>&", "&lt;b&gt;&amp;"),
-        ("a\u202eb\x07", "a\\\\u202eb\\\\x07"),
-        ("a\n# b", "a \\# b"),
-    ],
-)
-def test_text_in_markdown(text: str, shown: str) -> None:
-    from gradscope.report.markdown import escape
-
-    assert escape(text) == shown
-
-
 # -- settings and limits -----------------------------------------------------------------------------------------------
 
 MEND = "Mend it, or run in a folder that is not below it."
@@ -566,101 +317,3 @@ def test_limits_of_the_machine_that_are_none(monkeypatch: pytest.MonkeyPatch) ->
     os.unlink("limits.json")
     Path("limits.json").write_text("9" * 5_000)
     assert read_limits().problem == "it was not written by this version of gradscope"
-
-
-# -- two thousand of them ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="no_plotly")
-def no_plotly_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Figures without plotly's own part, which is nine tenths of the time; tests/notebook draws them."""
-    import plotly
-
-    monkeypatch.setattr(plotly, "graph_objects", NoPlotly())
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", plotly.graph_objects)
-    yield
-
-
-def test_mutated_runs(no_plotly: None) -> None:
-    shown = sum(_mutated_run(seed) for seed in range(1_500))
-    assert shown > 300  # else the mutations are so coarse that no renderer sees one
-
-
-def _mutated_run(seed: int) -> bool:
-    rng = random.Random(seed)
-    number = rng.choice((0, 0, 1, 2))
-    run = _loaded(load_run, mutant(rng, RECORDS[number]), seed)
-    if run is None:
-        return False
-    try:
-        _require_shown(run, BASES[number])
-    except Exception as error:
-        raise AssertionError(f"mutation {seed} was read, and could not be shown") from error
-    return True
-
-
-def _require_shown(run: RunData, base: RunData) -> None:
-    texts = render_run(run)
-    assert from_json(texts["json"]) == run
-    render_check(run, base)
-    for name, text in {**texts, **render_diff(base, run)}.items():
-        _require_harmless(name, text)
-    render_diff(run, base)
-
-
-def test_mutated_fixes() -> None:
-    shown = 0
-    for seed in range(300):
-        fix = _loaded(load_fix, mutant(random.Random(seed), FIX), seed)
-        if fix is not None:
-            shown += 1
-            for name, text in render_fix(fix).items():
-                _require_harmless(name, text)
-    assert shown > 50
-
-
-def test_mutated_settings_and_limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "limits_file", lambda: folder / "limits.json")
-    for seed in range(100):
-        (folder / "limits.json").write_bytes(mutant(random.Random(seed), LIMITS))
-        for entry in read_limits().entries:
-            assert entry.limits.bytes > 0
-            assert entry.limits.call_ns > 0
-    for seed in range(100):
-        (folder / "pyproject.toml").write_bytes(_mutated_toml(random.Random(seed)))
-        for find in (find_config, find_settings):
-            try:
-                find(folder)
-            except UsageError as error:
-                _require_message(str(error), seed)
-
-
-def _mutated_toml(rng: random.Random) -> bytes:
-    from tests.report.strange_fixtures import TEXTS, damage_text
-
-    text = SETTINGS
-    if rng.random() < 0.7:
-        words = re.findall(r'"[^"]*"|\w+', text)
-        other = rng.choice(("1", "[]", "{}", "1e999", "nan", "9" * 5_000, "[" * 2_000, json.dumps(rng.choice(TEXTS))))
-        text = text.replace(rng.choice(words), other, 1)
-        return text.encode("utf-8", "backslashreplace")
-    return damage_text(rng, text)
-
-
-def _loaded(load: Callable[[Path], Any], data: bytes, seed: int) -> Any:
-    """What the reader made of it; None where it refused, in words that are fit to be read."""
-    Path("x.json").write_bytes(data)
-    try:
-        return load(Path("x.json"))
-    except GradscopeError as error:
-        _require_message(str(error), seed)
-        return None
-    except Exception as error:
-        raise AssertionError(f"mutation {seed} was not refused, but failed") from error
-
-
-def _require_message(message: str, seed: int) -> None:
-    lines = message.split("\n")
-    assert 1 <= len(lines) <= 3, (seed, message)
-    assert all(line.isprintable() for line in lines), (seed, message)
-    assert len(message) < 700, (seed, message)
