@@ -16,6 +16,12 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def autocasts(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; some, as "meta", have none."""
+    available = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    return available and torch.is_autocast_enabled(kind)
+
+
 def why_no_triton(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on ``device``, in words; ``None`` where they can."""
     if not _INSTALLED:

@@ -16,6 +16,7 @@ from gradscope.kernels.check import (
     require_same_device,
     shape_text,
 )
+from gradscope.kernels.support import autocasts
 
 NAME = "attention"
 
@@ -104,12 +105,6 @@ def arguments(
         left,
         right,
     )
-
-
-def autocasts(kind: str) -> bool:
-    """Whether autocast is on for a kind of device; some, as "meta", have none."""
-    available = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
-    return available and torch.is_autocast_enabled(kind)
 
 
 def _under_autocast(tensor: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from gradscope.kernels.attention.options import Options
 from gradscope.kernels.check import FLOATING, dtype_text
 from gradscope.kernels.choice import choose
 from gradscope.kernels.plain import derives, is_wrapped
-from gradscope.recipes.attention_arguments import NAME, Arguments, autocasts
+from gradscope.kernels.support import autocasts
+from gradscope.recipes.attention_arguments import NAME, Arguments
 from gradscope.recipes.attention_sizes import against_own, one_mask
 
 REASONS = {

@@ -19,7 +19,7 @@ from gradscope.kernels.check import (
     shape_text,
 )
 from gradscope.kernels.choice import Choice, choose
-from gradscope.kernels.support import interpreting, why_no_triton
+from gradscope.kernels.support import autocasts, interpreting, why_no_triton
 
 NAME = "linear_cross_entropy"
 IGNORED = -100  # the target that counts for nothing where ignore_index is None
@@ -109,7 +109,7 @@ def _against_size(input: Tensor, linear_weight: Tensor) -> str | None:
 def logits_dtype(input: Tensor) -> torch.dtype:
     """In which ``torch.nn.functional.linear`` would give the logits: autocast's dtype, or the input's."""
     device = input.device.type
-    if torch.is_autocast_enabled(device) and input.dtype != torch.float64:
+    if autocasts(device) and input.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
     return input.dtype
 
@@ -126,7 +126,7 @@ def _check_products(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | 
         refuse(NAME, "input", shape_text(input), f"(..., {features}) for linear_weight {shape_text(linear_weight)}")
     if linear_weight.dim() > 2 and input.dim() != 2:
         refuse(NAME, "input", shape_text(input), "(batch, features) where linear_weight has more than two dimensions")
-    mixed = torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64
+    mixed = autocasts(input.device.type) and input.dtype != torch.float64
     for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
         if tensor is None or tensor.dtype == input.dtype:
             continue

@@ -48,12 +48,13 @@ def is_apart(promote: bool, dtype: torch.dtype, *parameters: Tensor | None) -> b
 
 
 def of_one_dtype(dtype: torch.dtype, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Weight and bias as torch's kernel takes them, forward and backward: of what is normalised, or both float32."""
+    """Weight and bias as torch's kernel takes them, forward and backward: of what is normalised, or both wider."""
     if all(each is None or each.dtype is dtype for each in (weight, bias)):
         return weight, bias
+    wide = torch.promote_types(dtype, torch.float32)
     if weight is None and bias is not None:
-        weight = torch.ones_like(bias, dtype=torch.float32)
-    return None if weight is None else weight.float(), None if bias is None else bias.float()
+        weight = torch.ones_like(bias, dtype=wide)
+    return None if weight is None else weight.to(wide), None if bias is None else bias.to(wide)
 
 
 def applied(normal: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:

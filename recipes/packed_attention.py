@@ -113,7 +113,7 @@ def _plain(
     from gradscope.recipes.attention import attention
 
     q, k, v = split_qkv(qkv, heads, kv_heads=kv_heads)
-    q = q if sees is None else q * sees
+    q, attn_mask = q if sees is None else q * sees, _cast(attn_mask, qkv)
     return merge_heads(attention(q, k, v, attn_mask, dropout_p, is_causal, scale, kv_heads not in (None, heads)))
 
 
@@ -250,6 +250,7 @@ def _on_views(
 ) -> Tensor:
     from gradscope.recipes.attention import attention
 
+    attn_mask = _cast(attn_mask, qkv)
     if sees is None and qkv.device.type == "cpu" and heads == kv_heads and qkv.shape[1] < SHORT:
         # What a Function in Python takes, some 0.1 ms a step, is more than one copy of so little.
         batch, tokens, width = qkv.shape
@@ -261,6 +262,11 @@ def _on_views(
     q = q if sees is None else q * sees
     found = attention(q, k, v, attn_mask, dropout_p, is_causal, scale, heads != kv_heads, backend=backend)
     return merge_heads(found)
+
+
+def _cast(mask: Tensor | None, qkv: Tensor) -> Tensor | None:
+    """A mask of any floating dtype as the attention recipe takes it."""
+    return mask if mask is None or mask.dtype in (torch.bool, qkv.dtype) else mask.float()
 
 
 class _PackedAttention(torch.autograd.Function):

@@ -6,6 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gradscope.kernels.support import autocasts
+
+
+def _computed_in(logits: Tensor) -> torch.dtype:
+    """The dtype of torch's cross-entropy, which it asks of the weights: under autocast float32."""
+    casts = logits.dtype != torch.float64 and autocasts(logits.device.type)
+    return torch.float32 if casts else logits.dtype
+
 
 def by_torch(
     logits: Tensor,
@@ -20,6 +28,8 @@ def by_torch(
     """As :func:`gradscope.recipes.cross_entropy`; all derivatives exist, on any kind of tensor that torch's takes."""
     if target.dtype is torch.uint8:  # torch takes them of rows alone, without weights or smoothing
         target = target.long()
+    if weight is not None:
+        weight = weight.to(_computed_in(logits))
     if softcap is not None:
         logits = softcap * (logits / softcap).tanh()
     loss = functional.cross_entropy(

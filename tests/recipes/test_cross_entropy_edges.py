@@ -253,6 +253,21 @@ def test_bytes_with_every_option(backend: str, ignored: int, shape: tuple[int, .
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_class_weights_of_any_dtype(backend: str, autocast: bool, dtype: torch.dtype, kind: torch.dtype) -> None:
+    """Whichever backend the number of logits chooses."""
+    logits, target, weight = torch.randn(6, 9).to(dtype), torch.arange(6), torch.arange(1, 10).to(kind)
+    with torch.autocast("cpu", enabled=autocast):
+        found = cross_entropy(logits, target, weight, backend=backend)
+    exact = functional.cross_entropy(logits.double(), target, weight.double())
+    # The loss is rounded to bfloat16, by torch's own also on the way.
+    exactness = 2**-6 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), exact, rtol=exactness, atol=exactness)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_a_byte_that_is_no_class(backend: str) -> None:
     with pytest.raises(ValueError, match="target holds 244; expected a class in"):

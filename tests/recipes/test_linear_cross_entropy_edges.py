@@ -286,3 +286,8 @@ def test_no_more_logits_than_the_budget() -> None:
     gradient, cache = linear_weight.numel() * 4, 4 << 20
     assert budget + gradient < top < budget + gradient + cache + (1 << 20)
     assert now <= gradient + 1024  # the weight's gradient became .grad without a copy
+
+
+def test_an_input_on_a_device_without_autocast_is_named() -> None:
+    with pytest.raises(ValueError, match="linear_weight is on cpu; expected meta, where input is"):
+        linear_cross_entropy(torch.empty(2, 4, device="meta"), torch.randn(7, 4), torch.tensor([0, 1]))

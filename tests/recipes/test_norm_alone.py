@@ -101,14 +101,14 @@ def test_layer_norm_refuses_a_second_derivative_on_its_own_way_alone() -> None:
                 first.sum().backward()
 
 
-@pytest.mark.parametrize("kinds", list(itertools.product([None, torch.bfloat16, torch.float32], repeat=2)), ids=str)
+@pytest.mark.parametrize("kinds", list(itertools.product([None, "own", torch.float32], repeat=2)), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("function", [layer_norm, add_layer_norm])
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-def test_weight_and_bias_may_each_be_float32(
-    backend: str, function: Any, kinds: tuple[torch.dtype | None, ...]
-) -> None:
-    """Beside a bfloat16 input, whichever is: torch's kernel takes both of them so, or neither."""
-    x, upstream = torch.randn(4, 6).bfloat16().requires_grad_(), torch.randn(4, 6).bfloat16()
+def test_weight_and_bias_may_each_be_float32(backend: str, function: Any, dtype: torch.dtype, kinds: Any) -> None:
+    """Beside an input of another dtype, whichever is: torch's kernel takes both of them so at most, or neither."""
+    x, upstream = torch.randn(4, 6).to(dtype).requires_grad_(), torch.randn(4, 6).to(dtype)
+    kinds = [dtype if kind == "own" else kind for kind in kinds]
     given = [None if kind is None else torch.randn(6).to(kind).requires_grad_() for kind in kinds]
     leaves = [x, *(each for each in given if each is not None)]
     if function is layer_norm:
@@ -116,7 +116,7 @@ def test_weight_and_bias_may_each_be_float32(
     else:
         made = add_layer_norm(x, torch.zeros_like(x), *given, backend=backend)[0]
     exact = functional.layer_norm(x.double(), (6,), *(None if each is None else each.double() for each in given))
-    assert made.dtype == torch.bfloat16
+    assert made.dtype == dtype
     # What bfloat16 holds of a few numbers of size one, and of their sum over four rows.
     torch.testing.assert_close(made.double(), exact, rtol=2**-7, atol=2**-7)
     found, true = (torch.autograd.grad(each, leaves, upstream.to(each.dtype)) for each in (made, exact))

@@ -149,3 +149,15 @@ def test_whatever_a_mask_asks_for(tokens: int) -> None:
     upstream = torch.randn_like(ours)
     gradients = [torch.autograd.grad(each, qkv, upstream)[0] for each in (ours, by_hand)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", ["auto", "cpu", "attention"])
+def test_added_masks_of_any_dtype(backend: str, dtype: torch.dtype, kind: torch.dtype) -> None:
+    """Whichever backend the size chooses."""
+    qkv, mask = torch.randn(2, 6, 24), torch.randn(6, 6).to(kind)
+    found = packed_attention(qkv.to(dtype), 2, mask, backend=backend)
+    exact = packed_attention(qkv.to(dtype).double(), 2, mask.double(), backend="cpu")
+    tolerance = 2**-5 if dtype == torch.bfloat16 else 1e-5  # of numbers of size one
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
