@@ -94,7 +94,8 @@ def _chunk(
     others = torch.zeros_like(loss)  # the factor of p that is not the target's
     smooth = terms.label_smoothing / classes
     if smooth:
-        loss -= smooth * (log_p.sum(1) if weight is None else log_p @ weight)
+        # Not a product of matrices: on some CPUs that adds thousands of float32 one by one.
+        loss -= smooth * (log_p if weight is None else log_p * weight).sum(1)
         others += smooth * (classes if weight is None else weight.sum())
     if terms.z_loss:
         lse = x.amax(1) - log_p.amax(1)

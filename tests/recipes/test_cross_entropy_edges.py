@@ -253,6 +253,16 @@ def test_bytes_with_every_option(backend: str, ignored: int, shape: tuple[int, .
         torch.testing.assert_close(one, other)
 
 
+def test_smoothing_over_many_weighted_classes_is_as_exact_as_torchs() -> None:
+    """Case 7: a sum over the classes is part of each row's loss."""
+    logits, target, weight = torch.randn(64, 32_000), torch.randint(0, 32_000, (64,)), torch.rand(32_000)
+    options: dict[str, Any] = {"label_smoothing": 0.5, "reduction": "none"}
+    ours = cross_entropy(logits, target, weight, backend="cpu", **options)
+    torchs = functional.cross_entropy(logits, target, weight, **options)
+    truth = functional.cross_entropy(logits.double(), target, weight.double(), **options)
+    assert_as_accurate(ours, torchs, truth, "loss")
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("autocast", [False, True])
