@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from types import ModuleType
 from typing import TypeGuard
 
@@ -120,6 +121,31 @@ def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | No
     if other or isinstance(module, nn.Sequential) or not _is_path(function, texts):
         raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
     return function
+
+
+def is_written(name: str, function: ast.expr, module: nn.Module, texts: Texts) -> bool:
+    """Whether all that the class gives the attribute that is called as ``module`` has this setting written down."""
+    function, file = _bound(function, texts), texts.source.file
+    made: list[ast.expr] = [function]
+    if _is_own(function, texts):
+        made = assigned(function.attr, file, related(home(texts.frame), file, texts.frame.globals))
+    return bool(made) and all(_has_written(name, each, module) for each in made)
+
+
+def _has_written(name: str, call: ast.expr, module: nn.Module) -> bool:
+    if not isinstance(call, ast.Call) or any(isinstance(each, ast.Starred) for each in call.args):
+        return False
+    place = list(inspect.signature(type(module)).parameters).index(name)
+    given = [each.value for each in call.keywords if each.arg in {None, name}] + call.args[place : place + 1]
+    return all(_literal(each) == getattr(module, name) for each in given)
+
+
+def _literal(expression: ast.expr) -> object:
+    """The number that is written there; what equals none where it is not written."""
+    try:
+        return ast.literal_eval(expression)
+    except ValueError:
+        return expression
 
 
 def _is_own(expression: ast.expr, texts: Texts) -> TypeGuard[ast.Attribute]:

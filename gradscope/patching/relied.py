@@ -53,6 +53,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
         if node in own and node not in handed_on:
             kind = conditions.called(node)
             found |= {} if kind is None else {kind.text: kind}
+            found |= {known.text: known for known in conditions.settings(node, settings_read(match, node.caller))}
             found |= {known.text: known for known in conditions.on_the_way(node)}
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue

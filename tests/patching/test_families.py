@@ -211,3 +211,43 @@ def test_methods_that_nobody_else_has_are_looked_through(tmp_path: Path) -> None
     below = "class Sub(Net):\n    def other(self): pass\n\nclass Apart(nn.Module):\n    def do(self, x): pass"
     ((_, after),) = planned(tmp_path, text_of(called="self.do", below=below)).texts.values()
     assert "swiglu(self.gate(x), self.up(x))" in after
+
+
+SETTINGS = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, dim=-1, pad=None, norm=None, often=False):
+        super().__init__()
+        self.table = nn.Embedding(9, 8, pad, max_norm=norm, scale_grad_by_freq=often)
+        self.qkv, self.soft, self.head = nn.Linear(8, 24), nn.Softmax(dim=dim), nn.Linear(8, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        words = (x[..., 0] * 4).long().clamp(0, 8)
+        y = self.table(words)
+        q, k, v = self.qkv(y).unsqueeze(1).chunk(3, -1)
+        return self.head((self.soft(q @ k.mT * 0.5) @ v).squeeze(1))
+
+
+def make(other):
+    return Net({given})
+"""
+
+
+@pytest.mark.parametrize("given", ["dim=-2", "pad=1", "norm=0.5", "often=True", "dim=-1"])
+def test_another_setting_of_a_module_is_asked_for(tmp_path: Path, given: str) -> None:
+    text = SETTINGS.replace("Net({given})", f"Net({given}) if other else Net()")
+    patches = planned(tmp_path, text)
+    assert {site.recipe for site in patches.in_source} == {"embedding", "packed_attention"}, (
+        patches.table.reasons.tolist()
+    )
+    ((_, after),) = patches.texts.values()
+    for other in (False, True):
+        before = results(loaded(tmp_path, text), other=other)
+        torch.testing.assert_close(results(loaded(tmp_path, after), other=other), before, rtol=1e-9, atol=1e-10)
+    certain = text.replace("dim=dim", "dim=-1").replace("8, pad, max_norm=norm, scale_grad_by_freq=often", "8")
+    ((_, after),) = planned(tmp_path, certain).texts.values()
+    assert "if self." not in after
