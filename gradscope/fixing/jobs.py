@@ -162,7 +162,7 @@ class _Finder:
             self._notes.append(f"{type(workload.model).__name__} was not looked at: {str(error).splitlines()[0]}")
             return False
         if self._job.task == "plan":
-            patches, rows = Patches(found), planned_sites(found.sites, found.savings)
+            patches, rows = Patches(found, tried=True), planned_sites(found.sites, found.savings)
         else:
             verified = verify(workload, found, device, self._progress.phase)
             patches, rows = Patches(found, verified), verified_sites(verified)

@@ -65,7 +65,7 @@ def fix_workload(
     progress.phase("finding what can be replaced")
     found = plan(workload, recipes=settings.recipes, device=settings.options.device)
     if check is not None:
-        check(files_of(Patches(found)))
+        check(files_of(Patches(found, tried=True)))
     verified = verify(workload, found, settings.options.device, progress.phase)
     patches, gain = Patches(found, verified), verified.step
     result = Found(
@@ -111,7 +111,7 @@ def _planned(workload: Workload, settings: Settings, progress: Progress) -> FixR
     found = plan(workload, recipes=settings.recipes, device=settings.options.device)
     progress.phase("predicting what it saves")
     sites = planned_sites(found.sites, found.savings)
-    patches = Patches(found)
+    patches = Patches(found, tried=True)
     progress.done()
     parameters = list(parameters_of(workload.model))
     dtypes = {parameter.dtype for parameter in parameters}

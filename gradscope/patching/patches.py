@@ -29,11 +29,12 @@ class Patches:
     Args:
         found: the plan.
         verified: the verdicts, where the sites were proved; else every supported site is replaced.
+        tried: leave out those that would gain nothing on this batch, as the proof does.
     """
 
-    def __init__(self, found: Plan, verified: Verified | None = None) -> None:
+    def __init__(self, found: Plan, verified: Verified | None = None, *, tried: bool = False) -> None:
         self._plan, self.verified = found, verified
-        self.kept: list[Site] = found.supported
+        self.kept: list[Site] = found.tried if tried else found.supported
         if verified is not None:
             self.kept = [result.site for result in verified.results if result.status == "kept"]
         self._swaps: list[Swap] = swaps(self.kept, found.files)

@@ -39,6 +39,11 @@ class Plan:
         """The sites that can be replaced."""
         return [site for site in self.sites if site.supported]
 
+    @property
+    def tried(self) -> list[Site]:
+        """Those of them that may gain something on this batch."""
+        return [site for site in self.supported if not site.idle]
+
     @cached_property
     def savings(self) -> dict[Site, Saving]:
         """What each supported site is expected to save, an estimate; it is made when first asked for."""

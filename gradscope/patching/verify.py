@@ -68,7 +68,7 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
     place = resolve_device(device, workload.model)
     with preserved(workload.model, workload.batch, workload.optimizer, place), import_path(workload.folder):
         step = _Step(workload, next(Batches(workload.batch, place, needed=1)))
-        held = swaps([site for site in plan.supported if not site.idle], plan.files)
+        held = swaps(plan.tried, plan.files)
         results = {site: Result(site, "refused", site.why_not) for site in plan.sites}
         results |= _proved(held, step, plan, say)
         right = _Swaps(held, plan, {site for site, result in results.items() if result.status == "kept"})

@@ -6,9 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
+from gradscope.fixing.run import fix_workload
+from gradscope.fixing.settings import Settings
 from gradscope.fixing.sites import planned_sites
 from gradscope.patching.sites import Site
+from gradscope.tables import Options
+from gradscope.workload import Workload
 
 
 class Given(dict[Any, Any]):
@@ -39,3 +46,20 @@ def test_a_dry_run_finds_what_would_be_tried(
     (row,) = planned_sites([site], Given())
     assert (row.status, row.reason, row.predicted_saving_ns) == expected
     assert (row.predicted_saving_bytes is None) == (row.predicted_saving_ns is None)
+
+
+class Few(nn.Module):
+    """A gate that could be replaced, on too few elements to gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+def test_a_dry_run_changes_what_it_found_alone() -> None:
+    found = fix_workload(Workload(Few(), torch.ones(2, 4)), Settings(Options(device="cpu"), dry_run=True))
+    assert [(site.recipe, site.status) for site in found.data.sites] == [("swiglu", "refused")]
+    assert (found.data.diff, found.data.notes, tuple(found.files)) == ("", (), ())

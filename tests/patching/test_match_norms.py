@@ -204,6 +204,23 @@ def test_another_formula(tmp_path: Path, body: str) -> None:
     assert not swapped.planned(entry, model, batch, RECIPES).supported
 
 
+@pytest.mark.parametrize(
+    ("recipe", "formula"),
+    [
+        ("rms_norm", "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.w"),
+        ("layer_norm", "(x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True)) * self.w"),
+    ],
+)
+def test_deep_in_a_residual_stream(tmp_path: Path, recipe: str, formula: str) -> None:
+    """The vectors that the stream was made with, biases of its layers for one, are none of the norm's."""
+    entry = spelled.entry(tmp_path, f"x = (x + u * self.b) * self.rms.weight + self.out(u)\ny = {formula}", "norm")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, [recipe])
+    assert swapped.supported(found) == [("", recipe)]
+    assert "weight=self.w" in Patches(found).diff
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
 def test_what_is_made_once_is_not_made_twice(tmp_path: Path) -> None:
     """The norm's form is read off the input's name; without one it would be computed again."""
     body = "y = self.rms_of(self.up(x).float())"

@@ -160,7 +160,7 @@ class _Spelled:
 
 
 def _spelled(x: Value, output: Value, known: dict[tuple[int, ...], Formulas]) -> _Spelled | None:
-    vectors = _vectors(output, x.shape)
+    vectors = _vectors(output, x)
     if len(vectors) > 4:
         return None
     formulas = known.setdefault(tuple(each.index for each in vectors), Formulas(x, *vectors, alone=True))
@@ -210,10 +210,11 @@ def _norm(spelled: _Spelled, tolerance: float, proofs: Proofs) -> Norm | None:
     return None
 
 
-def _vectors(output: Value, shape: tuple[int, ...]) -> list[Value]:
-    """Vectors of the features that are read on the way, once each."""
+def _vectors(output: Value, x: Value) -> list[Value]:
+    """Vectors of the features that are read on the way from ``x``, once each."""
     found: dict[int, Value] = {}
-    for value in [output, *before(output, shape)]:
+    shape = x.shape
+    for value in [output, *before(output, shape, x)]:  # not beyond: a residual stream has read many by then
         for read in value.producer.inputs if value.producer is not None else ():
             if read.shape != shape and read.shape[-1:] == shape[-1:] and math.prod(read.shape) == shape[-1]:
                 found.setdefault(uncast(read).index, read)

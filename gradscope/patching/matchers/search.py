@@ -65,13 +65,19 @@ class Region:
         return False
 
 
-def before(value: Value, shape: tuple[int, ...]) -> list[Value]:
-    """The tensors of ``shape`` that ``value`` is made of over understood calls, the nearest first; itself too."""
+def before(value: Value, shape: tuple[int, ...], end: Value | None = None) -> list[Value]:
+    """The tensors of ``shape`` that ``value`` is made of over understood calls, the nearest first; itself too.
+
+    What ``end`` and casts of it are made of is not looked at, nor are they among them.
+    """
+    last = None if end is None else uncast(end)
     found: list[Value] = []
     frontier, seen = [value], {value}
     for _ in range(_FAR):
         following: list[Value] = []
         for each in frontier:
+            if last is not None and uncast(each) is last:
+                continue
             if each.shape == shape and each.dtype.is_floating_point:
                 found.append(each)
             node = each.producer
