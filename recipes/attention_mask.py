@@ -96,7 +96,7 @@ def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
         return {"is_causal": True}
     if not hides:
         return {"attn_mask": mask}
-    seen = mask != 0 if hides == "zero" else mask == 0
+    seen = _seen(mask, hides)
     if finite:
         return {"attn_mask": torch.zeros(seen.shape, device=mask.device).masked_fill_(~seen, _DEEP)}
     return {"attn_mask": seen}
@@ -137,7 +137,7 @@ def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
         mask, hides, finite = each
         looks = _may_look(mask) and not mask.requires_grad
         if not finite and looks and _says_causal(mask, hides, infinite=True):
-            causal = mask != 0 if hides == "zero" else mask == 0  # minus infinity, whatever the others add
+            causal = _seen(mask, hides)  # minus infinity, whatever the others add
             continue
         if finite and causal is not False:  # a number may be written over what it hides
             if causal is True:
@@ -149,10 +149,17 @@ def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
     return ({} if causal is False else {"is_causal": True}) | ({} if bias is None else {"attn_mask": bias})
 
 
+def _seen(mask: Tensor, hides: str) -> Tensor:
+    """Where nothing is hidden; of numbers to be added, where that is 0."""
+    if not hides and mask.dtype is torch.bool:
+        return mask
+    return mask != 0 if hides == "zero" else mask == 0
+
+
 def _laid_over(bias: Tensor | None, mask: Tensor, hides: str, finite: bool) -> Tensor:
     if not hides:
         return mask if bias is None else _added(bias, mask)
-    seen = mask != 0 if hides == "zero" else mask == 0
+    seen = _seen(mask, hides)
     if not finite and (bias is None or bias.dtype is torch.bool):
         return seen if bias is None else seen & bias
     under = torch.zeros((), device=mask.device) if bias is None else _as_numbers(bias)
@@ -192,12 +199,8 @@ def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:
 
 def _is_triangle(mask: Tensor, hides: str, infinite: bool) -> bool:
     """Whether exactly the lower triangle is seen."""
-    if hides:
-        seen = mask != 0 if hides == "zero" else mask == 0
-    elif mask.dtype is torch.bool:
-        seen = mask
-    else:
-        seen = mask == 0
+    seen = _seen(mask, hides)
+    if not hides and mask.dtype is not torch.bool:
         # A finite number hides only where no weight can be left of it.
         deep = -torch.inf if infinite else max(_DEEP, torch.finfo(mask.dtype).min)
         if not bool((seen | (mask <= deep)).all()):

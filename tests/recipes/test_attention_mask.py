@@ -145,6 +145,26 @@ def test_masks_without_a_finite_fill_one_after_the_other(first, hides):
     _check(found, _gradients(torch.ops.aten._safe_softmax.default(weights, -1) @ v, truth))
 
 
+def test_boolean_masks_one_after_the_other():
+    """Each hides what it hides, with a number written over both too."""
+    one, other, last = _STRICT > 0, torch.ones(_T, _T).triu(-2) > 0, _PADDED > 0
+    assert torch.equal(attention_mask(other, after={"mask": one})["attn_mask"], one & other)
+    q, k, v = operands = _operands()
+    before = {"mask": _CAUSAL > 0, "after": {"mask": other}}
+    said = attention_mask(last, hides="zero", finite=True, after=before, query=q)
+    _check(
+        _gradients(attention(key=k, value=v, scale=0.5, **said), operands),
+        _by_hand(lambda s: s.masked_fill(~(other & (_CAUSAL > 0)), -torch.inf).masked_fill(~last, -1e9)),
+    )
+
+
+def test_a_row_of_minus_infinity_is_no_row_of_lost_scores():
+    """All blocks can do it; only what float64 loses the scores behind needs held weights."""
+    mask = torch.zeros(_T, _T).masked_fill(_STRICT == 0, -torch.inf)
+    assert "backend" not in attention_mask(mask)
+    assert attention_mask(mask.clamp(min=-1e30))["backend"] == "math"
+
+
 def test_a_mask_for_every_query_and_key_is_not_causal():
     """Of one row and one column it would be, were there one query; but it stands for as many as there are."""
     for mask, said in ((torch.ones(1, 1), {"hides": "zero"}), (torch.zeros(1, 1), {}), (torch.ones(1, 1) > 0, {})):
