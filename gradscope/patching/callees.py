@@ -215,7 +215,10 @@ def _always(name: str, module: nn.Module, texts: Texts) -> bool:
 def _is_new(value: ast.expr, module: nn.Module, texts: Texts) -> bool:
     if not isinstance(value, ast.Call) or named(value.func, texts.frame.globals) is not type(module):
         return False
-    if isinstance(value.func, ast.Name) and is_given(value.func.id, type(module).__name__, texts.source.file):
+    own = type(module).__name__
+    if isinstance(value.func, ast.Attribute) and value.func.attr != own:  # Config.act()
+        return False
+    if isinstance(value.func, ast.Name) and is_given(value.func.id, own, texts.source.file):
         return False
     if not isinstance(module, nn.Sequential):
         return True

@@ -147,6 +147,31 @@ class Wider(Net):
 
 made = Wider()
 """,
+    "a class that widens one that does": """
+class Wider(Net):
+    pass
+
+
+class Widest(Wider):
+    def __init__(self):
+        super().__init__()
+        self.silu = nn.Tanh()
+
+
+made = Widest()
+""",
+    "a class of a function": """
+def widened():
+    class Wider(Net):
+        def __init__(self):
+            super().__init__()
+            self.silu = nn.Tanh()
+
+    return Wider
+
+
+made = widened()()
+""",
     "the file itself": """
 made = Net()
 made.silu = nn.Tanh()
@@ -214,6 +239,14 @@ def test_a_class_of_the_file_that_is_written_down_is_not_asked_for(tmp_path: Pat
 def test_what_can_be_asked_for_nowhere_is_left_alone(tmp_path: Path, body: str, reason: str) -> None:
     patches = planned(tmp_path, body)
     assert [site.reasons[0].rpartition(": ")[2] for site in patches.sites] == [reason]
+
+
+def test_what_an_argument_becomes_can_be_asked_for_nowhere(tmp_path: Path) -> None:
+    text = text_of("act, _ = act or self.own, 1\nreturn act(self.gate(x)) * self.up(x)\n")
+    model = net(tmp_path, text.replace("def forward(self, x):", "def forward(self, x, act=None):"))
+    patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64)))
+    reasons = [site.reasons[0].rpartition(": ")[2] for site in patches.sites]
+    assert reasons == ["act may hold other modules next time"]
 
 
 @pytest.mark.parametrize("name", ["wrapped", "wrapped_silu"])

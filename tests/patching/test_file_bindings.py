@@ -23,6 +23,10 @@ import {other}
 from {other} import ACT as IMPORTED, Held, own as renamed, silu as theirs
 
 ACT, KIND = F.silu, nn.SiLU
+ALONE = F.silu
+TYPED: object = F.silu
+for LOOPED in (F.silu,):
+    assert (INSIDE := LOOPED)
 softmax = torch.softmax
 written = lambda x: F.silu(x)
 try:
@@ -33,6 +37,7 @@ except AttributeError:
 
 class Config:
     act = F.silu  # not through an instance, which would be bound to it
+    kind = nn.SiLU
 
 
 def helper(x):
@@ -51,6 +56,11 @@ def chosen():
 chosen()
 
 
+async def elsewhere():
+    silu = F.gelu
+    return silu
+
+
 class Net(nn.Module):
     def __init__(self, name="silu"):
         super().__init__()
@@ -66,7 +76,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-ACT = silu
+ACT, KIND = silu, nn.SiLU
 
 
 class Held(nn.Module):
@@ -102,6 +112,11 @@ def planned(folder: Path, other: str, body: str, line: str = "pass") -> Patches:
     ("function", "named"),
     [
         ("ACT", "silu"),
+        ("ALONE", "silu"),
+        ("TYPED", "silu"),
+        ("LOOPED", "silu"),
+        ("INSIDE", "silu"),
+        ("quick", "silu"),
         ("late", "silu"),
         ("IMPORTED", "silu"),
         ("cfg.act", "silu"),
@@ -154,11 +169,16 @@ def test_the_ways_to_call_softmax(tmp_path: Path, other: str, called: str) -> No
         "setattr(self, name, nn.SiLU())",
         "self.add_module(name, nn.SiLU())",
         'self.register_module("silu", nn.SiLU())',
+        'self.set_submodule("silu", nn.SiLU())',
+        'self.__setattr__("silu", nn.SiLU())',
         "self.silu = KIND()",
+        "self.silu: nn.Module = KIND()",
+        "self.silu = Config.kind()",
+        "self.silu = {other}.KIND()",
     ],
 )
 def test_a_module_that_is_set_by_its_name_is_asked_for(tmp_path: Path, other: str, line: str) -> None:
-    patches = planned(tmp_path, other, "return self.silu(self.gate(x)) * self.up(x)", line)
+    patches = planned(tmp_path, other, "return self.silu(self.gate(x)) * self.up(x)", line.format(other=other))
     ((_, after),) = patches.texts.values()
     assert "if type(self.silu) is nn.SiLU" in after
 
@@ -177,11 +197,14 @@ def test_an_alias_is_no_name_to_ask_by(tmp_path: Path, other: str) -> None:
     assert "if type(self.kind) is nn.SiLU" in after
 
 
-def test_a_class_that_another_file_derives_may_hold_another_module(tmp_path: Path, other: str) -> None:
+@pytest.mark.parametrize("between", [False, True], ids=["itself", "over one of this file"])
+def test_a_class_that_another_file_derives_may_hold_another_module(tmp_path: Path, other: str, between: bool) -> None:
     text = HEAD.format(other=other, body="return self.silu(self.gate(x)) * self.up(x)", line="pass")
     model = net(tmp_path, text)
+    own = type(model)
+    base = type("Between", (own,), {"__module__": own.__module__}) if between else own
 
-    class Wider(type(model)):  # type: ignore[misc]
+    class Wider(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             super().__init__()
             self.silu = nn.Tanh()
