@@ -309,3 +309,30 @@ def test_other_tables_later(form: str) -> None:
     ]
     rough = 2**-6 if form == "autocast" else 1e-5  # gradients pass through bfloat16, of 8 bits
     torch.testing.assert_close(*results, rtol=rough, atol=rough * 10)
+
+
+class _CastBefore(nn.Module):
+    """Whose cast does nothing in float32, and is needed beside the rotation too."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        self.up, self.held = nn.Linear(S, S), held
+        angles = torch.randn(T, S // 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        wide = y.float()
+        a, b = wide.chunk(2, -1)
+        turned = torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), -1).type_as(y)
+        if self.held:
+            self.seen = wide
+            return turned
+        return turned + wide.square().mean()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_cast_that_is_needed_elsewhere_stays(held: bool) -> None:
+    found = plan(_CastBefore(held), torch.randn(B, H, T, S))
+    assert [(site.recipe, site.reasons) for site in found.sites] == [("rope", [])]
