@@ -119,6 +119,8 @@ def fix(
     refuse_leftovers(context, target, module)
     if dry_run and write:
         raise UsageError("--dry-run writes nothing, and --write does: give one of them.")
+    if dry_run and json_path is not None:
+        raise UsageError("--dry-run writes no FIX.json: leave out --json.")
     if output is not None and json_path is not None:
         raise UsageError("-o and --json both say where FIX.json goes: give one of them.")
     from gradscope.fixing.settings import Settings, chosen_recipes
@@ -157,8 +159,6 @@ def fix(
         quiet=quiet,
     )
     to_stdout = run_path is None
-    if to_stdout and dry_run:
-        raise UsageError("--dry-run writes no FIX.json: leave out --json.")
     raise typer.Exit(run(request, to_stdout=to_stdout, whole_process=bool(context.obj)))
 
 

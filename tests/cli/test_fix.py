@@ -235,6 +235,7 @@ KNOWN = ", ".join(MATCHERS)
     [
         (("model.py", "--dry-run", "--write"), "--dry-run writes nothing, and --write does: give one of them."),
         (("model.py", "--dry-run", "--json", "-"), "--dry-run writes no FIX.json: leave out --json."),
+        (("model.py", "--dry-run", "--json", "x.json"), "--dry-run writes no FIX.json: leave out --json."),
         (
             ("model.py", "--only", "atention"),
             f"--only: no recipe to patch in is called atention.\nThere are {KNOWN}.",
