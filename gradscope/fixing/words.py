@@ -126,8 +126,9 @@ def _measuring(data: FixData) -> Iterator[str]:
         yield "time and memory: rounds of the same batch; memory is the peak above what lived when the step began"
     if model_alone(data):
         yield (
-            "the model's part of a step is its forward and backward, with its own loss: a loss outside of the model, "
-            "data and the optimizer come on top, in time and in memory"
+            "the model's part of a step is its forward and backward of one batch, with its own loss: further batches "
+            "whose gradients are added up, a loss outside of the model, data and the optimizer come on top, in time "
+            "and in memory"
         )
     if data.loss_difference is not None:
         yield "the losses are of one batch without dropout, before any step of an optimizer"
