@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,14 @@ def all_but_the_first(parts: list[Tensor]) -> Tensor:
     return y
 
 
+def as_long_as_wide(parts: list[Tensor]) -> Tensor:
+    """As few as are named; by the values' shape they might lie in the first dimension too."""
+    y = torch.zeros(4, 4, 16)
+    for i in range(4):
+        y[:, i] = parts[i]
+    return y + sum(parts)
+
+
 @pytest.mark.parametrize(
     ("gather", "count", "shape", "code"),
     [
@@ -78,6 +87,7 @@ def all_but_the_first(parts: list[Tensor]) -> Tensor:
         (last, 12, "4x16x12", "parts.append(parts[i]); y = torch.stack(parts, dim=2)"),
         (by_slices, 12, "4x192", "parts.append(parts[i]); y = torch.cat(parts, dim=1)"),
         (all_but_the_first, 11, "12x4x16", "parts.append(parts[i] + y[i - 1]); y = torch.stack(parts)"),
+        (as_long_as_wide, 4, "4x4x16", "parts.append(parts[i]); y = torch.stack(parts, dim=1)"),
     ],
 )
 def test_what_to_write(gather: Callable[[list[Tensor]], Tensor], count: int, shape: str, code: str) -> None:
@@ -87,6 +97,19 @@ def test_what_to_write(gather: Callable[[list[Tensor]], Tensor], count: int, sha
     assert one.code == code
     assert one.advice.startswith("Append the parts to a list and join them once, behind the loop")
     assert ("zeros" in one.advice) == (gather is all_but_the_first)
+
+
+def written(y: Tensor, parts: list[Tensor]) -> Tensor:
+    for i, part in enumerate(parts):
+        y[i] = part
+    return y
+
+
+def test_tensors_that_one_line_writes_are_told_apart() -> None:
+    """One of them is not covered, which the advice says."""
+    (one,) = found(lambda parts: written(torch.zeros(12, 4, 16), parts) + written(torch.zeros(16, 4, 16), parts)[4:])
+    assert one.evidence.startswith("12 parts of a tensor of 12x4x16, 2 times a step; ")
+    assert "zeros" in one.advice
 
 
 def test_what_is_promised_is_what_the_copies_take() -> None:
@@ -143,9 +166,28 @@ def of_two_dimensions(parts: list[Tensor]) -> Tensor:
     return y
 
 
+def in_blocks(parts: list[Tensor]) -> Tensor:
+    y = torch.zeros(8, 32)
+    for i in range(4):
+        row, column = 4 * (i // 2), 16 * (i % 2)
+        y[row : row + 4, column : column + 16] = parts[i]
+    return y + torch.stack(parts).sum(0).repeat(2, 2)
+
+
+def in_either_dimension(parts: list[Tensor]) -> Tensor:
+    y = torch.zeros(4, 4, 16)
+    places: list[Any] = [0, (slice(None), 1), 2, (slice(None), 3)]
+    for place, part in zip(places, parts, strict=False):
+        y[place] = part
+    return y + sum(parts)
+
+
 @pytest.mark.parametrize(
     "gather",
-    [stacked, three, of_a_large_one, by_a_mask, without_gradient, of_two_dimensions],
+    [
+        *(stacked, three, of_a_large_one, by_a_mask, without_gradient, of_two_dimensions),
+        *(in_blocks, in_either_dimension),
+    ],
     ids=lambda each: each.__name__,
 )
 def test_what_is_left_alone(gather: Callable[[list[Tensor]], Tensor]) -> None:

@@ -62,7 +62,7 @@ def text_of(
     line: str = "pass",
     called: str = "self.act",
     act: str = "nn.SiLU()",
-    base: str = "Base",
+    base: str = "nn.Module",
 ) -> str:
     text = HEAD.replace("class Net(Base)", f"class Net({base})")
     return text.format(made=made, below=textwrap.dedent(below), line=line, called=called, act=act)
@@ -97,22 +97,30 @@ class Sub({}):
         super().__init__()
         self.act = nn.GELU()
 """
+MIXED = "class Mixed:\n    def set(self):\n        self.act = nn.GELU()\n        return self\n\n"
 INDENTED = SUB.format("Net").replace("\n", "\n  ")
 WIDER = {
-    "a class above gives it": text_of("Net().give(nn.GELU) if other else Net()"),
+    "a class above gives it": text_of("Net().give(nn.GELU) if other else Net()", base="Base"),
     "a class mixed in": text_of(
         "Sub().set() if other else Net()",
-        "class Mixed:\n    def set(self):\n        self.act = nn.GELU()\n        return self\n\n"
-        "class Sub(Mixed, Net):\n    pass",
-        base="nn.Module",
+        MIXED + "class Sub(Mixed, Net):\n    pass",
     ),
-    "a class in a condition": text_of(
-        "Sub() if other else Net()", "if True:" + SUB.format("Net").replace("\n", "\n  ")
+    "a class mixed in by a call": text_of(
+        "Sub().set() if other else Net()", MIXED + "Sub = type('Sub', (Mixed, Net), {})"
     ),
+    "a class mixed in later": text_of(
+        "made().set() if other else Net()",
+        MIXED + "def made():\n    class Sub(Mixed, Net): pass\n    return Sub()",
+    ),
+    "a class beside it": text_of("Sub() if other else Twin()", "class Twin(Net): pass\n" + SUB.format("Net")),
+    "a class in a condition": text_of("Sub() if other else Net()", "if True:" + INDENTED),
     "a class of a function": text_of(
         "made() if other else Net()",
         "def made():" + INDENTED + "\n  return Sub()",
-        base="nn.Module",
+    ),
+    "a class of a function, that a call makes": text_of(
+        "made() if other else Net()",
+        "def made():" + INDENTED.replace("(Net)", "(type('X', (Net,), {}))") + "\n  return Sub()",
     ),
     "a class by another name": text_of("Sub() if other else Net()", "Alias = Net\n" + SUB.format("Alias")),
     "a class that a call makes": text_of("Sub() if other else Net()", SUB.format("type('X', (Net,), {})")),
@@ -140,14 +148,22 @@ def test_whoever_may_give_it_another_module_is_asked_for(tmp_path: Path, text: s
         torch.testing.assert_close(results(loaded(tmp_path, after), other=other), before, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["elsewhere", None])
+def test_a_class_of_another_file_may_give_it_another(tmp_path: Path, name: str | None) -> None:
+    module = loaded(tmp_path, text_of())
+    below = type("Sub", (module.Net,), {"__module__": name or module.__name__})
+    ((_, after),) = Patches(plan(module.make(False).double(), torch.randn(2, 6, 8, dtype=torch.float64))).texts.values()
+    assert ("if type(self.act) is nn.SiLU" in after) == (below.__module__ != module.__name__)
+
+
 def test_a_class_that_shares_nothing_is_not_asked_for(tmp_path: Path) -> None:
-    below = "class Own(dict):\n    pass\n\n" + SUB.format("nn.Module")
-    ((_, after),) = planned(
-        tmp_path, text_of(below=below, base="nn.Module").replace("self.act = kind()", "")
-    ).texts.values()
+    below = "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass Own(dict):\n    pass\n\n"
+    below += SUB.format("nn.Module") + SUB.format("nn.Module, Generic[T]").replace("Sub", "OfAKind")
+    ((_, after),) = planned(tmp_path, text_of(below=below)).texts.values()
     assert "if type(" not in after and "swiglu(" in after
 
 
+DO = "class Mixed:\n    def do(self, x):\n        return F.gelu(x)\n\n"
 HELD = "line 25: self.act may hold other modules next time"
 REFUSED = {
     **{
@@ -169,6 +185,12 @@ REFUSED = {
             "a method": "class Sub(Net):\n    def do(self, x):\n        return F.gelu(x)",
             "a static method": "class Sub(Net):\n    @staticmethod\n    def do(x):\n        return F.gelu(x)",
             "an attribute of the class": "class Sub(Net):\n    do = staticmethod(F.gelu)",
+            "a method of two classes": DO + "class Sub(Mixed, Net): pass",
+            "a method that nobody wrote here": "Sub = type('Sub', (type('M', (), {'do': F.gelu}), Net), {})",
+            "a method, further below": "Sub = type('Sub', (type('M', (Net,), {}),), {'do': F.gelu})",
+            "an attribute, of a class that is made later": (
+                "def made():\n  class Sub(Net):\n    do = staticmethod(F.gelu)\n  return Sub()"
+            ),
             "a method, by a condition": "if os.sep:\n  class Sub(Net):\n    def do(self, x):\n        return F.gelu(x)",
         }.items()
     },
