@@ -36,25 +36,33 @@ def why_torch(values: Collection[Any]) -> str | None:
         why = _why_now()
         if why is not None:
             return why
-    return _why_of(values)
+    return _why_of(values, values)
 
 
-def _why_of(values: Collection[Any]) -> str | None:
-    """Why for what tensors these are."""
+def _why_of(values: Collection[Any], given: Collection[Any]) -> str | None:
+    """Why for what tensors these are, which are all that are ``given`` or a tuple among them."""
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
             if value.layout is not _STRIDED or value.is_nested:
                 return _why_kind(value)
-            if value.is_meta and all(each.is_meta for each in values if isinstance(each, Tensor)):
+            if value.is_meta and _all_meta(given):
                 return "the tensors are on the meta device"  # beside others it is an error, that the recipe names
         elif kind is tuple:
-            why = _why_of(value)
+            why = _why_of(value, given)
             if why is not None:
                 return why
         elif kind not in _NO_TENSORS and isinstance(value, Tensor):
             return _why_kind(value)
     return None
+
+
+def _all_meta(values: Collection[Any]) -> bool:
+    return all(
+        _all_meta(each) if isinstance(each, tuple) else each.is_meta
+        for each in values
+        if isinstance(each, (Tensor, tuple))
+    )
 
 
 def _why_now() -> str | None:

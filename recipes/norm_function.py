@@ -91,6 +91,8 @@ class AddNorm(torch.autograd.Function):
                 output, factors = cpu.rms_forward(stream, weight, settings.eps)
         output, stream = output.view(shape), stream.view(shape)
         ctx.save_for_backward(stream, means, factors, weight, bias, seed)
+        if not any(ctx.needs_input_grad[:2]):  # only the parameters learn, which the sum is not made of
+            ctx.mark_non_differentiable(stream)
         ctx.settings = settings
         return output, stream
 

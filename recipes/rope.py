@@ -71,6 +71,7 @@ def _explain(
         x, cos, sin = _promoted(x, cos, sin)
     tensors = x if isinstance(x, tuple) else (x,)
     cos, sin = _without_heads(cos), _without_heads(sin)
+    require_same_device(_NAME, ("x[0]", tensors[0]), **{"x[1]": tensors[-1]})
     for tensor in tensors:
         _check(tensor, cos, sin, rotary, offset, positions)
         first = tensors[0]
@@ -179,7 +180,11 @@ def rope(
     if choice.backend == "torch":
         turned = composed.rotated(tensors, *tables, interleaved)
         return turned if isinstance(x, tuple) else turned[0]
-    found = _Rope.apply(*tables, interleaved, choice.backend, 1, *tensors)  # type: ignore[no-untyped-call]
+    found: Any
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        found = _Rope.apply(*tables, interleaved, choice.backend, 1, *tensors)  # type: ignore[no-untyped-call]
+    else:  # without a gradient torch 2.13's compiler forgets the context of a Function of two tensors in *tensors
+        found = tuple(rotated(list(tensors), *tables, interleaved, 1, choice.backend))
     return found if isinstance(x, tuple) else found[0]
 
 
@@ -219,7 +224,10 @@ class _Rope(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(cos, sin)
         ctx.interleaved, ctx.backend, ctx.sign = interleaved, backend, sign
-        return tuple(rotated(list(tensors), cos, sin, interleaved, sign, backend))
+        turned = rotated(list(tensors), cos, sin, interleaved, sign, backend)
+        wanted = ctx.needs_input_grad[5:]
+        ctx.mark_non_differentiable(*(each for each, needed in zip(turned, wanted, strict=True) if not needed))
+        return tuple(turned)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -97,6 +97,17 @@ def test_one_result_used(centred: bool, used: int) -> None:
     torch.testing.assert_close(found, torch.autograd.grad(eager(*inputs)[used], inputs[:2], upstream))
 
 
+@CENTRED
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("learns", [0, 1, 2])
+def test_the_sum_wants_a_gradient_where_a_summand_does(centred: bool, p: float, learns: int) -> None:
+    inputs = operands(centred, (3, 5), torch.float32)
+    inputs[learns].requires_grad_()
+    output, stream = ours(centred, "cpu", p)(*inputs)
+    assert (output.requires_grad, stream.requires_grad) == (True, learns < 2)
+    assert torch.autograd.grad(output.square().sum(), inputs[learns])[0].abs().sum() > 0
+
+
 @settings(deadline=None, derandomize=True, max_examples=40, database=None)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=2),

@@ -249,6 +249,27 @@ def test_only_the_gradient_that_is_wanted() -> None:
         assert not rope(q, *tables(7, 4)).requires_grad
 
 
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False), (True, True)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=COMPILES)])
+def test_what_is_turned_wants_a_gradient_where_it_did(wanted: tuple[bool, bool], compiled: bool) -> None:
+    """One node for both says so of each, and of neither there is a graph without a break."""
+    given = tuple(torch.randn(2, 3, 7, 8, requires_grad=each) for each in wanted)
+
+    def run(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return rope((q, k), *tables(7, 4), backend="cpu")
+
+    torch.compiler.reset()
+    found = (torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run)(*given)
+    assert tuple(each.requires_grad for each in found) == wanted
+    for each, turned in zip(given, found, strict=True):
+        alone = rope(each, *tables(7, 4), backend="torch")
+        torch.testing.assert_close(turned, alone)
+        if each.requires_grad:
+            upstream = torch.randn_like(turned)
+            ours = torch.autograd.grad(turned, each, upstream, retain_graph=True)
+            torch.testing.assert_close(ours, torch.autograd.grad(alone, each, upstream))
+
+
 @pytest.mark.parametrize("tokens", [7, 600])
 @pytest.mark.parametrize("doubled", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -32,6 +32,9 @@ X = torch.zeros(2, 3, 7, 8)
         ((X, *tables(7, 4)), {"positions": torch.zeros(6).long()}, r"positions is of shape \(6,\), int64; expected"),
         ((X, *(t.expand(3, 7, 4) for t in tables(7, 4))), {}, r"cos is of shape \(3, 7, 4\); expected \[2 or 1, 7"),
         (((X, X[:, :, :5]), *tables(7, 4)), {}, r"x\[1\] is of shape \(2, 3, 5, 8\), float32; expected as x\[0\]"),
+        ((X.to("meta"), *tables(7, 4)), {}, "rope: cos is on cpu; expected meta, where x is"),
+        (((X.to("meta"), X.to("meta")), *tables(7, 4)), {}, "rope: cos is on cpu; expected meta, where x is"),
+        (((X, X.to("meta")), *tables(7, 4)), {}, r"rope: x\[1\] is on meta; expected cpu, where x\[0\] is"),
         ((X, *tables(7, 4)), {"backend": "cuda"}, "backend is 'cuda'; expected 'auto' or 'triton' or 'cpu'"),
         (
             (X, tables(7, 4)[0].requires_grad_(), tables(7, 4)[1]),
