@@ -220,6 +220,28 @@ def test_a_held_number_of_another_kind(tmp_path: Path, later: float | Tensor) ->
     same(original, model)
 
 
+@pytest.mark.parametrize("later", [2, nn.Parameter(torch.tensor(1.0, dtype=torch.float64))], ids=["2", "learnt"])
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_an_integer_becomes_another_or_is_learnt(tmp_path: Path, later: int | Tensor) -> None:
+    body = "x = self.gate(x)\nreturn 0.5 * x * (self.which + torch.erf(x / 2**0.5))\n"
+    original, model, recipes = planned(tmp_path, body)
+    assert recipes == ["gelu"]
+    for each in (original, model):
+        del each.which
+        each.which = copy.deepcopy(later)  # type: ignore[assignment]
+    same(original, model)
+
+
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_an_index_of_several_numbers_is_written_or_refused(tmp_path: Path) -> None:
+    body = ROPE.format("(q * self.cos + self.part(q) * self.sin, k)")
+    text = HEAD.replace("self.low, self.high", "self.where = (..., slice(4, None))\n        self.low, self.high")
+    text = text.replace("-x[..., self.half :]", "-x[self.where]")
+    model = net(tmp_path, text + textwrap.indent(body, " " * 8))
+    patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"]))
+    assert [site.reasons for site in patches.sites] == [["line 24: self.where may be another number next time"]]
+
+
 def test_a_held_number_is_looked_at_once_for_each_content() -> None:
     held = torch.tensor(2.0)
     assert is_number(held, 2.0) and is_number(held, 2.0) and not is_number(held, 3.0)
