@@ -10,8 +10,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.families import home, is_widened_elsewhere, named, other_method, related
-from gradscope.patching.file_bindings import assigned, is_changed, is_given, may_be_set
+from gradscope.patching.families import home, is_of_a_class, is_widened_elsewhere, named, other_method, related
+from gradscope.patching.file_bindings import assigned, is_changed, is_given, is_set_from_outside, may_be_set
 from gradscope.patching.recording import Frame, Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import is_name
@@ -68,10 +68,12 @@ def check_method(called: ast.AST | None, texts: Texts) -> None:
     function = _bound(called.func, texts) if isinstance(called, ast.Call) else called
     if not isinstance(function, ast.expr) or not _is_own(function, texts):  # Own.method(self), super().method()
         return
-    other = other_method(function.attr, texts.frame, texts.source.file)
+    own, file = home(texts.frame), texts.source.file
+    if hasattr(own, function.attr) and assigned(function.attr, file, related(own, file, texts.frame.globals)):
+        raise Refusal(f"{function.attr} is not called by its own name")  # self.act = F.gelu, beside def act
+    other = other_method(function.attr, texts.frame, file)
     if other is not None:
-        own = home(texts.frame).__name__
-        raise Refusal(f"{function.attr} is that of {own}, which {other} has another for")
+        raise Refusal(f"{function.attr} is that of {own.__name__}, which {other} has another for")
 
 
 def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
@@ -126,10 +128,14 @@ def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | No
 def is_written(name: str, function: ast.expr, module: nn.Module, texts: Texts) -> bool:
     """Whether all that the class gives the attribute that is called as ``module`` has this setting written down."""
     function, file = _bound(function, texts), texts.source.file
+    if is_set_from_outside(name, file) or may_be_set(name, file):  # each.dim = 1
+        return False
     made: list[ast.expr] = [function]
     if _is_own(function, texts):
+        if not _always(function.attr, module, texts):
+            return False
         made = assigned(function.attr, file, related(home(texts.frame), file, texts.frame.globals))
-    return bool(made) and all(_has_written(name, each, module) for each in made)
+    return bool(made) and all(_is_new(each, module, texts) and _has_written(name, each, module) for each in made)
 
 
 def _has_written(name: str, call: ast.expr, module: nn.Module) -> bool:
@@ -208,6 +214,8 @@ def _always(name: str, module: nn.Module, texts: Texts) -> bool:
     file, names = texts.source.file, texts.frame.globals
     values = assigned(name, file, related(home(texts.frame), file, names))
     if not values or may_be_set(name, file) or is_widened_elsewhere(texts.frame):
+        return False
+    if is_of_a_class(name, texts.frame, file):
         return False
     return all(_is_new(value, module, texts) for value in values)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradscope.patching.recording import Frame
 from gradscope.patching.source import SourceFile
-from gradscope.patching.syntax import walked
+from gradscope.patching.syntax import is_name, walked
 
 
 def home(frame: Frame) -> type:
@@ -56,7 +56,28 @@ def other_method(name: str, frame: Frame, file: SourceFile) -> str | None:
             return kind.__name__
     above = {each.__name__ for each in own.__mro__}
     others = (each for each in related(own, file, frame.globals) if each.name not in above)
-    return next((each.name for each in others if name in _members(each)), None)
+    return next((each.name for each in others if name in _members(each)), None) or _made_by_type(name, file)
+
+
+def is_of_a_class(name: str, frame: Frame, file: SourceFile) -> bool:
+    """Whether a class that the module may be of has a member by that name, which goes before its own modules."""
+    own = home(frame)
+    if any(name in vars(each) for kind in (own, *_derived(own)) for each in kind.__mro__):
+        return True
+    written = (_members(each) for each in related(own, file, frame.globals))
+    return any({name, "__getattribute__"} & each for each in written) or bool(_made_by_type(name, file))
+
+
+def _made_by_type(name: str, file: SourceFile) -> str | None:
+    """The name of a class that the file makes by ``type("Sub", (Net,), {...})`` and that may have such a member."""
+    for call in walked(file.tree):
+        if not isinstance(call, ast.Call) or not is_name(call.func, "type") or len(call.args) != 3:
+            continue
+        members = call.args[2]
+        keys = members.keys if isinstance(members, ast.Dict) else [None]
+        if any(not isinstance(key, ast.Constant) or key.value == name for key in keys):
+            return ast.unparse(call.args[0]).strip("'")
+    return None
 
 
 def _member(kind: type, name: str) -> object:
@@ -69,7 +90,7 @@ def _members(written: ast.ClassDef) -> set[str]:
     for part in written.body:
         if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found.add(part.name)
-        else:
+        elif not isinstance(part, ast.AnnAssign) or part.value is not None:
             found |= {
                 each.id for each in walked(part) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
             }

@@ -122,19 +122,27 @@ def _holds_attributes(expression: ast.expr) -> bool:
 
 
 def is_changed(name: str, file: SourceFile) -> bool:
-    """Whether a class of the file changes what its attribute holds, or what that runs: ``self.act[0] = other``."""
+    """Whether the file changes what an attribute of that name holds, or what that runs: ``self.act[0] = other``."""
     for part in walked(file.tree):
         if not isinstance(part, (ast.Attribute, ast.Subscript)) or not isinstance(part.value, ast.Attribute):
             continue
-        if part.value.attr != name or not is_name(part.value.value, "self"):
+        if part.value.attr != name:
             continue
         stored = not isinstance(part.ctx, ast.Load)
         if isinstance(part, ast.Subscript):
             if stored:
                 return True
-        elif part.attr in (_OF_A_MODULE if stored else _CHANGING) or _is_hook(part.attr):
+        elif part.attr in (_OF_A_MODULE if stored else _CHANGING):
+            return True
+        if _is_hook(part.attr) and is_name(part.value.value, "self"):  # another's is the program's, not the class's
             return True
     return False
+
+
+def is_set_from_outside(name: str, file: SourceFile) -> bool:
+    """Whether the file gives something else than ``self`` an attribute of that name: ``each.dim = 1``."""
+    stored = (each for each in walked(file.tree) if isinstance(each, ast.Attribute) and each.attr == name)
+    return any(not isinstance(each.ctx, ast.Load) and not is_name(each.value, "self") for each in stored)
 
 
 def _is_hook(method: str) -> bool:

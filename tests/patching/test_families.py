@@ -125,6 +125,17 @@ WIDER = {
     "a class by another name": text_of("Sub() if other else Net()", "Alias = Net\n" + SUB.format("Alias")),
     "a class that a call makes": text_of("Sub() if other else Net()", SUB.format("type('X', (Net,), {})")),
     **{
+        f"in a class: {body}": text_of("Sub() if other else Net()", f"class Sub(Net):\n    {body}", base="nn.Module")
+        for body in (
+            "act = nn.GELU()",
+            "act = property(lambda self: F.gelu)",
+            "def __getattribute__(self, name): return F.gelu if name == 'act' else super().__getattribute__(name)",
+        )
+    },
+    "a member of a class that a call makes": text_of(
+        "made() if other else Net()", "def made(): return type('X', (Net,), {'act': nn.GELU()})()", base="nn.Module"
+    ),
+    **{
         line: text_of(line=line)
         for line in (
             'self.add_module(module=nn.GELU(), name="act")',
@@ -164,6 +175,15 @@ def test_a_class_that_shares_nothing_is_not_asked_for(tmp_path: Path) -> None:
 
 
 DO = "class Mixed:\n    def do(self, x):\n        return F.gelu(x)\n\n"
+
+
+def test_the_form_of_a_class_is_not_asked_for(tmp_path: Path) -> None:
+    below = "class Sub(Net):\n    act: nn.Module\n\ndef made(): return type('X', (Net,), {'other': 1})"
+    ((_, after),) = planned(tmp_path, text_of(below=below, base="nn.Module")).texts.values()
+    assert "if type(" not in after
+
+
+OUTSIDE = "def changed(net):\n    {}\n    return net"
 HELD = "line 25: self.act may hold other modules next time"
 REFUSED = {
     **{
@@ -177,6 +197,21 @@ REFUSED = {
         )
     },
     **{
+        line: (
+            text_of("changed(Net()) if other else Net()", OUTSIDE.format(line), act="nn.Sequential(nn.SiLU())"),
+            HELD,
+        )
+        for line in ("net.act[0] = nn.GELU()", "net.act.forward = F.gelu")
+    },
+    "a method of the module's own": (
+        text_of(line="self.do = F.gelu", called="self.do"),
+        "do is not called by its own name",
+    ),
+    "a method that is set": (
+        text_of("changed(Net()) if other else Net()", OUTSIDE.format("net.do = F.gelu"), called="self.do"),
+        "do is not called by its own name",
+    ),
+    **{
         name: (
             text_of("Sub() if other else Net()", below, called="self.do"),
             "do is that of Net, which Sub has another for",
@@ -184,6 +219,7 @@ REFUSED = {
         for name, below in {
             "a method": "class Sub(Net):\n    def do(self, x):\n        return F.gelu(x)",
             "a static method": "class Sub(Net):\n    @staticmethod\n    def do(x):\n        return F.gelu(x)",
+            "a class that a call makes": "def made(): return type('Sub', (Net,), {'do': staticmethod(F.gelu)})",
             "an attribute of the class": "class Sub(Net):\n    do = staticmethod(F.gelu)",
             "a method of two classes": DO + "class Sub(Mixed, Net): pass",
             "a method that nobody wrote here": "Sub = type('Sub', (type('M', (), {'do': F.gelu}), Net), {})",
@@ -273,3 +309,35 @@ def test_another_setting_of_a_module_is_asked_for(tmp_path: Path, given: str) ->
     certain = text.replace("dim=dim", "dim=-1").replace("8, pad, max_norm=norm, scale_grad_by_freq=often", "8")
     ((_, after),) = planned(tmp_path, certain).texts.values()
     assert "if self." not in after
+
+
+BUILT = """\
+def built(pad):
+    return nn.Embedding(9, 8, pad)
+
+
+def changed(net, kind):
+    for each in net.modules():
+        if isinstance(each, nn.Softmax) and kind == "a loop":
+            each.dim = -2
+    if kind == "setattr":
+        setattr(net, "soft", nn.Softmax(dim=-2))
+    return net
+
+
+class Sub(Net):
+    soft = nn.Softmax(-2)
+
+
+"""
+
+
+@pytest.mark.parametrize("made", ['changed(Net(), "a loop")', 'changed(Net(), "setattr")', "Sub()", "Net(pad=1)"])
+def test_a_setting_that_is_changed_elsewhere_is_asked_for(tmp_path: Path, made: str) -> None:
+    text = SETTINGS.replace("Net({given})", f"{made} if other else Net()").replace("dim=dim", "dim=-1")
+    text = text.replace("nn.Embedding(9, 8, pad, max_norm=norm, scale_grad_by_freq=often)", "built(pad)")
+    text = text.replace("def make", BUILT + "def make")
+    ((_, after),) = planned(tmp_path, text).texts.values()
+    for other in (False, True):
+        before = results(loaded(tmp_path, text), other=other)
+        torch.testing.assert_close(results(loaded(tmp_path, after), other=other), before, rtol=1e-9, atol=1e-10)
