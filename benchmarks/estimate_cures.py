@@ -71,7 +71,7 @@ def _run(make: Callable[[], nn.Module], *shape: int) -> Callable[[], Made]:
 
 
 def _words(make: Callable[[], nn.Module], words: int) -> Callable[[], Made]:
-    return lambda: {"model": make(), "batch": torch.randint(words, (4, 128))}
+    return lambda: {"model": make(), "batch": torch.randint(words, (8, 128))}
 
 
 def _frozen() -> Made:

@@ -31,7 +31,7 @@ FEWEST: dict[str, dict[str, tuple[int, int]]] = {
     "packed_attention": {"tokens": (512, 512)},
     "packed_attention with held scores": {"scores": (NEVER, NEVER)},
     "cross_entropy": {"logits": (5_000_000, 5_000_000)},
-    "linear_cross_entropy": {"logits": (3_000_000, 3_000_000), "rows": (1_000, 1_000)},
+    "linear_cross_entropy": {"logits": (3_000_000, 3_000_000), "rows": (1_000, 512)},
     "rms_norm": {"elements": (250_000, 500_000)},
     "add_layer_norm": {"elements": (NEVER, NEVER)},
     "add_layer_norm with dropout": {"elements": (NEVER, 3_000_000)},

@@ -33,7 +33,7 @@ ABOUT = Recipe(
         "Forward computes the gradients too: a loss that is only looked at belongs under torch.no_grad().",
         'reduction="none" computes the logits a second time in backward.',
         "Logits returned beside the loss carry no gradient.",
-        "On the CPU fewer than 3,000,000 logits, or 1,000 rows, are sooner made at once.",
+        "On the CPU fewer than 3,000,000 logits, or 1,000 rows (512 with several threads), go to torch.",
         "Probabilities as targets and several positions for each input go to torch, which holds all logits.",
         "A second derivative by torch.autograd.grad raises RuntimeError; torch.func's goes to torch.",
         "The class weight gets no gradient.",

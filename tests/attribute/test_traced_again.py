@@ -18,7 +18,7 @@ from gradscope.capture.session import Session
 from gradscope.errors import WorkloadError
 from gradscope.tables import Options
 
-from .test_linematch import STEPS, Expert, X, line_of, measured
+from .test_lines_of_programs import STEPS, Expert, X, line_of, measured
 
 
 class Choosing(nn.Module):

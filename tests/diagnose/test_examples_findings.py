@@ -64,7 +64,7 @@ class Example:
 def _large_vocabulary(loaded: Workload) -> Workload:
     """What ``gpt.py:full`` has beside the smaller size, in a size for a test."""
     gpt = sys.modules[type(loaded.model).__module__]
-    sizes = gpt.Config(vocab_size=50257, n_layer=1, n_head=2, n_embd=64, block_size=128, batch_size=4)
+    sizes = gpt.Config(vocab_size=50257, n_layer=1, n_head=2, n_embd=64, block_size=128, batch_size=8)
     model, batch = gpt.make(sizes)
     return replace(loaded, model=model, batch=batch)
 

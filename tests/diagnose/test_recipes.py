@@ -170,9 +170,9 @@ def test_torchs_own_norm_is_told_from_one_by_hand_however_often_it_runs() -> Non
 
 
 def test_large_logits_without_a_micro_run_are_estimated_by_the_loss() -> None:
-    case = with_savings(case_of(twins.Language(20_000), torch.randint(20_000, (4, 128))), None, None)
+    case = with_savings(case_of(twins.Language(20_000), torch.randint(20_000, (8, 128))), None, None)
     found = one_of(case, "logits-materialised")
-    assert found.predicted_saving_bytes == 2 * 4 * 512 * 20_000
+    assert found.predicted_saving_bytes == 2 * 4 * 1024 * 20_000
     assert (found.predicted_saving_ns or 0) > 0
     assert "lazy_linear(self.head, " in found.advice
 

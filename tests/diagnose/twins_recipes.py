@@ -226,7 +226,7 @@ def _run(model: nn.Module, *shape: int) -> dict[str, Any]:
 
 
 def _words(model: Language) -> dict[str, Any]:
-    return {"model": model, "batch": torch.randint(model.embedding.num_embeddings, (4, 128))}
+    return {"model": model, "batch": torch.randint(model.embedding.num_embeddings, (8, 128))}
 
 
 Make = Callable[[], nn.Module]

@@ -238,7 +238,7 @@ class TwoHeads(nn.Module):
         return nn.functional.cross_entropy(self.one(x) * self.other(x), targets)
 
 
-@pytest.mark.parametrize(("rows", "idle"), [(600, False), (6, True)])
+@pytest.mark.parametrize(("rows", "idle"), [(1000, False), (6, True)])
 def test_a_loss_alone_is_found_by_the_rule_of_its_size(monkeypatch: pytest.MonkeyPatch, rows: int, idle: bool) -> None:
     """Of enough logits it is put in, of few it is named and left to torch."""
     monkeypatch.setattr(pays, "FEWEST", MEASURED)
