@@ -132,7 +132,8 @@ def is_changed(name: str, file: SourceFile) -> bool:
         if isinstance(part, ast.Subscript):
             if stored:
                 return True
-        elif part.attr in (_OF_A_MODULE if stored else _CHANGING):
+            continue
+        if part.attr in (_OF_A_MODULE if stored else _CHANGING):
             return True
         if _is_hook(part.attr) and is_name(part.value.value, "self"):  # another's is the program's, not the class's
             return True

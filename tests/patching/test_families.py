@@ -341,3 +341,11 @@ def test_a_setting_that_is_changed_elsewhere_is_asked_for(tmp_path: Path, made: 
     for other in (False, True):
         before = results(loaded(tmp_path, text), other=other)
         torch.testing.assert_close(results(loaded(tmp_path, after), other=other), before, rtol=1e-9, atol=1e-10)
+
+
+def test_a_file_may_read_items_of_what_bears_the_same_name(tmp_path: Path) -> None:
+    """``self.soft[0]``, read in another class, is not a hook and changes nothing."""
+    other = "class Other(nn.Module):\n    def forward(self, x):\n        return self.soft[0](x) + self.table[1]\n\n\n"
+    text = SETTINGS.replace("Net({given})", "Net()").replace("def make", other + "def make")
+    patches = planned(tmp_path, text)
+    assert {site.recipe for site in patches.in_source} == {"embedding", "packed_attention"}
