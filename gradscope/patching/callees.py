@@ -11,11 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.patching.families import home, is_of_a_class, is_widened_elsewhere, named, other_method, related
-from gradscope.patching.file_bindings import assigned, is_changed, is_given, is_set_from_outside, may_be_set
+from gradscope.patching.file_bindings import (
+    assigned,
+    is_another_module,
+    is_changed,
+    is_given,
+    is_set_by_name,
+    is_set_from_outside,
+    may_be_set,
+)
 from gradscope.patching.recording import Frame, Node
 from gradscope.patching.refusal import Refusal
+from gradscope.patching.source import SourceFile
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
+
+# What of a torch module says what it does, where matchers take it as given.
+_SETTINGS: dict[type, tuple[str, ...]] = {
+    nn.Softmax: ("dim",),
+    nn.LogSoftmax: ("dim",),
+    nn.Embedding: ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"),
+}
+
+
+def settings_of(module: object) -> tuple[str, ...]:
+    """The names of the settings that say what a module of torch's does, and that the new code may not read."""
+    return _SETTINGS.get(type(module), ())
 
 
 def check_named(node: Node, texts: Texts) -> None:
@@ -35,6 +56,8 @@ def _is_named(function: ast.expr, texts: Texts) -> bool:
         return False
     above = _value(function.value, texts)
     if isinstance(above, ModuleType):
+        if is_another_module(_root(function), function, texts.source.file):
+            return False
         return above.__name__.partition(".")[0] == "torch" or _name(held) == function.attr
     if isinstance(held, nn.Module) or texts.is_tensor(function.value):
         return True
@@ -69,7 +92,9 @@ def check_method(called: ast.AST | None, texts: Texts) -> None:
     if not isinstance(function, ast.expr) or not _is_own(function, texts):  # Own.method(self), super().method()
         return
     own, file = home(texts.frame), texts.source.file
-    if hasattr(own, function.attr) and assigned(function.attr, file, related(own, file, texts.frame.globals)):
+    others = related(own, file, texts.frame.globals)
+    given = assigned(function.attr, file, others) or is_set_by_name(function.attr, file, others)
+    if hasattr(own, function.attr) and given:
         raise Refusal(f"{function.attr} is not called by its own name")  # self.act = F.gelu, beside def act
     other = other_method(function.attr, texts.frame, file)
     if other is not None:
@@ -128,7 +153,7 @@ def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | No
 def is_written(name: str, function: ast.expr, module: nn.Module, texts: Texts) -> bool:
     """Whether all that the class gives the attribute that is called as ``module`` has this setting written down."""
     function, file = _bound(function, texts), texts.source.file
-    if is_set_from_outside(name, file) or may_be_set(name, file):  # each.dim = 1
+    if _may_change(name, file):
         return False
     made: list[ast.expr] = [function]
     if _is_own(function, texts):
@@ -180,6 +205,13 @@ def _is_held(name: ast.Name, texts: Texts) -> bool:
     return name.id in texts.frame.code.co_freevars or name.id in source.arguments or stored
 
 
+def _root(expression: ast.expr) -> str:
+    """The name that a chain of attributes begins with; empty where it begins with a call."""
+    while isinstance(expression, ast.Attribute):
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
 def _name(held: object) -> str | None:
     return getattr(held, "__name__", None)
 
@@ -224,16 +256,31 @@ def _is_new(value: ast.expr, module: nn.Module, texts: Texts) -> bool:
     if not isinstance(value, ast.Call) or named(value.func, texts.frame.globals) is not type(module):
         return False
     own = type(module).__name__
-    if isinstance(value.func, ast.Attribute) and value.func.attr != own:  # Config.act()
-        return False
+    if isinstance(value.func, ast.Attribute):
+        if value.func.attr != own:  # Config.act()
+            return False
+        if is_another_module(_root(value.func), value, texts.source.file):
+            return False
     if isinstance(value.func, ast.Name) and is_given(value.func.id, own, texts.source.file):
         return False
     if not isinstance(module, nn.Sequential):
         return True
     parts = list(module)
     return len(value.args) == len(parts) and all(
-        _is_new(given, part, texts) for given, part in zip(value.args, parts, strict=True)
+        _is_new(given, part, texts) and _is_set_up(given, part, texts)
+        for given, part in zip(value.args, parts, strict=True)
     )
+
+
+def _is_set_up(call: ast.expr, module: nn.Module, texts: Texts) -> bool:
+    """Whether all settings of a module in a container, which no name reaches, are written where it is made."""
+    return all(
+        _has_written(name, call, module) and not _may_change(name, texts.source.file) for name in settings_of(module)
+    )
+
+
+def _may_change(setting: str, file: SourceFile) -> bool:
+    return is_set_from_outside(setting, file) or may_be_set(setting, file)  # each.dim = 1
 
 
 def name_of(kind: type, texts: Texts) -> str | None:

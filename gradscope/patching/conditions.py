@@ -19,6 +19,7 @@ from gradscope.patching.callees import (
     configured_on_the_way,
     is_written,
     name_of,
+    settings_of,
 )
 from gradscope.patching.certain import is_certain, resolved
 from gradscope.patching.file_bindings import is_given
@@ -38,12 +39,6 @@ _ARITHMETIC = frozenset(
     | {"addcdiv", "masked_fill", "clamp", "where", "full", "lerp", "maximum", "minimum", "setitem"}
     | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
-# What of a torch module says what it does, where matchers take it as given.
-_SETTINGS = {
-    nn.Softmax: ("dim",),
-    nn.LogSoftmax: ("dim",),
-    nn.Embedding: ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"),
-}
 
 
 @dataclass(frozen=True)
@@ -121,11 +116,10 @@ class Conditions:
     def settings(self, node: Node, read: set[str]) -> Iterator[Known]:
         """The conditions on what a module of torch's was made with that the new code does not ``read``."""
         module, texts = node.caller, self._texts_at(node)
-        names = next((names for kind, names in _SETTINGS.items() if type(module) is kind), ())
         call = texts.expression(node)
         if not isinstance(module, nn.Module) or not isinstance(call, ast.Call):
             return
-        for name in names:
+        for name in settings_of(module):
             if name in read or texts.called_module(call) is not module or is_written(name, call.func, module, texts):
                 continue
             text, value = self._text(call.func, texts), getattr(module, name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
-from gradscope.patching.source import SourceFile
+from gradscope.patching.source import SourceFile, bound_without_a_name
 from gradscope.patching.syntax import is_name, walked
 
 # They take an attribute's name first.
@@ -65,6 +66,43 @@ def _makes(value: ast.expr | None, name: str) -> bool:
     return isinstance(value, (ast.Lambda, ast.Constant)) or (isinstance(value, ast.Attribute) and value.attr == name)
 
 
+def is_another_module(name: str, at: ast.AST, file: SourceFile) -> bool:
+    """Whether what a file imports as ``name`` may be another module where ``at`` stands: after ``global F``, say."""
+    imported: set[str] = set()
+    for part in walked(file.tree):
+        if isinstance(part, ast.Global) and name in part.names:
+            return True
+        if _is_of_the_file(part, file):
+            if _binds(part, name):
+                return True
+            imported |= _imports(part, name)
+    scope: ast.AST | None = file.parents.get(at)
+    while scope is not None and scope is not file.tree:
+        inner = isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        if inner and any(_binds(part, name) or _imports(part, name) for part in walked(scope)):
+            return True
+        scope = file.parents.get(scope)
+    return len(imported) > 1
+
+
+def _binds(part: ast.AST, name: str) -> bool:
+    """Whether it gives a name something, other than by an import."""
+    if isinstance(part, ast.Name):
+        return part.id == name and not isinstance(part.ctx, ast.Load)
+    if isinstance(part, (ast.Import, ast.ImportFrom)):
+        return False
+    return (isinstance(part, ast.arg) and part.arg == name) or name in bound_without_a_name(part)
+
+
+def _imports(part: ast.AST, name: str) -> set[str]:
+    """What it imports as ``name``."""
+    if not isinstance(part, (ast.Import, ast.ImportFrom)) or name not in bound_without_a_name(part):
+        return set()
+    of = f"{part.module}." if isinstance(part, ast.ImportFrom) else ""
+    own = [each for each in part.names if name in {each.asname, each.name.partition(".")[0]}]
+    return {of + (each.name if each.asname else name) for each in own}
+
+
 def assigned(name: str, file: SourceFile, related: list[ast.ClassDef]) -> list[ast.expr]:
     """All that the file gives an attribute of ``self`` in the classes ``related``, and of anything from outside.
 
@@ -96,6 +134,21 @@ def _value_of(target: ast.expr, file: SourceFile) -> ast.expr:
 
 def may_be_set(name: str, file: SourceFile) -> bool:
     """Whether the file gives attributes by names that may be this one, as ``setattr(self, kind, act)`` does."""
+    if any(_holds_attributes(part) and _is_handed_on(part, file) for part in walked(file.tree)):
+        return True
+    return any(given is None or given == name for _, given in _given_by_name(file))
+
+
+def is_set_by_name(name: str, file: SourceFile, related: list[ast.ClassDef]) -> bool:
+    """Whether the file gives an attribute of that name by ``setattr`` and its like, or one of the classes any name."""
+    for part, given in _given_by_name(file):
+        if given == name or (given is None and _class_of(part, file) in related):
+            return True
+    return False
+
+
+def _given_by_name(file: SourceFile) -> Iterator[tuple[ast.AST, object]]:
+    """Where an attribute is given by its name, and that name; None where it is not written there."""
     for part in walked(file.tree):
         named: list[ast.expr] = []
         if isinstance(part, ast.Call) and is_name(part.func, "setattr"):
@@ -104,17 +157,20 @@ def may_be_set(name: str, file: SourceFile) -> bool:
             if part.func.attr in _BY_NAME:
                 named = part.args[:1] + [each.value for each in part.keywords if each.arg in {None, "name"}]
             elif part.func.attr in {"update", "setdefault"} and _holds_attributes(part.func.value):
-                return True
+                yield part, None
         elif isinstance(part, ast.Subscript) and not isinstance(part.ctx, ast.Load) and _holds_attributes(part.value):
             named = [part.slice]
-        elif isinstance(part, ast.Attribute) and part.attr in _HOLDERS and not isinstance(part.ctx, ast.Load):
-            return True
-        if any(not isinstance(each, ast.Constant) or each.value == name for each in named):
-            return True
-    return False
+        yield from ((part, each.value if isinstance(each, ast.Constant) else None) for each in named)
 
 
-def _holds_attributes(expression: ast.expr) -> bool:
+def _is_handed_on(holder: ast.AST, file: SourceFile) -> bool:
+    """``self._modules = ...``, ``held = vars(self)``: what is written into the name is not followed."""
+    if isinstance(holder, ast.Attribute) and not isinstance(holder.ctx, ast.Load):
+        return True
+    return isinstance(file.parents[holder], (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return))
+
+
+def _holds_attributes(expression: ast.AST) -> bool:
     """``self.__dict__``, ``self._modules``, ``vars(self)``."""
     if isinstance(expression, ast.Call):
         return is_name(expression.func, "vars")

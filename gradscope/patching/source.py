@@ -82,7 +82,7 @@ class SourceFile:
             elif isinstance(node, ast.arg):
                 found[node.arg] += 1
             else:
-                found.update(_bound_without_a_name(node))
+                found.update(bound_without_a_name(node))
         return found
 
     @cached_property
@@ -97,7 +97,7 @@ class SourceFile:
             elif isinstance(node, (ast.Global, ast.Nonlocal)):
                 found.update(node.names)
             else:
-                found.update(_bound_without_a_name(node))
+                found.update(bound_without_a_name(node))
         return found
 
     def start(self, node: ast.AST) -> int:
@@ -242,7 +242,7 @@ class FunctionSource:
         found: defaultdict[str, list[ast.AST]] = defaultdict(list)
         for node in walked(self.definition):
             if node is not self.definition:
-                for name in _bound_without_a_name(node):
+                for name in bound_without_a_name(node):
                     found[name].append(node)
         return dict(found)
 
@@ -303,7 +303,7 @@ def _span(node: ast.expr | ast.stmt) -> Span:
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-def _bound_without_a_name(node: ast.AST) -> list[str]:
+def bound_without_a_name(node: ast.AST) -> list[str]:
     """The names that a node binds and that no ``ast.Name`` in it holds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [(each.asname or each.name).partition(".")[0] for each in node.names]

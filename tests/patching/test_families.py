@@ -207,6 +207,23 @@ REFUSED = {
         text_of(line="self.do = F.gelu", called="self.do"),
         "do is not called by its own name",
     ),
+    **{
+        f"a method that is set: {line}": (
+            text_of(line=line, called="self.do"),
+            "do is not called by its own name",
+        )
+        for line in ('setattr(self, "do", F.gelu)', "for name in ('do',): setattr(self, name, F.gelu)")
+    },
+    **{
+        f"another module of that name: {name}": (
+            text_of("swap(Net()) if other else Net()", below, called="F.silu"),
+            "silu is not called by its own name",
+        )
+        for name, below in {
+            "a global": "class Mine:\n    silu = F.gelu\n\ndef swap(net):\n    global F\n    F = Mine\n    return net",
+            "a condition": "class Mine:\n    silu = F.gelu\n\nif 'GRADSCOPE_OTHER' in os.environ:\n    F = Mine",
+        }.items()
+    },
     "a method that is set": (
         text_of("changed(Net()) if other else Net()", OUTSIDE.format("net.do = F.gelu"), called="self.do"),
         "do is not called by its own name",
@@ -337,10 +354,7 @@ def test_a_setting_that_is_changed_elsewhere_is_asked_for(tmp_path: Path, made: 
     text = SETTINGS.replace("Net({given})", f"{made} if other else Net()").replace("dim=dim", "dim=-1")
     text = text.replace("nn.Embedding(9, 8, pad, max_norm=norm, scale_grad_by_freq=often)", "built(pad)")
     text = text.replace("def make", BUILT + "def make")
-    ((_, after),) = planned(tmp_path, text).texts.values()
-    for other in (False, True):
-        before = results(loaded(tmp_path, text), other=other)
-        torch.testing.assert_close(results(loaded(tmp_path, after), other=other), before, rtol=1e-9, atol=1e-10)
+    agree(tmp_path, text)
 
 
 def test_a_file_may_read_items_of_what_bears_the_same_name(tmp_path: Path) -> None:
@@ -349,3 +363,56 @@ def test_a_file_may_read_items_of_what_bears_the_same_name(tmp_path: Path) -> No
     text = SETTINGS.replace("Net({given})", "Net()").replace("def make", other + "def make")
     patches = planned(tmp_path, text)
     assert {site.recipe for site in patches.in_source} == {"embedding", "packed_attention"}
+
+
+def agree(folder: Path, text: str) -> None:
+    """Both models of a file and of what is written of it give the same."""
+    ((_, after),) = planned(folder, text).texts.values()
+    for other in (False, True):
+        before = results(loaded(folder, text), other=other)
+        torch.testing.assert_close(results(loaded(folder, after), other=other), before, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "line", ['held = self._modules; held["act"] = nn.GELU()', "held = vars(self); self.more(held)"]
+)
+def test_a_name_for_all_that_a_module_holds_is_asked_for(tmp_path: Path, line: str) -> None:
+    more = "class Base(nn.Module):\n    def more(self, held):\n        held['_modules']['act'] = nn.GELU()\n\n"
+    agree(tmp_path, text_of(line=line, base="Base").replace("class Base(nn.Module):\n", more))
+
+
+LOCAL = """
+class Mine:
+    SiLU = nn.GELU
+
+
+class Sub(Net):
+    def __init__(self, other):
+        super().__init__()
+        self.fill(Mine if other else nn)
+
+    def fill(self, nn):
+        self.act = nn.SiLU()
+"""
+
+
+def test_a_class_of_what_a_local_name_holds_is_asked_for(tmp_path: Path) -> None:
+    agree(tmp_path, text_of("Sub(other)", LOCAL))
+
+
+PARTS = SETTINGS.replace("nn.Softmax(dim=dim)", "nn.Sequential(nn.Softmax(dim={soft}))")
+
+
+@pytest.mark.parametrize(
+    ("soft", "below", "found"),
+    [
+        ("-1", "", {"embedding", "packed_attention"}),
+        ("dim", "", {"embedding"}),
+        ("-1", "def changed(net):\n    for each in net.modules():\n        each.dim = -2\n\n\n", {"embedding"}),
+    ],
+)
+def test_a_setting_of_a_part_of_a_container_is_written_there(
+    tmp_path: Path, soft: str, below: str, found: set[str]
+) -> None:
+    text = PARTS.replace("{soft}", soft).replace("Net({given})", "Net()").replace("def make", below + "def make")
+    assert {site.recipe for site in planned(tmp_path, text).in_source} == found
