@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import torch
+
+from gradscope.compat import tracing_state
 from gradscope.kernels.check import refuse
+from gradscope.kernels.forms import Form, form_of
 from gradscope.kernels.plain import why_torch
 
 P = ParamSpec("P")
@@ -85,13 +91,45 @@ class OrTorch(Generic[P, R]):
 
 
 class Explained(OrTorch[P, R]):
-    """One with ``explain``: the same arguments, but it says what would run instead of running it."""
+    """One with ``explain``: the same arguments, but it says what would run instead of running it.
+
+    Its function gives None where torch's composition is the choice, which then runs; arguments of the same form are
+    not looked at again, for that takes longer than torch's operations of so few elements.
+    """
 
     def __init__(
-        self, function: Callable[P, R], explain: Callable[P, Choice], plain: Callable[P, R], backends: Iterable[str]
+        self,
+        function: Callable[P, R | None],
+        explain: Callable[P, Choice],
+        plain: Callable[P, R],
+        backends: Iterable[str],
     ) -> None:
-        super().__init__(function, plain)
+        super().__init__(function, plain)  # type: ignore[arg-type]
+        returned = inspect.signature(plain).return_annotation  # without the None
+        self.__signature__ = inspect.signature(function).replace(return_annotation=returned)
         self._explain, self._backends = explain, tuple(backends)
+        self._torchs: set[Form] = set()
+        _explained.append(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        form = None
+        if not torch.compiler.is_compiling() and tracing_state() is None:
+            form = form_of(args, kwargs)
+            if form in self._torchs:
+                with contextlib.suppress(IndexError, RuntimeError, ValueError):  # what is wrong is said below
+                    return self._plain(*args, **kwargs)
+        why = why_torch((*args, *kwargs.values()) if kwargs else args)
+        if why is not None:
+            self._check(why, kwargs)
+            return self._plain(*args, **kwargs)
+        found: R | None = self._function(*args, **kwargs)
+        if found is not None:
+            return found
+        if form is not None:
+            if len(self._torchs) == _MOST:
+                self._torchs.clear()
+            self._torchs.add(form)
+        return self._plain(*args, **kwargs)
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Choice:
         """What would run with these arguments, and why."""
@@ -109,6 +147,16 @@ class Explained(OrTorch[P, R]):
         return Choice("torch", f"torch's operations, for {why}", dict.fromkeys(own, why))
 
 
+_MOST = 1_000  # forms: sequences of any length, say
+_explained: list[Explained[Any, Any]] = []
+
+
+def forget() -> None:
+    """Look at all arguments anew: after a change of what choices go by, as ``TRITON_INTERPRET``."""
+    for each in _explained:
+        each._torchs.clear()
+
+
 def or_torch(plain: Callable[P, R]) -> Callable[[Callable[P, R]], OrTorch[P, R]]:
     """Give a function torch's composition in its place, for all that :func:`why_torch` names."""
     return lambda function: OrTorch(function, plain)
@@ -116,8 +164,10 @@ def or_torch(plain: Callable[P, R]) -> Callable[[Callable[P, R]], OrTorch[P, R]]
 
 def explained_by(
     explain: Callable[P, Choice], plain: Callable[P, R], backends: Iterable[str]
-) -> Callable[[Callable[P, R]], Explained[P, R]]:
+) -> Callable[[Callable[P, R | None]], Explained[P, R]]:
     """Give a function its ``explain``, and torch's composition in its place for all that :func:`why_torch` names.
+
+    And where the function gives None.
 
     Args:
         plain: the same arguments; torch's operations alone.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import (
-    FLOATING,
     dtype_text,
     refuse,
     require_dtype,
@@ -30,7 +27,7 @@ from gradscope.kernels.cross_entropy.terms import Terms, accumulate_dtype, late_
 from gradscope.kernels.once import first_derivative_only, token
 from gradscope.kernels.retained import needed_again
 from gradscope.kernels.scaling.launch import scale_in_place
-from gradscope.kernels.support import interpreting, why_no_triton
+from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -131,7 +128,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | None:
     """As :func:`torch.nn.functional.cross_entropy`, holding one copy of the logits' size instead of three.
 
     Where a gradient is wanted, forward computes it beside the loss, and backward only scales it, in place unless the
@@ -160,12 +157,6 @@ def cross_entropy(
         ValueError: a shape, dtype, device or setting does not fit; on the CPU also a target that is no class. On a GPU
             such a target stops the device with an assertion, as torch does.
     """
-    if backend == "auto" and not z_loss and softcap is None and weight is None and _is_small(input, target):
-        reduction = _reduction(size_average, reduce, reduction)
-        with contextlib.suppress(IndexError, RuntimeError, ValueError):  # what is wrong is said below
-            return functional.cross_entropy(
-                input, target, None, None, ignore_index, None, reduction, label_smoothing=label_smoothing
-            )
     choice = _explain(
         input,
         target,
@@ -183,7 +174,7 @@ def cross_entropy(
     if choice.backend == "torch":
         if input.is_cpu and not target.is_floating_point():  # torch names no argument
             require_classes(_NAME, target, input.shape[min(1, input.dim() - 1)], ignore_index)
-        return by_torch(input, target, weight, ignore_index, reduction, label_smoothing)
+        return None
     batch, classes = (1, input.shape[0]) if input.dim() == 1 else (input.shape[0], input.shape[1])
     positions = math.prod(input.shape[2:])  # not -1: it says nothing of an empty batch
     settings = _Settings(ignore_index, reduction, max(label_smoothing, 0.0), z_loss, softcap, choice.backend)
@@ -312,19 +303,6 @@ def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -
     if reduce is False:
         return "none"
     return "sum" if size_average is False else "mean"
-
-
-def _is_small(input: Tensor, target: Tensor) -> bool:
-    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
-    return (
-        input.is_cpu
-        and target.is_cpu
-        and input.dim() > 0
-        and target.dtype is torch.int64
-        and input.dtype in FLOATING
-        and not interpreting()
-        and _against_size(input) is not None
-    )
 
 
 def _against_size(input: Tensor) -> str | None:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradscope.kernels import pays
-from gradscope.kernels.check import FLOATING, require_dtype, require_range
+from gradscope.kernels.check import require_dtype, require_range
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.dropout.launch import dropout as launch
-from gradscope.kernels.support import interpreting, why_no_triton
+from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -73,7 +73,7 @@ def _plain(
 @explained_by(_explain, _plain, _REASONS)
 def dropout(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, backend: str = "auto"
-) -> Tensor:
+) -> Tensor | None:
     """As :func:`torch.nn.functional.dropout`, keeping 8 bytes for backward.
 
     Every call draws a seed from torch's generator of the device; whether an element is dropped is a hash of its index
@@ -93,15 +93,9 @@ def dropout(
     Raises:
         ValueError: a dtype or setting does not fit.
     """
-    if backend == "auto" and input.is_cpu and input.dtype in FLOATING and not interpreting():
-        # Known to be right by fewer looks: explaining takes as long as torch's of so few.
-        if not 0.0 <= p <= 1.0 or pays.against(_NAME, elements=input.numel()) is None:
-            pass
-        else:
-            return functional.dropout(input, p, training, inplace)
     choice = _explain(input, p, training, inplace, backend=backend)
     if choice.backend == "torch":
-        return _plain(input, p, training, inplace)
+        return None
     return _Dropout.apply(input, draw_seed(input.device), p, choice.backend)  # type: ignore[no-untyped-call]
 
 

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import (
-    FLOATING,
     dtype_text,
     refuse,
     require_dtype,
@@ -22,7 +21,7 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.gelu import cpu, triton_launch
 from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.retained import needed_again
-from gradscope.kernels.support import interpreting, why_no_triton
+from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -71,7 +70,7 @@ def _plain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "aut
 
 
 @explained_by(_explain_gelu, _plain_gelu, ("torch",))
-def gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> Tensor:
+def gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> None:
     """As :func:`torch.nn.functional.gelu`, which it calls: the cure for units written out by hand.
 
     Args:
@@ -86,7 +85,7 @@ def gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> 
         ValueError: a dtype or setting does not fit.
     """
     _explain_gelu(input, approximate, backend=backend)
-    return functional.gelu(input, approximate=approximate)
+    return
 
 
 _BIAS_REASONS = {
@@ -130,7 +129,7 @@ def _plain_bias_gelu(
 @explained_by(_explain_bias_gelu, _plain_bias_gelu, _BIAS_REASONS)
 def bias_gelu(
     input: Tensor, bias: Tensor, approximate: str = "none", *, promote: bool = False, backend: str = "auto"
-) -> Tensor:
+) -> Tensor | None:
     """``gelu(input + bias)``, keeping one tensor of the input's size for backward.
 
     On a GPU that is the input, and backward makes the gradients of input and bias in one pass. On a CPU it is the sum,
@@ -150,29 +149,13 @@ def bias_gelu(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
-    if backend == "auto" and approximate in _APPROXIMATE and _is_small(input, bias):
-        return functional.gelu(input + bias, approximate=approximate)
     choice = _explain_bias_gelu(input, bias, approximate, promote=promote, backend=backend)
     if choice.backend == "torch":
-        return _plain_bias_gelu(input, bias, approximate, promote=promote)
+        return None
     wanted = torch.is_grad_enabled() and (input.requires_grad or bias.requires_grad)
     found: Tensor
     found, _ = _BiasGELU.apply(input, bias, approximate, choice.backend, wanted)  # type: ignore[no-untyped-call]
     return found
-
-
-def _is_small(input: Tensor, bias: Tensor) -> bool:
-    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
-    return (
-        input.is_cpu
-        and bias.is_cpu
-        and input.dtype in FLOATING
-        and bias.dtype is input.dtype
-        and input.dim() > 0
-        and bias.shape == input.shape[-1:]
-        and not interpreting()
-        and pays.against("bias_gelu", elements=input.numel()) is not None
-    )
 
 
 class _BiasGELU(torch.autograd.Function):

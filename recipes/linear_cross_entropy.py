@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn import functional
 from gradscope.kernels.choice import explained_by
 from gradscope.kernels.cross_entropy.by_torch import by_torch
 from gradscope.kernels.cross_entropy.targets import require_classes
-from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, NAME, REASONS, explain, is_small, logits_dtype
+from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, NAME, REASONS, explain, logits_dtype
 from gradscope.recipes.linear_cross_entropy_function import LinearCrossEntropy, Settings
 from gradscope.recipes.recipe import Recipe
 
@@ -66,11 +65,7 @@ def _run(
     memory_budget: int | None,
     backend: str,
     logits_wanted: bool,
-) -> tuple[Tensor, Tensor]:
-    plain = backend == "auto" and not z_loss and softcap is None and memory_budget is None and weight is None
-    if plain and is_small(input, linear_weight, target, linear_bias):
-        with contextlib.suppress(IndexError, RuntimeError, ValueError):  # what is wrong is said below
-            return _of_few(input, linear_weight, target, linear_bias, reduction, ignore_index, label_smoothing)
+) -> tuple[Tensor, Tensor] | None:
     choice = explain(
         input,
         linear_weight,
@@ -89,16 +84,7 @@ def _run(
         if input.is_cpu and not target.is_floating_point():  # torch names no argument
             ignored = IGNORED if ignore_index is None else ignore_index
             require_classes(NAME, target, linear_weight.shape[0], ignored)
-        return _by_torch(
-            input,
-            linear_weight,
-            target,
-            linear_bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-        )
+        return None
     grad = torch.is_grad_enabled()
     settings = Settings(
         reduction,
@@ -128,28 +114,6 @@ def _run(
     return loss.reshape(target.shape) if reduction == "none" else loss, logits
 
 
-def _of_few(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
-) -> tuple[Tensor, Tensor]:
-    """What :func:`_by_torch` gives, in as few calls as it can be."""
-    logits = functional.linear(input, linear_weight, linear_bias)
-    classes = linear_weight.shape[0]
-    loss = functional.cross_entropy(
-        logits if logits.dim() == 2 else logits.reshape(-1, classes),
-        target if target.dim() == 1 else target.reshape(-1),
-        ignore_index=IGNORED if ignore_index is None else ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
-    return loss.reshape(target.shape) if reduction == "none" else loss, logits.detach()
-
-
 def _by_torch(
     input: Tensor,
     linear_weight: Tensor,
@@ -165,8 +129,14 @@ def _by_torch(
     memory_budget: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
+    ignored = IGNORED if ignore_index is None else ignore_index
     classes, *positions, _ = linear_weight.shape
     batch = input.shape[:-1]
+    if linear_weight.dim() == 2 and len(batch) == 1:  # as few calls as it can be
+        logits = functional.linear(input, linear_weight, linear_bias)
+        if softcap is not None:
+            logits = softcap * (logits / softcap).tanh()
+        return by_torch(logits, target, weight, ignored, reduction, label_smoothing, z_loss), logits.detach()
     bias = None if linear_bias is None else linear_bias.reshape(-1)
     logits = functional.linear(input, linear_weight.flatten(0, -2), bias)
     if softcap is not None:
@@ -176,7 +146,7 @@ def _by_torch(
         logits.reshape(rows, classes, *positions),
         target.reshape(rows, classes, *positions) if target.is_floating_point() else target.reshape(rows, *positions),
         weight,
-        IGNORED if ignore_index is None else ignore_index,
+        ignored,
         reduction,
         label_smoothing,
         z_loss,
@@ -204,7 +174,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     memory_budget: int | None = None,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | None:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target, ...)``, holding one chunk of logits at a time.
 
     The arguments are those of torch 2.13's ``torch.nn.functional.linear_cross_entropy``, and work in any version; for
@@ -238,7 +208,7 @@ def linear_cross_entropy(
         ValueError: a shape, dtype, device or setting does not fit; on the CPU also a target that is no class. On a GPU
             such a target stops the device with an assertion, as torch does.
     """
-    return _run(
+    both = _run(
         input,
         linear_weight,
         target,
@@ -252,7 +222,8 @@ def linear_cross_entropy(
         memory_budget,
         backend,
         False,
-    )[0]
+    )
+    return None if both is None else both[0]
 
 
 @explained_by(explain, _by_torch, REASONS)
@@ -270,7 +241,7 @@ def linear_cross_entropy_and_logits(
     softcap: float | None = None,
     memory_budget: int | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
     """:func:`linear_cross_entropy`, and the logits that its loss was computed from, soft-capped where it is.
 
     For accuracy, perplexity by token and the like: [..., classes], of the dtype that ``linear`` gives, with no graph.

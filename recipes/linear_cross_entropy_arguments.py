@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import (
-    FLOATING,
     dtype_text,
     refuse,
     require_dtype,
@@ -19,7 +18,7 @@ from gradscope.kernels.check import (
     shape_text,
 )
 from gradscope.kernels.choice import Choice, choose
-from gradscope.kernels.support import autocasts, interpreting, why_no_triton
+from gradscope.kernels.support import autocasts, why_no_triton
 
 NAME = "linear_cross_entropy"
 IGNORED = -100  # the target that counts for nothing where ignore_index is None
@@ -78,27 +77,6 @@ def explain(
         "torch": None if plain else extras,
     }
     return choose(NAME, backend, REASONS, against)
-
-
-def is_small(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None) -> bool:
-    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
-    return (
-        input.is_cpu
-        and linear_weight.is_cpu
-        and target.is_cpu
-        and target.dtype is torch.int64
-        and input.dtype in FLOATING
-        and linear_weight.dtype is input.dtype
-        and input.dim() > 0
-        and linear_weight.dim() == 2
-        and linear_weight.shape[1] == input.shape[-1]
-        and linear_weight.shape[0] > 0
-        and target.shape == input.shape[:-1]
-        and (linear_bias is None or linear_bias.shape == linear_weight.shape[:1])
-        and not torch.is_autocast_enabled("cpu")
-        and not interpreting()
-        and _against_size(input, linear_weight) is not None
-    )
 
 
 def _against_size(input: Tensor, linear_weight: Tensor) -> str | None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels import pays
-from gradscope.kernels.check import FLOATING
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
@@ -100,7 +99,7 @@ def rms_norm(
     *,
     promote: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | None:
     """As :func:`torch.nn.functional.rms_norm`, which takes it on a GPU; on a CPU without its intermediate results.
 
     Args:
@@ -124,15 +123,9 @@ def rms_norm(
     if isinstance(eps, Tensor):
         check("rms_norm", input, normalized_shape, weight=weight)
         return composed(input, normalized_shape, weight, None, eps, centred=False)
-    if (
-        backend == "auto"
-        and _is_torchs(input, normalized_shape, weight)
-        and pays.against("rms_norm", elements=input.numel()) is not None
-    ):
-        return functional.rms_norm(input, list(normalized_shape), weight, eps)
     choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
     if choice.backend == "torch":
-        return _plain_rms_norm(input, normalized_shape, weight, eps)
+        return None
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = None if weight is None else weight.reshape(-1)
     return RMSNorm.apply(rows, flat, default_eps(input, None, eps)).view(input.shape)  # type: ignore[no-untyped-call]
@@ -190,7 +183,7 @@ def layer_norm(
     exact: bool = False,
     promote: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | None:
     """As :func:`torch.nn.functional.layer_norm`, which it is; on a CPU its parameters' gradients can be more exact.
 
     Torch adds them up row by row in one float32, a norm of plain operations does not. With ``exact=True`` they are as
@@ -208,25 +201,9 @@ def layer_norm(
     if isinstance(eps, Tensor):
         check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
         return composed(input, normalized_shape, weight, bias, eps, centred=True)
-    if backend == "auto" and not exact and _is_torchs(input, normalized_shape, weight, bias):
-        return functional.layer_norm(input, list(normalized_shape), weight, bias, eps)
     choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, exact=exact, backend=backend)
     if choice.backend == "torch":
-        return _plain_layer_norm(input, normalized_shape, weight, bias, eps)
+        return None
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = (None if each is None else each.reshape(-1) for each in (weight, bias))
     return LayerNorm.apply(rows, *flat, eps).view(input.shape)  # type: ignore[no-untyped-call]
-
-
-def _is_torchs(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> bool:
-    """Whether torch's function takes these on the CPU without a word, told by fewer looks than the check takes."""
-    shape = tuple(normalized_shape)
-    return (
-        input.is_cpu
-        and input.dtype in FLOATING
-        and len(shape) > 0
-        and input.shape[-len(shape) :] == shape
-        and all(
-            each is None or (each.is_cpu and each.dtype is input.dtype and each.shape == shape) for each in parameters
-        )
-    )

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradscope.kernels import pays
-from gradscope.kernels.check import FLOATING, refuse, require_dtype, require_range, require_same_device, shape_text
+from gradscope.kernels.check import refuse, require_dtype, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
-from gradscope.kernels.support import interpreting, why_no_triton
+from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, of_one_dtype, why_not_cpu
 from gradscope.recipes.norm_function import AddNorm, Settings
 
@@ -72,7 +72,7 @@ def add_layer_norm(
     *,
     promote: bool = False,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
     """``h = residual + dropout(input)``, normalised over the last dimension, and ``h``.
 
     Dropout keeps a seed, as :func:`gradscope.recipes.dropout.dropout` does. A second derivative raises
@@ -104,11 +104,9 @@ def add_layer_norm(
         stream = _stream(input, residual, dropout_p, training)
         check("add_layer_norm", stream, stream.shape[-1:], weight=weight, bias=bias)
         return composed(stream, stream.shape[-1:], weight, bias, eps, centred=True), stream
-    if backend == "auto" and _is_small("add_layer_norm", input, residual, weight, bias, dropout_p, training):
-        return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
     choice = _explain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training, backend=backend)
     if choice.backend == "torch":
-        return _plain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training)
+        return None
     p = dropout_p if training else 0.0
     if choice.backend == "cpu":
         weight, bias = of_one_dtype(torch.promote_types(input.dtype, residual.dtype), weight, bias)
@@ -163,7 +161,7 @@ def add_rms_norm(
     *,
     promote: bool = False,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
     """As :func:`add_layer_norm`, by the root of the mean square: without a mean and a bias.
 
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
@@ -176,11 +174,9 @@ def add_rms_norm(
         stream = _stream(input, residual, dropout_p, training)
         check("add_rms_norm", stream, stream.shape[-1:], weight=weight)
         return composed(stream, stream.shape[-1:], weight, None, eps, centred=False), stream
-    if backend == "auto" and _is_small("add_rms_norm", input, residual, weight, None, dropout_p, training):
-        return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
     choice = _explain_add_rms_norm(input, residual, weight, eps, dropout_p, training, backend=backend)
     if choice.backend == "torch":
-        return _plain_add_rms_norm(input, residual, weight, eps, dropout_p, training)
+        return None
     p = dropout_p if training else 0.0
     return _added(input, residual, weight, None, Settings(default_eps(input, residual, eps), p, False, choice.backend))
 
@@ -261,33 +257,6 @@ class AddLayerNorm(_AddNormModule):
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised sum, and the sum."""
         return add_layer_norm(input, residual, self.weight, self.bias, self.eps, self.dropout_p, self.training)
-
-
-def _is_small(
-    name: str,
-    input: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    p: float,
-    training: bool,
-) -> bool:
-    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
-    dtype, shape = input.dtype, input.shape
-    for each in (weight, bias):
-        if each is not None and not (each.is_cpu and each.dtype is dtype and each.shape == shape[-1:]):
-            return False
-    return (
-        input.is_cpu
-        and residual.is_cpu
-        and dtype in FLOATING
-        and residual.dtype is dtype
-        and len(shape) > 0
-        and residual.shape == shape
-        and 0.0 <= p < 1.0
-        and not interpreting()
-        and _against_size(name, input, p, training) is not None
-    )
 
 
 def _against_size(name: str, input: Tensor, p: float, training: bool) -> str | None:

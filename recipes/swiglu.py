@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradscope.kernels import pays
-from gradscope.kernels.check import FLOATING, dtype_text, refuse, require_dtype, require_same_device, shape_text
+from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.once import first_derivative_only
-from gradscope.kernels.support import interpreting, why_no_triton
+from gradscope.kernels.support import why_no_triton
 from gradscope.kernels.swiglu import launch
 from gradscope.recipes.recipe import Recipe
 
@@ -83,7 +83,7 @@ def _plain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
 
 
 @explained_by(_explain, _plain, _REASONS)
-def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> Tensor | None:
     """``silu(gate) * up``, keeping nothing but its operands for backward.
 
     A second derivative raises ``RuntimeError``, save with ``backend="torch"``.
@@ -100,24 +100,10 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
     """
-    if backend == "auto" and _is_small(gate, up):
-        return _plain(gate, up)
     choice = _explain(gate, up, backend=backend)
     if choice.backend == "torch":
-        return _plain(gate, up)
+        return None
     return _SwiGLU.apply(gate, up, choice.backend)  # type: ignore[no-untyped-call]
-
-
-def _is_small(gate: Tensor, up: Tensor | None) -> bool:
-    """Whether it is a problem on the CPU that auto leaves to torch, told by fewer looks than its check takes."""
-    return (
-        gate.is_cpu
-        and gate.dim() > 0
-        and gate.dtype in FLOATING
-        and (gate.shape[-1] % 2 == 0 if up is None else up.shape == gate.shape and up.dtype is gate.dtype and up.is_cpu)
-        and not interpreting()
-        and _against_size(gate, up) is not None
-    )
 
 
 def _against_size(gate: Tensor, up: Tensor | None) -> str | None:

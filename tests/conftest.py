@@ -113,6 +113,14 @@ def _formed(value: Any) -> str:
     return getattr(value, "__name__", None) or str(value)
 
 
+@pytest.fixture(autouse=True)
+def every_choice_made_anew() -> None:
+    """A test may change what the recipes' choices go by: the interpreter, the sizes."""
+    choice: Any = sys.modules.get("gradscope.kernels.choice")
+    if choice is not None:
+        choice.forget()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_width_from_outside() -> None:
     """pytest-xdist tells its processes a width; without it they have none, as under plain pytest."""
