@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gradscope.api import profile, profiling
     from gradscope.compare import Diff, diff
     from gradscope.errors import (
         GradscopeError,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gradscope.fitting import FitReport, fit
     from gradscope.patching.patches import Patches, patch, patched
     from gradscope.patching.plan import Plan, plan
-    from gradscope.pipeline import profile, profiling
     from gradscope.report.report import Report
     from gradscope.report.report import load as load_report
     from gradscope.workload import Workload
@@ -77,8 +77,8 @@ _HOMES = {
     "patch": ("gradscope.patching.patches", "patch"),
     "patched": ("gradscope.patching.patches", "patched"),
     "plan": ("gradscope.patching.plan", "plan"),
-    "profile": ("gradscope.pipeline", "profile"),
-    "profiling": ("gradscope.pipeline", "profiling"),
+    "profile": ("gradscope.api", "profile"),
+    "profiling": ("gradscope.api", "profiling"),
 }
 
 

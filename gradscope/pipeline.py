@@ -3,36 +3,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from gradscope import compat
-from gradscope.amounts import bytes_of
-from gradscope.analysis import analyse
-from gradscope.capture.engine import STEP_ENDS
+from gradscope.about import run_data, with_failures
+from gradscope.attribute.carry import assign
+from gradscope.attribute.memory.amounts import with_memory_of_layers, with_memory_of_lines
+from gradscope.attribute.memory.result import MemoryResult, read_memory
+from gradscope.attribute.result import Result, build_result
+from gradscope.attribute.survey import Notes
+from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import Capture
+from gradscope.capture.left import Capture, SurveyStep
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
-from gradscope.capture.phases import steps_to_first_result
-from gradscope.capture.phases.timed import Timed
+from gradscope.capture.naming import ModuleNames
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun, was_stopped
 from gradscope.descriptors import room_for_files
-from gradscope.diagnose.engine import require_known
-from gradscope.errors import NothingMeasuredError, Terminated, UsageError
+from gradscope.diagnose.bounds import bounded
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.engine import diagnose, every_rule
+from gradscope.errors import NothingMeasuredError, Terminated
+from gradscope.evidence import known_facts, with_recording
+from gradscope.limits import kept
 from gradscope.patching.record import Recorder
+from gradscope.readings import (
+    READING_MEMORY,
+    READING_SURVEY,
+    MemoryPassOnce,
+    TimedTrace,
+    read_survey_step,
+    read_timed,
+    source_text,
+    traced_later,
+)
 from gradscope.report.report import Report
-from gradscope.tables import MEMORY_BUDGET, Options, Progress, WorkloadInfo
+from gradscope.tables import Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
 from gradscope.trace.reader import TraceReader
+from gradscope.unmeasured import why_no_result, why_no_steps
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
-
-_WORKED_S = 0.1  # of processor time: a process that only looks something up takes less, one that trains takes more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,68 +58,6 @@ class Outcome:
 
     report: Report | None
     error: BaseException | None
-
-
-def profile(
-    model: nn.Module | Workload,
-    batch: Any = None,
-    loss: Any = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    steps: int = 5,
-    warmup: int = 3,
-    device: str = "auto",
-    seed: int | None = None,
-    lines: bool = True,
-    memory: bool = True,
-    ignore: Collection[str] = (),
-    memory_budget: int | str = MEMORY_BUDGET,
-) -> Report:
-    """Measure training steps of ``model`` and say where the backward pass goes.
-
-    Args:
-        model: an ``nn.Module``, or a :class:`Workload` that holds everything.
-        batch: a tensor (``model(batch)``), a tuple (``model(*batch)``), a dict (``model(**batch)``), or an iterator
-            of these.
-        loss: ``loss(output, batch)`` -> scalar tensor. Without it the output itself, ``output.loss``, the one scalar
-            with a gradient in it, or else the mean of its floating tensors; the report says which.
-        optimizer: stepped at the end of each step if given; parameters and its state are restored afterwards.
-        steps: measured steps.
-        warmup: steps before anything is measured.
-        device: "cpu", "cuda", or "auto": where the model is, or CUDA where there is one.
-        seed: for ``torch.manual_seed`` before the first step.
-        lines: also measure by source line.
-        memory: also measure memory, in two more steps.
-        ignore: names of rules whose findings are left out, see ``gradscope rules``.
-        memory_budget: bytes, or a text as "4GiB", that the notes of one pass may take. A step of more operations is
-            measured in less detail; the report says which.
-
-    Returns:
-        A :class:`Report`. The model, its gradients, its buffers, the optimizer and the random state are as before.
-
-    Raises:
-        WorkloadError: the model, batch and loss do not make a training step.
-        UsageError: ``ignore`` names a rule that there is not.
-        NothingMeasuredError: no step could be measured.
-        Exception: whatever the model raises, with its own traceback.
-    """
-    workload = model if isinstance(model, Workload) else Workload(model, batch, loss=loss, optimizer=optimizer)
-    require_known(ignore)
-    options = Options(
-        steps=steps,
-        warmup=warmup,
-        device=device,
-        seed=seed,
-        lines=lines,
-        memory=memory,
-        ignore=tuple(ignore),
-        memory_budget=bytes_of(memory_budget, "memory_budget"),
-    )
-    outcome = profile_workload(workload, options)
-    if outcome.error is not None:
-        raise outcome.error
-    assert outcome.report is not None
-    return outcome.report
 
 
 def profile_workload(workload: Workload, options: Options, progress: Progress | None = None) -> Outcome:
@@ -127,7 +82,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
             error = raised
     _leave_if_forked(process, error)
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
-    return _outcome(session.capture, about, {"": workload.model}, device, error, progress, recorder)
+    return outcome_of(session.capture, about, {"": workload.model}, device, error, progress, recorder)
 
 
 def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:
@@ -159,31 +114,10 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
             "the optimizers step in no regular order: a step ends where the one that steps least often has stepped, "
             "and steps may differ"
         )
-    if error is None and not session.capture.steps_done and STEP_ENDS in session.capture.failed:
-        raise NothingMeasuredError(
-            f"{script.target} could not be measured: {session.capture.failed[STEP_ENDS]}.\n"
-            "Run 'gradscope doctor' to see why."
-        )
-    if error is None and not finder.backwards:
-        raise NothingMeasuredError(
-            f"{script.target} ran to its end without a backward pass{_that_returned(session.backward.raised)}: "
-            "there is nothing to measure.\n"
-            f"{_without_backward(_seconds_of_children() - seconds)}"
-        )
-    if error is None and not session.capture.steps_done and finder.stepped:
-        raise NothingMeasuredError(
-            f"{script.target} ended before its optimizers had stepped twice: "
-            "a training step cannot be told from that.\n"
-            "Let it run longer."
-        )
-    if error is None and not session.capture.steps_done:
-        raise NothingMeasuredError(
-            f"{script.target} went backward {finder.backwards} times, and no optimizer stepped: "
-            "gradscope cannot tell where its training steps end. "
-            "It has built an optimizer, whose step() ends a training step.\n"
-            "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends."
-        )
-    return _outcome(session.capture, about, known, None, error, progress, recorder)
+    why = why_no_steps(script.target, session, finder, _seconds_of_children() - seconds)
+    if error is None and why is not None:
+        raise NothingMeasuredError(why)
+    return outcome_of(session.capture, about, known, None, error, progress, recorder)
 
 
 def _leave_if_forked(process: int, error: BaseException | None) -> None:
@@ -192,109 +126,10 @@ def _leave_if_forked(process: int, error: BaseException | None) -> None:
         raise error if error is not None else SystemExit(0)
 
 
-def _that_returned(raised: int) -> str:
-    if not raised:
-        return ""
-    return f" that returned ({raised} raised an error, which the script caught)"
-
-
 def _seconds_of_children() -> float:
     """Processor time of all processes that this one has started and waited for."""
     used = os.times()
     return used.children_user + used.children_system
-
-
-def _without_backward(children: float) -> str:
-    """What to do next, where processes that the script started took so many seconds of processor time."""
-    advice = "Profile a script that trains, or a file that defines workload() -> (model, batch)."
-    if children < _WORKED_S:
-        return advice
-    return (
-        f"Processes that it started worked for {children:.1f} s: only the script's own process is measured.\n"
-        "Let it train there, or profile a file that defines workload() -> (model, batch)."
-    )
-
-
-class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(model) as prof
-    """Measure a training loop of one's own.
-
-    ::
-
-        with gradscope.profiling(model, steps=5, warmup=3) as prof:
-            for x, y in loader:
-                train_step(x, y)
-                if prof.step():  # True when enough is measured
-                    break
-        print(prof.report)
-
-    Args:
-        model: names the layers; without it the modules that run are named by their classes.
-        steps, warmup, lines, memory, ignore, memory_budget: as in :func:`profile`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module | None = None,
-        *,
-        steps: int = 5,
-        warmup: int = 3,
-        lines: bool = True,
-        memory: bool = True,
-        ignore: Collection[str] = (),
-        memory_budget: int | str = MEMORY_BUDGET,
-    ) -> None:
-        require_known(ignore)
-        compat.require()
-        self._model = model
-        self._options = Options(
-            steps=steps,
-            warmup=warmup,
-            lines=lines,
-            memory=memory,
-            ignore=tuple(ignore),
-            memory_budget=bytes_of(memory_budget, "memory_budget"),
-        )
-        models = () if model is None else (model,)
-        self._recorder = Recorder()
-        surroundings = Surroundings(models=lambda: models)
-        self._session = Session(self._options, None, surroundings, self._recorder, TraceReader())
-        self._report: Report | None = None
-        self._used = False
-
-    def __enter__(self) -> profiling:
-        if self._used:
-            raise UsageError(
-                "this gradscope.profiling has been used: it measures one loop.\n"
-                "Make another one for the next: with gradscope.profiling(model) as prof:"
-            )
-        self._session.__enter__()
-        self._used = True
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._session.close()
-
-    def step(self) -> bool:
-        """A training step has ended. True when enough has been measured."""
-        return self._session.boundary()
-
-    @property
-    def report(self) -> Report:
-        """The report of the steps measured so far; ask for it after the ``with`` block.
-
-        Raises:
-            NothingMeasuredError: the loop ended before one step was measured.
-        """
-        if self._report is None:
-            self._session.close()
-            about = WorkloadInfo(
-                target="", mode="loop", steps=self._options.steps, warmup=self._options.warmup, loss=None
-            )
-            known = {"": self._model} if self._model is not None else {}
-            outcome = _outcome(self._session.capture, about, known, None, None, None, self._recorder)
-            assert outcome.report is not None
-            self._report = outcome.report
-        return self._report
 
 
 def _modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -303,7 +138,7 @@ def _modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
     return {name: value for name, value in namespace.items() if issubclass(type(value), nn.Module) and name}
 
 
-def _outcome(
+def outcome_of(
     capture: Capture,
     about: WorkloadInfo,
     known: Mapping[str, nn.Module],
@@ -312,15 +147,20 @@ def _outcome(
     progress: Progress | None = None,
     recorder: Recorder | None = None,
 ) -> Outcome:
+    """The report of what was measured, beside the user's error.
+
+    Raises:
+        NothingMeasuredError: no step was measured, and nothing else says why.
+    """
     timed = capture.timed
     if timed is None or timed.completed == 0:
         if error is not None:
             return Outcome(None, error)
-        raise NothingMeasuredError(_nothing_measured(about, capture))
+        raise NothingMeasuredError(why_no_result(about.target or "the loop", capture))
     guard = Guard()
     try:
         with guard.over(_READING), room_for_files():
-            return Outcome(analyse(capture, about, known, device, progress, recorder), error)
+            return Outcome(report_of(capture, about, known, device, progress, recorder), error)
     finally:
         capture.let_go()
     if error is not None:
@@ -335,29 +175,117 @@ def _outcome(
 _READING = "reading what was measured"  # under which the guard notes an error
 
 
-def _nothing_measured(about: WorkloadInfo, capture: Capture) -> str:
-    target = about.target or "the loop"
-    if capture.given_way:
-        return (
-            f"{target} ran a torch.profiler of its own in {capture.given_way} of its {capture.steps_done} steps; "
-            "gradscope gave way to it, and measured nothing.\n"
-            "Turn that profiler off, or let it end earlier: PyTorch has one for a whole process."
-        )
-    if Timed.name in capture.failed:
-        return f"{target} could not be measured: {capture.failed[Timed.name]}.\nRun 'gradscope doctor' to see why."
-    return _too_short(target, capture)
+def report_of(
+    capture: Capture,
+    about: WorkloadInfo,
+    known: Mapping[str, nn.Module],
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+    recorder: Recorder | None = None,
+) -> Report:
+    """Read a finished capture. Its profilers' events are consumed.
+
+    Args:
+        about: what was run; steps and events are filled in from the capture.
+        known: the modules that have a name, see :func:`gradscope.capture.naming.name_called`.
+        device: where the model ran; None: where its parameters are.
+        progress: told when the trace is read and how many events it has.
+        recorder: of the recorded step, for the rules; it forgets it.
+    """
+    progress = progress or Progress()
+    progress.phase("reading the trace")
+    trace = read_timed(capture, known, progress)
+    # What a later pass noted is added to what was timed; where that fails, the times stand without it.
+    guard = Guard(capture.failed)
+    memory_pass = MemoryPassOnce(capture.memory, trace.names, trace.parents, guard)
+    result = _timed_with_survey(capture, trace, memory_pass, guard)
+    if result is None:
+        capture.survey = None
+        result = _timed_result(trace, None, None)
+    memory = None
+    with guard.over(READING_MEMORY):
+        result, memory = _with_memory(result, capture, trace, memory_pass)
+    run = run_data(capture, about, trace, result, memory, device)
+    progress.phase("looking for reasons")
+    with guard.over("looking for reasons"):
+        run = _diagnosed(run, capture, trace.names, recorder or Recorder())
+    progress.done()
+    return Report(with_failures(run, capture))
 
 
-def _too_short(target: str, capture: Capture) -> str:
-    passed, options = capture.passed_over, capture.options
-    ran = passed + capture.steps_done
-    steps = f"{ran} training step{'' if ran == 1 else 's'}"
-    needed = passed + steps_to_first_result(options)
-    least = passed + steps_to_first_result(Options(steps=1, warmup=1))
-    less = f", or measure less: --warmup 1 --steps 1 needs {least}" if least < needed else ""
-    return (
-        f"{target} ended after {steps}; nothing is measured before step {needed} "
-        f"with --warmup {options.warmup} --steps {options.steps}, "
-        f"and a whole report takes {passed + capture.steps_needed}.\n"
-        f"Let it run longer{less}."
+def _timed_with_survey(capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce, guard: Guard) -> Result | None:
+    """The timed steps with lines and FLOPs, which the survey noted; None where that cannot be read."""
+    with guard.over(READING_SURVEY):
+        notes = read_survey_step(capture.survey, trace.names, trace.parents)
+        if notes is not None and notes.matcher is not None and capture.survey is not None:
+            lines = capture.survey.lines
+            notes.matcher.learn(partial(memory_pass.steps, lines))
+            notes.matcher.learn(partial(traced_later, capture.traced, trace.names, trace.parents, guard, lines))
+        return _timed_result(trace, notes, capture.survey)
+    return None
+
+
+def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | None) -> Result:
+    assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
+    lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
+    return build_result(
+        assigned,
+        trace.names.infos,
+        lines,
+        notes,
+        source_text(lines),
+        has_flops=survey is not None and survey.has_flops,
     )
+
+
+def _with_memory(
+    result: Result, capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce
+) -> tuple[Result, MemoryResult | None]:
+    """The tables with what the memory pass measured, where there was one."""
+    noted, infos = capture.memory, trace.names.infos
+    if noted is None:
+        return result, None
+    text = source_text(noted.lines)
+    memory = read_memory(memory_pass.input(), infos, text)
+    result = replace(
+        result,
+        layers=with_memory_of_layers(result.layers, memory.layers),
+        lines=with_memory_of_lines(result.lines, memory.lines, noted.lines, infos, text),
+    )
+    if unseen := in_other_threads(trace.skeleton, trace.passes.notes):
+        noted.notes.append(
+            f"{' and '.join(unseen)} ran in other threads too: torch does not record what they allocate, so "
+            "the figures of memory leave it out, or do not know its layer"
+        )
+    return result, memory
+
+
+def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
+    """``run`` with what bounds each layer, and with the rules' findings; the recorder forgets its step.
+
+    Nothing that goes wrong here costs the user what was measured: it becomes a note.
+    """
+    facts = known_facts(capture, names)
+    notes = []
+    if recorder.overflowed:
+        notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
+    try:
+        if recorder.recording is not None:
+            facts = with_recording(facts, names, recorder.recording, run.step.wall_ns)
+    except Exception as error:  # a user's objects are behind it
+        notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
+    finally:
+        recorder.forget()
+    limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
+    try:
+        run = replace(run, layers=bounded(Case(run, facts, limits)))
+    except Exception as error:
+        notes.append(f"what bounds the layers is not known: {type(error).__name__}: {error}")
+    steady = not is_unreliable(run.step)
+    if not steady:
+        why = "waited too long for a core" if is_starved(run.step) else "differ too much"
+        notes.append(f"the steps {why} for alarms and savings of time: none are given")
+    findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore, steady=steady)
+    left_out = {rule.name for rule in every_rule() if rule.of_times and not steady} | set(capture.options.ignore)
+    looked = len(every_rule()) - len(left_out) - len(failed)
+    return replace(run, findings=tuple(findings), rules=looked, notes=(*run.notes, *notes, *failed))

@@ -166,13 +166,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def steps_of_any_spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a small model on a busy machine differ by any factor; tests marked ``unsteady`` look at what follows."""
-    from gradscope import diagnosis
+    from gradscope import pipeline
     from gradscope.capture.phases import timed
     from gradscope.report import header
 
     if request.node.get_closest_marker("unsteady") is None:
         monkeypatch.setattr(timed, "interrupted", lambda costs: [])
-        monkeypatch.setattr(diagnosis, "is_unreliable", lambda step: False)
+        monkeypatch.setattr(pipeline, "is_unreliable", lambda step: False)
         monkeypatch.setattr(header, "is_unreliable", lambda step: False)
         monkeypatch.setattr(header, "is_starved", lambda step: False)
 

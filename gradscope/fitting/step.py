@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gradscope.analysis import read_memory_pass
 from gradscope.capture.budget import left_out_note
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
@@ -17,6 +16,7 @@ from gradscope.capture.naming import name_called
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.errors import NothingMeasuredError
+from gradscope.readings import read_memory_pass
 from gradscope.tables import MEMORY_BUDGET, BlockTable, MemoryCategory, ModuleInfo, Options
 from gradscope.workload import Batches, Workload, import_path
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope import analysis
+from gradscope import pipeline
 from gradscope.attribute.carry import Assigned, assign
 
 X = torch.ones(2, 4)
@@ -109,7 +109,7 @@ def told(model: Telling, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[b
     """Whether each operation of these names in the timed steps has a line; it is the right one."""
     taken: list[Assigned] = []
     lines: list[Any] = []
-    build = analysis.build_result
+    build = pipeline.build_result
 
     def kept(*args: Any, **kwargs: Any) -> Assigned:
         taken.append(assign(*args, **kwargs))
@@ -119,8 +119,8 @@ def told(model: Telling, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[b
         lines.extend(infos)
         return build(assigned, names, infos, *args, **kwargs)
 
-    monkeypatch.setattr(analysis, "assign", kept)
-    monkeypatch.setattr(analysis, "build_result", built)
+    monkeypatch.setattr(pipeline, "assign", kept)
+    monkeypatch.setattr(pipeline, "build_result", built)
     with gradscope.profiling(model, steps=STEPS, warmup=1) as prof:
         for _ in range(100):
             model(X.clone().requires_grad_()).sum().backward()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradscope
-from gradscope import analysis
+from gradscope import pipeline
 from gradscope.attribute.carry import Assigned, assign
 from gradscope.tables import RunData
 
@@ -186,15 +186,15 @@ def test_no_branch_has_the_time_of_another_that_runs_the_same(
         taken.append(assign(*args, **kwargs))
         return taken[-1]
 
-    build = analysis.build_result
+    build = pipeline.build_result
     lines: list[Any] = []
 
     def built(assigned: Assigned, names: Any, infos: Any, *args: Any, **kwargs: Any) -> Any:
         lines.extend(infos)
         return build(assigned, names, infos, *args, **kwargs)
 
-    monkeypatch.setattr(analysis, "assign", kept)
-    monkeypatch.setattr(analysis, "build_result", built)
+    monkeypatch.setattr(pipeline, "assign", kept)
+    monkeypatch.setattr(pipeline, "build_result", built)
     model = Branching(turn)
     measured(model, memory=memory)
     (assigned,) = taken

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from gradscope import diagnosis
+from gradscope import pipeline
+from gradscope.api import profiling
 from gradscope.diagnose.case import Case
-from gradscope.pipeline import profile_workload, profiling
+from gradscope.pipeline import profile_workload
 from gradscope.tables import Finding, LayerRow, Ledger, LineRow, OpRow, Options, RunData, Spread, StepTimes
 from gradscope.workload import Workload
 
@@ -79,17 +80,17 @@ def loop_case(step: Callable[[], Any], model: nn.Module | None = None, **options
 def _seen_cases() -> Iterator[list[Case]]:
     """What is diagnosed inside the block."""
     seen: list[Case] = []
-    real = diagnosis.diagnose
+    real = pipeline.diagnose
 
     def keep(case: Case, ignore: Any = (), **options: Any) -> Any:
         seen.append(case)
         return real(case, ignore, **options)
 
-    diagnosis.diagnose = keep  # type: ignore[assignment]
+    pipeline.diagnose = keep  # type: ignore[assignment]
     try:
         yield seen
     finally:
-        diagnosis.diagnose = real
+        pipeline.diagnose = real
 
 
 def findings_of(
@@ -121,7 +122,7 @@ def findings_of(
 
 
 def _all_of(case: Case) -> list[Finding]:
-    found, notes = diagnosis.diagnose(case)
+    found, notes = pipeline.diagnose(case)
     assert not notes, notes
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradscope import diagnosis
+from gradscope import pipeline
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.worth import LEFT
 from gradscope.tables import Finding
@@ -30,7 +30,7 @@ def test_nothing_false_is_found(program: Program) -> None:
     for _ in range(TRIES):
         torch.manual_seed(0)
         case = _case(program.make())
-        found, notes = diagnosis.diagnose(case)
+        found, notes = pipeline.diagnose(case)
         assert not notes, notes
         for finding in found:
             _is_modest(finding, case)

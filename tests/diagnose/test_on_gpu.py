@@ -85,7 +85,7 @@ def test_limits_of_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large product is bound by computing, an activation by bandwidth, and no layer is much faster than its limit."""
     limits = measure(torch.device("cuda"))
     assert limits.flops["tf32"] > limits.flops["float32"] * 0.9
-    monkeypatch.setattr("gradscope.diagnosis.kept", lambda *_: limits)
+    monkeypatch.setattr("gradscope.pipeline.kept", lambda *_: limits)
     rows = case_of(_wide(), torch.randn(16384, 2048, device="cuda")).layers
     assert [rows[path].bound_by for path in ("0", "1", "2")] == ["compute", "bandwidth", "compute"]
     for row in rows.values():

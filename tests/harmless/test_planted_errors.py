@@ -108,13 +108,13 @@ _PHASES = [
     for function in ("enter", "end_step", "keep", "begin_step")
 ]
 _READERS = [
-    ("analysis", None, "_read_survey"),
-    ("analysis", None, "_merged"),
-    ("analysis", None, "read_memory"),
-    ("analysis", None, "_memory_input"),
-    ("analysis", None, "diagnosed"),
-    ("diagnosis", None, "known_facts"),
-    ("diagnosis", None, "bounded"),
+    ("pipeline", None, "read_survey_step"),
+    ("readings", None, "_merged"),
+    ("pipeline", None, "read_memory"),
+    ("readings", None, "_memory_input"),
+    ("pipeline", None, "_diagnosed"),
+    ("pipeline", None, "known_facts"),
+    ("pipeline", None, "bounded"),
 ]
 
 

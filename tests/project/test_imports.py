@@ -39,8 +39,10 @@ _ALLOWED: dict[str, set[str]] = {
     "compare": {*_BASE, "config", "report"},
     "recipes": {*_BASE, "kernels"},
     "kernels": {*_BASE, "compat"},
-    "diagnosis": {*_BASE, "compat", "capture", "diagnose", "limits", "patching"},
-    "analysis": {*_BASE, "tree", "capture", "trace", "attribute", "diagnosis", "patching", "report"},
+    "readings": {*_BASE, "capture", "trace", "attribute"},
+    "about": {*_BASE, "tree", "capture", "attribute", "readings"},
+    "evidence": {*_BASE, "capture", "patching"},
+    "unmeasured": {*_BASE, "capture"},
     "pipeline": {
         *_BASE,
         "compat",
@@ -48,12 +50,18 @@ _ALLOWED: dict[str, set[str]] = {
         "workload",
         "capture",
         "trace",
-        "analysis",
+        "attribute",
+        "readings",
+        "about",
+        "evidence",
+        "unmeasured",
+        "limits",
         "diagnose",
         "patching",
         "report",
     },
-    "fitting": {*_BASE, "compat", "tree", "workload", "capture", "trace", "attribute", "report", "analysis"},
+    "api": {*_BASE, "compat", "workload", "capture", "trace", "diagnose", "patching", "report", "pipeline"},
+    "fitting": {*_BASE, "compat", "tree", "workload", "capture", "trace", "attribute", "report", "readings"},
     "patching": {
         *_BASE,
         "compat",
@@ -159,7 +167,7 @@ def test_nothing_heavy_is_loaded_early(statement: str, tmp_path: Path) -> None:
 
 
 def test_measuring_loads_neither_plotly_nor_triton(tmp_path: Path) -> None:
-    assert not _loaded_by("import gradscope.pipeline", tmp_path) & {"plotly", "triton"}
+    assert not _loaded_by("import gradscope.api", tmp_path) & {"plotly", "triton"}
 
 
 def test_recipes_and_kernels_import_from_any_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From a measured run to its findings: what rules look at is brought together, and they are run."""
+"""What the rules look at, brought together from all that a run left: parameters, optimizers, the recorded step."""
 
 from __future__ import annotations
 
@@ -11,45 +11,9 @@ import torch
 from gradscope.capture.left import Capture
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.paths import local_path
-from gradscope.diagnose.bounds import bounded
-from gradscope.diagnose.case import Case
-from gradscope.diagnose.engine import diagnose, every_rule
-from gradscope.limits import kept
 from gradscope.patching.facts import Facts as RecordedFacts
-from gradscope.patching.record import Recorder
 from gradscope.patching.recording import Recording
-from gradscope.tables import Facts, ParameterFact, RunData, is_starved, is_unreliable
-
-
-def diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
-    """``run`` with what bounds each layer, and with the rules' findings; the recorder forgets its step.
-
-    Nothing that goes wrong here costs the user what was measured: it becomes a note.
-    """
-    facts = known_facts(capture, names)
-    notes = []
-    if recorder.overflowed:
-        notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
-    try:
-        if recorder.recording is not None:
-            facts = with_recording(facts, names, recorder.recording, run.step.wall_ns)
-    except Exception as error:  # a user's objects are behind it
-        notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
-    finally:
-        recorder.forget()
-    limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
-    try:
-        run = replace(run, layers=bounded(Case(run, facts, limits)))
-    except Exception as error:
-        notes.append(f"what bounds the layers is not known: {type(error).__name__}: {error}")
-    steady = not is_unreliable(run.step)
-    if not steady:
-        why = "waited too long for a core" if is_starved(run.step) else "differ too much"
-        notes.append(f"the steps {why} for alarms and savings of time: none are given")
-    findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore, steady=steady)
-    left_out = {rule.name for rule in every_rule() if rule.of_times and not steady} | set(capture.options.ignore)
-    looked = len(every_rule()) - len(left_out) - len(failed)
-    return replace(run, findings=tuple(findings), rules=looked, notes=(*run.notes, *notes, *failed))
+from gradscope.tables import Facts, ParameterFact
 
 
 def known_facts(capture: Capture, names: ModuleNames) -> Facts:

@@ -1,0 +1,183 @@
+"""What a report says of the run itself: how much was measured, where, and what is to be known of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+import gradscope
+from gradscope import versions
+from gradscope.attribute.memory.result import MemoryResult
+from gradscope.attribute.result import Result
+from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
+from gradscope.capture.environment import describe_environment
+from gradscope.capture.left import Capture
+from gradscope.capture.modules import MODULE_CALLS
+from gradscope.capture.naming import ModuleNames
+from gradscope.capture.phases import SETTLING_STEPS
+from gradscope.capture.phases.memory import Memory
+from gradscope.capture.phases.survey import Survey
+from gradscope.readings import READING_MEMORY, READING_SURVEY, TimedTrace
+from gradscope.tables import RunData, StepTimes, WorkloadInfo
+from gradscope.tree import parameters_of
+
+
+def run_data(
+    capture: Capture,
+    about: WorkloadInfo,
+    trace: TimedTrace,
+    result: Result,
+    memory: MemoryResult | None,
+    device: torch.device | None,
+) -> RunData:
+    """The tables of a run with all that is said beside them, but for its findings.
+
+    Args:
+        about: what was run; how much of it is filled in.
+        device: where the model ran; None: where its parameters are.
+    """
+    about = _completed(about, capture, trace)
+    parameters = _parameters(trace.names.tops)
+    dtypes = {parameter.dtype for parameter in parameters}
+    where = device or _device_of(parameters)
+    return RunData(
+        gradscope=gradscope.__version__,
+        partial=_is_partial(capture, about, memory),
+        environment=describe_environment(where, dtypes.pop() if len(dtypes) == 1 else None),
+        workload=about,
+        step=_with_unprofiled(result.step, capture, trace),
+        ledger=result.ledger,
+        layers=result.layers,
+        lines=result.lines,
+        ops=result.ops,
+        kernels=result.kernels,
+        memory=memory.info if memory is not None else None,
+        notes=tuple(_notes(capture, about, trace, result, memory)),
+    )
+
+
+def with_failures(run: RunData, capture: Capture) -> RunData:
+    """Say what of gradscope's own failed, whenever that was."""
+    notes = [
+        f"gradscope failed at {part} ({text}): what depends on it is missing or incomplete"
+        for part, text in capture.failed.items()
+    ]
+    return replace(run, notes=(*run.notes, *notes))
+
+
+def _completed(about: WorkloadInfo, capture: Capture, trace: TimedTrace) -> WorkloadInfo:
+    names, parameters = trace.names, _parameters(trace.names.tops)
+    return replace(
+        about,
+        steps=trace.measured,
+        steps_left_out=len(trace.timed.interrupted),
+        model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in parameters_of(top))),
+        parameters=sum({id(parameter): parameter.numel() for parameter in parameters}.values()),
+        events=trace.events,
+        batch=next((text for root, text in capture.batches.items() if text and names.rows[root] >= 0), None),
+        optimizer_steps=_optimizer_steps(capture, names),
+    )
+
+
+def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | None) -> bool:
+    """Whether less was measured than was asked for and fits into the budget."""
+    if about.steps < capture.options.steps or (capture.survey is None and LINES not in capture.left_out):
+        return True
+    return memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out
+
+
+def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> StepTimes:
+    step = replace(step, waited_ns=trace.timed.waited_ns)
+    if not capture.unprofiled_ns:
+        return step
+    unprofiled = sorted(capture.unprofiled_ns)[len(capture.unprofiled_ns) // 2]
+    return replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
+
+
+def _notes(
+    capture: Capture, about: WorkloadInfo, trace: TimedTrace, result: Result, memory: MemoryResult | None
+) -> list[str]:
+    """What is missing and why, and what the figures stand for."""
+    memory_notes = capture.memory.notes if capture.memory is not None else []
+    notes = [
+        *versions.untried(torch.__version__),
+        *capture.notes,
+        *_of_timed_steps(capture, trace),
+        *memory_notes,
+        *result.notes,
+    ]
+    if about.optimizer_steps:
+        parts = ", ".join(f"{count} of {name}" for name, count in about.optimizer_steps.items())
+        notes.append(f"a step holds {sum(about.optimizer_steps.values())} optimizer steps: {parts}")
+    known_reasons = capture.failed.keys() | capture.left_out
+    if capture.survey is None and not known_reasons & {READING_SURVEY, Survey.name, MODULE_CALLS, LINES}:
+        notes.append(f"the run ended before the survey step: no source lines and no FLOPs{_needed(capture)}")
+    elif (
+        memory is None
+        and capture.options.memory
+        and not known_reasons & {READING_MEMORY, Memory.name, MODULE_CALLS, MEMORY_PASS}
+    ):
+        notes.append(f"the run ended before the steps that measure memory{_needed(capture)}")
+    if capture.given_way:
+        notes.append(
+            f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} steps, "
+            "which gradscope did not measure"
+        )
+    if about.loss == "mean of outputs":
+        notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
+    return notes
+
+
+def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
+    timed, notes = trace.timed, []
+    if timed.completed <= SETTLING_STEPS:
+        notes.append("the one step that was measured is the profiler's first, which takes longer than those after it")
+    if trace.stretches > 1:
+        notes.append(
+            f"the profiled steps were taken in {trace.stretches} stretches, an unprofiled step between each two: "
+            f"one makes {trace.events // timed.completed:,} rows of trace"
+        )
+    if timed.passes.most_nodes:
+        notes.append(
+            f"a backward pass runs more than {timed.passes.most_nodes:,} nodes, the most that can be looked at: whose "
+            "its gradient sums are is not known, nor all that its nodes keep"
+        )
+    if capture.left_out:
+        notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))
+    return notes
+
+
+def _needed(capture: Capture) -> str:
+    """How long a run must be for all that was asked for."""
+    passed = capture.passed_over
+    return f" (a whole report takes {passed + capture.steps_needed} steps; there were {passed + capture.steps_done})"
+
+
+def _device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Where the parameters lie; those without storage stand for what is passed to ``functional_call``, or offloaded."""
+    return next((each.device for each in parameters if not each.is_meta), torch.device("cpu"))
+
+
+def _optimizer_steps(capture: Capture, names: ModuleNames) -> dict[str, int] | None:
+    """How often each of several optimizers steps, by the layer that holds all that it optimizes, or by its class."""
+    inside = {
+        names.infos[names.index[id(module)]].path: {id(parameter) for parameter in parameters_of(module)}
+        for module in names.modules
+    }
+    known = set().union(*inside.values())
+    found: dict[str, int] = {}
+    for each in capture.cycle:
+        own = each.parameters & known
+        wanted = name = next((path for path, held in inside.items() if path and own and held == own), each.class_name)
+        number = 2
+        while name in found:
+            name, number = f"{wanted}#{number}", number + 1
+        found[name] = each.steps
+    return found or None
+
+
+def _parameters(tops: Sequence[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for top in tops for parameter in parameters_of(top)]
