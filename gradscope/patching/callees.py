@@ -77,7 +77,7 @@ def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
     if isinstance(function, ast.Attribute):
         above = _value(function.value, texts)
         held = not isinstance(above, (ModuleType, type)) and function.attr in getattr(above, "__dict__", {})
-        may_change = held or function.attr != own
+        may_change = held or function.attr != own or is_set_from_outside(own, texts.source.file)  # Own.do = other
     elif isinstance(function, ast.Name) and _is_local(function, texts):
         may_change = _is_held(function, texts)
     else:
@@ -89,16 +89,25 @@ def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
 def check_method(called: ast.AST | None, texts: Texts) -> None:
     """Raises Refusal where another class has another method, or property, than the module's own that is ``called``."""
     function = _bound(called.func, texts) if isinstance(called, ast.Call) else called
-    if not isinstance(function, ast.expr) or not _is_own(function, texts):  # Own.method(self), super().method()
+    if not isinstance(function, ast.Attribute):
+        return
+    above = function.value
+    by_class = isinstance(above, ast.Attribute) and above.attr == "__class__" and _is_own(above, texts)
+    if not by_class and not _is_own(function, texts):  # Own.method(self), super().method()
         return
     own, file = home(texts.frame), texts.source.file
-    others = related(own, file, texts.frame.globals)
-    given = assigned(function.attr, file, others) or is_set_by_name(function.attr, file, others)
-    if hasattr(own, function.attr) and given:
-        raise Refusal(f"{function.attr} is not called by its own name")  # self.act = F.gelu, beside def act
+    if hasattr(own, function.attr):
+        check_kept(function.attr, texts.frame, file)
     other = other_method(function.attr, texts.frame, file)
     if other is not None:
         raise Refusal(f"{function.attr} is that of {own.__name__}, which {other} has another for")
+
+
+def check_kept(method: str, frame: Frame, file: SourceFile) -> None:
+    """Raises Refusal where the file gives a module of ``frame``'s class another method: ``self.forward = other``."""
+    others = related(home(frame), file, frame.globals)
+    if assigned(method, file, others) or is_set_by_name(method, file, others):
+        raise Refusal(f"{method} is not called by its own name")
 
 
 def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
@@ -288,8 +297,9 @@ def name_of(kind: type, texts: Texts) -> str | None:
     names, own, file = texts.frame.globals, kind.__name__, texts.source.file
     if names.get(own) is kind and not is_given(own, own, file):
         return own
+    inside = next(ast.iter_child_nodes(texts.source.definition))
     for library, path in ((nn, own), (torch, f"nn.{own}")) if getattr(nn, own, None) is kind else ():
         for name, held in names.items():
-            if held is library:
+            if held is library and not is_another_module(name, inside, file):
                 return f"{name}.{path}"
     return next((name for name, held in names.items() if held is kind and not is_given(name, own, file)), None)

@@ -13,6 +13,7 @@ from torch import nn
 
 from gradscope.patching.callees import (
     check_helper,
+    check_kept,
     check_method,
     check_named,
     configured,
@@ -144,6 +145,7 @@ class Conditions:
                 check_method(call, texts)  # a static one
                 check_helper(inner.frame, call, texts)
                 continue
+            check_kept(inner.frame.code.co_name, inner.frame, self._source_of(inner.frame).file)
             expression = configured_on_the_way(inner.frame, module, call, texts)
             if expression is not None:
                 text, kind = self._text(expression, texts), type(module)
@@ -172,8 +174,10 @@ class Conditions:
         return self.texts if frame is self.frame else self._texts_of(frame, node)
 
     def _texts_of(self, frame: Frame, last: Node) -> Texts:
-        source = FunctionSource.of(frame.code, self.files)
-        return Texts(source, frame, self.recording.executed_in(frame), last)
+        return Texts(self._source_of(frame), frame, self.recording.executed_in(frame), last)
+
+    def _source_of(self, frame: Frame) -> FunctionSource:
+        return FunctionSource.of(frame.code, self.files)
 
     def _same_owner(self, expression: ast.expr, frame: Frame) -> bool:
         """Whether it is an attribute of the module whose method is edited, by the same name for that."""

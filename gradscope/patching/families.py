@@ -11,6 +11,9 @@ from gradscope.patching.recording import Frame
 from gradscope.patching.source import SourceFile
 from gradscope.patching.syntax import is_name, walked
 
+_EVERY, _ELSE = "__getattribute__", "__getattr__"  # the second gives a module its parts
+_LIBRARIES = frozenset({"torch", "builtins"})
+
 
 def home(frame: Frame) -> type:
     """The class that has the method, of the module that runs it."""
@@ -52,20 +55,21 @@ def other_method(name: str, frame: Frame, file: SourceFile) -> str | None:
     own = home(frame)
     held = _member(own, name)
     for kind in _derived(own):
-        if _member(kind, name) is not held:
+        if _member(kind, name) is not held or _member(kind, _EVERY) is not _member(own, _EVERY):
             return kind.__name__
     above = {each.__name__ for each in own.__mro__}
     others = (each for each in related(own, file, frame.globals) if each.name not in above)
-    return next((each.name for each in others if name in _members(each)), None) or _made_by_type(name, file)
+    return next((each.name for each in others if {name, _EVERY} & _members(each)), None) or _made_by_type(name, file)
 
 
 def is_of_a_class(name: str, frame: Frame, file: SourceFile) -> bool:
     """Whether a class that the module may be of has a member by that name, which goes before its own modules."""
-    own = home(frame)
-    if any(name in vars(each) for kind in (own, *_derived(own)) for each in kind.__mro__):
+    own, before = home(frame), {name, _EVERY, _ELSE}
+    kinds = (each for kind in (own, *_derived(own)) for each in kind.__mro__)
+    if any(before & vars(each).keys() for each in kinds if each.__module__.partition(".")[0] not in _LIBRARIES):
         return True
     written = (_members(each) for each in related(own, file, frame.globals))
-    return any({name, "__getattribute__"} & each for each in written) or bool(_made_by_type(name, file))
+    return any(before & each for each in written) or bool(_made_by_type(name, file))
 
 
 def _made_by_type(name: str, file: SourceFile) -> str | None:
@@ -75,7 +79,7 @@ def _made_by_type(name: str, file: SourceFile) -> str | None:
             continue
         members = call.args[2]
         keys = members.keys if isinstance(members, ast.Dict) else [None]
-        if any(not isinstance(key, ast.Constant) or key.value == name for key in keys):
+        if any(not isinstance(key, ast.Constant) or key.value in {name, _EVERY, _ELSE} for key in keys):
             return ast.unparse(call.args[0]).strip("'")
     return None
 

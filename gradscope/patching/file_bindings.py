@@ -15,6 +15,8 @@ _HOLDERS = frozenset({"__dict__", "_modules"})
 # What of a module says what it runs, and the methods that change what a container holds.
 _OF_A_MODULE = frozenset({"forward", "__call__", "__class__"})
 _CHANGING = _BY_NAME | {"append", "extend", "insert", "pop", "__setitem__", "__delitem__"}
+# What goes over the parts of a module.
+_OVER = frozenset({"modules", "children", "named_modules", "named_children"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -179,21 +181,58 @@ def _holds_attributes(expression: ast.AST) -> bool:
 
 def is_changed(name: str, file: SourceFile) -> bool:
     """Whether the file changes what an attribute of that name holds, or what that runs: ``self.act[0] = other``."""
+    others = _other_names(name, file)
     for part in walked(file.tree):
-        if not isinstance(part, (ast.Attribute, ast.Subscript)) or not isinstance(part.value, ast.Attribute):
-            continue
-        if part.value.attr != name:
+        if isinstance(part, ast.Call) and _sets_a_part(part) and _is_held(part.args[0], name, others, file):
+            return True
+        if not isinstance(part, (ast.Attribute, ast.Subscript)) or not _is_held(part.value, name, others, file):
             continue
         stored = not isinstance(part.ctx, ast.Load)
         if isinstance(part, ast.Subscript):
             if stored:
                 return True
             continue
-        if part.attr in (_OF_A_MODULE if stored else _CHANGING):
+        if part.attr in (_OF_A_MODULE if stored else _CHANGING | _HOLDERS):
             return True
-        if _is_hook(part.attr) and is_name(part.value.value, "self"):  # another's is the program's, not the class's
+        # another's is the program's, not the class's
+        if _is_hook(part.attr) and isinstance(part.value, ast.Attribute) and is_name(part.value.value, "self"):
             return True
     return False
+
+
+def _is_held(expression: ast.expr, name: str, others: set[tuple[ast.AST, str]], file: SourceFile) -> bool:
+    """Whether it may be what an attribute ``name`` holds: ``net.act``, ``net.get_submodule("act")``, ``others``."""
+    if isinstance(expression, ast.Name):
+        return (_function_of(expression, file), expression.id) in others
+    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
+        return expression.func.attr == "get_submodule"
+    return isinstance(expression, ast.Attribute) and expression.attr == name
+
+
+def _other_names(name: str, file: SourceFile) -> set[tuple[ast.AST, str]]:
+    """The names of functions that hold what an attribute does: ``act = self.act``, ``for each in net.modules()``."""
+    found: set[tuple[ast.AST, str]] = set()
+    for part in walked(file.tree):
+        given: list[ast.expr] = []
+        if isinstance(part, (ast.For, ast.comprehension)):
+            calls = (each.func for each in walked(part.iter) if isinstance(each, ast.Call))
+            if any(isinstance(each, ast.Attribute) and each.attr in _OVER for each in calls):
+                given = [part.target]
+        elif isinstance(part, ast.Assign) and _is_held(part.value, name, set(), file):
+            given = part.targets
+        elif isinstance(part, ast.NamedExpr) and _is_held(part.value, name, set(), file):
+            given = [part.target]
+        names = (each for target in given for each in walked(target) if isinstance(each, ast.Name))
+        found |= {(_function_of(each, file), each.id) for each in names if isinstance(each.ctx, ast.Store)}
+    return found
+
+
+def _sets_a_part(call: ast.Call) -> bool:
+    """``setattr(act, "0", other)``: whether the name may be that of a part, or of what a module runs."""
+    if not is_name(call.func, "setattr") or len(call.args) < 2:
+        return False
+    given = call.args[1].value if isinstance(call.args[1], ast.Constant) else None
+    return not isinstance(given, str) or given.isdigit() or given in _OF_A_MODULE
 
 
 def is_set_from_outside(name: str, file: SourceFile) -> bool:
@@ -204,6 +243,14 @@ def is_set_from_outside(name: str, file: SourceFile) -> bool:
 
 def _is_hook(method: str) -> bool:
     return method.startswith("register_") and method.endswith("hook")
+
+
+def _function_of(part: ast.AST, file: SourceFile) -> ast.AST:
+    """The function that something stands in, or the file."""
+    above = file.parents.get(part)
+    while above is not None and not isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        above = file.parents.get(above)
+    return above or file.tree
 
 
 def _class_of(part: ast.AST, file: SourceFile) -> ast.ClassDef | None:
