@@ -14,12 +14,12 @@ from gradscope.attribute.memory.result import MemoryResult
 from gradscope.attribute.result import Result
 from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
-from gradscope.capture.left import Capture
 from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
+from gradscope.capture.result import Capture
 from gradscope.readings import READING_MEMORY, READING_SURVEY, TimedTrace
 from gradscope.tables import RunData, StepTimes, WorkloadInfo
 from gradscope.tree import parameters_of

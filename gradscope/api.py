@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from gradscope import compat
-from gradscope.amounts import bytes_of
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.session import Session
 from gradscope.diagnose.engine import require_known
@@ -17,6 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.patching.record import Recorder
 from gradscope.pipeline import outcome_of, profile_workload
 from gradscope.report.report import Report
+from gradscope.size_parser import bytes_of
 from gradscope.tables import MEMORY_BUDGET, Options, WorkloadInfo
 from gradscope.trace.reader import TraceReader
 from gradscope.workload import Workload

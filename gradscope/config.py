@@ -21,7 +21,7 @@ from typing import Any
 
 from gradscope.errors import UsageError
 from gradscope.inputs import UnreadableError, read_text
-from gradscope.texts import cut, shown_path, shown_repr, visible
+from gradscope.safe_text import cut, shown_path, shown_repr, visible
 
 FILE = "pyproject.toml"
 _KEYS = ("ignore", "memory-budget", "check")

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import torch
 
-from gradscope.capture.left import Capture
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.paths import local_path
+from gradscope.capture.result import Capture
 from gradscope.patching.facts import Facts as RecordedFacts
 from gradscope.patching.recording import Recording
 from gradscope.tables import Facts, ParameterFact

@@ -13,17 +13,17 @@ from torch import nn
 
 from gradscope import compat
 from gradscope.about import run_data, with_failures
-from gradscope.attribute.carry import assign
-from gradscope.attribute.memory.amounts import with_memory_of_layers, with_memory_of_lines
+from gradscope.attribute.align_steps import assign
+from gradscope.attribute.memory.by_layer import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
 from gradscope.attribute.result import Result, build_result
 from gradscope.attribute.survey import Notes
 from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import Capture, SurveyStep
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
 from gradscope.capture.naming import ModuleNames
+from gradscope.capture.result import Capture, SurveyStep
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun, was_stopped

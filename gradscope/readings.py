@@ -18,13 +18,13 @@ from gradscope.attribute.passes import Passes
 from gradscope.attribute.rows import Skeleton, reached_roots, read_skeleton
 from gradscope.attribute.survey import Notes, SurveyInput, read_survey, traced_steps
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import Capture, SurveyStep, TimedSteps, TracedSteps
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames, name_called, roots_of_models
 from gradscope.capture.paths import local_path
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.lines import Lines
+from gradscope.capture.result import Capture, SurveyStep, TimedSteps, TracedSteps
 from gradscope.tables import IntColumn, LineInfo, Progress, SpanTable
 from gradscope.trace.join import joined
 from gradscope.trace.reader import TraceReader

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gradscope.capture.engine import STEP_ENDS
-from gradscope.capture.left import Capture
 from gradscope.capture.phases import steps_to_first_result
 from gradscope.capture.phases.timed import Timed
+from gradscope.capture.result import Capture
 from gradscope.capture.session import Session
 from gradscope.capture.training import StepFinder
 from gradscope.tables import Options

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradscope.attribute.cells import Contribution
+from gradscope.attribute.cost_table import Contribution
 from gradscope.tables import EventTable, IntColumn, KernelTable
 
 
@@ -57,7 +57,7 @@ def kernel_contribution(device: DeviceTime, op: IntColumn) -> Contribution:
     """Each kernel's time, charged to the row that launched it and under the name of its op.
 
     Args:
-        op: what each row is called, as in :func:`~gradscope.attribute.cells.own_contribution`.
+        op: what each row is called, as in :func:`~gradscope.attribute.cost_table.own_contribution`.
     """
     known = device.row >= 0
     launcher = device.row[known]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradscope.attribute.carry import Assigned
-from gradscope.attribute.cells import (
+from gradscope.attribute.align_steps import Assigned
+from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
     layer_steps,
@@ -19,7 +19,7 @@ from gradscope.attribute.cells import (
     totals_by_step,
 )
 from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
-from gradscope.attribute.own import hook_cost, take_out
+from gradscope.attribute.own_cost import hook_cost, take_out
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, self_times
 from gradscope.attribute.survey import Notes
 from gradscope.tables import (

@@ -7,7 +7,7 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from gradscope.capture.frames import OURS, TORCH, is_standard
+from gradscope.capture.user_stack import OURS, TORCH, is_standard
 from gradscope.tables import OF_TORCHS_LAYER
 
 UNKNOWN = -1  # no frame of the program's is below the call

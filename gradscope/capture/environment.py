@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradscope.capture.settings import fp32_precision
+from gradscope.capture.torch_flags import fp32_precision
 from gradscope.devices import device_name
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
 
-from gradscope.capture.frames import line_of
 from gradscope.capture.guard import Guard
 from gradscope.capture.paths import local_path
+from gradscope.capture.user_stack import line_of
 
 DATA_LOADING = "timing the data loading"  # under which the guard notes an error
 

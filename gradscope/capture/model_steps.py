@@ -12,7 +12,7 @@ from gradscope.capture.guard import is_of_a_signal, text_of
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
 from gradscope.errors import WorkloadError
-from gradscope.texts import cut, visible
+from gradscope.safe_text import cut, visible
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload, call_model, scalar_loss
 

@@ -12,9 +12,9 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from gradscope.capture.frames import OURS, TORCH, is_users, stack
 from gradscope.capture.guard import Guard
 from gradscope.capture.paths import local_path
+from gradscope.capture.user_stack import OURS, TORCH, is_users, stack
 
 _PERIOD_S = 0.001
 _MOST = 5  # lines

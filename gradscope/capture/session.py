@@ -14,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
 from gradscope.capture.phases import Phase, Reader, Run, StepRecorder, plan
+from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
 from gradscope.descriptors import room_for_files

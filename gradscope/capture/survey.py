@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradscope
 from gradscope import markers
 from gradscope.capture import byhand
-from gradscope.capture.frames import TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
 from gradscope.capture.registry import ModuleRegistry
 from gradscope.capture.seen import Seen
 from gradscope.capture.spans import SpanRecorder
+from gradscope.capture.user_stack import TORCH, is_standard
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, LineInfo
 from gradscope.unheard import unheard

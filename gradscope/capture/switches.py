@@ -10,7 +10,7 @@ from torch import nn
 
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import no_compile_warning
-from gradscope.capture.settings import current_settings
+from gradscope.capture.torch_flags import current_settings
 
 _DEBUGGING = ("anomaly", "deterministic", "validate_args")
 

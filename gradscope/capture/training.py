@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gradscope.capture.cycles import CycleFinder
 from gradscope.capture.engine import STEP_ENDS, BackwardWatch
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import StepsOfOptimizer
+from gradscope.capture.result import StepsOfOptimizer
 from gradscope.capture.seen import Seen
 from gradscope.compat import graph_task_id
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.amounts import bytes_of
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import BudgetExceededError
+from gradscope.size_parser import bytes_of
 
 if TYPE_CHECKING:
     from gradscope.compare.budgets import Budgets
-    from gradscope.compare.settings import CheckSettings
+    from gradscope.compare.check_config import CheckSettings
 
 
 def check(
@@ -52,8 +52,8 @@ def check(
     nearest pyproject.toml.
     """
     from gradscope.compare.budgets import check as judge
+    from gradscope.compare.check_config import find_settings
     from gradscope.compare.checktext import offenders, print_check, to_json
-    from gradscope.compare.settings import find_settings
     from gradscope.config import working_folder
     from gradscope.report.runfile import load_run
 

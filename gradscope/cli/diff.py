@@ -16,7 +16,7 @@ from gradscope.cli.options import Color, ColorOption, ForceOption, NoSourceOptio
 from gradscope.cli.page import link
 from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import UsageError
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.compare import Diff

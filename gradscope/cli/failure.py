@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradscope.errors import Terminated
-from gradscope.texts import visible
+from gradscope.safe_text import visible
 
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 TERMINATED = 143  # and one that SIGTERM did

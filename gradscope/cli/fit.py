@@ -21,11 +21,11 @@ from gradscope.cli.options import (
 )
 from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, TargetError
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.fitting import FitReport
-    from gradscope.fitting.settings import Settings
+    from gradscope.fitting.options import Settings
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def fit(
     workload(), best with a parameter batch_size; what follows -- is given to
     it. Progress goes to stderr, the report to stdout.
     """
-    from gradscope.fitting.settings import settings_of
+    from gradscope.fitting.options import settings_of
 
     settings = settings_of(
         batch_sizes,

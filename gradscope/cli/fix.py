@@ -30,13 +30,13 @@ from gradscope.cli.options import (
 from gradscope.cli.page import link
 from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
-from gradscope.texts import visible
+from gradscope.safe_text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradscope.fixing import FixReport
-    from gradscope.fixing.settings import Settings
+    from gradscope.fixing.options import Settings
     from gradscope.fixing.writing import Edited
 
 
@@ -123,7 +123,7 @@ def fix(
         raise UsageError("--dry-run writes no FIX.json: leave out --json.")
     if output is not None and json_path is not None:
         raise UsageError("-o and --json both say where FIX.json goes: give one of them.")
-    from gradscope.fixing.settings import Settings, chosen_recipes
+    from gradscope.fixing.options import Settings, chosen_recipes
     from gradscope.patching.matchers import MATCHERS
     from gradscope.tables import Options
 

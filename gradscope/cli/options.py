@@ -47,7 +47,7 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda: 
 
 
 def _seed_for_torch(seed: int | None) -> int | None:
-    from gradscope.tables.settings import check_seed
+    from gradscope.tables.options import check_seed
 
     check_seed(seed)
     return seed
@@ -144,8 +144,8 @@ def memory_budget(given: str | None, folder: Path | None = None) -> int:
     Raises:
         UsageError: it is not an amount of memory, or the file cannot be used.
     """
-    from gradscope.amounts import bytes_of
     from gradscope.config import find_config, working_folder
+    from gradscope.size_parser import bytes_of
     from gradscope.tables import Options
 
     if given is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gradscope.cli.failure import say
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.report import Report

@@ -40,7 +40,7 @@ from gradscope.cli.page import write_page
 from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json
 from gradscope.descriptors import room_for_files
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.pipeline import Outcome

@@ -27,7 +27,7 @@ from gradscope.cli.options import (
 from gradscope.cli.page import beside, write_page
 from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import UsageError
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.report import Report

@@ -13,8 +13,8 @@ from gradscope import units
 from gradscope.compare.build import compare
 from gradscope.compare.changes import Change, Comparison
 from gradscope.errors import UsageError
+from gradscope.safe_text import cut, visible
 from gradscope.tables import RunData
-from gradscope.texts import cut, visible
 
 Result = Literal["ok", "noise", "over"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradscope import __version__, units
-from gradscope.compare import words
+from gradscope.compare import messages
 from gradscope.compare.budgets import Checked, Judged, allowed_text
 from gradscope.compare.difffile import change_record, run_record
 from gradscope.compare.table import Field, Row, Table
@@ -89,16 +89,16 @@ def _table(checked: Checked) -> Table:
 def _row(judged: Judged) -> Row:
     change = judged.change
     style = {"over": "hot", "noise": "warm", "ok": ""}[judged.result]
-    change_text = words.mark(change) + words.relative(change) if change.before is not None else units.NOT_MEASURED
+    change_text = messages.mark(change) + messages.relative(change) if change.before is not None else units.NOT_MEASURED
     return Row(
         (_RESULTS[judged.result], style),
         (_layer_name(judged), ""),
         (_METRICS[change.metric], ""),
-        (words.value(change.before, change.unit), ""),
-        (words.value(change.after, change.unit), style),
+        (messages.value(change.before, change.unit), ""),
+        (messages.value(change.after, change.unit), style),
         (change_text, style),
         (allowed_text(judged), ""),
-        (words.noise(change), "dim"),
+        (messages.noise(change), "dim"),
     )
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradscope import units
-from gradscope.compare import words
+from gradscope.compare import messages
 from gradscope.compare.changes import Change, Comparison, Presence
 from gradscope.compare.layers import TIMES, time_change, time_of
 from gradscope.compare.measured import RunSpread
 from gradscope.compare.table import repeated
-from gradscope.report.figures import icicle, texts
+from gradscope.report.figures import icicle, plotly_text
 from gradscope.report.figures.flame import (
     METRICS,
     address,
@@ -149,7 +149,7 @@ class _Builder:
             frame.hatched, frame.remark = True, "new"
             frame.about = ("only in the run after", *frame.about)
             return
-        frame.remark = words.relative(change) if change.real and change.difference else ""
+        frame.remark = messages.relative(change) if change.real and change.difference else ""
         frame.about = (*_words(change, self._text), *frame.about)
 
     def _frame(self, node: Node) -> Frame:
@@ -225,29 +225,31 @@ def _sum(changes: Sequence[Change]) -> Change:
 def _words(change: Change, text: Callable[[float | None], str]) -> list[str]:
     lines = [f"{text(change.before)} → {text(change.after)}"]
     if change.difference:
-        lines[0] += f", {words.signed(change.difference, change.unit)}, {words.relative(change)}"
+        lines[0] += f", {messages.signed(change.difference, change.unit)}, {messages.relative(change)}"
     if change.unit != "ns":
-        return [*lines, words.verdict(change)]
+        return [*lines, messages.verdict(change)]
     beyond = "beyond" if change.real else "within"
     known = change.noise is not None and change.difference
-    return [*lines, f"{beyond} the noise of {words.noise(change)}" if known else words.verdict(change)]
+    return [*lines, f"{beyond} the noise of {messages.noise(change)}" if known else messages.verdict(change)]
 
 
 def _title(comparison: Comparison, metric: FlameMetric, change: Change) -> str:
-    model = texts.cut(comparison.after.workload.model or comparison.after.workload.target)
+    model = plotly_text.cut(comparison.after.workload.model or comparison.after.workload.target)
     text = METRICS[metric].text
     title = f"{model}: {METRICS[metric].words}, {text(change.before)} → {text(change.after)}"
     if not change.difference:
         return f"{title}, the same"
-    verdict = "" if change.real else f" ({words.verdict(change)})"
-    return f"{title}, {words.relative(change)}{verdict}"
+    verdict = "" if change.real else f" ({messages.verdict(change)})"
+    return f"{title}, {messages.relative(change)}{verdict}"
 
 
 def _removed(found: Sequence[Presence], metric: FlameMetric) -> str:
     """A sentence on the layers that the run after has not."""
     if not found:
         return ""
-    named = [f"{texts.cut(repeated(one.address, len(one.paths)))} ({_worth(one, metric)})" for one in found[:_NAMED]]
+    named = [
+        f"{plotly_text.cut(repeated(one.address, len(one.paths)))} ({_worth(one, metric)})" for one in found[:_NAMED]
+    ]
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return f"Removed, and not drawn: {', '.join([*named, *more])}."
 
@@ -267,7 +269,7 @@ def _shrunk(root: Frame, changes: Mapping[int, Change], least: float) -> str:
         if frame.kind != "layer" or frame.children or change is None or not change.real or frame.value >= least:
             continue
         if -(change.difference or 0) >= least:
-            words_on = f"{texts.cut(frame.title)} ({_words(change, _text_of(change))[0]})"
+            words_on = f"{plotly_text.cut(frame.title)} ({_words(change, _text_of(change))[0]})"
             lost.append((change.difference or 0, words_on))
     if not lost:
         return ""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gradscope import units
-from gradscope.compare import words
+from gradscope.compare import messages
 from gradscope.compare.changes import Comparison, GroupChange
 from gradscope.compare.options import DiffOptions
 from gradscope.compare.table import Field, Row, Table, repeated
@@ -41,9 +41,9 @@ def changed_layers(comparison: Comparison, options: DiffOptions) -> Table:
     rows = [_layer_row(group, scale, comparison.before.step.wall_ns) for group in shown]
     if rows or more:
         rows += _sums(comparison, more, rest, scale, options)
-    about = f"own time in {scale.unit} a step; {words.WITHIN_NOISE} within noise"
+    about = f"own time in {scale.unit} a step; {messages.WITHIN_NOISE} within noise"
     if any(None in (group.backward.real, group.forward.real) for group in shown):
-        about = f"own time in {scale.unit} a step; {words.NOT_KNOWN} one step does not say whether it is noise"
+        about = f"own time in {scale.unit} a step; {messages.NOT_KNOWN} one step does not say whether it is noise"
     return Table("Layers", about, fields, tuple(rows))
 
 
@@ -97,11 +97,11 @@ def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int) -> Row:
         (group.class_name, "dim"),
         (scale.text(backward.before), ""),
         (scale.text(backward.after), ""),
-        (words.mark(backward) + words.signed_on(scale, backward.difference), style if backward.real else "dim"),
-        (words.relative(backward), style if backward.real else "dim"),
-        (f"±{scale.text(backward.noise)}" if backward.noise is not None else words.NOT_KNOWN, "dim"),
-        (words.mark(forward) + words.signed_on(scale, forward.difference), style if forward.real else "dim"),
-        (words.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
+        (messages.mark(backward) + messages.signed_on(scale, backward.difference), style if backward.real else "dim"),
+        (messages.relative(backward), style if backward.real else "dim"),
+        (f"±{scale.text(backward.noise)}" if backward.noise is not None else messages.NOT_KNOWN, "dim"),
+        (messages.mark(forward) + messages.signed_on(scale, forward.difference), style if forward.real else "dim"),
+        (messages.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
     )
 
 
@@ -121,9 +121,9 @@ def _sums(
     before, after = comparison.before, comparison.after
     lines = [
         (f"… {_count(more)} more changed", _sum(more)),
-        (f"{words.layers(_count(rest))} {'unchanged' if options.within_noise else 'within noise'}", _sum(rest)),
-        (f"{words.layers(sum(one.layers for one in comparison.new))} new", _present(comparison, 1)),
-        (f"{words.layers(sum(one.layers for one in comparison.removed))} removed", _present(comparison, -1)),
+        (f"{messages.layers(_count(rest))} {'unchanged' if options.within_noise else 'within noise'}", _sum(rest)),
+        (f"{messages.layers(sum(one.layers for one in comparison.new))} new", _present(comparison, 1)),
+        (f"{messages.layers(sum(one.layers for one in comparison.removed))} removed", _present(comparison, -1)),
     ]
     whole = (before.step.backward_ns, after.step.backward_ns, before.step.forward_ns, after.step.forward_ns)
     inside = [_sum(comparison.groups), _present(comparison, 1), _present(comparison, -1)]
@@ -136,17 +136,17 @@ def _sums(
 def _sum_row(label: str, values: tuple[int, ...], scale: units.TimeScale, step_ns: int, style: str) -> Row:
     before, after, forward_before, forward_after = values
     backward, forward = after - before, forward_after - forward_before
-    percent = words.signed_percent(backward / before) if before else ""
+    percent = messages.signed_percent(backward / before) if before else ""
     return Row(
         (label, style),
         ("", ""),
         (scale.text(before), style),
         (scale.text(after), style),
-        (words.signed_on(scale, backward), style),
+        (messages.signed_on(scale, backward), style),
         (percent, style),
         ("", ""),
-        (words.signed_on(scale, forward), style),
-        (words.signed_percent((backward + forward) / step_ns if step_ns else None), style),
+        (messages.signed_on(scale, forward), style),
+        (messages.signed_percent((backward + forward) / step_ns if step_ns else None), style),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradscope import units
-from gradscope.compare import words
+from gradscope.compare import messages
 from gradscope.compare.changes import Change, Comparison, MemoryChange
 from gradscope.compare.layers import SIZES
 from gradscope.compare.layertable import style_of
@@ -56,7 +56,7 @@ def _cells(groups: Sequence[MemoryChange]) -> list[Cell]:
     ]
     for metric in _SHOWN:
         difference = _difference(groups, metric)
-        cells.append((words.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))
+        cells.append((messages.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))
     return cells
 
 

@@ -54,14 +54,14 @@ class Diff:
     @functools.cached_property
     def totals(self) -> pd.DataFrame:
         """One row a total: ``metric``, ``before``, ``after``, ``difference``, ``ratio``, ``noise``, ``real`` ..."""
-        from gradscope.compare.frames import totals_frame
+        from gradscope.compare.dataframes import totals_frame
 
         return totals_frame(self.data)
 
     @functools.cached_property
     def layers(self) -> pd.DataFrame:
         """One row a layer and metric: ``path``, ``class``, ``status``, and the columns of :attr:`totals`."""
-        from gradscope.compare.frames import layers_frame
+        from gradscope.compare.dataframes import layers_frame
 
         return layers_frame(self.data)
 
@@ -80,14 +80,14 @@ class Diff:
     @functools.cached_property
     def new(self) -> pd.DataFrame:
         """Layers that only the run after has, the topmost ones with all below them."""
-        from gradscope.compare.frames import presence_frame
+        from gradscope.compare.dataframes import presence_frame
 
         return presence_frame(self.data.new)
 
     @functools.cached_property
     def removed(self) -> pd.DataFrame:
         """Layers that only the run before has, as in :attr:`new`."""
-        from gradscope.compare.frames import presence_frame
+        from gradscope.compare.dataframes import presence_frame
 
         return presence_frame(self.data.removed)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradscope import __version__, units
-from gradscope.compare import words
+from gradscope.compare import messages
 from gradscope.compare.changes import Change, Comparison, Presence
 from gradscope.compare.layertable import changed_layers, is_changed, style_of
 from gradscope.compare.measured import RunSpread
@@ -71,15 +71,15 @@ def _run(run: RunData, name: str) -> str:
 
 
 def _sentence(change: Change) -> str:
-    text = f"{words.value(change.before, change.unit)} → {words.value(change.after, change.unit)}"
-    text += f", {words.relative(change)}"
+    text = f"{messages.value(change.before, change.unit)} → {messages.value(change.after, change.unit)}"
+    text += f", {messages.relative(change)}"
     if not change.difference:
         return f"{text}: the same"
     if change.real:
-        return f"{text}: {words.verdict(change)}, beyond the noise of {words.noise(change)}"
+        return f"{text}: {messages.verdict(change)}, beyond the noise of {messages.noise(change)}"
     if change.real is None:
         return f"{text}: one step does not say whether that is noise"
-    return f"{text}: within the noise of {words.noise(change)}"
+    return f"{text}: within the noise of {messages.noise(change)}"
 
 
 def _counts(comparison: Comparison) -> str:
@@ -108,13 +108,13 @@ def _totals(comparison: Comparison) -> Table:
         style = _style(change)
         rows.append(
             Row(
-                (("  " if part else "") + words.TOTAL_WORDS[change.metric], "dim" if part else "strong"),
-                (words.value(change.before, change.unit), ""),
-                (words.value(change.after, change.unit), ""),
-                (words.mark(change) + words.signed(change.difference, change.unit), style),
-                (words.relative(change), style),
-                (words.noise(change), "dim"),
-                (words.verdict(change), style),
+                (("  " if part else "") + messages.TOTAL_WORDS[change.metric], "dim" if part else "strong"),
+                (messages.value(change.before, change.unit), ""),
+                (messages.value(change.after, change.unit), ""),
+                (messages.mark(change) + messages.signed(change.difference, change.unit), style),
+                (messages.relative(change), style),
+                (messages.noise(change), "dim"),
+                (messages.verdict(change), style),
             )
         )
     return Table("Totals", "the mean step, and the one that measured memory", fields, tuple(rows))

@@ -14,10 +14,10 @@ from gradscope.fitting.fake import UncheckedError
 from gradscope.fitting.growth import layer_growth
 from gradscope.fitting.largest import LIMIT, largest_that
 from gradscope.fitting.measure import Measured
+from gradscope.fitting.messages import UNSTEADY
+from gradscope.fitting.options import Settings, trained
 from gradscope.fitting.predict import Forecast, Peak
 from gradscope.fitting.result import FitData, FitRow, MeasuredRow
-from gradscope.fitting.settings import Settings, trained
-from gradscope.fitting.words import UNSTEADY
 from gradscope.tree import parameters_of
 
 # CUDA's caching allocator gives out multiples of this.

@@ -13,9 +13,9 @@ from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.errors import GradscopeError, WorkloadError
 from gradscope.fitting.align import Run
+from gradscope.fitting.options import Settings, add_optimizer
 from gradscope.fitting.recurrent import find_time_major
 from gradscope.fitting.room import lacks_room, require_room
-from gradscope.fitting.settings import Settings, add_optimizer
 from gradscope.fitting.shapes import BatchShapes
 from gradscope.fitting.sources import ScaledSource, Source, cannot_scale
 from gradscope.fitting.step import MeasuredStep, measure_step

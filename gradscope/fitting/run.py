@@ -12,8 +12,8 @@ from gradscope import compat
 from gradscope.errors import UsageError
 from gradscope.fitting.judge import judge
 from gradscope.fitting.measure import measure_all
+from gradscope.fitting.options import Amount, Settings, Sizes, settings_of
 from gradscope.fitting.report import FitReport
-from gradscope.fitting.settings import Amount, Settings, Sizes, settings_of
 from gradscope.fitting.sources import FactorySource, ScaledSource, Source
 from gradscope.tables import MEMORY_BUDGET, Progress
 from gradscope.workload import Factory, Workload, accepts_batch_size, describe, workload_from

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from gradscope import units
 from gradscope.fitting.growth import folded_growth
+from gradscope.fitting.messages import check_text, header_rows, largest_text, notes_of
 from gradscope.fitting.result import FitData, FitRow
-from gradscope.fitting.words import check_text, header_rows, largest_text, notes_of
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gradscope import units
-from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError
+from gradscope.size_parser import bytes_of
 
 _LARGEST_BATCH = 2**31 - 1
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from gradscope.errors import RunFileError
 from gradscope.fixing.result import FIX_SCHEMA_VERSION, FixData
-from gradscope.report.reading import Mismatch, read_dataclass
 from gradscope.report.runfile import check_version, dump_record, parse_input, read_input, to_record
-from gradscope.texts import shown_path
+from gradscope.report.schema import Mismatch, read_dataclass
+from gradscope.safe_text import shown_path
 
 # What a FIX.json begins with: never to be taken for a RUN.json, nor the other way round.
 FIX_HEAD = re.compile(r'\s*\{\s*"kind":\s*"fix",\s*"schema_version":\s*\d+')

@@ -14,10 +14,10 @@ from torch import nn
 from gradscope import pipeline
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
+from gradscope.fixing.messages import left_out
 from gradscope.fixing.result import FixSite
 from gradscope.fixing.roots import Roots
 from gradscope.fixing.sites import key_of, planned_sites, side_of, verified_sites
-from gradscope.fixing.words import left_out
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from gradscope.patching.precision import WithoutDropout

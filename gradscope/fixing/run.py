@@ -12,11 +12,11 @@ from gradscope import pipeline
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import text_of
 from gradscope.errors import NothingMeasuredError
+from gradscope.fixing.messages import left_out
+from gradscope.fixing.options import Settings
 from gradscope.fixing.report import FixReport
 from gradscope.fixing.result import FixData, FixSite, StepSide
-from gradscope.fixing.settings import Settings
 from gradscope.fixing.sites import planned_sites, side_of, verified_sites
-from gradscope.fixing.words import left_out
 from gradscope.fixing.writing import Edited
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan

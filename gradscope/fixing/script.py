@@ -22,13 +22,13 @@ import gradscope
 from gradscope.capture.environment import describe_environment
 from gradscope.fixing.curves import SAME, compare_curves, difference
 from gradscope.fixing.jobs import RESULT, RUN, Job
+from gradscope.fixing.options import Settings
 from gradscope.fixing.report import FixReport
 from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
 from gradscope.fixing.run import BASELINE, Found, report_of
-from gradscope.fixing.settings import Settings
 from gradscope.fixing.writing import Edited
 from gradscope.report import Report, load
-from gradscope.report.reading import read_dataclass
+from gradscope.report.schema import read_dataclass
 from gradscope.tables import Progress, WorkloadInfo
 from gradscope.workload import Script
 

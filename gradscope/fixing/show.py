@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gradscope import units
 from gradscope.fixing.fold import SiteRow, fold_sites
+from gradscope.fixing.messages import header_rows, model_alone, next_steps, notes_of, reason_of, verdict
 from gradscope.fixing.result import FixData, StepSide
-from gradscope.fixing.words import header_rows, model_alone, next_steps, notes_of, reason_of, verdict
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line, Piece

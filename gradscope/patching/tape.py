@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gradscope.capture.frames import is_standard, stack
 from gradscope.capture.guard import Guard
+from gradscope.capture.user_stack import is_standard, stack
 from gradscope.patching.operations import LOOKS, canonical
 from gradscope.patching.recording import Frame, Node, Place, Span, Value, version_of
 from gradscope.patching.stack import above_logging, is_skipped

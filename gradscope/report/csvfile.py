@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gradscope.errors import UsageError
-from gradscope.report.frames import TABLES, columns_of, rows_of
+from gradscope.report.dataframes import TABLES, columns_of, rows_of
+from gradscope.safe_text import visible
 from gradscope.tables import Ledger, RunData
-from gradscope.texts import visible
 
 # What spreadsheets compute, also behind blanks and in the wide letters of East Asian keyboards.
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gradscope.report.amounts import Amounts, add_up, amounts_of
+from gradscope.report.layer_cost import Amounts, add_up, amounts_of
 from gradscope.tables import LayerRow
 from gradscope.tables.shape import parent_path
 from gradscope.tables.siblings import outside_ratio

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from gradscope.texts import visible
+from gradscope.safe_text import visible
 
 # One character for one, but for the ellipsis: columns keep their widths.
 _ASCII = str.maketrans(dict(zip("×µ·±─→÷├▲", "xu|~->/|^", strict=True)) | {"…": "..."})

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradscope import units
-from gradscope.report.amounts import Amounts, add_up
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line
+from gradscope.report.layer_cost import Amounts, add_up
 from gradscope.report.style import heading, heat
 from gradscope.report.tree import SAVED_MEMORY, Tree, TreeRow
 from gradscope.report.view import View

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from gradscope import units
-from gradscope.report.amounts import Amounts
 from gradscope.report.findings import FindingRow
+from gradscope.report.layer_cost import Amounts
 from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
 from gradscope.report.tree import SAVED_MEMORY, TreeRow
 from gradscope.report.view import View
-from gradscope.texts import visible
+from gradscope.safe_text import visible
 
 # Of a layer's own amounts, of those with all below it, and of its calls: None for several layers.
 _Text: TypeAlias = Callable[[Amounts, Amounts, float | None], str]

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from gradscope.errors import GradscopeError, OutputError
-from gradscope.texts import cut, shown_path, visible
+from gradscope.safe_text import cut, shown_path, visible
 
 # What a RUN.json begins with; enough to know our own file without reading all of it.
 RUN_HEAD = re.compile(r'\s*\{\s*"schema_version":\s*\d+,\s*"gradscope":\s*"')

@@ -73,14 +73,14 @@ class Report:
     @functools.cached_property
     def ledger(self) -> pd.DataFrame:
         """What the backward pass is made of: columns ``row``, ``ns``, ``share``; ``ns`` adds up to the whole."""
-        from gradscope.report.frames import ledger_frame
+        from gradscope.report.dataframes import ledger_frame
 
         return ledger_frame(self.data.ledger)
 
     @functools.cached_property
     def step(self) -> pd.DataFrame:
         """One row a phase of the step and one for all: ``phase``, ``ns``, ``share`` and the spread over steps."""
-        from gradscope.report.frames import step_frame
+        from gradscope.report.dataframes import step_frame
 
         return step_frame(self.data)
 
@@ -123,7 +123,7 @@ class Report:
         return self._table("phases")
 
     def _table(self, name: str) -> pd.DataFrame:
-        from gradscope.report.frames import table_frame
+        from gradscope.report.dataframes import table_frame
 
         return table_frame(self.data, name)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from gradscope.errors import OutputError, RunFileError
 from gradscope.inputs import NotJsonError, UnreadableError, parse_json, read_text
-from gradscope.report.reading import RENAMED, Mismatch, read_dataclass
+from gradscope.report.schema import RENAMED, Mismatch, read_dataclass
+from gradscope.safe_text import cut, shown_path, shown_repr, visible
 from gradscope.tables import SCHEMA_VERSION, ConservationError, RunData
 from gradscope.tables.shape import ShapeError, check_tree
-from gradscope.texts import cut, shown_path, shown_repr, visible
 
 _ORDER = (
     "schema_version",

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 from gradscope import units
 from gradscope.errors import UsageError
-from gradscope.report.amounts import Amounts, add_up
 from gradscope.report.fold import Node
+from gradscope.report.layer_cost import Amounts, add_up
 
 Sort = Literal["backward", "forward", "ratio", "memory"]
 SAVED_MEMORY = "saved memory"

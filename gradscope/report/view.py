@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradscope import units
-from gradscope.report.amounts import Amounts, add_up
 from gradscope.report.findings import FindingsView, build_findings
 from gradscope.report.fold import Node, build_tree
 from gradscope.report.header import header_rows, partial_text
+from gradscope.report.layer_cost import Amounts, add_up
 from gradscope.report.memory import MemoryView, build_memory
 from gradscope.report.nextsteps import NextStep, next_steps
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select

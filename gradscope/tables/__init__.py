@@ -45,6 +45,11 @@ from gradscope.tables.memory import (
     SavedRow,
     TimelinePoint,
 )
+from gradscope.tables.options import (
+    MEMORY_BUDGET,
+    Options,
+    Progress,
+)
 from gradscope.tables.results import (
     OWN,
     SCHEMA_VERSION,
@@ -62,11 +67,6 @@ from gradscope.tables.results import (
     check_conservation,
     is_starved,
     is_unreliable,
-)
-from gradscope.tables.settings import (
-    MEMORY_BUDGET,
-    Options,
-    Progress,
 )
 
 __all__ = [

@@ -108,7 +108,7 @@ class Facts:
     places: Sequence[PlaceFact] = ()
     parameters: Sequence[ParameterFact] = ()
     optimizers: Sequence[OptimizerFact] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.settings
+    settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.torch_flags
     classes: Mapping[str, str] = field(default_factory=dict)  # path -> class of torch's own it is or derives from
     recorded: bool = False
     graphs: int = 0  # so many more tensors with a graph behind them were alive after each of the last steps

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gradscope.safe_text import shown_value
 from gradscope.tables.results import LayerRow
-from gradscope.texts import shown_value
 
 # Python itself calls no deeper model: a module's call takes three of its thousand frames.
 MOST_LEVELS = 1_000

@@ -14,7 +14,7 @@ from typing import Literal
 
 from gradscope.errors import TargetError
 from gradscope.inputs import UnreadableError, read_bytes
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 
 Kind = Literal["workload", "module-level", "script"]
 

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 
 from gradscope.errors import TargetError, UsageError
-from gradscope.texts import shown_path
+from gradscope.safe_text import shown_path
 from gradscope.workload.definition import Workload
 from gradscope.workload.factory import Factory, argv, seed_generators
 from gradscope.workload.script import Script, find_module, import_path, locate_module

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradscope.attribute.carry import assign, assign_surveyed
+from gradscope.attribute.align_steps import assign, assign_surveyed
 from gradscope.attribute.linechoice import Called
 from gradscope.attribute.linematch import LineMatcher
 from gradscope.attribute.passes import Passes

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.attribute.carry import Assigned
-from gradscope.attribute.cells import (
+from gradscope.attribute.align_steps import Assigned
+from gradscope.attribute.cost_table import (
     ENGINE,
     PYTHON,
     Cells,

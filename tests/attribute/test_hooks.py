@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.attribute.carry import assign
+from gradscope.attribute.align_steps import assign
 from gradscope.attribute.hooks import hooked_modules
 from gradscope.attribute.rows import Category, Rows, assign_rows, read_skeleton
 from gradscope.attribute.survey import Notes, Receiver, keys

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope import pipeline
-from gradscope.attribute.carry import Assigned, assign
+from gradscope.attribute.align_steps import Assigned, assign
 
 X = torch.ones(2, 4)
 STEPS = 6

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope import pipeline
-from gradscope.attribute.carry import Assigned, assign
+from gradscope.attribute.align_steps import Assigned, assign
 from gradscope.tables import RunData
 
 X = torch.ones(2, 4)

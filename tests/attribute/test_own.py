@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradscope
-from gradscope.attribute.carry import assign
-from gradscope.attribute.cells import OWN, make_cells, own_contribution, totals_by_step
-from gradscope.attribute.own import hook_cost, take_out
+from gradscope.attribute.align_steps import assign
+from gradscope.attribute.cost_table import OWN, make_cells, own_contribution, totals_by_step
+from gradscope.attribute.own_cost import hook_cost, take_out
 from gradscope.attribute.result import build_result
 from gradscope.attribute.rows import Category, read_skeleton, self_times
 from gradscope.tables import EventTable, ModuleInfo, RowKind, SpanTable

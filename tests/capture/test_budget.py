@@ -10,10 +10,10 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.budget import Budget, left_out_note
-from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.phases.base import Run
 from gradscope.capture.phases.timed import Timed
+from gradscope.capture.result import Capture
 from gradscope.cli.options import memory_budget
 from gradscope.errors import NothingMeasuredError, UsageError
 from gradscope.tables import MEMORY_BUDGET, Options, RunData

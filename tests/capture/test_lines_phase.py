@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.capture.left import Capture
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.phases.base import Run
 from gradscope.capture.phases.lines import Lines
+from gradscope.capture.result import Capture
 from gradscope.capture.variety import StepBounds
 from gradscope.tables import Options, SpanTable
 

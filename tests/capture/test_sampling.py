@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gradscope.capture import sampling
-from gradscope.capture.frames import OURS, TORCH
 from gradscope.capture.guard import Guard
 from gradscope.capture.sampling import LineSampler
+from gradscope.capture.user_stack import OURS, TORCH
 
 LOADER = f"{TORCH}utils/data/dataloader.py"
 DECORATOR = f"{TORCH}utils/_contextlib.py"

@@ -15,7 +15,7 @@ import gradscope
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting import FitReport
 from gradscope.fitting import run as fitting
-from gradscope.fitting.settings import Settings
+from gradscope.fitting.options import Settings
 from gradscope.fitting.sizes import Reserve
 from gradscope.fitting.sources import FactorySource, ScaledSource, Source
 from gradscope.tables import Progress

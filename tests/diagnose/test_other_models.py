@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.places import is_of_a_library, put_in
+from gradscope.diagnose.recipe_findings import is_of_a_library, put_in
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Facts, PlaceFact
 from tests.diagnose import twins_recipes as twins

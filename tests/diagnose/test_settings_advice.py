@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.capture.settings import optimizer_fact
+from gradscope.capture.torch_flags import optimizer_fact
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Facts, Finding, OpRow, OptimizerFact, ParameterFact
 from tests.diagnose.run_case import case_of, findings_of

@@ -20,7 +20,7 @@ from gradscope.fitting import room, step
 from gradscope.fitting.align import Run
 from gradscope.fitting.judge import Predictor
 from gradscope.fitting.measure import Measured
-from gradscope.fitting.settings import settings_of
+from gradscope.fitting.options import settings_of
 from gradscope.fitting.shapes import BatchShapes
 from gradscope.workload import Workload
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)

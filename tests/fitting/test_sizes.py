@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError, WorkloadError
-from gradscope.fitting.settings import Settings, add_optimizer, settings_of
+from gradscope.fitting.options import Settings, add_optimizer, settings_of
 from gradscope.fitting.sizes import batch_sizes, reserve_of
+from gradscope.size_parser import bytes_of
 from gradscope.workload import Workload
 
 

@@ -12,9 +12,9 @@ import pytest
 from gradscope.errors import RunFileError
 from gradscope.fixing.fixfile import from_json, load_fix, to_json
 from gradscope.fixing.fold import fold_sites
+from gradscope.fixing.messages import next_steps, verdict
 from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
 from gradscope.fixing.show import to_text
-from gradscope.fixing.words import next_steps, verdict
 from gradscope.tables import WorkloadInfo
 
 KEPT = FixSite("", "m.py:7", "attention", "kept", "", 900_000, 2_000_000, 1_000_000, 3_000_000, 2e-7, 3e-7)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gradscope.fixing.options import Settings
 from gradscope.fixing.run import fix_workload
-from gradscope.fixing.settings import Settings
 from gradscope.fixing.sites import planned_sites
 from gradscope.patching.sites import Site
 from gradscope.tables import Options

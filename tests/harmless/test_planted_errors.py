@@ -82,7 +82,7 @@ _HOOKS = [
     ("capture.faults", "FaultMeter", "stop"),
     ("capture.memory", "Surroundings", "note_optimizer"),
     ("capture.memory", "Surroundings", "forget"),
-    ("capture.left", "Capture", "hold"),
+    ("capture.result", "Capture", "hold"),
     ("capture.memory", "MemoryTracer", "_note_inputs"),
     ("capture.memory", "MemoryTracer", "_begin_backward"),
     ("capture.memory", "MemoryTracer", "_gradients"),

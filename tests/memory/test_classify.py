@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.attribute.memory.blocks import NEVER, Blocks, Seen
 from gradscope.attribute.memory.classify import SavedStorage, classify, needed_until, saved_storages
-from gradscope.attribute.memory.places import MemoryTrace
+from gradscope.attribute.memory.event_owners import MemoryTrace
 from gradscope.attribute.rows import Category
 from gradscope.tables import CHECKPOINT, AllocationTable, MemoryCategory, Role, RowKind, SavedTensor
 from tests.attribute.hand import Row, table_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradscope.attribute.memory.amounts import LineMemory, amounts_of_lines, with_memory_of_lines
+from gradscope.attribute.memory.by_layer import LineMemory, amounts_of_lines, with_memory_of_lines
 from gradscope.attribute.memory.classify import SavedStorage
 from gradscope.tables import LineInfo, LineRow, ModuleInfo, SavedTensor
 

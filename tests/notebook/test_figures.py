@@ -13,7 +13,7 @@ import gradscope
 from gradscope.compare import diff
 from gradscope.errors import UsageError
 from gradscope.report import Report
-from gradscope.report.figures import texts
+from gradscope.report.figures import plotly_text
 from gradscope.report.figures.flame import build_frames
 from gradscope.report.figures.frame import Frame
 from gradscope.report.figures.options import FlameOptions
@@ -209,9 +209,9 @@ def test_figures_of_a_file_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_names_are_no_markup() -> None:
-    assert texts.name("<b>x</b> & $y$") == "&lt;b&gt;x&lt;/b&gt; &amp; &#36;y&#36;"
-    assert texts.name("a\0b\u202e") == "a\\x00b\\u202e"
-    assert len(texts.cut("x" * 4_000)) == 48
+    assert plotly_text.name("<b>x</b> & $y$") == "&lt;b&gt;x&lt;/b&gt; &amp; &#36;y&#36;"
+    assert plotly_text.name("a\0b\u202e") == "a\\x00b\\u202e"
+    assert len(plotly_text.cut("x" * 4_000)) == 48
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import pytest
 from rich.cells import cell_len
 
 from gradscope.report import Report
-from gradscope.report.amounts import Amounts, add_up, amounts_of
 from gradscope.report.csvfile import to_csv
 from gradscope.report.figures.flame import METRICS, layer_words
 from gradscope.report.fold import Node, build_tree
 from gradscope.report.header import header_rows
+from gradscope.report.layer_cost import Amounts, add_up, amounts_of
 from gradscope.report.limited import ENOUGH, Limited, backward_of, limited
 from gradscope.report.markdown import to_markdown
 from gradscope.report.notebook import to_fragment

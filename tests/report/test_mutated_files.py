@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.compare.settings import find_settings
+from gradscope.compare.check_config import find_settings
 from gradscope.config import find_config
 from gradscope.errors import GradscopeError, UsageError
 from gradscope.fixing import load_fix

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gradscope.compare.settings import find_settings
+from gradscope.compare.check_config import find_settings
 from gradscope.config import find_config
 from gradscope.errors import RunFileError, UsageError
 from gradscope.fixing import load_fix

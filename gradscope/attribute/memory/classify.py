@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.memory.blocks import NEVER, Blocks
-from gradscope.attribute.memory.places import NO_PLACE, MemoryTrace, enclosing_node_end
+from gradscope.attribute.memory.event_owners import NO_PLACE, MemoryTrace, enclosing_node_end
 from gradscope.attribute.nodes import outermost_passes
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category
 from gradscope.tables import CHECKPOINT, IntColumn, MemoryCategory, Role, RowKind, SavedTensor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradscope.attribute.memory.places import MemoryTrace, phase_of
+from gradscope.attribute.memory.event_owners import MemoryTrace, phase_of
 from gradscope.tables import IntColumn
 
 # What these allocate is filled by a plain copy. contiguous, reshape, permute-then-view, matmul on strided operands and

@@ -6,11 +6,11 @@ from collections import defaultdict
 
 import numpy as np
 
-from gradscope.attribute.cells import PYTHON
+from gradscope.attribute.cost_table import PYTHON
 from gradscope.attribute.memory.blocks import Blocks
 from gradscope.attribute.memory.classify import backward_windows
+from gradscope.attribute.memory.event_owners import phase_of
 from gradscope.attribute.memory.growth import Growth
-from gradscope.attribute.memory.places import phase_of
 from gradscope.attribute.memory.running import alive_at
 from gradscope.attribute.memory.step import MeasuredStep
 from gradscope.tables import HeldRow, HolderRow, MemoryCategory, RetainedRow, Role, SavedRow

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradscope.attribute.memory.amounts import LayerMemory, LineMemory, amounts_of_layers, amounts_of_lines
 from gradscope.attribute.memory.blocks import NEVER
+from gradscope.attribute.memory.by_layer import LayerMemory, LineMemory, amounts_of_layers, amounts_of_lines
 from gradscope.attribute.memory.copies import find_copies
-from gradscope.attribute.memory.course import categories_of, kept_entries, phases_of, timeline_of
+from gradscope.attribute.memory.event_owners import phase_of
 from gradscope.attribute.memory.liveset import (
     backward_passes,
     held_at_peak,
@@ -19,9 +19,9 @@ from gradscope.attribute.memory.liveset import (
     retained_rows,
     saved_rows,
 )
-from gradscope.attribute.memory.places import phase_of
 from gradscope.attribute.memory.spans import spans_of
 from gradscope.attribute.memory.step import MeasuredStep, MemoryInput, SourceText, read_step
+from gradscope.attribute.memory.timeline import categories_of, kept_entries, phases_of, timeline_of
 from gradscope.tables import BlockTable, CopyRow, IntColumn, MemoryInfo, ModuleInfo
 
 

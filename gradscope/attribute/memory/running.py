@@ -8,7 +8,7 @@ import numpy as np
 
 from gradscope.attribute.memory.blocks import Blocks
 from gradscope.attribute.memory.classify import Classified
-from gradscope.attribute.memory.places import MemoryTrace
+from gradscope.attribute.memory.event_owners import MemoryTrace
 from gradscope.tables import IntColumn, RowKind
 
 

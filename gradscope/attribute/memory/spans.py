@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.memory.places import NO_PLACE, MemoryTrace, phase_of
+from gradscope.attribute.memory.event_owners import NO_PLACE, MemoryTrace, phase_of
 from gradscope.attribute.rows import Category
 from gradscope.tables import LayerSpan, ModuleInfo
 

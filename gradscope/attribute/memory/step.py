@@ -9,7 +9,7 @@ import numpy as np
 
 from gradscope.attribute.memory.blocks import Blocks, build_blocks, events_of
 from gradscope.attribute.memory.classify import Classified, SavedStorage, classify, needed_until, saved_storages
-from gradscope.attribute.memory.places import MemoryTrace, read_places
+from gradscope.attribute.memory.event_owners import MemoryTrace, read_places
 from gradscope.attribute.memory.running import Running, run_total
 from gradscope.attribute.survey import SurveyInput
 from gradscope.tables import IntColumn, LineInfo, ModuleInfo, RowKind, SavedTensor, Sighting

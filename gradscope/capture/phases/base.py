@@ -14,9 +14,9 @@ from gradscope.capture.compiled import compiled_frames
 from gradscope.capture.engine import Around, BackwardWatch
 from gradscope.capture.faults import FaultMeter
 from gradscope.capture.guard import Guard
-from gradscope.capture.left import Capture
 from gradscope.capture.loading import LoaderWatch
 from gradscope.capture.memory import Surroundings
+from gradscope.capture.result import Capture
 from gradscope.capture.sampling import LineSampler
 from gradscope.capture.survey import LineMode, Tracer
 from gradscope.compat import marking_recompute, start_profiler, stop_profiler

@@ -8,10 +8,10 @@ from typing import Any
 
 from gradscope import markers
 from gradscope.capture.compiled import uses_compile
-from gradscope.capture.left import TracedSteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import SETTLING_STEPS
+from gradscope.capture.result import TracedSteps
 from gradscope.capture.survey import LineTracer
 from gradscope.capture.variety import Variety
 from gradscope.compat import TraceMarker, new_profiler

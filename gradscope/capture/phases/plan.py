@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gradscope.capture.left import Capture
 from gradscope.capture.memory import STEPS as MEMORY_STEPS
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.phases.base import Phase, Run
@@ -12,6 +11,7 @@ from gradscope.capture.phases.recording import Recording
 from gradscope.capture.phases.survey import Survey
 from gradscope.capture.phases.timed import SETTLING_STEPS, Timed
 from gradscope.capture.phases.untimed import Unprofiled, WarmUp
+from gradscope.capture.result import Capture
 from gradscope.tables import Options
 
 __all__ = ["SETTLING_STEPS", "plan", "steps_to_first_result"]

@@ -12,8 +12,8 @@ from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
 from gradscope.capture.phases.base import Phase, Run, StepRecorder
 from gradscope.capture.phases.timed import SETTLING_STEPS
-from gradscope.capture.settings import current_settings, optimizer_fact
 from gradscope.capture.switches import SwitchWatch
+from gradscope.capture.torch_flags import current_settings, optimizer_fact
 from gradscope.tree import parameters_of
 from gradscope.unheard import unheard
 

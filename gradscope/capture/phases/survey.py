@@ -11,10 +11,10 @@ import torch
 from gradscope.capture.budget import SurveyPlan
 from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import Around
-from gradscope.capture.left import SurveyStep
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import read_timed
+from gradscope.capture.result import SurveyStep
 from gradscope.capture.storages import sizes_text, tensors_in
 from gradscope.capture.survey import FLOPS, FlopMode, GraphTracer, LineTracer
 from gradscope.compat import new_profiler

@@ -17,10 +17,10 @@ from gradscope.capture.compiled import uses_compile
 from gradscope.capture.engine import synchronize
 from gradscope.capture.hooks import TENSOR_HOOKS, TensorHooks
 from gradscope.capture.interrupted import StepCost, interrupted, without_core_ns
-from gradscope.capture.left import TimedSteps
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.phases.base import Phase, Run
+from gradscope.capture.result import TimedSteps
 from gradscope.compat import TraceMarker, new_profiler
 
 # The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.places import (
+from gradscope.diagnose.recipe_findings import (
     FEWEST_SCORES,
     Estimate,
     as_in_the_step,

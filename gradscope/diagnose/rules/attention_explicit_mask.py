@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.places import SDPA, attention_call, found_places, is_causal_mask, is_given_mask, put_in
+from gradscope.diagnose.recipe_findings import SDPA, attention_call, found_places, is_causal_mask, is_given_mask, put_in
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text

@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.places import (
+from gradscope.diagnose.recipe_findings import (
     FEWEST_SCORES,
     NO_DROPOUT,
     NO_GRADIENT,

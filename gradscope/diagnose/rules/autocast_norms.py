@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.places import alive_at_peak
+from gradscope.diagnose.recipe_findings import alive_at_peak
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradscope.diagnose.case import Case, Rule, severity_of, share
-from gradscope.diagnose.places import is_of_a_library
+from gradscope.diagnose.recipe_findings import is_of_a_library
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent

@@ -23,9 +23,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from gradscope.diagnose.attribute_names import layer_code
 from gradscope.diagnose.bounds import bounded, calls_of_layers
 from gradscope.diagnose.case import Case, Rule, Severity, first, share
-from gradscope.diagnose.spelling import layer_code
 from gradscope.diagnose.traffic import call_bytes
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import calls as calls_text

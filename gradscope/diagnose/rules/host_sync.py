@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
-from gradscope.diagnose.places import is_of_a_library, ops_ns
+from gradscope.diagnose.recipe_findings import is_of_a_library, ops_ns
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

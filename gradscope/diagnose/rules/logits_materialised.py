@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.places import Estimate, found_places, ops_ns
+from gradscope.diagnose.recipe_findings import Estimate, found_places, ops_ns
 from gradscope.tables import CallFact, Finding, PlaceFact
 
 # Fewer numbers are no matter: a classifier's loss over some classes.

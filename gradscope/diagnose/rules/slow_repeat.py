@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from gradscope.diagnose.attribute_names import layer_code
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.spelling import layer_code
 from gradscope.tables import Finding, LayerRow
 from gradscope.tables.siblings import outside_ratio, typical_excess_ns
 from gradscope.units import calls as calls_text

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.places import Estimate, found_places, ops_ns
+from gradscope.diagnose.recipe_findings import Estimate, found_places, ops_ns
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import size as size_text

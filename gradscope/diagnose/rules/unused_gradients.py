@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gradscope.diagnose.attribute_names import below, layer_code, models_of, parameter_code
 from gradscope.diagnose.case import Case, Rule, first, severity_of
-from gradscope.diagnose.spelling import below, layer_code, models_of, parameter_code
 from gradscope.tables import Finding, ParameterFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

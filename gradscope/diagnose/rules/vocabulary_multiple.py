@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.places import is_of_a_library
+from gradscope.diagnose.recipe_findings import is_of_a_library
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import ns as time_text
 

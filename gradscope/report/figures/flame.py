@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gradscope import units
 from gradscope.errors import UsageError
-from gradscope.report.amounts import Amounts
-from gradscope.report.figures import icicle, texts
+from gradscope.report.figures import icicle, plotly_text
 from gradscope.report.figures.frame import Frame, Kind
 from gradscope.report.figures.layertypes import ALL, LAYER_TYPES, OTHER, OUTSIDE, mixed, type_of_layer
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import Pruned, prune
 from gradscope.report.fold import Node, build_tree
 from gradscope.report.header import partial_text
+from gradscope.report.layer_cost import Amounts
 from gradscope.report.memorywords import tensor_words
 from gradscope.report.view import LEDGER_WORDS
 from gradscope.tables import Ledger, RunData
@@ -282,7 +282,7 @@ class _Operations:
 
 
 def _subject(run: RunData) -> str:
-    return texts.cut(run.workload.model or run.workload.target)
+    return plotly_text.cut(run.workload.model or run.workload.target)
 
 
 def _legend(root: Frame) -> list[tuple[str, Any]]:

@@ -13,7 +13,7 @@ Kind = Literal["all", "layer", "part", "operation", "tensor", "other"]
 class Frame:
     """A frame and those inside it; the part of ``value`` that no child takes is its own.
 
-    Texts are plain: :mod:`gradscope.report.figures.texts` makes them safe where they are drawn.
+    Texts are plain: :mod:`gradscope.report.figures.plotly_text` makes them safe where they are drawn.
     """
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gradscope import units
-from gradscope.report.figures import texts
+from gradscope.report.figures import plotly_text
 from gradscope.report.figures.frame import Frame
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def draw(
     frames = [(frame, level, parent) for frame, level, parent in _numbered(root)]
     trace = go.Icicle(
         ids=[str(number) for number in range(len(frames))],
-        labels=[texts.name(frame.name) for frame, _, _ in frames],
+        labels=[plotly_text.name(frame.name) for frame, _, _ in frames],
         parents=["" if parent is None else str(parent) for _, _, parent in frames],
         values=[frame.value for frame, _, _ in frames],
         text=[_label(frame, root, text) for frame, _, _ in frames],
@@ -68,12 +68,12 @@ def draw(
         },
         root={"color": root.colour},
     )
-    lines = [*_legend_lines(legend), *(line for note in notes for line in texts.wrapped(note))]
+    lines = [*_legend_lines(legend), *(line for note in notes for line in plotly_text.wrapped(note))]
     rows = 1 + max(level for _, level, _ in frames)
     bottom = 14 + _LINE * len(lines)
     figure = go.Figure(trace)
     figure.update_layout(
-        title={"text": texts.plain(texts.cut(title, 110)), "x": 0, "xref": "paper", "font": {"size": 16}},
+        title={"text": plotly_text.plain(plotly_text.cut(title, 110)), "x": 0, "xref": "paper", "font": {"size": 16}},
         uniformtext={"minsize": LEAST_TEXT_SIZE, "mode": "hide"},
         margin={"l": 8, "r": 8, "t": _TOP, "b": bottom},
         height=_TOP + _ROW * (rows + 1) + bottom,
@@ -106,15 +106,15 @@ def _numbered(root: Frame) -> list[tuple[Frame, int, int | None]]:
 
 def _label(frame: Frame, root: Frame, text: Callable[[float | None], str]) -> str:
     """Name and value, or the name alone where they would not fit: a label is shown whole or not at all."""
-    short = texts.cut(frame.name)
+    short = plotly_text.cut(frame.name)
     both = "  ".join(part for part in (short, text(frame.value), frame.remark) if part)
     room = frame.value / root.value * _WIDTH / _CHARACTER
-    return texts.plain(both if len(both) <= room else short)
+    return plotly_text.plain(both if len(both) <= room else short)
 
 
 def _hover(frame: Frame, root: Frame, text: Callable[[float | None], str]) -> str:
     worth = f"{text(frame.value)} · {units.percent(frame.value / root.value)}"
-    return texts.hover([frame.title or frame.name, worth, *frame.about])
+    return plotly_text.hover([frame.title or frame.name, worth, *frame.about])
 
 
 def _legend_lines(legend: Sequence[tuple[str, str]]) -> list[str]:
@@ -122,13 +122,13 @@ def _legend_lines(legend: Sequence[tuple[str, str]]) -> list[str]:
     lines: list[list[tuple[str, str]]] = [[]]
     length = 0
     for colour, words in legend:
-        if length + len(words) + 4 > texts.LINE:
+        if length + len(words) + 4 > plotly_text.LINE:
             lines.append([])
             length = 0
         lines[-1].append((colour, words))
         length += len(words) + 4
     return [
-        "   ".join(f'<span style="color:{colour}">■</span> {texts.plain(words)}' for colour, words in line)
+        "   ".join(f'<span style="color:{colour}">■</span> {plotly_text.plain(words)}' for colour, words in line)
         for line in lines
         if line
     ]

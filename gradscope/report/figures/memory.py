@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradscope import units
 from gradscope.errors import UsageError
-from gradscope.report.figures import texts
+from gradscope.report.figures import plotly_text
 from gradscope.report.memorywords import peak_words, phase_words
 from gradscope.tables import MemoryInfo, PhaseSpan, RunData, TimelinePoint
 
@@ -80,7 +80,7 @@ def memory_timeline(run: RunData, title: str | None = None) -> go.Figure:
         name="peak",
         mode="markers",
         marker={"size": 9, "color": _PEAK, "symbol": "diamond"},
-        hovertext=[texts.hover(["peak", *texts.lines(peak_words(memory, run.workload.model, end))])],
+        hovertext=[plotly_text.hover(["peak", *plotly_text.lines(peak_words(memory, run.workload.model, end))])],
         hoverinfo="text",
         showlegend=False,
     )
@@ -133,7 +133,7 @@ def _hover(memory: MemoryInfo, course: Sequence[TimelinePoint], number: int) -> 
         lines.append(phase_words(phase))
     for name, _, values in _bands_at(memory, min(number, len(memory.timeline) - 1)):
         lines.append(f"{name} {units.size(values)}")
-    return texts.hover(lines)
+    return plotly_text.hover(lines)
 
 
 def _bands_at(memory: MemoryInfo, point: int) -> list[tuple[str, str, int]]:
@@ -156,7 +156,7 @@ def _lay_out(figure: go.Figure, memory: MemoryInfo, end: int, title: str) -> Non
         "tickcolor": "rgba(0,0,0,0)",  # keeps the two zeros apart
     }
     figure.update_layout(
-        title={"text": texts.plain(texts.cut(title, 110)), "x": 0, "xref": "paper", "font": {"size": 16}},
+        title={"text": plotly_text.plain(plotly_text.cut(title, 110)), "x": 0, "xref": "paper", "font": {"size": 16}},
         height=_HEIGHT,
         margin={"l": 64, "r": 12, "t": _TOP, "b": 98},
         hovermode="closest",
@@ -175,7 +175,7 @@ def _lay_out(figure: go.Figure, memory: MemoryInfo, end: int, title: str) -> Non
     figure.add_annotation(
         x=memory.peak_ns / 1e9,
         y=memory.peak_bytes,
-        text=texts.plain(f"peak {units.size(memory.peak_bytes)} {phase_words(memory.peak_phase)}"),
+        text=plotly_text.plain(f"peak {units.size(memory.peak_bytes)} {phase_words(memory.peak_phase)}"),
         font={"size": 12},
         showarrow=False,
         xanchor="left" if left else "right",
@@ -195,11 +195,11 @@ def _mark_phase(figure: go.Figure, span: PhaseSpan, end: int) -> None:
             y=1,
             yref="paper",
             yanchor="bottom",
-            text=texts.name(span.phase, 20),
+            text=plotly_text.name(span.phase, 20),
             font={"size": 12},
             showarrow=False,
         )
 
 
 def _subject(run: RunData) -> str:
-    return texts.cut(run.workload.model or run.workload.target)
+    return plotly_text.cut(run.workload.model or run.workload.target)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradscope.errors import UsageError
-from gradscope.texts import shown_repr
+from gradscope.safe_text import shown_repr
 
 MEMORY_BUDGET = 4 * 1024**3
 

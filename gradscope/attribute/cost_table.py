@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradscope.attribute.carry import Assigned
+from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, outside_of
 from gradscope.attribute.survey import NO_LINE

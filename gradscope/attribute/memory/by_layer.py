@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradscope.attribute.memory.places import phase_of
+from gradscope.attribute.memory.event_owners import phase_of
 from gradscope.attribute.memory.running import rise_of_layers
 from gradscope.attribute.memory.step import MeasuredStep, SourceText
 from gradscope.tables import IntColumn, LayerRow, LineInfo, LineRow, ModuleInfo

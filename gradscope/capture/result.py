@@ -89,7 +89,7 @@ class Capture:
     left_out: list[str] = field(default_factory=list)  # of steps of many operations, see budget.py
     rows: float = 0.0  # of a timed trace that a step makes, where that led to it
     batches: dict[int, str] = field(default_factory=dict)  # label of a root -> what it was first given in the survey
-    # See settings.py, switches.py, loading.py, sampling.py and faults.py.
+    # See torch_flags.py, switches.py, loading.py, sampling.py and faults.py.
     settings: dict[str, Any] = field(default_factory=dict)
     optimizers: list[OptimizerFact] = field(default_factory=list)
     census: list[Census] = field(default_factory=list)  # see census.py; of steps before the memory pass

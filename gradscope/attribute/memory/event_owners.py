@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradscope.attribute.carry import Assigned, assign_surveyed
+from gradscope.attribute.align_steps import Assigned, assign_surveyed
 from gradscope.attribute.nodes import NodeLabels, NodeNumbers, nearest
 from gradscope.attribute.rows import Category, Skeleton
 from gradscope.attribute.survey import SurveyInput, read_survey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradscope.attribute.cells import Contribution
+from gradscope.attribute.cost_table import Contribution
 from gradscope.tables import OWN, EventTable, IntColumn, RowKind, SpanTable
 
 

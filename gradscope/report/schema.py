@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from gradscope.texts import kind_of, shown_value
+from gradscope.safe_text import kind_of, shown_value
 
 # Fields that are called otherwise in JSON.
 RENAMED = {"class_name": "class"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradscope.config import FILE, find_table, refuse_unknown
 from gradscope.errors import UsageError
-from gradscope.texts import shown_path, shown_repr
+from gradscope.safe_text import shown_path, shown_repr
 
 _KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from gradscope.amounts import bytes_of
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting.sizes import Reserve, batch_sizes, reserve_of
+from gradscope.size_parser import bytes_of
 from gradscope.tables import MEMORY_BUDGET
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload

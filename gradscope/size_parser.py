@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 from gradscope.errors import UsageError
-from gradscope.texts import cut, visible
+from gradscope.safe_text import cut, visible
 
 # "24g" means 24 GiB: on a memory card, in Docker and to Java a bare letter is the binary multiple.
 _FACTORS = {
