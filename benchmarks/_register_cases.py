@@ -11,7 +11,7 @@ import triton.language as tl
 from _resources import ALIGNED, Fixed
 
 from gradscope.kernels.attention import triton_blocks
-from gradscope.kernels.attention.triton_arguments import ADDED, NO_BIAS, Form, Heads, Terms
+from gradscope.kernels.attention.triton_arguments import ADDED, NO_BIAS, Form, Heads, ScoreTerms
 from gradscope.kernels.attention.triton_backward.triton_kernels import keys_and_values, queries_alone
 from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
 from gradscope.kernels.attention.triton_blocks import Blocks, padded
@@ -188,7 +188,7 @@ def _given(form: Form, dtype: torch.dtype, cut: Blocks, one_pass: bool) -> dict[
         **dict.fromkeys(("logsumexp", "delta"), "*fp32"),
         **dict.fromkeys(("own_heads", "sharing_batches", "sharing_heads"), "i32"),
         "seed": "*i64",
-        "terms": Terms(*["i32"] * 4, *["fp32"] * 4, *["i32"] * 3, "fp32"),  # type: ignore[arg-type]
+        "terms": ScoreTerms(*["i32"] * 4, *["fp32"] * 4, *["i32"] * 3, "fp32"),  # type: ignore[arg-type]
         "FORM": Fixed(form),
         "PRECISION": Fixed("ieee"),
         "OPERAND": Fixed(_TYPES[dtype]),

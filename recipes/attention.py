@@ -23,7 +23,7 @@ from gradscope.recipes.attention_backends import (
     reason_of,
     taken,
 )
-from gradscope.recipes.attention_function import AttentionFunction, Settings
+from gradscope.recipes.attention_function import AttentionFunction, AttentionSettings
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -176,7 +176,7 @@ def attention(
     chosen = taken(given, backend)
     if chosen in ("cpu", "triton"):
         seed = draw_seed(query.device) if dropout_p > 0 else None
-        settings = Settings(given.scale, is_causal, given.dropout_p, softcap, given.left, given.right, chosen)
+        settings = AttentionSettings(given.scale, is_causal, given.dropout_p, softcap, given.left, given.right, chosen)
         q, k, v = given.q, given.k, given.v
         if torch.compiler.is_compiling():  # it refuses a Function that is given one tensor twice
             k, v = k.view_as(k), v.view_as(v)

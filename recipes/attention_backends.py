@@ -17,7 +17,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from gradscope.kernels import pays
 from gradscope.kernels.attention import reference, triton_launch
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.check import FLOATING, dtype_text
 from gradscope.kernels.choice import choose
 from gradscope.kernels.plain import derives, is_wrapped
@@ -161,10 +161,12 @@ def reason_of(backend: str, given: Arguments) -> str:
     return REASONS[backend]
 
 
-def options_of(given: Arguments) -> Options:
+def options_of(given: Arguments) -> AttentionOptions:
     """The options as the kernels take them."""
     window = (given.left, given.right)
-    return Options(given.scale, given.k.shape[1], given.is_causal, given.dropout_p, given.softcap, window, given.alibi)
+    return AttentionOptions(
+        given.scale, given.k.shape[1], given.is_causal, given.dropout_p, given.softcap, window, given.alibi
+    )
 
 
 def by_torch(given: Arguments, backend: str) -> Tensor:

@@ -13,7 +13,7 @@ from gradscope.kernels.once import first_derivative_only
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AttentionSettings:
     """What is no tensor; as kernels/attention/options.py has them."""
 
     scale: float
@@ -37,7 +37,7 @@ class AttentionFunction(torch.autograd.Function):
         bias: Tensor | None,
         alibi: Tensor | None,
         seed: Tensor | None,
-        settings: Settings,
+        settings: AttentionSettings,
     ) -> Tensor:
         out, logsumexp = forward(
             q,
@@ -62,7 +62,7 @@ class AttentionFunction(torch.autograd.Function):
     @first_derivative_only("attention", 'backend="math" has a second derivative')
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, alibi, out, logsumexp, seed = ctx.saved_tensors
-        settings: Settings = ctx.settings
+        settings: AttentionSettings = ctx.settings
         wants = ctx.needs_input_grad
         dq, dk, dv, dbias = backward(
             grad_out,

@@ -13,7 +13,7 @@ from gradscope.kernels.choice import explained_by
 from gradscope.kernels.cross_entropy.by_torch import by_torch
 from gradscope.kernels.cross_entropy.targets import require_classes
 from gradscope.recipes.linear_cross_entropy_arguments import IGNORED, NAME, REASONS, explain, logits_dtype
-from gradscope.recipes.linear_cross_entropy_function import LinearCrossEntropy, Settings
+from gradscope.recipes.linear_cross_entropy_function import LinearCrossEntropy, LossSettings
 from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
@@ -86,7 +86,7 @@ def _run(
             require_classes(NAME, target, linear_weight.shape[0], ignored)
         return None
     grad = torch.is_grad_enabled()
-    settings = Settings(
+    settings = LossSettings(
         reduction,
         IGNORED if ignore_index is None else ignore_index,
         max(label_smoothing, 0.0),

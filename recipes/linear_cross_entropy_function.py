@@ -16,7 +16,7 @@ from gradscope.kernels.scaling.launch import scale_in_place
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LossSettings:
     """What is no tensor."""
 
     reduction: str
@@ -47,7 +47,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         target: Tensor,
         linear_bias: Tensor | None,
         weight: Tensor | None,
-        settings: Settings,
+        settings: LossSettings,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # no zeros in the size of the logits
         ctx.settings = settings
@@ -79,7 +79,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         "linear_cross_entropy", 'backend="torch" has a second derivative, but no z_loss and no softcap'
     )
     def backward(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        settings: Settings = ctx.settings
+        settings: LossSettings = ctx.settings
         if upstream is None:
             return None, None, None, None, None, None
         if settings.reduction == "none":
@@ -115,7 +115,7 @@ def _run(
     linear_bias: Tensor | None,
     weight: Tensor | None,
     scale: Tensor | None,
-    settings: Settings,
+    settings: LossSettings,
     wanted: tuple[bool, bool, bool],
     logits_wanted: bool,
     sums_wanted: bool,

@@ -13,7 +13,7 @@ from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.kernels.support import why_no_triton
 from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, of_one_dtype, why_not_cpu
-from gradscope.recipes.norm_function import AddNorm, Settings
+from gradscope.recipes.norm_function import AddNorm, NormSettings
 
 _REASONS = {
     "triton": "one kernel a pass; the mask of dropout is computed from a seed",
@@ -110,7 +110,7 @@ def add_layer_norm(
     p = dropout_p if training else 0.0
     if choice.backend == "cpu":
         weight, bias = of_one_dtype(torch.promote_types(input.dtype, residual.dtype), weight, bias)
-    return _added(input, residual, weight, bias, Settings(eps, p, True, choice.backend))
+    return _added(input, residual, weight, bias, NormSettings(eps, p, True, choice.backend))
 
 
 def _explain_add_rms_norm(
@@ -178,7 +178,9 @@ def add_rms_norm(
     if choice.backend == "torch":
         return None
     p = dropout_p if training else 0.0
-    return _added(input, residual, weight, None, Settings(default_eps(input, residual, eps), p, False, choice.backend))
+    return _added(
+        input, residual, weight, None, NormSettings(default_eps(input, residual, eps), p, False, choice.backend)
+    )
 
 
 def _is_apart(promote: bool, input: Tensor, residual: Tensor, *parameters: Tensor | None) -> bool:
@@ -191,7 +193,7 @@ def _stream(input: Tensor, residual: Tensor, p: float, training: bool) -> Tensor
 
 
 def _added(
-    input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, settings: Settings
+    input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, settings: NormSettings
 ) -> tuple[Tensor, Tensor]:
     seed = draw_seed(input.device) if settings.p else None
     output, stream = AddNorm.apply(input, residual, weight, bias, seed, settings)  # type: ignore[no-untyped-call]

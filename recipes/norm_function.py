@@ -14,7 +14,7 @@ from gradscope.kernels.once import first_derivative_only
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NormSettings:
     """Of one normalisation."""
 
     eps: float
@@ -72,7 +72,7 @@ class AddNorm(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         seed: Tensor | None,
-        settings: Settings,
+        settings: NormSettings,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         means, shape = None, x.shape
@@ -102,7 +102,7 @@ class AddNorm(torch.autograd.Function):
         ctx: Any, upstream: Tensor | None, passed: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None, None]:
         stream, means, factors, weight, bias, seed = ctx.saved_tensors
-        settings: Settings = ctx.settings
+        settings: NormSettings = ctx.settings
         shape = stream.shape
         if upstream is None and passed is None:
             return None, None, None, None, None, None

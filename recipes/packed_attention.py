@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradscope.kernels import pays
 from gradscope.kernels.attention import triton_launch
 from gradscope.kernels.attention.dropout import draw_seed
-from gradscope.kernels.attention.options import Options, default_scale
+from gradscope.kernels.attention.options import AttentionOptions, default_scale
 from gradscope.kernels.check import FLOATING, dtype_text, refuse, require_range, require_same_device, shape_text
 from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.heads import held, packed
@@ -82,7 +82,7 @@ def _explain(
     against = {
         "held": _against_held(qkv, heads, kv_heads, attn_mask, dropout_p),
         "cpu": None if qkv.device.type == "cpu" else f"the tensors are on {qkv.device}",
-        "triton": triton_launch.why_not(*qkv_views(qkv, heads, kv_heads), attn_mask, Options(1.0, kv_heads)),
+        "triton": triton_launch.why_not(*qkv_views(qkv, heads, kv_heads), attn_mask, AttentionOptions(1.0, kv_heads)),
     }
     if sees is not None:
         against = dict.fromkeys(against, "queries that see no key get no gradient")

@@ -21,7 +21,7 @@ from gradscope import markers
 from gradscope.capture.census import Census, every_storage, sizes_alive
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import NOBODYS
-from gradscope.capture.saved import GraphReader, Kept
+from gradscope.capture.saved import GraphReader, KeptStorage
 from gradscope.capture.seen import Seen
 from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, sizes_text, tensors_in
 from gradscope.capture.survey import GraphTracer, LineTracer
@@ -195,7 +195,7 @@ class MemoryTracer:
                     if note.device == self.device and note.pointer not in constant:
                         self._note_saved(mark, kept, note)
 
-    def _note_saved(self, mark: int, kept: Kept, note: StorageNote) -> None:
+    def _note_saved(self, mark: int, kept: KeptStorage, note: StorageNote) -> None:
         shape, dtype = sizes_of(kept.tensor)
         self.saved.append(
             SavedTensor(mark, kept.sequence, kept.node, kept.what, note.pointer, note.bytes, shape, dtype)

@@ -20,7 +20,7 @@ _RAW = "_raw_saved_"
 _WHAT = {"_raw_saved_result": "output", "_raw_saved_tensors": "saved tensor"}
 
 
-class Kept(NamedTuple):
+class KeptStorage(NamedTuple):
     """A tensor that a node keeps. Let go of it at once: it is alive only because something else holds it."""
 
     sequence: int  # of the node
@@ -35,7 +35,7 @@ class GraphReader:
     def __init__(self) -> None:
         self._slots: dict[type, tuple[str, ...]] = {}
 
-    def kept_by(self, nodes: Iterable[Any]) -> Iterator[Kept]:
+    def kept_by(self, nodes: Iterable[Any]) -> Iterator[KeptStorage]:
         """Everything that ``nodes`` keep, and the checkpoints behind them."""
         frames: dict[int, tuple[Any, int]] = {}  # of checkpointing, each with the number of its latest node
         for node in nodes:
@@ -44,14 +44,14 @@ class GraphReader:
                 frame = checkpoint_frame(saved)
                 if frame is not None:
                     frames[id(frame)] = (frame, max(frames.get(id(frame), (frame, -1))[1], number))
-                yield from (Kept(number, name, what, tensor) for tensor in tensors_in(_value_of(saved)))
+                yield from (KeptStorage(number, name, what, tensor) for tensor in tensors_in(_value_of(saved)))
             # A custom Function may keep tensors as attributes of its context, against torch's advice.
             for name_of_attribute, value in getattr(node, "__dict__", {}).items():
                 what = f"ctx.{name_of_attribute}"
-                yield from (Kept(number, name, what, tensor) for tensor in tensors_in(value))
+                yield from (KeptStorage(number, name, what, tensor) for tensor in tensors_in(value))
         for frame, number in frames.values():
             for what, held in held_by_checkpoint(frame):
-                yield from (Kept(number, CHECKPOINT, what, tensor) for tensor in tensors_in(_unwrapped(held)))
+                yield from (KeptStorage(number, CHECKPOINT, what, tensor) for tensor in tensors_in(_unwrapped(held)))
 
     def _saved(self, node: Any) -> Iterator[tuple[str, Any]]:
         """(the node's name for it, ``SavedTensor``) of each tensor that torch saved for it."""

@@ -35,7 +35,7 @@ class StopRun(BaseException):
     """Ends the user's script after the last step; a BaseException, so that ``except Exception`` lets it through."""
 
 
-class Steps(Protocol):
+class StepListener(Protocol):
     """Whom a :class:`StepFinder` tells of steps: a session."""
 
     @property
@@ -64,7 +64,7 @@ class StepFinder:
 
     def __init__(
         self,
-        session: Steps,
+        session: StepListener,
         *,
         run_to_end: bool = False,
         say: Callable[[str], None] | None = None,

@@ -13,7 +13,7 @@ from gradscope.cli.failure import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gradscope.limits import Kept
+    from gradscope.limits import KeptLimits
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ceilings:
     """
 
     file: str
-    kept: list[Kept]
+    kept: list[KeptLimits]
     missing: list[str]
     problem: str
 
@@ -104,7 +104,7 @@ def print_ceilings(console: Console, limits: Ceilings) -> None:
         )
 
 
-def _limit_rows(one: Kept) -> Sequence[tuple[str, str]]:
+def _limit_rows(one: KeptLimits) -> Sequence[tuple[str, str]]:
     from gradscope import units
 
     return [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradscope.compare import Diff
 
 
-class Format(str, Enum):
+class DiffFormat(str, Enum):
     """What a comparison can be turned into."""
 
     terminal = "terminal"
@@ -31,7 +31,7 @@ class Format(str, Enum):
     html = "html"
 
 
-class Sort(str, Enum):
+class DiffSort(str, Enum):
     """Order of layers in a comparison."""
 
     step = "step"
@@ -48,7 +48,7 @@ _NOT_KNOWABLE = re.compile(r"(?!)")  # nothing tells a text that we wrote from s
 def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE.json", help="A file that gradscope profile wrote.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER.json", help="Another one, to compare with it.")],
-    format: Annotated[Format, typer.Option("--format", "-f", help="What to make of it.")] = Format.terminal,
+    format: Annotated[DiffFormat, typer.Option("--format", "-f", help="What to make of it.")] = DiffFormat.terminal,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
@@ -60,7 +60,7 @@ def diff(
     no_source: NoSourceOption = False,
     force: ForceOption = False,
     sort: Annotated[
-        Sort | None,
+        DiffSort | None,
         typer.Option("--sort", help="Order layers by their effect on this; step by default.", rich_help_panel=_REPORT),
     ] = None,
     top: Annotated[
@@ -96,7 +96,7 @@ def diff(
         "within_noise": within_noise or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    if options and format in (Format.json, Format.html):
+    if options and format in (DiffFormat.json, DiffFormat.html):
         option = "all" if "within_noise" in options else next(iter(options)).replace("_", "-")
         raise UsageError(f"--{option} is for what is read by people: {format.value} always holds every layer.")
     page = _page_path(format, output, html)
@@ -107,29 +107,29 @@ def diff(
     found = compare(before, after)
     if page is not None:
         _write_page(found, page, source=not no_source, force=force, open_it=open_it)
-    if format is Format.html:
+    if format is DiffFormat.html:
         return
     if output is not None:
         from gradscope.compare.difffile import DIFF_HEAD
         from gradscope.report.outfile import write_text
 
-        head = DIFF_HEAD if format is Format.json else _NOT_KNOWABLE
+        head = DIFF_HEAD if format is DiffFormat.json else _NOT_KNOWABLE
         write_text(output, _text(found, format, options), head, force=force)
         say(f"wrote {shown_path(output)}")
         return
     with reader_may_leave(sys.stdout):
-        if format is Format.terminal:
+        if format is DiffFormat.terminal:
             from gradscope.report.terminal import make_console
 
             found.print(make_console(sys.stdout, color.wanted), **options)
         else:
             text = _text(found, format, options)
-            write_json(sys.stdout, text) if format is Format.json else sys.stdout.write(text)
+            write_json(sys.stdout, text) if format is DiffFormat.json else sys.stdout.write(text)
 
 
-def _page_path(format: Format, output: Path | None, html: Path | None) -> Path | None:
+def _page_path(format: DiffFormat, output: Path | None, html: Path | None) -> Path | None:
     """Where the page goes; ``None`` where none is asked for."""
-    if format is not Format.html:
+    if format is not DiffFormat.html:
         return html
     if output is not None and html is not None:
         raise UsageError("-o and --html both say where the page goes: leave one out.")
@@ -145,10 +145,10 @@ def _write_page(found: Diff, path: Path, *, source: bool, force: bool, open_it: 
         say(f"no browser could be started: open {shown_path(written)} yourself")
 
 
-def _text(found: Diff, format: Format, options: dict[str, Any]) -> str:
-    if format is Format.json:
+def _text(found: Diff, format: DiffFormat, options: dict[str, Any]) -> str:
+    if format is DiffFormat.json:
         return found.to_json()
-    if format is Format.markdown:
+    if format is DiffFormat.markdown:
         return found.to_markdown(**options)
     from gradscope.compare.terminal import to_text
 

@@ -30,7 +30,7 @@ _NO_CUDA = "torch finds no CUDA device"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Answer:
     """One thing that can or cannot be measured here.
 
     Attributes:
@@ -50,8 +50,8 @@ class Diagnosis:
 
     versions: dict[str, str | None]  # None: not installed
     devices: list[str]
-    interfaces: list[Finding]
-    measurements: list[Finding]
+    interfaces: list[Answer]
+    measurements: list[Answer]
     limits: Ceilings | None = None  # None: torch cannot be imported
     warnings: list[str] = field(default_factory=list)  # versions that gradscope was not tried on
 
@@ -93,7 +93,7 @@ def diagnose() -> Diagnosis:
     try:
         import torch
     except Exception as error:  # a broken CUDA library fails in many ways
-        missing = Finding("import torch", False, f"{type(error).__name__}: {_first_line(error)}")
+        missing = Answer("import torch", False, f"{type(error).__name__}: {_first_line(error)}")
         return Diagnosis(_versions(None), [_cpu()], [missing], [])
     interfaces = _interfaces()
     works = all(item.ok for item in interfaces)
@@ -167,52 +167,52 @@ def _cpu() -> str:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _interfaces() -> list[Finding]:
+def _interfaces() -> list[Answer]:
     from gradscope import compat
 
-    return [Finding(item.name, item.ok, item.detail) for item in compat.check()]
+    return [Answer(item.name, item.ok, item.detail) for item in compat.check()]
 
 
-def _measurements(torch: Any, *, works: bool) -> list[Finding]:
+def _measurements(torch: Any, *, works: bool) -> list[Answer]:
     base = "by sequence numbers of autograd nodes" if works else "an interface above does not answer as needed"
     return [
-        Finding("backward time by layer", works, base),
-        Finding("backward time by source line", works, "in a pass of its own" if works else base),
-        Finding("memory by layer and line", works, "in a pass of its own" if works else base),
+        Answer("backward time by layer", works, base),
+        Answer("backward time by source line", works, "in a pass of its own" if works else base),
+        Answer("memory by layer and line", works, "in a pass of its own" if works else base),
         _flops(),
         _device_time(torch, works=works),
         _compile(torch),
     ]
 
 
-def _flops() -> Finding:
+def _flops() -> Answer:
     name = "FLOPs by layer"
     try:
         from torch.utils.flop_counter import flop_registry
     except ImportError as error:
-        return Finding(name, False, _first_line(error))
-    return Finding(name, bool(flop_registry), f"torch's registry knows {len(flop_registry)} operations")
+        return Answer(name, False, _first_line(error))
+    return Answer(name, bool(flop_registry), f"torch's registry knows {len(flop_registry)} operations")
 
 
-def _device_time(torch: Any, *, works: bool) -> Finding:
+def _device_time(torch: Any, *, works: bool) -> Answer:
     name = "CUDA kernel time by layer"
     if not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else _NO_CUDA
-        return Finding(name, False, built)
+        return Answer(name, False, built)
     supported = {str(activity).rpartition(".")[2] for activity in torch.profiler.supported_activities()}
     if "CUDA" not in supported:
-        return Finding(name, False, "this torch is built without CUPTI, which reports kernels")
+        return Answer(name, False, "this torch is built without CUPTI, which reports kernels")
     if not works:
-        return Finding(name, False, "an interface above does not answer as needed")
+        return Answer(name, False, "an interface above does not answer as needed")
     try:
         kernels = _count_kernels(torch)
     except Exception as error:  # whatever the driver says is the answer
-        return Finding(name, False, f"{type(error).__name__}: {_first_line(error)}")
+        return Answer(name, False, f"{type(error).__name__}: {_first_line(error)}")
     if not kernels:
-        return Finding(
+        return Answer(
             name, False, "CUPTI reports no kernels: another profiler may hold it, or the driver may forbid it to users"
         )
-    return Finding(name, True, "CUPTI reports kernels")
+    return Answer(name, True, "CUPTI reports kernels")
 
 
 def _count_kernels(torch: Any) -> int:
@@ -229,17 +229,17 @@ def _count_kernels(torch: Any) -> int:
     return sum(str(event.device_type()).endswith("CUDA") for event in compat.kineto_events(profiler))
 
 
-def _compile(torch: Any) -> Finding:
+def _compile(torch: Any) -> Answer:
     name = "models under torch.compile"
     cuda = torch.cuda.is_available()
     limits = "a compiled region is one row, without lines and FLOPs"
     if cuda and importlib.util.find_spec("triton") is None:
-        return Finding(name, False, "triton is not installed, which torch.compile needs on CUDA")
+        return Answer(name, False, "triton is not installed, which torch.compile needs on CUDA")
     compiler = os.environ.get("CXX") or "c++"
     known = [compiler, "g++", "clang++"]
     if not cuda and not any(shutil.which(command) for command in known):
-        return Finding(name, False, "no C++ compiler found, which torch.compile needs on the CPU")
-    return Finding(name, True, limits)
+        return Answer(name, False, "no C++ compiler found, which torch.compile needs on the CPU")
+    return Answer(name, True, limits)
 
 
 def _first_line(error: BaseException) -> str:
@@ -265,7 +265,7 @@ def _print(diagnosis: Diagnosis, console: Console) -> None:
         print_ceilings(console, diagnosis.limits)
 
 
-def _print_findings(console: Console, title: str, findings: list[Finding]) -> None:
+def _print_findings(console: Console, title: str, findings: list[Answer]) -> None:
     if not findings:
         return
     console.print()

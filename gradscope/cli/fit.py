@@ -25,16 +25,16 @@ from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.fitting import FitReport
-    from gradscope.fitting.options import Settings
+    from gradscope.fitting.options import FitOptions
 
 
 @dataclass(frozen=True)
-class Request:
+class FitRequest:
     """One ``gradscope fit``, as asked for."""
 
     target: str
     args: tuple[str, ...]
-    settings: Settings
+    settings: FitOptions
     to_stdout: bool  # the JSON goes to stdout, and nothing else does
     json_path: Path | None  # None: no file is written
     force: bool
@@ -97,7 +97,7 @@ def fit(
         seed=seed,
         memory_budget=memory_budget(budget),
     )
-    request = Request(
+    request = FitRequest(
         target=target,
         args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         settings=settings,
@@ -110,7 +110,7 @@ def fit(
     raise typer.Exit(run(request, whole_process=bool(context.obj)))
 
 
-def run(request: Request, *, whole_process: bool) -> int:
+def run(request: FitRequest, *, whole_process: bool) -> int:
     """Do what was asked for and return the exit code; a batch size that does not fit is no error.
 
     Raises:
@@ -131,7 +131,7 @@ def run(request: Request, *, whole_process: bool) -> int:
     return 0
 
 
-def _fit(request: Request) -> FitReport:
+def _fit(request: FitRequest) -> FitReport:
     from gradscope.cli.progress import make_progress
     from gradscope.fitting.run import fit_source, source_of
     from gradscope.workload import Script, load_factory
@@ -155,7 +155,7 @@ def _script_message(target: str) -> str:
     )
 
 
-def _deliver(report: FitReport, request: Request, stream: TextIO) -> None:
+def _deliver(report: FitReport, request: FitRequest, stream: TextIO) -> None:
     if request.to_stdout:
         with reader_may_leave(stream):
             write_json(stream, report.to_json())

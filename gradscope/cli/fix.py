@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradscope.fixing import FixReport
-    from gradscope.fixing.options import Settings
+    from gradscope.fixing.options import FixOptions
     from gradscope.fixing.writing import Edited
 
 
 @dataclass(frozen=True)
-class Request:
+class FixRequest:
     """One ``gradscope fix``, as asked for."""
 
     target: str
     args: tuple[str, ...]
     module: bool
-    settings: Settings
+    settings: FixOptions
     json_path: Path | None  # None: the JSON goes to stdout, and nothing else does
     diff_path: Path | None
     html_path: Path | None  # None: no page
@@ -123,7 +123,7 @@ def fix(
         raise UsageError("--dry-run writes no FIX.json: leave out --json.")
     if output is not None and json_path is not None:
         raise UsageError("-o and --json both say where FIX.json goes: give one of them.")
-    from gradscope.fixing.options import Settings, chosen_recipes
+    from gradscope.fixing.options import FixOptions, chosen_recipes
     from gradscope.patching.matchers import MATCHERS
     from gradscope.tables import Options
 
@@ -131,11 +131,11 @@ def fix(
     if run_path is not None and output is None and json_path is None:
         run_path = run_path.with_name(f"{run_path.stem}-fix.json")
     page_path = html_path_of(run_path, html_path, no_html=no_html)
-    request = Request(
+    request = FixRequest(
         target=target,
         args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         module=module,
-        settings=Settings(
+        settings=FixOptions(
             Options(
                 steps=steps,
                 warmup=warmup,
@@ -162,7 +162,7 @@ def fix(
     raise typer.Exit(run(request, to_stdout=to_stdout, whole_process=bool(context.obj)))
 
 
-def run(request: Request, *, to_stdout: bool, whole_process: bool) -> int:
+def run(request: FixRequest, *, to_stdout: bool, whole_process: bool) -> int:
     """Do what was asked for and return the exit code.
 
     Raises:
@@ -181,7 +181,7 @@ def run(request: Request, *, to_stdout: bool, whole_process: bool) -> int:
     return VerificationError.exit_code if report.data.failed else 0
 
 
-def _check_outputs(request: Request) -> None:
+def _check_outputs(request: FixRequest) -> None:
     from gradscope.fixing.fixfile import FIX_HEAD
     from gradscope.fixing.report import DIFF_HEAD
     from gradscope.report.outfile import check_output
@@ -196,7 +196,7 @@ def _check_outputs(request: Request) -> None:
             check_output(path, head, force=request.force)
 
 
-def _fix(request: Request) -> FixReport:
+def _fix(request: FixRequest) -> FixReport:
     from gradscope.cli.progress import make_progress
     from gradscope.fixing.run import fix_workload
     from gradscope.fixing.script import fix_script
@@ -223,7 +223,7 @@ def _fix(request: Request) -> FixReport:
     return report
 
 
-def _deliver(report: FixReport, request: Request, stream: TextIO, *, to_stdout: bool) -> None:
+def _deliver(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdout: bool) -> None:
     backups, unwritten = _write(report, request) if request.write else ([], None)
     made: list[Path] = []
     try:
@@ -255,7 +255,7 @@ def _deliver(report: FixReport, request: Request, stream: TextIO, *, to_stdout: 
         raise unprinted
 
 
-def _print(report: FixReport, request: Request, stream: TextIO, *, to_stdout: bool, beside_files: bool) -> None:
+def _print(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdout: bool, beside_files: bool) -> None:
     with reader_may_leave(stream, beside_files=beside_files and not to_stdout):
         if to_stdout:
             write_json(stream, report.to_json())
@@ -265,7 +265,7 @@ def _print(report: FixReport, request: Request, stream: TextIO, *, to_stdout: bo
         report.print(make_console(stream, request.color), request.diff_path if report.data.diff else None)
 
 
-def _drop_old(report: FixReport, request: Request) -> None:
+def _drop_old(report: FixReport, request: FixRequest) -> None:
     """A diff or page of an earlier fix says what does not hold any more."""
     from gradscope.fixing.report import DIFF_HEAD
     from gradscope.report.page import HTML_HEAD
@@ -281,7 +281,7 @@ def _drop_old(report: FixReport, request: Request) -> None:
                 path.unlink()
 
 
-def _write(report: FixReport, request: Request) -> tuple[list[tuple[str, str]], OutputError | None]:
+def _write(report: FixReport, request: FixRequest) -> tuple[list[tuple[str, str]], OutputError | None]:
     """Change the user's files; nothing where a proof failed. What was measured is shown all the same."""
     if report.data.failed:
         say("nothing was written into your source: a recipe failed its proof")

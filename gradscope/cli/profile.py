@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class ProfileRequest:
     """One ``gradscope profile``, as asked for."""
 
     target: str
@@ -119,7 +119,7 @@ def profile(
     page_path = html_path_of(run_path, html_path, no_html=no_html)
     if page_path is None and open_page:
         raise UsageError("--open has no page to open: leave out --no-html, or give --html PATH.")
-    request = Request(
+    request = ProfileRequest(
         target=target,
         args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         module=module,
@@ -146,7 +146,7 @@ def profile(
     raise typer.Exit(run(request, whole_process=bool(context.obj)))
 
 
-def run(request: Request, *, whole_process: bool) -> int:
+def run(request: ProfileRequest, *, whole_process: bool) -> int:
     """Do what was asked for and return the exit code.
 
     Raises:
@@ -175,7 +175,7 @@ def run(request: Request, *, whole_process: bool) -> int:
     return _exit_code(outcome, request.target)
 
 
-def _load(request: Request) -> Workload | Script:
+def _load(request: ProfileRequest) -> Workload | Script:
     from gradscope.workload import load_target
 
     return load_target(
@@ -187,7 +187,7 @@ def _load(request: Request) -> Workload | Script:
     )
 
 
-def _measure(loaded: Workload | Script, request: Request) -> Outcome:
+def _measure(loaded: Workload | Script, request: ProfileRequest) -> Outcome:
     from gradscope import pipeline
     from gradscope.cli.progress import make_progress
     from gradscope.workload import Script
@@ -203,7 +203,7 @@ def _measure(loaded: Workload | Script, request: Request) -> Outcome:
         progress.done()
 
 
-def _deliver(report: Report, request: Request, stream: TextIO) -> None:
+def _deliver(report: Report, request: ProfileRequest, stream: TextIO) -> None:
     if request.json_path is None:
         with reader_may_leave(stream):
             write_json(stream, report.to_json())
@@ -231,7 +231,7 @@ def _deliver(report: Report, request: Request, stream: TextIO) -> None:
         raise unprinted
 
 
-def _write_page(report: Report, request: Request) -> None:
+def _write_page(report: Report, request: ProfileRequest) -> None:
     if request.html_path is None:
         return
     write_page(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradscope.report import Report
 
 
-class Format(str, Enum):
+class ShowFormat(str, Enum):
     """What a run can be turned into."""
 
     terminal = "terminal"
@@ -44,7 +44,7 @@ class Format(str, Enum):
     html = "html"
 
 
-class Table(str, Enum):
+class CsvTable(str, Enum):
     """Tables of a run, for CSV."""
 
     layers = "layers"
@@ -63,11 +63,11 @@ class Table(str, Enum):
 
 
 # Formats that show a choice of layers; the others hold all of them.
-_CHOOSING = (Format.terminal, Format.markdown)
+_CHOOSING = (ShowFormat.terminal, ShowFormat.markdown)
 # Formats that people read; the others are for programs.
-_READ = (*_CHOOSING, Format.html)
+_READ = (*_CHOOSING, ShowFormat.html)
 
-_JSON = (Format.json, Format.speedscope)
+_JSON = (ShowFormat.json, ShowFormat.speedscope)
 
 # Nothing tells a text that we wrote from somebody else's: matches no beginning but that of an empty file.
 _NOT_KNOWABLE = re.compile(r"(?!)")
@@ -76,9 +76,9 @@ _SPEEDSCOPE_HEAD = re.compile(r'\s*\{\s*"\$schema":\s*"[^"]*",\s*"exporter":\s*"
 
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN.json", help="A file that gradscope profile wrote.")],
-    format: Annotated[Format, typer.Option("--format", "-f", help="What to make of it.")] = Format.terminal,
+    format: Annotated[ShowFormat, typer.Option("--format", "-f", help="What to make of it.")] = ShowFormat.terminal,
     table: Annotated[
-        Table | None, typer.Option("--table", help="Which table, with --format csv; layers by default.")
+        CsvTable | None, typer.Option("--table", help="Which table, with --format csv; layers by default.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
@@ -105,7 +105,7 @@ def show(
     if ignore and format not in _READ:
         raise UsageError(f"--ignore is for what is read by people: {format.value} always holds every finding.")
     left_out = ignored_rules(ignore) if format in _READ else ()
-    if format is not Format.html and (open_it or no_source):
+    if format is not ShowFormat.html and (open_it or no_source):
         raise UsageError(f"{'--open' if open_it else '--no-source'} is for --format html, not for {format.value}.")
     from gradscope.report import load
 
@@ -113,7 +113,7 @@ def show(
     kept = tuple(one for one in report.data.findings if one.rule not in left_out)
     looked = None if report.data.rules is None else max(report.data.rules - len(set(left_out)), 0)
     report.data = replace(report.data, findings=kept, rules=looked)
-    if format is Format.html:
+    if format is ShowFormat.html:
         write_page(report, output or beside(run), source=not no_source, force=force, open_it=open_it)
         return
     if output is not None:
@@ -123,7 +123,7 @@ def show(
         say(f"wrote {shown_path(output)}")
         return
     with reader_may_leave(sys.stdout):
-        if format is Format.terminal:
+        if format is ShowFormat.terminal:
             from gradscope.report.terminal import make_console
 
             report.print(make_console(sys.stdout, color.wanted), **view)
@@ -132,29 +132,29 @@ def show(
             write_json(sys.stdout, text) if format in _JSON else sys.stdout.write(text)
 
 
-def _check(format: Format, table: Table | None, view: dict[str, Any]) -> None:
-    if table is not None and format is not Format.csv:
+def _check(format: ShowFormat, table: CsvTable | None, view: dict[str, Any]) -> None:
+    if table is not None and format is not ShowFormat.csv:
         raise UsageError(f"--table is for --format csv, not for {format.value}, which holds all tables.")
     if view and format not in _CHOOSING:
         option = f"--{next(iter(view)).replace('_', '-')}"
         raise UsageError(f"{option} is for what is read by people: {format.value} always holds every layer.")
 
 
-def _text(report: Report, format: Format, table: Table | None, view: dict[str, Any]) -> str:
-    if format is Format.json:
+def _text(report: Report, format: ShowFormat, table: CsvTable | None, view: dict[str, Any]) -> str:
+    if format is ShowFormat.json:
         return report.to_json()
-    if format is Format.csv:
-        return report.to_csv((table or Table.layers).value)
-    if format is Format.markdown:
+    if format is ShowFormat.csv:
+        return report.to_csv((table or CsvTable.layers).value)
+    if format is ShowFormat.markdown:
         return report.to_markdown(**view)
-    if format is Format.speedscope:
+    if format is ShowFormat.speedscope:
         return report.to_speedscope()
     from gradscope.report.terminal import to_text
 
     return to_text(report.view(**view))
 
 
-def _head(format: Format) -> re.Pattern[str]:
+def _head(format: ShowFormat) -> re.Pattern[str]:
     from gradscope.report.outfile import RUN_HEAD
 
-    return {Format.json: RUN_HEAD, Format.speedscope: _SPEEDSCOPE_HEAD}.get(format, _NOT_KNOWABLE)
+    return {ShowFormat.json: RUN_HEAD, ShowFormat.speedscope: _SPEEDSCOPE_HEAD}.get(format, _NOT_KNOWABLE)

@@ -10,7 +10,7 @@ from gradscope import __version__, units
 from gradscope.compare import messages
 from gradscope.compare.budgets import Checked, Judged, allowed_text
 from gradscope.compare.difffile import change_record, run_record
-from gradscope.compare.table import Field, Row, Table
+from gradscope.compare.table import AlignedTable, Field, Row
 from gradscope.compare.terminal import plain, table_lines, warning_lines
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
@@ -66,7 +66,7 @@ def conclusion(checked: Checked) -> str:
     return f"PASSED: {'the value is' if many == 1 else f'all {many} values are'} within the limit."
 
 
-def _table(checked: Checked) -> Table:
+def _table(checked: Checked) -> AlignedTable:
     fields = (
         Field("", "left"),
         Field("layer", "left", least=20, most=56, cut="front"),
@@ -83,7 +83,7 @@ def _table(checked: Checked) -> Table:
     if len(within) > _MOST_OK:
         rows.append(Row(("ok", "dim"), (f"… {len(within) - _MOST_OK} more", "dim"), *[("", "")] * 6))
     about = "OVER: beyond the limit and beyond noise; noise: only beyond the limit"
-    return Table("Limits", about, fields, tuple(rows))
+    return AlignedTable("Limits", about, fields, tuple(rows))
 
 
 def _row(judged: Judged) -> Row:

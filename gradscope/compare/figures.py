@@ -23,7 +23,7 @@ from gradscope.report.figures.flame import (
     whole_of,
     with_outside,
 )
-from gradscope.report.figures.frame import Frame
+from gradscope.report.figures.frame import FlameFrame
 from gradscope.report.figures.layertypes import OTHER, mixed
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import prune
@@ -71,7 +71,7 @@ def flamegraph(comparison: Comparison, options: FlameOptions) -> go.Figure:
     return icicle.draw(pruned.root, text, title, [note for note in notes if note], _legend(any(used)))
 
 
-def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[Frame, dict[int, Change]]:
+def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[FlameFrame, dict[int, Change]]:
     """All frames of the run after, and the change of each by its ``id``; what is not known of a frame is not there.
 
     Raises:
@@ -135,11 +135,11 @@ class _Builder:
         self._tested = max(sum(1 for root in self._nodes for _ in root.walk()), 1)
         self.changes: dict[int, Change] = {}
 
-    def layers(self) -> list[Frame]:
+    def layers(self) -> list[FlameFrame]:
         """A frame for each root."""
         return [self._frame(node) for node in self._nodes]
 
-    def paint(self, frame: Frame, change: Change | None) -> None:
+    def paint(self, frame: FlameFrame, change: Change | None) -> None:
         """Colour and words of a frame that changed so."""
         frame.colour = colour_of(change)
         if change is None:
@@ -152,14 +152,14 @@ class _Builder:
         frame.remark = messages.relative(change) if change.real and change.difference else ""
         frame.about = (*_words(change, self._text), *frame.about)
 
-    def _frame(self, node: Node) -> Frame:
+    def _frame(self, node: Node) -> FlameFrame:
         children = [self._frame(child) for child in node.children]
         repeats = len(node.paths)
         known = sum(1 for path in node.paths if path in self._sides[0].below)
         about = [node.class_name + (f" · {repeats} layers, summed" if repeats > 1 else "")]
         if 0 < known < repeats:
             about.append(f"{repeats - known} of them only in the run after")
-        frame = Frame(
+        frame = FlameFrame(
             name=node.name,
             value=self._value(node.total),
             kind="layer",
@@ -261,7 +261,7 @@ def _worth(one: Presence, metric: FlameMetric) -> str:
     return units.ns(times[metric])
 
 
-def _shrunk(root: Frame, changes: Mapping[int, Change], least: float) -> str:
+def _shrunk(root: FlameFrame, changes: Mapping[int, Change], least: float) -> str:
     """A sentence on layers that lost so much that they are too small to be seen."""
     lost = []
     for frame in root.walk():

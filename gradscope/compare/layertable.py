@@ -9,7 +9,7 @@ from gradscope import units
 from gradscope.compare import messages
 from gradscope.compare.changes import Comparison, GroupChange
 from gradscope.compare.options import DiffOptions
-from gradscope.compare.table import Field, Row, Table, repeated
+from gradscope.compare.table import AlignedTable, Field, Row, repeated
 
 
 def is_changed(group: GroupChange) -> bool:
@@ -22,7 +22,7 @@ def is_listed(group: GroupChange) -> bool:
     return is_changed(group) or None in (group.backward.real, group.forward.real)
 
 
-def changed_layers(comparison: Comparison, options: DiffOptions) -> Table:
+def changed_layers(comparison: Comparison, options: DiffOptions) -> AlignedTable:
     """Layers whose own time changed, and sums of all others."""
     shown, more, rest = choose(comparison, options)
     before, after = comparison.before.step, comparison.after.step
@@ -44,7 +44,7 @@ def changed_layers(comparison: Comparison, options: DiffOptions) -> Table:
     about = f"own time in {scale.unit} a step; {messages.WITHIN_NOISE} within noise"
     if any(None in (group.backward.real, group.forward.real) for group in shown):
         about = f"own time in {scale.unit} a step; {messages.NOT_KNOWN} one step does not say whether it is noise"
-    return Table("Layers", about, fields, tuple(rows))
+    return AlignedTable("Layers", about, fields, tuple(rows))
 
 
 def choose(

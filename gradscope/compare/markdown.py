@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.compare.table import Table
+from gradscope.compare.table import AlignedTable
 from gradscope.compare.view import WARNING, DiffView
 from gradscope.report.markdown import escape
 
@@ -23,7 +23,7 @@ def _list(items: tuple[str, ...]) -> str:
     return "\n".join(f"- {escape(item)}" for item in items)
 
 
-def _table(table: Table) -> str:
+def _table(table: AlignedTable) -> str:
     head = [escape(field.header) for field in table.fields]
     rules = ["---" if field.align == "left" else "---:" for field in table.fields]
     rows = [[_cell(text, style) for text, style in row] for row in table.rows]

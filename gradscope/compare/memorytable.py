@@ -10,12 +10,12 @@ from gradscope.compare.changes import Change, Comparison, MemoryChange
 from gradscope.compare.layers import SIZES
 from gradscope.compare.layertable import style_of
 from gradscope.compare.options import DiffOptions
-from gradscope.compare.table import Cell, Field, Row, Table, repeated
+from gradscope.compare.table import AlignedTable, Cell, Field, Row, repeated
 
 _SHOWN = ("saved_bytes", "allocated_bytes", "allocations", "copied_bytes")
 
 
-def changed_memory(comparison: Comparison, options: DiffOptions) -> Table:
+def changed_memory(comparison: Comparison, options: DiffOptions) -> AlignedTable:
     """Layers that save, allocate or copy more or less than before, those that save most of it first."""
     fields = (
         Field("layer", "left", least=24, most=56, cut="front"),
@@ -41,7 +41,7 @@ def changed_memory(comparison: Comparison, options: DiffOptions) -> Table:
         count = sum(len(group.paths) for group in more)
         rows.append(Row((f"… {count} more layers", "dim"), ("", ""), *_cells(more)))
     about = "each layer's own bytes, exact; numbers with a sign are differences"
-    return Table("Memory of layers", about, fields, tuple(rows))
+    return AlignedTable("Memory of layers", about, fields, tuple(rows))
 
 
 def _rank(group: MemoryChange) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gradscope.compare.table import AlignedTable, Field
 from gradscope.compare.table import Cell as TextCell
-from gradscope.compare.table import Field, Table
 from gradscope.compare.view import WARNING, DiffView
 from gradscope.report.fragment import MUTED, SENTENCE, WARN, Cell, box, heading, line, table, text
 
@@ -21,7 +21,7 @@ def to_fragment(view: DiffView) -> str:
     return box(parts)
 
 
-def _table(part: Table) -> list[str]:
+def _table(part: AlignedTable) -> list[str]:
     head = [Cell(text(field.header), right=field.align == "right") for field in part.fields]
     rows = [[_cell(field, cell) for field, cell in zip(part.fields, row, strict=True)] for row in part.rows]
     return [

@@ -30,7 +30,7 @@ class Row(tuple[Cell, ...]):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class AlignedTable:
     """Rows under columns, and what its numbers mean."""
 
     title: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from gradscope.compare.table import Table
+from gradscope.compare.table import AlignedTable
 from gradscope.compare.view import WARNING, DiffView
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
@@ -61,7 +61,7 @@ def warning_lines(warnings: tuple[str, ...], width: int, marks: Glyphs) -> list[
     return lines
 
 
-def table_lines(table: Table, width: int, marks: Glyphs) -> list[Line]:
+def table_lines(table: AlignedTable, width: int, marks: Glyphs) -> list[Line]:
     """A heading, and the table in as many columns as fit."""
     grid = Grid(
         [

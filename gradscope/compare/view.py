@@ -12,7 +12,7 @@ from gradscope.compare.layertable import changed_layers, is_changed, style_of
 from gradscope.compare.measured import RunSpread
 from gradscope.compare.memorytable import changed_memory
 from gradscope.compare.options import DiffOptions
-from gradscope.compare.table import Field, Row, Table, repeated
+from gradscope.compare.table import AlignedTable, Field, Row, repeated
 from gradscope.tables import Ledger, RunData
 
 WARNING = "WARNING: the runs differ in more than the code, and what follows may come from that:"
@@ -25,7 +25,7 @@ class DiffView:
     title: str
     warnings: tuple[str, ...]
     header: tuple[tuple[str, str], ...]  # (name, text)
-    tables: tuple[Table, ...]
+    tables: tuple[AlignedTable, ...]
     notes: tuple[str, ...]
 
 
@@ -91,7 +91,7 @@ def _counts(comparison: Comparison) -> str:
     return " · ".join([*parts, f"{len(matched) - len(time | memory)} the same but for noise"])
 
 
-def _totals(comparison: Comparison) -> Table:
+def _totals(comparison: Comparison) -> AlignedTable:
     fields = (
         Field("", "left"),
         Field("before"),
@@ -117,7 +117,7 @@ def _totals(comparison: Comparison) -> Table:
                 (messages.verdict(change), style),
             )
         )
-    return Table("Totals", "the mean step, and the one that measured memory", fields, tuple(rows))
+    return AlignedTable("Totals", "the mean step, and the one that measured memory", fields, tuple(rows))
 
 
 _ORDER = ("wall_ns", "forward_ns", "backward_ns", *Ledger.PARTS, "optimizer_ns", "other_ns")
@@ -129,7 +129,7 @@ def _style(change: Change) -> str:
     return style_of(change.difference or 0)
 
 
-def _presence(title: str, about: str, found: Sequence[Presence], run: RunData, options: DiffOptions) -> Table:
+def _presence(title: str, about: str, found: Sequence[Presence], run: RunData, options: DiffOptions) -> AlignedTable:
     step = run.step
     scale = units.time_scale(max(step.backward_ns, step.forward_ns))
     fields = (
@@ -164,4 +164,4 @@ def _presence(title: str, about: str, found: Sequence[Presence], run: RunData, o
                 (units.count(sum(one.layers for one in more)), "dim"),
             )
         )
-    return Table(title, f"{about}, each with all below it", fields, tuple(rows))
+    return AlignedTable(title, f"{about}, each with all below it", fields, tuple(rows))

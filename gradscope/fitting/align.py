@@ -17,7 +17,7 @@ from gradscope.tables import BlockTable, IntColumn
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BatchRun:
     """The memory of one step at one batch size."""
 
     batch_size: int
@@ -38,13 +38,13 @@ class Alignment:
     """
 
     batch_sizes: tuple[int, ...]  # ascending; the last is the reference's
-    reference: Run
+    reference: BatchRun
     rows: IntColumn  # of the reference's blocks that every run has
     bytes: IntColumn  # of these, shape (rows, batch sizes)
     remainder: IntColumn  # bytes of all other blocks, shape (batch sizes, moments)
 
 
-def align(runs: Sequence[Run]) -> Alignment:
+def align(runs: Sequence[BatchRun]) -> Alignment:
     """Match the blocks of ``runs``, given in ascending order of batch size."""
     reference = runs[-1]
     count = len(reference.blocks.bytes)
@@ -78,7 +78,7 @@ def running_total(events: int, born: IntColumn, died: IntColumn, sizes: IntColum
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _match(run: Run, reference: Run) -> IntColumn:
+def _match(run: BatchRun, reference: BatchRun) -> IntColumn:
     """Row of ``run`` for each block of the reference; -1 where it has no such block."""
     partner = np.full(len(reference.blocks.bytes), -1, np.int64)
     _pair(_groups(_resident(run)), _groups(_resident(reference)), partner)
@@ -94,7 +94,7 @@ def _match(run: Run, reference: Run) -> IntColumn:
 _Keyed = tuple[Hashable, int]  # what a block is, and its row
 
 
-def _resident(run: Run) -> list[_Keyed]:
+def _resident(run: BatchRun) -> list[_Keyed]:
     """Blocks from before the step, which come in no order: by size, for sums do not ask which is which."""
     blocks = run.blocks
     rows = np.flatnonzero(blocks.born < 0)
@@ -102,14 +102,14 @@ def _resident(run: Run) -> list[_Keyed]:
     return [((blocks.category[row], _layer(run, row), bool(blocks.died[row] == blocks.events)), row) for row in ordered]
 
 
-def _made(run: Run) -> Iterator[_Keyed]:
+def _made(run: BatchRun) -> Iterator[_Keyed]:
     """Blocks that the step allocated, in their order."""
     blocks = run.blocks
     for row in np.flatnonzero(blocks.born >= 0).tolist():
         yield (_layer(run, row), blocks.op[row], blocks.leaf[row]), row
 
 
-def _layer(run: Run, row: int) -> str | None:
+def _layer(run: BatchRun, row: int) -> str | None:
     number = int(run.blocks.layer[row])
     return run.layers[number] if number >= 0 else None
 
@@ -144,7 +144,7 @@ def _pair(here: dict[Hashable, list[int]], there: dict[Hashable, list[int]], par
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _remainder(run: Run, reference: Run, rows: IntColumn, own: IntColumn) -> IntColumn:
+def _remainder(run: BatchRun, reference: BatchRun, rows: IntColumn, own: IntColumn) -> IntColumn:
     """Most bytes of the run's other blocks at each moment of the reference's clock.
 
     Args:

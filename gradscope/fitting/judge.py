@@ -13,9 +13,9 @@ from gradscope.fitting.check import FakeCheck
 from gradscope.fitting.fake import UncheckedError
 from gradscope.fitting.growth import layer_growth
 from gradscope.fitting.largest import LIMIT, largest_that
-from gradscope.fitting.measure import Measured
+from gradscope.fitting.measure import MeasuredRuns
 from gradscope.fitting.messages import UNSTEADY
-from gradscope.fitting.options import Settings, trained
+from gradscope.fitting.options import FitOptions, trained
 from gradscope.fitting.predict import Forecast, Peak
 from gradscope.fitting.result import FitData, FitRow, MeasuredRow
 from gradscope.tree import parameters_of
@@ -24,7 +24,7 @@ from gradscope.tree import parameters_of
 _CUDA_ROUNDING = 512
 
 
-def judge(measured: Measured, settings: Settings) -> FitData:
+def judge(measured: MeasuredRuns, settings: FitOptions) -> FitData:
     """Everything that a report of the fit says."""
     predictor = Predictor(measured, settings)
     memory, memory_text = _device_memory(settings, measured.device)
@@ -67,7 +67,7 @@ def judge(measured: Measured, settings: Settings) -> FitData:
     )
 
 
-def _device_memory(settings: Settings, device: torch.device) -> tuple[int | None, str | None]:
+def _device_memory(settings: FitOptions, device: torch.device) -> tuple[int | None, str | None]:
     if settings.device_memory is not None:
         return settings.device_memory, settings.device_memory_text
     if device.type != "cuda":
@@ -85,7 +85,7 @@ class Predictor:
         deviation: of the forecast at the run that it does not know, over what was measured; None without that run.
     """
 
-    def __init__(self, measured: Measured, settings: Settings) -> None:
+    def __init__(self, measured: MeasuredRuns, settings: FitOptions) -> None:
         runs = measured.runs
         slack = _CUDA_ROUNDING if measured.device.type == "cuda" else 0
         self.forecast = Forecast([runs[size] for size in settings.measured], slack)

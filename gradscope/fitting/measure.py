@@ -12,31 +12,31 @@ from gradscope import units, versions
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.errors import GradscopeError, WorkloadError
-from gradscope.fitting.align import Run
-from gradscope.fitting.options import Settings, add_optimizer
+from gradscope.fitting.align import BatchRun
+from gradscope.fitting.options import FitOptions, add_optimizer
 from gradscope.fitting.recurrent import find_time_major
 from gradscope.fitting.room import lacks_room, require_room
 from gradscope.fitting.shapes import BatchShapes
-from gradscope.fitting.sources import ScaledSource, Source, cannot_scale
-from gradscope.fitting.step import MeasuredStep, measure_step
+from gradscope.fitting.sources import ScaledSource, SizeSource, cannot_scale
+from gradscope.fitting.step import StepMemory, measure_step
 from gradscope.tables import ModuleInfo, Progress
 from gradscope.workload import Workload, import_path, resolve_device, to_device
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRuns:
     """What the runs at small batch sizes left behind."""
 
     target: str
     device: torch.device
-    runs: Mapping[int, Run]  # by batch size, ascending; without the check where that did not fit
+    runs: Mapping[int, BatchRun]  # by batch size, ascending; without the check where that did not fit
     infos: Sequence[ModuleInfo]  # of the largest size that the prediction is made from
     workload: Workload  # of that size
     shapes: BatchShapes
     notes: tuple[str, ...]
 
 
-def measure_all(source: Source, settings: Settings, progress: Progress) -> Measured:
+def measure_all(source: SizeSource, settings: FitOptions, progress: Progress) -> MeasuredRuns:
     """Measure every size of ``settings``, smallest first.
 
     Raises:
@@ -47,7 +47,7 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
     progress.phase("measuring small batches", len(settings.measured) + 1)
     if isinstance(source, ScaledSource):
         _check_order(source, settings)
-    runs: dict[int, Run] = {}
+    runs: dict[int, BatchRun] = {}
     shapes = BatchShapes(source.target or "workload()")
     notes = [*versions.untried(torch.__version__), *source.notes]
     device = torch.device("cpu")
@@ -66,7 +66,7 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
         workload.batch = to_device(workload.batch, device)
         shapes.note(size, workload.batch)
         step = _measured(source, workload, size, device, settings)
-        runs[size] = Run(size, step.blocks, tuple(info.path for info in step.infos))
+        runs[size] = BatchRun(size, step.blocks, tuple(info.path for info in step.infos))
         if size != settings.check:
             infos = step.infos
         foreign_bytes = step.foreign_bytes
@@ -81,10 +81,12 @@ def measure_all(source: Source, settings: Settings, progress: Progress) -> Measu
         )
     kept = source.at(settings.measured[-1])
     add_optimizer(kept, settings.optimizer)
-    return Measured(source.target, device, runs, infos, kept, shapes, tuple(notes))
+    return MeasuredRuns(source.target, device, runs, infos, kept, shapes, tuple(notes))
 
 
-def _measured(source: Source, workload: Workload, size: int, device: torch.device, settings: Settings) -> MeasuredStep:
+def _measured(
+    source: SizeSource, workload: Workload, size: int, device: torch.device, settings: FitOptions
+) -> StepMemory:
     try:
         return measure_step(workload, device, source.keeps(), settings.seed, settings.memory_budget)
     except GradscopeError:
@@ -110,7 +112,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
-def _check_order(source: ScaledSource, settings: Settings) -> None:
+def _check_order(source: ScaledSource, settings: FitOptions) -> None:
     """Refuse a batch whose first dimension the model takes for time."""
     model = source.workload.model
     device = resolve_device(settings.device, model)

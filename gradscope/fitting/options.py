@@ -28,7 +28,7 @@ _FEWEST, _MOST = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FitOptions:
     """What is asked for.
 
     Attributes:
@@ -64,7 +64,7 @@ def settings_of(
     device: str = "auto",
     seed: int | None = None,
     memory_budget: Amount = MEMORY_BUDGET,
-) -> Settings:
+) -> FitOptions:
     """Settings from what the user typed.
 
     Raises:
@@ -74,7 +74,7 @@ def settings_of(
     amount = None if device_memory is None else bytes_of(device_memory)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise UsageError(f"--optimizer {optimizer} is not known; it is {', '.join(OPTIMIZERS)}.")
-    return Settings(
+    return FitOptions(
         batch_sizes=batch_sizes(sizes),
         measured=measured,
         check=check,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradscope.fitting.align import Alignment, Run, align, running_total
+from gradscope.fitting.align import Alignment, BatchRun, align, running_total
 from gradscope.fitting.polynomial import Curves, through
 from gradscope.tables import IntColumn, MemoryCategory
 
@@ -42,7 +42,7 @@ class Forecast:
         slack: bytes by which the allocator rounds, see :func:`gradscope.fitting.polynomial.through`.
     """
 
-    def __init__(self, runs: Sequence[Run], slack: int = 0) -> None:
+    def __init__(self, runs: Sequence[BatchRun], slack: int = 0) -> None:
         ordered = sorted(runs, key=lambda run: run.batch_size)
         self.alignment: Alignment = align(ordered)
         found = self.alignment

@@ -12,9 +12,9 @@ from gradscope import compat
 from gradscope.errors import UsageError
 from gradscope.fitting.judge import judge
 from gradscope.fitting.measure import measure_all
-from gradscope.fitting.options import Amount, Settings, Sizes, settings_of
+from gradscope.fitting.options import Amount, FitOptions, Sizes, settings_of
 from gradscope.fitting.report import FitReport
-from gradscope.fitting.sources import FactorySource, ScaledSource, Source
+from gradscope.fitting.sources import FactorySource, ScaledSource, SizeSource
 from gradscope.tables import MEMORY_BUDGET, Progress
 from gradscope.workload import Factory, Workload, accepts_batch_size, describe, workload_from
 
@@ -73,7 +73,7 @@ def fit(
     return fit_source(_source(model, batch, loss, own), settings)
 
 
-def _source(model: Any, batch: Any, loss: Any, optimizer: torch.optim.Optimizer | None) -> Source:
+def _source(model: Any, batch: Any, loss: Any, optimizer: torch.optim.Optimizer | None) -> SizeSource:
     if isinstance(model, Workload):
         return ScaledSource(model)
     if isinstance(model, nn.Module):
@@ -92,7 +92,7 @@ def _source(model: Any, batch: Any, loss: Any, optimizer: torch.optim.Optimizer 
     return FactorySource(make, "")
 
 
-def source_of(factory: Factory) -> Source:
+def source_of(factory: Factory) -> SizeSource:
     """Where the workloads of a loaded TARGET come from.
 
     Raises:
@@ -104,7 +104,7 @@ def source_of(factory: Factory) -> Source:
     return ScaledSource(factory.make())
 
 
-def fit_source(source: Source, settings: Settings, progress: Progress | None = None) -> FitReport:
+def fit_source(source: SizeSource, settings: FitOptions, progress: Progress | None = None) -> FitReport:
     """Measure, predict, check and judge.
 
     Raises:

@@ -14,7 +14,7 @@ from gradscope.fitting.scaling import samples_in, scaled
 from gradscope.workload import Batches, Workload, describe, is_one_batch
 
 
-class Source(Protocol):
+class SizeSource(Protocol):
     """Gives the same training step at any batch size."""
 
     @property

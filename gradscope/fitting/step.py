@@ -22,7 +22,7 @@ from gradscope.workload import Batches, Workload, import_path
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredStep:
+class StepMemory:
     """The memory of one step."""
 
     blocks: BlockTable
@@ -36,7 +36,7 @@ def measure_step(
     ignored: Sequence[torch.Tensor],
     seed: int | None,
     memory_budget: int = MEMORY_BUDGET,
-) -> MeasuredStep:
+) -> StepMemory:
     """Run a few steps of ``workload`` and measure the memory of the last; everything is put back as it was.
 
     Args:
@@ -70,7 +70,7 @@ def measure_step(
     parents = names.calling_parents([names.rows[label] for label in found.recorder.called() if label >= 0])
     blocks, foreign_bytes = _without_foreign(read_memory_pass(found, names, parents).blocks)
     session.capture.let_go()
-    return MeasuredStep(blocks, names.infos, foreign_bytes)
+    return StepMemory(blocks, names.infos, foreign_bytes)
 
 
 def _without_foreign(blocks: BlockTable) -> tuple[BlockTable, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from gradscope.errors import RunFileError
 from gradscope.fixing.result import FIX_SCHEMA_VERSION, FixData
 from gradscope.report.runfile import check_version, dump_record, parse_input, read_input, to_record
-from gradscope.report.schema import Mismatch, read_dataclass
+from gradscope.report.schema import SchemaMismatch, read_dataclass
 from gradscope.safe_text import shown_path
 
 # What a FIX.json begins with: never to be taken for a RUN.json, nor the other way round.
@@ -48,7 +48,7 @@ def from_json(text: str, name: str = "the text") -> FixData:
         fix = read_dataclass(FixData, record, "")
         _require_spreads(fix)
         return fix
-    except Mismatch as error:
+    except SchemaMismatch as error:
         raise RunFileError(f"{name} is damaged: {error}.\nRun gradscope fix again to write a new one.") from error
 
 
@@ -56,4 +56,4 @@ def _require_spreads(fix: FixData) -> None:
     """Raise :class:`Mismatch` where it is not known how steady a step was."""
     for name, side in (("before", fix.before), ("after", fix.after)):
         if side is not None and "wall_ns" not in side.spread:
-            raise Mismatch(f"{name}.spread.wall_ns is missing")
+            raise SchemaMismatch(f"{name}.spread.wall_ns is missing")

@@ -12,7 +12,7 @@ CURVE_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Settings:
+class FixOptions:
     """One fix, as the command line takes it."""
 
     options: Options = field(default_factory=Options)  # of the profiles before and after

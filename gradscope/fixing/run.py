@@ -13,7 +13,7 @@ from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import text_of
 from gradscope.errors import NothingMeasuredError
 from gradscope.fixing.messages import left_out
-from gradscope.fixing.options import Settings
+from gradscope.fixing.options import FixOptions
 from gradscope.fixing.report import FixReport
 from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.fixing.sites import planned_sites, side_of, verified_sites
@@ -32,7 +32,7 @@ Check = Callable[[Sequence[Edited]], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class FixOutcome:
     """What was found and proved, and the files that would change."""
 
     sites: tuple[FixSite, ...]
@@ -47,7 +47,7 @@ class Found:
 
 
 def fix_workload(
-    workload: Workload, settings: Settings, progress: Progress | None = None, check: Check | None = None
+    workload: Workload, settings: FixOptions, progress: Progress | None = None, check: Check | None = None
 ) -> FixReport:
     """Find, prove and measure what recipes can replace in a model; the model is as it was afterwards.
 
@@ -68,7 +68,7 @@ def fix_workload(
         check(files_of(Patches(found, tried=True)))
     verified = verify(workload, found, settings.options.device, progress.phase)
     patches, gain = Patches(found, verified), verified.step
-    result = Found(
+    result = FixOutcome(
         sites=verified_sites(verified),
         files=files_of(patches),
         diff=patches.diff,
@@ -92,7 +92,7 @@ def fix_workload(
     return report_of(result, before, after)
 
 
-def profiled(workload: Workload, settings: Settings, progress: Progress) -> Report:
+def profiled(workload: Workload, settings: FixOptions, progress: Progress) -> Report:
     """One profile; an error of the user's code is raised."""
     outcome = pipeline.profile_workload(workload, settings.options, progress)
     if isinstance(outcome.error, SystemExit):  # which would end the command without a word
@@ -106,7 +106,7 @@ def profiled(workload: Workload, settings: Settings, progress: Progress) -> Repo
     return outcome.report
 
 
-def _planned(workload: Workload, settings: Settings, progress: Progress) -> FixReport:
+def _planned(workload: Workload, settings: FixOptions, progress: Progress) -> FixReport:
     progress.phase("finding what can be replaced")
     found = plan(workload, recipes=settings.recipes, device=settings.options.device)
     progress.phase("predicting what it saves")
@@ -144,7 +144,7 @@ def files_of(patches: Patches) -> tuple[Edited, ...]:
     return tuple(Edited(name, before, after) for name, (before, after) in patches.texts.items())
 
 
-def report_of(found: Found, before: Report, after: Report | None) -> FixReport:
+def report_of(found: FixOutcome, before: Report, after: Report | None) -> FixReport:
     """What was found beside the two profiles."""
     data = FixData(
         gradscope=gradscope.__version__,

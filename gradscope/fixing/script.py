@@ -22,10 +22,10 @@ import gradscope
 from gradscope.capture.environment import describe_environment
 from gradscope.fixing.curves import SAME, compare_curves, difference
 from gradscope.fixing.jobs import RESULT, RUN, Job
-from gradscope.fixing.options import Settings
+from gradscope.fixing.options import FixOptions
 from gradscope.fixing.report import FixReport
 from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
-from gradscope.fixing.run import BASELINE, Found, report_of
+from gradscope.fixing.run import BASELINE, FixOutcome, report_of
 from gradscope.fixing.writing import Edited
 from gradscope.report import Report, load
 from gradscope.report.schema import read_dataclass
@@ -37,7 +37,7 @@ _STDERR = 2
 
 def fix_script(
     script: Script,
-    settings: Settings,
+    settings: FixOptions,
     progress: Progress | None = None,
     check: Callable[[Sequence[Edited]], None] | None = None,
     *,
@@ -54,7 +54,7 @@ def fix_script(
 
 
 class _Runs:
-    def __init__(self, script: Script, settings: Settings, progress: Progress, folder: Path, quiet: bool) -> None:
+    def __init__(self, script: Script, settings: FixOptions, progress: Progress, folder: Path, quiet: bool) -> None:
         self.script, self.settings, self.progress, self.folder, self.quiet = script, settings, progress, folder, quiet
         self.count = 0
         self.kept: list[list[str]] = []
@@ -126,9 +126,9 @@ class _Runs:
             raise SystemExit(code if code > 0 else 128 - code)
         return folder
 
-    def _found(self, folder: Path) -> Found:
+    def _found(self, folder: Path) -> FixOutcome:
         record: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return Found(
+        return FixOutcome(
             sites=tuple(read_dataclass(FixSite, site, "site") for site in record["sites"]),
             files=tuple(Edited(*texts) for texts in record["files"]),
             diff=record["diff"],
@@ -139,7 +139,7 @@ class _Runs:
             notes=(*record["notes"], *_NOTES),
         )
 
-    def _planned(self, found: Found) -> FixReport:
+    def _planned(self, found: FixOutcome) -> FixReport:
         about = WorkloadInfo(self.script.target, "script", 0, 0, None)
         data = FixData(
             gradscope=gradscope.__version__,

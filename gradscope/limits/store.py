@@ -26,7 +26,7 @@ _ENDLESS = 1e30  # no machine's: neither infinite nor not a number
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptLimits:
     """One entry.
 
     Attributes:
@@ -59,7 +59,7 @@ class Store:
         problem: why nothing of it could be read; "" where it could, or where there is no file.
     """
 
-    entries: tuple[Kept, ...] = field(default=())
+    entries: tuple[KeptLimits, ...] = field(default=())
     problem: str = ""
 
 
@@ -107,7 +107,7 @@ def keep(limits: Limits, threads: int | None, torch_version: str | None = None, 
     Raises:
         OutputError: the folder or file cannot be written.
     """
-    new = Kept(limits, threads, torch_version or _torch_version(), time.time() if now is None else now)
+    new = KeptLimits(limits, threads, torch_version or _torch_version(), time.time() if now is None else now)
     entries = [*(one for one in read().entries if one.key != new.key), new]
     record = {"gradscope_limits": _FORMAT, "entries": [_row(one) for one in entries]}
     path = require_writable()
@@ -153,7 +153,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _row(one: Kept) -> dict[str, Any]:
+def _row(one: KeptLimits) -> dict[str, Any]:
     return {
         "device": one.limits.device,
         "threads": one.threads,
@@ -165,7 +165,7 @@ def _row(one: Kept) -> dict[str, Any]:
     }
 
 
-def _entry(row: Any) -> Kept | None:
+def _entry(row: Any) -> KeptLimits | None:
     """None where it is not what :func:`_row` makes."""
     if not isinstance(row, dict):
         return None
@@ -177,7 +177,7 @@ def _entry(row: Any) -> Kept | None:
         return None
     if threads is not None and (type(threads) is not int or threads < 1):
         return None
-    return Kept(
+    return KeptLimits(
         Limits(device, _rates(flops), float(row["bytes"]), float(row["call_ns"])),
         threads,
         version,

@@ -15,7 +15,7 @@ from typing import Any
 
 from gradscope.errors import OutputError, RunFileError
 from gradscope.inputs import NotJsonError, UnreadableError, parse_json, read_text
-from gradscope.report.schema import RENAMED, Mismatch, read_dataclass
+from gradscope.report.schema import RENAMED, SchemaMismatch, read_dataclass
 from gradscope.safe_text import cut, shown_path, shown_repr, visible
 from gradscope.tables import SCHEMA_VERSION, ConservationError, RunData
 from gradscope.tables.shape import ShapeError, check_tree
@@ -150,7 +150,7 @@ def from_record(record: Any, name: str) -> RunData:
         run = read_dataclass(RunData, record, "")
         check_tree(run.layers)
         return run
-    except (Mismatch, ShapeError) as error:
+    except (SchemaMismatch, ShapeError) as error:
         raise RunFileError(f"{name} is damaged: {error}.\nProfile again to write a new one.") from error
     except ConservationError as error:
         raise RunFileError(

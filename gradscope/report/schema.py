@@ -60,7 +60,7 @@ _RANGES = dict.fromkeys(SIGNED, _ANY) | {name: _Range(False, _MOST_UNSUMMED, _MO
 T = TypeVar("T")
 
 
-class Mismatch(ValueError):
+class SchemaMismatch(ValueError):
     """A value that does not fit its field; the message says where."""
 
 
@@ -84,14 +84,14 @@ def _plan(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
 def read_dataclass(cls: type[T], record: Any, where: str) -> T:
     """``record`` as an object of ``cls``; ``where`` is its place, for the message of a :class:`Mismatch`."""
     if not isinstance(record, dict):
-        raise Mismatch(f"{where or 'it'} is {kind_of(record)}, not an object")
+        raise SchemaMismatch(f"{where or 'it'} is {kind_of(record)}, not an object")
     values: dict[str, Any] = {}
     for name, key, annotation, may_lack in _plan(cast(Any, cls)):
         place = f"{where}.{key}" if where else key
         if record.get(key) is not None:
             values[name] = _read(annotation, record[key], place, _RANGES.get(name, _COUNT))
         elif not may_lack:
-            raise Mismatch(f"{place} is missing")
+            raise SchemaMismatch(f"{place} is missing")
         elif _optional(annotation):
             values[name] = None
     return cls(**values)
@@ -111,15 +111,15 @@ def _read(annotation: Any, value: Any, where: str, limits: _Range) -> Any:
         return _read(next(one for one in arguments if one is not types.NoneType), value, where, limits)
     if origin is Literal:
         if value not in arguments:
-            raise Mismatch(f"{where} is {shown_value(value)}, not one of {', '.join(map(str, arguments))}")
+            raise SchemaMismatch(f"{where} is {shown_value(value)}, not one of {', '.join(map(str, arguments))}")
         return value
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise Mismatch(f"{where} is {kind_of(value)}, not an object")
+            raise SchemaMismatch(f"{where} is {kind_of(value)}, not an object")
         return {key: _read(arguments[1], item, f"{where}.{_key(key)}", limits) for key, item in value.items()}
     if origin is not None and issubclass(origin, Sequence):
         if not isinstance(value, list):
-            raise Mismatch(f"{where} is {kind_of(value)}, not a list")
+            raise SchemaMismatch(f"{where} is {kind_of(value)}, not a list")
         return tuple(_read(arguments[0], item, f"{where}[{i}]", limits) for i, item in enumerate(value))
     return read_dataclass(annotation, value, where)
 
@@ -132,26 +132,26 @@ def _key(key: str) -> str:
 def _read_number(annotation: type, value: Any, where: str, limits: _Range) -> int | float:
     whole = annotation is int
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise Mismatch(f"{where} is {kind_of(value)}, not {'an integer' if whole else 'a number'}")
+        raise SchemaMismatch(f"{where} is {kind_of(value)}, not {'an integer' if whole else 'a number'}")
     if not abs(value) <= (limits.most if whole else limits.most_float):  # not "greater": that holds of no NaN
-        raise Mismatch(f"{where} is too large a number")
+        raise SchemaMismatch(f"{where} is too large a number")
     if whole and not isinstance(value, int):
-        raise Mismatch(f"{where} is {kind_of(value)}, not an integer")
+        raise SchemaMismatch(f"{where} is {kind_of(value)}, not an integer")
     if value < 0 and not limits.signed:
-        raise Mismatch(f"{where} is {kind_of(value)}, and cannot be negative")
+        raise SchemaMismatch(f"{where} is {kind_of(value)}, and cannot be negative")
     return value if whole else float(value)
 
 
 def _read_str(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
-    raise Mismatch(f"{where} is {kind_of(value)}, not a string")
+    raise SchemaMismatch(f"{where} is {kind_of(value)}, not a string")
 
 
 def _read_bool(value: Any, where: str) -> bool:
     if isinstance(value, bool):
         return value
-    raise Mismatch(f"{where} is {kind_of(value)}, not true or false")
+    raise SchemaMismatch(f"{where} is {kind_of(value)}, not true or false")
 
 
 def _read_plain(value: Any, where: str) -> Any:
@@ -160,7 +160,7 @@ def _read_plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, (int, float)):
         return _read_number(type(value), value, where, _ANY)
-    raise Mismatch(f"{where} is {kind_of(value)}, not a string, a number, true or false")
+    raise SchemaMismatch(f"{where} is {kind_of(value)}, not a string, a number, true or false")
 
 
 _READERS: Mapping[Any, Any] = {str: _read_str, bool: _read_bool, Any: _read_plain}

@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradscope.kernels.attention.cpu_blocks import Block, Work, bias_part, grouped_bias, heads_of, rows_of
+from gradscope.kernels.attention.cpu_blocks import Block, BlockWork, bias_part, grouped_bias, heads_of, rows_of
 from gradscope.kernels.attention.dropout import zero_dropped
 from gradscope.kernels.attention.layout import empty_as
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 
 
 def backward(
@@ -27,7 +27,7 @@ def backward(
     bias: Tensor | None,
     out: Tensor,
     logsumexp: Tensor,
-    options: Options,
+    options: AttentionOptions,
     seed: Tensor | None,
     wants_bias_grad: bool,
     *,
@@ -45,7 +45,7 @@ def backward(
         dq, dk and dv in their dtypes, laid out as q, k and v; dbias of the bias's shape and dtype.
     """
     dq, dk, dv = into or tuple(empty_as(x, *x.shape[1:]) for x in (q, k, v))
-    work = Work(q, k, bias, options, seed)
+    work = BlockWork(q, k, bias, options, seed)
     bias_sum = grouped_sum = None
     if wants_bias_grad and bias is not None and bias.dtype != torch.bool:
         bias_sum = torch.zeros(bias.shape, dtype=work.dtype, device=bias.device)
@@ -62,7 +62,7 @@ def backward(
 
 
 def _group(
-    work: Work,
+    work: BlockWork,
     batch: slice,
     heads: slice,
     sides: tuple[Tensor, ...],
@@ -98,7 +98,7 @@ def _group(
 
 
 def _slopes(
-    work: Work,
+    work: BlockWork,
     block: Block,
     queries: Tensor,
     grads: Tensor,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention.dropout import kept_bits, keys_of, threshold, zero_dropped
-from gradscope.kernels.attention.options import Options, accumulate_dtype
+from gradscope.kernels.attention.options import AttentionOptions, accumulate_dtype
 
 ROWS = 128  # of a block, over the query heads of a group
 SHORT = 512  # up to so many queries a block has half the rows: a causal mask then hides more blocks
@@ -32,10 +32,12 @@ class Block:
     keys: slice
 
 
-class Work:
+class BlockWork:
     """One call's tensors as [batch, key head, query head of it, query, ...], and scratch memory for a block."""
 
-    def __init__(self, q: Tensor, k: Tensor, bias: Tensor | None, options: Options, seed: Tensor | None) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, options: AttentionOptions, seed: Tensor | None
+    ) -> None:
         self.options = options
         self.dtype = accumulate_dtype(q.dtype)
         self.batch, self.kv_heads = k.shape[:2]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradscope.kernels.attention.cpu_blocks import Block, Work, heads_of, rows_of
+from gradscope.kernels.attention.cpu_blocks import Block, BlockWork, heads_of, rows_of
 from gradscope.kernels.attention.layout import empty_as
-from gradscope.kernels.attention.options import Options, accumulate_dtype
+from gradscope.kernels.attention.options import AttentionOptions, accumulate_dtype
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, seed: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, seed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Output and logsumexp; see options.py for what they are.
 
@@ -33,7 +33,7 @@ def forward(
     logsumexp = torch.empty(q.shape[:3], dtype=accumulate_dtype(q.dtype), device=q.device)
     if not logsumexp.numel() or not k.shape[2]:
         return out.zero_(), logsumexp.fill_(-torch.inf)
-    work = Work(q, k, bias, options, seed)
+    work = BlockWork(q, k, bias, options, seed)
     into, logsums, queries = (x.unflatten(1, (work.kv_heads, work.repeats)) for x in (out, logsumexp, q))
     for batch, heads in work.groups():
         keys, values = (heads_of(x, batch, heads, work.dtype) for x in (k, v))
@@ -46,7 +46,7 @@ def forward(
     return out, logsumexp
 
 
-def _rows(work: Work, block: Block, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(work: BlockWork, block: Block, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Output [group, row, size] and logsumexp [group, row] of a block of queries, over all its keys."""
     total = queries.new_zeros(*queries.shape[:2], values.shape[2])
     highest = queries.new_full((*queries.shape[:2], 1), -torch.inf)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradscope.kernels.attention import cpu_backward, cpu_forward, triton_launch
 from gradscope.kernels.attention.layout import empty_as
-from gradscope.kernels.attention.options import Options, accumulate_dtype
+from gradscope.kernels.attention.options import AttentionOptions, accumulate_dtype
 from gradscope.kernels.opaque import opaque
 
 
@@ -54,7 +54,7 @@ def forward(
         backend: "cpu" or "triton".
     """
     path = triton_launch if backend == "triton" else cpu_forward
-    options = Options(scale, k.shape[1], is_causal, dropout_p, softcap, (left, right), alibi)
+    options = AttentionOptions(scale, k.shape[1], is_causal, dropout_p, softcap, (left, right), alibi)
     return path.forward(q, k, v, bias, options, seed)
 
 
@@ -103,6 +103,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and bias, as cpu_backward.py has them; the last is empty where it is not wanted."""
     path = triton_launch if backend == "triton" else cpu_backward
-    options = Options(scale, k.shape[1], is_causal, dropout_p, softcap, (left, right), alibi)
+    options = AttentionOptions(scale, k.shape[1], is_causal, dropout_p, softcap, (left, right), alibi)
     dq, dk, dv, dbias = path.backward(grad_out, q, k, v, bias, out, logsumexp, options, seed, wants_bias_grad)
     return dq, dk, dv, q.new_empty(0) if dbias is None else dbias

@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Options:
+class AttentionOptions:
     """Everything but q, k, v, the bias or mask, and the seed of the dropout."""
 
     scale: float

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, keep: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and logsumexp, by autograd's own operations; give float64 for the truth.
 
@@ -32,7 +32,7 @@ def attention(
     return weights @ _all_heads(v, q.shape[1]), logsumexp
 
 
-def masked_scores(q: Tensor, k: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, bias: Tensor | None, options: AttentionOptions) -> Tensor:
     """The scores [batch, heads, queries, keys] after everything that options.py names."""
     scores = (q * options.scale) @ _all_heads(k, q.shape[1]).transpose(-2, -1)
     if options.softcap is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 
 LOG2E = 1 / math.log(2)
 LARGEST_BLOCK = 256  # of rows or columns
@@ -25,7 +25,7 @@ class Heads(NamedTuple):
     column: int
 
 
-class Terms(NamedTuple):
+class ScoreTerms(NamedTuple):
     """Numbers that one compiled kernel takes any of."""
 
     heads: int
@@ -62,13 +62,13 @@ def heads_of(tensor: Tensor) -> Heads:
     return Heads(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, *tensor.stride())
 
 
-def terms_of(q: Tensor, k: Tensor, options: Options) -> Terms:
+def terms_of(q: Tensor, k: Tensor, options: AttentionOptions) -> ScoreTerms:
     """The numbers of one call."""
     left, right = options.band()
     longest = q.shape[2] + k.shape[2]  # beyond it a limit is none; kernels count in 32 bits
     factor, rest = _split(options.scale)
     units = LOG2E if _base_2(q) else 1.0
-    return Terms(
+    return ScoreTerms(
         heads=q.shape[1],
         group=q.shape[1] // k.shape[1],
         queries=q.shape[2],
@@ -84,7 +84,7 @@ def terms_of(q: Tensor, k: Tensor, options: Options) -> Terms:
     )
 
 
-def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: Options, wide: bool) -> Form:
+def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, wide: bool) -> Form:
     """What must be compiled for one call.
 
     Args:

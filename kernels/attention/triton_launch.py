@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradscope.kernels.attention import triton_blocks, triton_tuning
 from gradscope.kernels.attention.layout import empty_as
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.attention.triton_arguments import Form, Heads, form_of, heads_of, is_wide, terms_of
 from gradscope.kernels.attention.triton_blocks import BackwardBlocks, Blocks, padded
 from gradscope.kernels.check import dtype_text
@@ -29,7 +29,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _Kind: TypeAlias = tuple[int, torch.dtype, tuple[int, int] | None, bool]
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> str | None:
+def why_not(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions) -> str | None:
     """Why the kernels cannot take these arguments, in words; ``None`` where they can."""
     if q.dtype not in _DTYPES:
         return f"the kernels compute in float32, and {dtype_text(q.dtype)} needs more"
@@ -46,7 +46,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Optio
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, seed: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, seed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Output and logsumexp; see options.py for what they are.
 
@@ -85,7 +85,7 @@ def backward(
     bias: Tensor | None,
     out: Tensor,
     logsumexp: Tensor,
-    options: Options,
+    options: AttentionOptions,
     seed: Tensor | None,
     wants_bias_grad: bool,
     *,
@@ -171,7 +171,7 @@ def _in_one_pass(
     cut: Blocks,
     q: Tensor,
     k: Tensor,
-    options: Options,
+    options: AttentionOptions,
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
@@ -197,7 +197,7 @@ def _in_two_kernels(
     cut: BackwardBlocks,
     q: Tensor,
     k: Tensor,
-    options: Options,
+    options: AttentionOptions,
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
@@ -214,7 +214,13 @@ def _in_two_kernels(
 
 
 def _of_bias(
-    inputs: tuple[Heads | Tensor, ...], form: Form, cut: Blocks, q: Tensor, k: Tensor, bias: Tensor, options: Options
+    inputs: tuple[Heads | Tensor, ...],
+    form: Form,
+    cut: Blocks,
+    q: Tensor,
+    k: Tensor,
+    bias: Tensor,
+    options: AttentionOptions,
 ) -> Tensor:
     from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
 
@@ -233,7 +239,7 @@ def _of_bias(
     return parts.sum_to_size(own.shape).to(bias.dtype).reshape(bias.shape)
 
 
-def kept(q: Tensor, k: Tensor, options: Options, seed: Tensor) -> Tensor:
+def kept(q: Tensor, k: Tensor, options: AttentionOptions, seed: Tensor) -> Tensor:
     """What dropout keeps: [batch, heads, queries, keys], boolean. A function of the seed and the position alone."""
     from gradscope.kernels.attention.triton_scores.triton_kernels import keep
 
@@ -247,7 +253,7 @@ def kept(q: Tensor, k: Tensor, options: Options, seed: Tensor) -> Tensor:
 
 
 def _inputs(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, seed: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, seed: Tensor | None
 ) -> tuple[Heads | Tensor, ...]:
     """The first arguments of every kernel. One that is not used must be a pointer all the same."""
     spread = q if bias is None else bias.expand(*q.shape[:3], k.shape[2])
@@ -257,13 +263,13 @@ def _inputs(
     return (heads_of(q), heads_of(k), heads_of(v), heads_of(spread), heads_of(alibi), q if seed is None else seed)
 
 
-def _form(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Options, *others: Tensor) -> Form:
+def _form(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, *others: Tensor) -> Form:
     """What the kernels of a call are compiled for; ``others`` are tensors [batch, heads, rows, columns] of the call."""
     spread = () if bias is None else (bias.expand(*q.shape[:3], k.shape[2]),)
     return form_of(q, v, bias, options, is_wide(q, k, v, *spread, *others))
 
 
-def _settings(q: Tensor, k: Tensor, options: Options, form: Form, cut: Blocks) -> dict[str, Any]:
+def _settings(q: Tensor, k: Tensor, options: AttentionOptions, form: Form, cut: Blocks) -> dict[str, Any]:
     """The last arguments of every kernel."""
     import triton.language as tl
 
@@ -292,7 +298,7 @@ def _bias_buffer(bias: Tensor, q: Tensor, k: Tensor, cut: Blocks) -> tuple[Tenso
     return own, torch.empty((*own.shape[:2], rows, columns), dtype=torch.float32, device=q.device)
 
 
-def _kind(q: Tensor, v: Tensor, bias: Tensor | None, options: Options) -> _Kind:
+def _kind(q: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions) -> _Kind:
     """What the block sizes depend on."""
     capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
     return padded(max(q.shape[3], v.shape[3])), q.dtype, capability, bias is not None or options.dropout_p > 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention import cpu_backward, cpu_forward, triton_launch
-from gradscope.kernels.attention.options import Options, accumulate_dtype
+from gradscope.kernels.attention.options import AttentionOptions, accumulate_dtype
 from gradscope.kernels.heads import cpu
 from gradscope.kernels.heads.layout import merge_heads, qkv_views, split_heads
 from gradscope.kernels.opaque import opaque
@@ -63,7 +63,7 @@ def forward(
         cpu.forward(q, k, v, scale, is_causal, split_heads(merged, heads))
         return merged, qkv.new_empty(0)
     run = triton_launch.forward if backend == "triton" else cpu_forward.forward
-    out, logsumexp = run(q, k, v, bias, Options(scale, kv_heads, is_causal, dropout_p), seed)
+    out, logsumexp = run(q, k, v, bias, AttentionOptions(scale, kv_heads, is_causal, dropout_p), seed)
     return merge_heads(out).contiguous(), logsumexp.contiguous()
 
 
@@ -122,7 +122,7 @@ def backward(
         bias,
         split_heads(out, heads),
         logsumexp,
-        Options(scale, kv_heads, is_causal, dropout_p),
+        AttentionOptions(scale, kv_heads, is_causal, dropout_p),
         seed,
         wants_bias,
         into=into,

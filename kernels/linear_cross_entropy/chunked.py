@@ -22,7 +22,7 @@ _COLUMNS = 1024  # of logits that the CPU computes at once; 256 to 1024 are equa
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LossAndGradients:
     """Results; None where they were not asked for."""
 
     loss: Tensor  # [rows], in accumulate_dtype of the logits
@@ -57,7 +57,7 @@ def counted(
     wanted: Wanted,
     rows: int,
     backend: str,
-) -> Found:
+) -> LossAndGradients:
     """As :func:`chunked`, leaving out the rows whose target is ignored.
 
     For the CPU: elsewhere their number would have to be waited for.
@@ -70,7 +70,7 @@ def counted(
     part = chunked(input[kept], linear_weight, target[kept], linear_bias, terms, scale, wanted, rows, backend)
     loss = part.loss.new_zeros(target.shape).index_copy_(0, kept, part.loss)
     found = None if part.input is None else part.input.new_zeros(input.shape).index_copy_(0, kept, part.input)
-    return Found(loss, found, part.linear_weight, part.linear_bias, None)
+    return LossAndGradients(loss, found, part.linear_weight, part.linear_bias, None)
 
 
 def chunked(
@@ -83,7 +83,7 @@ def chunked(
     wanted: Wanted,
     rows: int,
     backend: str,
-) -> Found:
+) -> LossAndGradients:
     """Loss of each row, and the gradients of ``Σ scale · loss`` that are wanted.
 
     Args:
@@ -131,7 +131,7 @@ def chunked(
             (add_product if start else product)(slope.t(), x, d_weight)
         if d_bias is not None:
             d_bias += slope.sum(0, dtype=sums)
-    return Found(loss, d_input, d_weight, d_bias, logits)
+    return LossAndGradients(loss, d_input, d_weight, d_bias, logits)
 
 
 def _logits(x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, into: Tensor) -> None:

@@ -15,9 +15,9 @@ import gradscope
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting import FitReport
 from gradscope.fitting import run as fitting
-from gradscope.fitting.options import Settings
+from gradscope.fitting.options import FitOptions
 from gradscope.fitting.sizes import Reserve
-from gradscope.fitting.sources import FactorySource, ScaledSource, Source
+from gradscope.fitting.sources import FactorySource, ScaledSource, SizeSource
 from gradscope.tables import Progress
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.fitting.test_show import fitted
@@ -43,8 +43,8 @@ def failing(batch_size):
 class Seen:
     """What the command line handed on."""
 
-    source: Source
-    settings: Settings
+    source: SizeSource
+    settings: FitOptions
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def seen(folder: None, monkeypatch: pytest.MonkeyPatch) -> Seen:
     """A fit that only notes what it was asked for."""
     seen = Seen()
 
-    def fit_source(source: Source, settings: Settings, progress: Progress) -> FitReport:
+    def fit_source(source: SizeSource, settings: FitOptions, progress: Progress) -> FitReport:
         seen.source, seen.settings = source, settings
         progress.phase("measuring small batches", 4)
         return FitReport(fitted())
@@ -73,7 +73,7 @@ def seen(folder: None, monkeypatch: pytest.MonkeyPatch) -> Seen:
 def test_defaults(seen: Seen, run: Runner) -> None:
     ran = run("fit", "model.py", "--batch-sizes", "64,8")
     assert ran.code == 0
-    assert seen.settings == Settings(batch_sizes=(8, 64))
+    assert seen.settings == FitOptions(batch_sizes=(8, 64))
     assert isinstance(seen.source, ScaledSource)
     assert ran.out == str(FitReport(fitted()))
     assert ran.err == "gradscope: measuring small batches, 4 steps\n"
@@ -85,7 +85,7 @@ def test_every_option(seen: Seen, run: Runner) -> None:
         "--batch-sizes 8 --device-memory 6GiB --reserve 1g --optimizer adamw --measure 2,4,6,12 --device cpu --seed 3"
     )
     assert run("fit", *options.split(), "model.py").code == 0
-    assert seen.settings == Settings(
+    assert seen.settings == FitOptions(
         batch_sizes=(8,),
         measured=(2, 4, 6),
         check=12,

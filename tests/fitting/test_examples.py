@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradscope
-from gradscope.fitting.align import Run
+from gradscope.fitting.align import BatchRun
 from gradscope.fitting.leaves import leaves
 from gradscope.fitting.scaling import samples_in, scaled
 from gradscope.fitting.step import measure_step
@@ -156,7 +156,7 @@ def measured_peak(workload: Workload, size: int) -> int:
     batch = scaled(workload.batch, samples_in(workload.batch), size)
     at_size = Workload(workload.model, batch, workload.loss, workload.optimizer)
     own = [leaf for _, leaf in leaves(workload.batch) if isinstance(leaf, torch.Tensor)]
-    return Run(size, measure_step(at_size, CPU, own, None).blocks, ()).peak_bytes
+    return BatchRun(size, measure_step(at_size, CPU, own, None).blocks, ()).peak_bytes
 
 
 #: oneDNN's LSTM rounds its workspace in ways of its own; everything else is predicted to the byte.

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import gradscope
 from gradscope.errors import NothingMeasuredError, UsageError, WorkloadError
 from gradscope.fitting import room, step
-from gradscope.fitting.align import Run
+from gradscope.fitting.align import BatchRun
 from gradscope.fitting.judge import Predictor
-from gradscope.fitting.measure import Measured
+from gradscope.fitting.measure import MeasuredRuns
 from gradscope.fitting.options import settings_of
 from gradscope.fitting.shapes import BatchShapes
 from gradscope.workload import Workload
@@ -155,7 +155,7 @@ def test_a_range_is_given() -> None:
 def test_a_budget_inside_the_range(budget: int, fits: str) -> None:
     """100 a sample by 2, 3 and 4, but 1000 at 8: by 3, 4 and 8 it is 140 a sample."""
 
-    def measured_at(size: int) -> Run:
+    def measured_at(size: int) -> BatchRun:
         total = 1000 if size == 8 else 100 * size
         return run(size, [Block("aten::mul", total, 0, 1)], 2)
 
@@ -164,7 +164,7 @@ def test_a_budget_inside_the_range(budget: int, fits: str) -> None:
     for size in runs:
         shapes.note(size, torch.zeros(size, 32))
     cpu = torch.device("cpu")
-    measured = Measured("", cpu, runs, (), Workload(nn.Linear(32, 1), torch.zeros(4, 32)), shapes, ())
+    measured = MeasuredRuns("", cpu, runs, (), Workload(nn.Linear(32, 1), torch.zeros(4, 32)), shapes, ())
     predictor = Predictor(measured, settings_of("10"))
     row = predictor.row(10, budget)
     assert predictor.deviation == -0.2

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from gradscope.fitting.align import Run, align
+from gradscope.fitting.align import BatchRun, align
 from gradscope.fitting.largest import LIMIT, largest_that
 from gradscope.fitting.polynomial import Curves, Polynomial, through
 from gradscope.fitting.predict import Forecast, Peak
@@ -30,7 +30,7 @@ class Block(NamedTuple):
     leaf: str = "aten::empty"
 
 
-def run(batch_size: int, blocks: Sequence[Block], events: int, layers: tuple[str, ...] = ("", "a", "b")) -> Run:
+def run(batch_size: int, blocks: Sequence[Block], events: int, layers: tuple[str, ...] = ("", "a", "b")) -> BatchRun:
     table = BlockTable(
         events=events,
         bytes=np.array([block.bytes for block in blocks], np.int64),
@@ -42,7 +42,7 @@ def run(batch_size: int, blocks: Sequence[Block], events: int, layers: tuple[str
         op=tuple(block.op for block in blocks),
         leaf=tuple(block.leaf for block in blocks),
     )
-    return Run(batch_size, table, layers)
+    return BatchRun(batch_size, table, layers)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_layers_are_known_by_path() -> None:
 def test_a_workspace_that_only_large_batches_need() -> None:
     """Three calls of one op with another one between them; at 4 the second call takes a block more."""
 
-    def small(size: int) -> Run:
+    def small(size: int) -> BatchRun:
         names = ("aten::mm", "aten::relu", "aten::mm", "aten::relu", "aten::mm")
         blocks = [Block(name, (k + 1) * size, 2 * k, 2 * k + 1) for k, name in enumerate(names)]
         return run(size, blocks, 10)
@@ -204,7 +204,7 @@ def test_a_workspace_that_only_large_batches_need() -> None:
 def test_a_loop_over_the_samples_is_a_trend() -> None:
     """One block for each sample, alive to the end: none of them has a partner, and all together grow evenly."""
 
-    def loop(size: int) -> Run:
+    def loop(size: int) -> BatchRun:
         blocks = [Block("aten::add", 10, k, size + 1) for k in range(size)]
         return run(size, [*blocks, Block("aten::mm", 1, size, size + 1)], size + 2)
 
@@ -227,7 +227,7 @@ def test_the_parts_add_up_to_the_peak() -> None:
 def test_the_moment_of_the_peak_moves() -> None:
     """An optimizer's temporary of 500 after backward rules at small batches, the activations at large ones."""
 
-    def step(size: int) -> Run:
+    def step(size: int) -> BatchRun:
         return run(
             size,
             [
@@ -245,7 +245,7 @@ def test_the_moment_of_the_peak_moves() -> None:
 
 
 def test_a_correction_lives_with_the_saved_activations() -> None:
-    def step(size: int) -> Run:
+    def step(size: int) -> BatchRun:
         return run(size, [Block("aten::mul", 10 * size, 0, 2, SAVED), Block("Adam", 95, 3, 4)], 5)
 
     forecast = Forecast([step(size) for size in (2, 3, 4)])
@@ -271,7 +271,7 @@ def test_uneven_blocks_are_told() -> None:
 def test_a_remainder_neither_falls_nor_outgrows_the_batch() -> None:
     """A temporary that only some of the sizes have: 30 bytes at 2, none at 3 and 4; and none, none, 100."""
 
-    def step(size: int, extra: int) -> Run:
+    def step(size: int, extra: int) -> BatchRun:
         blocks = [Block("aten::mul", size, 0, 1)]
         if extra:
             blocks.append(Block("aten::sum", extra, 2, 3))
@@ -286,7 +286,7 @@ def test_a_remainder_neither_falls_nor_outgrows_the_batch() -> None:
 
 
 def test_growth_by_layer() -> None:
-    def step(size: int) -> Run:
+    def step(size: int) -> BatchRun:
         return run(
             size,
             [

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradscope.errors import UsageError, WorkloadError
-from gradscope.fitting.options import Settings, add_optimizer, settings_of
+from gradscope.fitting.options import FitOptions, add_optimizer, settings_of
 from gradscope.fitting.sizes import batch_sizes, reserve_of
 from gradscope.size_parser import bytes_of
 from gradscope.workload import Workload
@@ -116,7 +116,7 @@ def test_what_is_no_reserve(text: str) -> None:
 
 
 def test_settings_and_their_defaults() -> None:
-    assert settings_of("8") == Settings(batch_sizes=(8,), measured=(2, 3, 4), check=8)
+    assert settings_of("8") == FitOptions(batch_sizes=(8,), measured=(2, 3, 4), check=8)
     given = settings_of("8,4", measure="6,12,3", device_memory=" 6GiB", reserve="1g", optimizer="adamw", seed=3)
     assert (given.batch_sizes, given.measured, given.check) == ((4, 8), (3, 6, 12), 24)
     assert (given.device_memory, given.device_memory_text) == (6 * 1024**3, "6GiB")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gradscope.fixing.options import Settings
+from gradscope.fixing.options import FixOptions
 from gradscope.fixing.run import fix_workload
 from gradscope.fixing.sites import planned_sites
 from gradscope.patching.sites import Site
@@ -60,6 +60,6 @@ class Few(nn.Module):
 
 
 def test_a_dry_run_changes_what_it_found_alone() -> None:
-    found = fix_workload(Workload(Few(), torch.ones(2, 4)), Settings(Options(device="cpu"), dry_run=True))
+    found = fix_workload(Workload(Few(), torch.ones(2, 4)), FixOptions(Options(device="cpu"), dry_run=True))
     assert [(site.recipe, site.status) for site in found.data.sites] == [("swiglu", "refused")]
     assert (found.data.diff, found.data.notes, tuple(found.files)) == ("", (), ())

@@ -101,7 +101,7 @@ _PHASES = [
         ("untimed", "WarmUp"),
         ("untimed", "Unprofiled"),
         ("survey", "Survey"),
-        ("recording", "Recording"),
+        ("recording", "RecordingPhase"),
         ("memory", "Memory"),
         ("lines", "Lines"),
     )

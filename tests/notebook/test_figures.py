@@ -15,7 +15,7 @@ from gradscope.errors import UsageError
 from gradscope.report import Report
 from gradscope.report.figures import plotly_text
 from gradscope.report.figures.flame import build_frames
-from gradscope.report.figures.frame import Frame
+from gradscope.report.figures.frame import FlameFrame
 from gradscope.report.figures.options import FlameOptions
 from gradscope.report.figures.prune import prune
 from gradscope.tables import RunData
@@ -98,16 +98,16 @@ def test_repeats_are_one_frame_with_their_sum() -> None:
     assert {title: value for title, value in values.items() if "*" in title} == dict(sums)
 
 
-def _tree() -> Frame:
-    def layer(name: str, value: int, *children: Frame) -> Frame:
-        return Frame(name, value, "layer", "#000000", layers=1, children=list(children))
+def _tree() -> FlameFrame:
+    def layer(name: str, value: int, *children: FlameFrame) -> FlameFrame:
+        return FlameFrame(name, value, "layer", "#000000", layers=1, children=list(children))
 
     return layer(
         "root", 100, layer("a", 60, layer("a1", 40), layer("a2", 3), layer("a3", 2)), layer("b", 0), layer("c", 4)
     )
 
 
-def _shown(frame: Frame) -> Any:
+def _shown(frame: FlameFrame) -> Any:
     return (frame.name, frame.value, [_shown(child) for child in frame.children])
 
 

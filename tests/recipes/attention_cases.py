@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention import reference
-from gradscope.kernels.attention.options import Options, default_scale
+from gradscope.kernels.attention.options import AttentionOptions, default_scale
 from gradscope.recipes.attention import attention
 
 from .accuracy import assert_as_accurate
@@ -29,7 +29,7 @@ def by_reference(*tensors: Tensor, keep: Tensor | None = None, mask: Tensor | No
     """The same by plain operations; a fourth tensor is an added bias."""
     q, k, v, *bias = tensors
     settings.setdefault("scale", default_scale(q.shape[3]))
-    options = Options(kv_heads=k.shape[1], **settings)
+    options = AttentionOptions(kv_heads=k.shape[1], **settings)
     return reference.attention(q, k, v, bias[0] if bias else mask, options, keep)[0]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention import triton_launch
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.attention.reference import attention, masked_scores
 
 from .accuracy import assert_as_accurate, dirty_memory
@@ -25,7 +25,7 @@ class Problem:
     k: Tensor
     v: Tensor
     grad_out: Tensor
-    options: Options
+    options: AttentionOptions
     bias: Tensor | None = None
     seed: Tensor | None = None
 
@@ -49,14 +49,14 @@ def problem(
     bias: Tensor | None = None,
     **options: object,
 ) -> Problem:
-    """Random tensors of these shapes; ``options`` are the fields of Options."""
+    """Random tensors of these shapes; ``options`` are the fields of AttentionOptions."""
     shared = kv_heads or heads
     wide = value_size or size
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)
 
-    settings = Options(**{"scale": size**-0.5, "kv_heads": shared, **options})  # type: ignore[arg-type]
+    settings = AttentionOptions(**{"scale": size**-0.5, "kv_heads": shared, **options})  # type: ignore[arg-type]
     return Problem(
         q=drawn(batch, heads, queries, size),
         k=drawn(batch, shared, keys, size),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradscope.kernels import pays
 from gradscope.kernels.attention import reference
-from gradscope.kernels.attention.options import Options, default_scale
+from gradscope.kernels.attention.options import AttentionOptions, default_scale
 from gradscope.recipes import attention
 
 pytestmark = pytest.mark.measured_sizes
@@ -50,7 +50,7 @@ def truth(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[st
     kept = {name: value for name, value in options.items() if name != "alibi_slopes"}
     alibi = options.get("alibi_slopes")
     kept["alibi"] = None if alibi is None else alibi.double()
-    return reference.attention(q, k, v, mask, Options(default_scale(SIZE), k.shape[1], **kept))[0]
+    return reference.attention(q, k, v, mask, AttentionOptions(default_scale(SIZE), k.shape[1], **kept))[0]
 
 
 def run(function: Any, tensors: tuple[Tensor, ...], mask: Tensor | None, learnt: bool) -> list[Tensor]:

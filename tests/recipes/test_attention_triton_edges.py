@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradscope.kernels.attention import triton_blocks, triton_launch
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.attention.reference import attention
 from gradscope.kernels.attention.triton_arguments import form_of
 from gradscope.kernels.attention.triton_blocks import Blocks
@@ -154,7 +154,7 @@ def test_edge_14_dropout_keeps_what_it_should(triton_device: torch.device) -> No
     """Edge case 14: the share that is kept, no two neighbours, rows, heads or seeds alike, the same at each call."""
     q = torch.empty(2, 3, 64, 1, device=triton_device)
     k = torch.empty(2, 3, 96, 1, device=triton_device)
-    options = Options(scale=1.0, kv_heads=3, dropout_p=0.3)
+    options = AttentionOptions(scale=1.0, kv_heads=3, dropout_p=0.3)
     seeds = [torch.tensor(seed, device=triton_device) for seed in (0, 1, -1, 1 << 33)]
     masks = [triton_launch.kept(q, k, options, seed) for seed in seeds]
     assert torch.equal(masks[0], triton_launch.kept(q, k, options, seeds[0]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.kernels.attention import triton_launch as attention
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 
 from .far_memory import Programs, programs, spread, zeros
 
@@ -34,7 +34,7 @@ def problem(axis: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def both_passes(given: dict[str, Tensor], far: int | None, **options: Any) -> list[Tensor]:
-    settings = Options(0.7, 2, **options)
+    settings = AttentionOptions(0.7, 2, **options)
     q, k, v, bias, grad_out = (given[name] for name in ("q", "k", "v", "bias", "grad_out"))
     seed = SEED if settings.dropout_p else None
     out, logsumexp = attention.forward(q, k, v, bias, settings, seed)
@@ -76,7 +76,7 @@ def test_programs(programs: Programs, kernel: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(attention, "repeatable", lambda: True)  # else one kernel makes all gradients
     monkeypatch.setattr(attention.triton_blocks, "one_pass_blocks", lambda *kind: None)
     rows = {name: drawn(1, 1, TOKENS, 1) for name in ("q", "k", "v", "grad_out")}
-    settings = Options(0.7, 1)
+    settings = AttentionOptions(0.7, 1)
     q, k, v, grad_out = rows.values()
     out, logsumexp = attention.forward(q, k, v, None, settings, None)
     expected = attention.backward(grad_out, q, k, v, None, out, logsumexp, settings, None, False)[:3]
@@ -85,8 +85,8 @@ def test_programs(programs: Programs, kernel: str, monkeypatch: pytest.MonkeyPat
     far[:, -1] = logsumexp[:, 0]
     with programs.only(kernel):
         if kernel == "forward":
-            attention.forward(q, k, v, None, Options(0.7, HEADS), None)
-        attention.backward(grad_out, q, k, v, None, out.expand_as(q), far, Options(0.7, HEADS), None, False)
+            attention.forward(q, k, v, None, AttentionOptions(0.7, HEADS), None)
+        attention.backward(grad_out, q, k, v, None, out.expand_as(q), far, AttentionOptions(0.7, HEADS), None, False)
     found = programs.arguments
     if kernel == "forward":
         assert torch.equal(found["out"].pointer[0, -1, :16], out[0, 0, :16])  # the last program is the first rows'
@@ -113,7 +113,7 @@ def test_bias(programs: Programs, shared: str, monkeypatch: pytest.MonkeyPatch) 
     bias = zeros(*size, dtype=torch.float32)
     logsumexp = torch.full((1, 1, tokens), 3.0)
     with programs.only("bias_gradient"):
-        attention.backward(grad_out, q, k, v, bias, out, logsumexp, Options(0.7, 1), None, True)
+        attention.backward(grad_out, q, k, v, bias, out, logsumexp, AttentionOptions(0.7, 1), None, True)
     found = programs.arguments
     rows, columns = (tokens - 1) % found["BLOCK_M"] + 1, (tokens - 1) % found["BLOCK_N"] + 1
     last_q, last_do = (tensor[0, 0, -rows:, 0].float() for tensor in (q, grad_out))
@@ -136,7 +136,7 @@ def test_kept(programs: Programs) -> None:
     tokens = 46_400
     q = torch.zeros(1, 1, 1, 1).expand(1, 1, tokens, 1)
     with programs.only("keep"):
-        attention.kept(q, q, Options(1.0, 1, dropout_p=0.5), SEED)
+        attention.kept(q, q, AttentionOptions(1.0, 1, dropout_p=0.5), SEED)
     mask = programs.arguments["into"][0, 0, -32:, -32:]
     # Of 1024 coins, with 8 standard deviations; memory that was not written is 0.
     assert 384 < mask.sum() < 640

@@ -18,7 +18,7 @@ from torch import Tensor
 import gradscope.kernels
 from gradscope import recipes
 from gradscope.kernels.attention import triton_launch as attention
-from gradscope.kernels.attention.options import Options
+from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.on_device import on_device
 
 from .test_once import CASES
@@ -122,7 +122,7 @@ def test_the_device_is_left_on_error(name: str, watched: Watched, triton_device:
 
 def test_the_mask_of_dropout(watched: Watched) -> None:
     q = torch.zeros(1, 1, 3, 8)
-    attention.kept(q, q, Options(1.0, 1, dropout_p=0.5), torch.tensor(1))
+    attention.kept(q, q, AttentionOptions(1.0, 1, dropout_p=0.5), torch.tensor(1))
     assert watched.launched == 1 and not watched.inside
 
 

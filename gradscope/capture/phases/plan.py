@@ -7,7 +7,7 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.lines import Lines
 from gradscope.capture.phases.memory import Memory
-from gradscope.capture.phases.recording import Recording
+from gradscope.capture.phases.recording import RecordingPhase
 from gradscope.capture.phases.survey import Survey
 from gradscope.capture.phases.timed import SETTLING_STEPS, Timed
 from gradscope.capture.phases.untimed import Unprofiled, WarmUp
@@ -28,7 +28,7 @@ def plan(run: Run) -> list[Phase]:
             Timed(run, SETTLING_STEPS + options.steps),
             Unprofiled(run, 2),
             Survey(run, 1),
-            Recording(run, 1),
+            RecordingPhase(run, 1),
         ]
     if options.memory:
         phases.append(Memory(run, MEMORY_STEPS))

@@ -18,7 +18,7 @@ from gradscope.tree import parameters_of
 from gradscope.unheard import unheard
 
 
-class Recording(Phase):
+class RecordingPhase(Phase):
     """Every torch call is written down, where nothing is compiled; the facts are taken when the step has ended."""
 
     name = "recording"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gradscope import units
 from gradscope.errors import UsageError
 from gradscope.report.figures import icicle, plotly_text
-from gradscope.report.figures.frame import Frame, Kind
+from gradscope.report.figures.frame import FlameFrame, Kind
 from gradscope.report.figures.layertypes import ALL, LAYER_TYPES, OTHER, OUTSIDE, mixed, type_of_layer
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import Pruned, prune
@@ -72,7 +72,7 @@ def flamegraph(run: RunData, options: FlameOptions) -> go.Figure:
     return icicle.draw(pruned.root, metric.text, title, [note for note in notes if note], _legend(pruned.root))
 
 
-def build_frames(run: RunData, options: FlameOptions) -> Frame:
+def build_frames(run: RunData, options: FlameOptions) -> FlameFrame:
     """All frames of a run. The root is the ledger's total; layers and what is outside them add up to it.
 
     Raises:
@@ -120,8 +120,8 @@ def whole_of(run: RunData, metric: FlameMetric) -> int:
 
 
 def with_outside(
-    run: RunData, metric: FlameMetric, layers: Sequence[Frame], operations: _Operations | None = None
-) -> Frame:
+    run: RunData, metric: FlameMetric, layers: Sequence[FlameFrame], operations: _Operations | None = None
+) -> FlameFrame:
     """The root over ``layers`` and over what no layer accounts for."""
     whole, parts = whole_of(run, metric), []
     if metric in ("backward", "both"):
@@ -131,7 +131,7 @@ def with_outside(
     rest = whole - sum(frame.value for frame in (*layers, *parts))
     meaning = "saved outside every module" if metric == "saved" else "forward time of no layer"
     parts.append(_part("outside the layers", rest, meaning, "saved" if metric == "saved" else "forward", operations))
-    return Frame(
+    return FlameFrame(
         name=METRICS[metric].words,
         value=whole,
         kind="all",
@@ -161,12 +161,12 @@ def drawn_words(pruned: Pruned, options: FlameOptions, text: Callable[[float | N
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _layer_frame(node: Node, metric: Metric, operations: _Operations, above: str) -> Frame:
+def _layer_frame(node: Node, metric: Metric, operations: _Operations, above: str) -> FlameFrame:
     kind = type_of_layer(node.class_name, node.label.rpartition(".")[2], above)
     colour = LAYER_TYPES[kind].colour
     children = [_layer_frame(child, metric, operations, kind) for child in node.children]
     inside = operations.of(node, metric.value(node.own), mixed(colour, "#ffffff", _LIGHTER), kind)
-    return Frame(
+    return FlameFrame(
         name=node.name,
         value=metric.value(node.total),
         kind="layer",
@@ -204,10 +204,10 @@ def layer_words(node: Node, metric: Metric) -> tuple[str, ...]:
     )
 
 
-def _part(words: str, value: int, meaning: str, phase: str, operations: _Operations | None) -> Frame:
+def _part(words: str, value: int, meaning: str, phase: str, operations: _Operations | None) -> FlameFrame:
     colour = LAYER_TYPES[OUTSIDE].colour
     inside = [] if operations is None else operations.outside(phase, value, mixed(colour, "#ffffff", _LIGHTER))
-    return Frame(words, max(value, 0), "part", colour, (meaning,), type=OUTSIDE, children=inside)
+    return FlameFrame(words, max(value, 0), "part", colour, (meaning,), type=OUTSIDE, children=inside)
 
 
 @dataclass(slots=True)
@@ -245,23 +245,23 @@ class _Operations:
         if value > entry.most:
             entry.most, entry.shape = value, shape
 
-    def of(self, node: Node, own: int, colour: str, kind: str) -> list[Frame]:
+    def of(self, node: Node, own: int, colour: str, kind: str) -> list[FlameFrame]:
         """The operations of a layer itself, the largest first."""
         return self._frames(self._sums.get(id(node), {}), own, colour, kind, address(node))
 
-    def outside(self, phase: str, own: int, colour: str) -> list[Frame]:
+    def outside(self, phase: str, own: int, colour: str) -> list[FlameFrame]:
         """Those of no layer in ``phase``."""
         return self._frames(self._sums.get(phase, {}), own, colour, OUTSIDE, "outside the layers")
 
     def _frames(
         self, sums: Mapping[tuple[str, str], _Sum], own: int, colour: str, kind: str, where: str
-    ) -> list[Frame]:
+    ) -> list[FlameFrame]:
         # They are listed by another pass: where they are more than the layer has, the layer is right.
         if sum(entry.value for entry in sums.values()) > own or any(entry.value < 0 for entry in sums.values()):
             return []
         ordered = sorted(sums.items(), key=lambda item: -item[1].value)
         return [
-            Frame(
+            FlameFrame(
                 name=name,
                 value=entry.value,
                 kind=self._kind,
@@ -285,7 +285,7 @@ def _subject(run: RunData) -> str:
     return plotly_text.cut(run.workload.model or run.workload.target)
 
 
-def _legend(root: Frame) -> list[tuple[str, Any]]:
+def _legend(root: FlameFrame) -> list[tuple[str, Any]]:
     """(colour, words) of each type of layer that is drawn."""
     used = {frame.type for frame in root.walk() if frame.kind in ("layer", "part")}
     return [(kind.colour, kind.words) for key, kind in LAYER_TYPES.items() if key in used]

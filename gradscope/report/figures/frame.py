@@ -10,7 +10,7 @@ Kind = Literal["all", "layer", "part", "operation", "tensor", "other"]
 
 
 @dataclass(slots=True)
-class Frame:
+class FlameFrame:
     """A frame and those inside it; the part of ``value`` that no child takes is its own.
 
     Texts are plain: :mod:`gradscope.report.figures.plotly_text` makes them safe where they are drawn.
@@ -26,14 +26,14 @@ class Frame:
     type: str = "other"  # key of LAYER_TYPES
     hatched: bool = False
     remark: str = ""  # what stands after the value: "+12.3 %"
-    children: list[Frame] = field(default_factory=list)
+    children: list[FlameFrame] = field(default_factory=list)
 
     @property
     def own(self) -> int:
         """What no child takes."""
         return self.value - sum(child.value for child in self.children)
 
-    def walk(self) -> Iterator[Frame]:
+    def walk(self) -> Iterator[FlameFrame]:
         """This frame and all inside it, parents first."""
         waiting = [self]
         while waiting:

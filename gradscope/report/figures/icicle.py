@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gradscope import units
 from gradscope.report.figures import plotly_text
-from gradscope.report.figures.frame import Frame
+from gradscope.report.figures.frame import FlameFrame
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -27,7 +27,7 @@ _CHARACTER = 6.6  # pixels, on average, at TEXT_SIZE
 
 
 def draw(
-    root: Frame,
+    root: FlameFrame,
     text: Callable[[float | None], str],
     title: str,
     notes: Sequence[str],
@@ -96,15 +96,15 @@ def draw(
     return figure
 
 
-def _numbered(root: Frame) -> list[tuple[Frame, int, int | None]]:
+def _numbered(root: FlameFrame) -> list[tuple[FlameFrame, int, int | None]]:
     """Each frame, its level, and the number of its parent; parents come first."""
-    found: list[tuple[Frame, int, int | None]] = [(root, 0, None)]
+    found: list[tuple[FlameFrame, int, int | None]] = [(root, 0, None)]
     for number, (frame, level, _) in enumerate(found):  # the list grows while it is read
         found.extend((child, level + 1, number) for child in frame.children)
     return found
 
 
-def _label(frame: Frame, root: Frame, text: Callable[[float | None], str]) -> str:
+def _label(frame: FlameFrame, root: FlameFrame, text: Callable[[float | None], str]) -> str:
     """Name and value, or the name alone where they would not fit: a label is shown whole or not at all."""
     short = plotly_text.cut(frame.name)
     both = "  ".join(part for part in (short, text(frame.value), frame.remark) if part)
@@ -112,7 +112,7 @@ def _label(frame: Frame, root: Frame, text: Callable[[float | None], str]) -> st
     return plotly_text.plain(both if len(both) <= room else short)
 
 
-def _hover(frame: Frame, root: Frame, text: Callable[[float | None], str]) -> str:
+def _hover(frame: FlameFrame, root: FlameFrame, text: Callable[[float | None], str]) -> str:
     worth = f"{text(frame.value)} · {units.percent(frame.value / root.value)}"
     return plotly_text.hover([frame.title or frame.name, worth, *frame.about])
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gradscope import units
-from gradscope.report.figures.frame import Frame
+from gradscope.report.figures.frame import FlameFrame
 
 # Where frames have to be left out because they are too many, those of about the same size go together: of two hundred
 # equal blocks, not some with and some without what is inside them.
@@ -23,7 +23,7 @@ _NEUTRAL = "#d0d4db"
 class Pruned:
     """What is drawn, and what is not."""
 
-    root: Frame
+    root: FlameFrame
     left_out: Counter[str] = field(default_factory=Counter)  # frames by kind; layers by module
     largest: int = 0  # value of the largest frame that is not drawn by itself
     value: int = 0  # worth of all frames "other", and of what is left out inside frames that are drawn
@@ -34,7 +34,7 @@ class Pruned:
         return _counted(self.left_out, " and ")
 
 
-def prune(root: Frame, least: float, most: int) -> Pruned:
+def prune(root: FlameFrame, least: float, most: int) -> Pruned:
     """Keep the root and the largest frames.
 
     Args:
@@ -48,7 +48,7 @@ def prune(root: Frame, least: float, most: int) -> Pruned:
     return result
 
 
-def _kept(root: Frame, least: float, most: int) -> set[int]:
+def _kept(root: FlameFrame, least: float, most: int) -> set[int]:
     """``id`` of each frame to draw: the largest ones, and never one without its parent."""
     frames = [(frame, parent) for parent in root.walk() for frame in parent.children if frame.value > 0]
     waiting = Counter(id(parent) for _, parent in frames)  # children that are not drawn yet
@@ -56,7 +56,7 @@ def _kept(root: Frame, least: float, most: int) -> set[int]:
     for frame, parent in frames:
         depth[id(frame)] = depth[id(parent)] + 1
     kept, started, count = {id(root)}, set[int](), 1
-    chosen: list[Frame] = []
+    chosen: list[FlameFrame] = []
     for frame, parent in sorted(frames, key=lambda pair: (-pair[0].value, depth[id(pair[0])])):
         if frame.value < least:
             break
@@ -74,7 +74,7 @@ def _kept(root: Frame, least: float, most: int) -> set[int]:
     return kept
 
 
-def _copy(frame: Frame, kept: set[int], result: Pruned) -> Frame:
+def _copy(frame: FlameFrame, kept: set[int], result: Pruned) -> FlameFrame:
     children = [child for child in frame.children if child.value > 0]
     drawn = [child for child in children if id(child) in kept]
     gone = [child for child in children if id(child) not in kept]
@@ -90,11 +90,11 @@ def _copy(frame: Frame, kept: set[int], result: Pruned) -> Frame:
     if not drawn:
         return replace(frame, children=[], about=(*frame.about, f"inside, not drawn: {_counted(counts, ', ')}"))
     about = ("too small, or too many, to be drawn by themselves:", *_largest(gone))
-    other = Frame(f"other ({_counted(counts, ', ')})", value, "other", _NEUTRAL, about, type=frame.type)
+    other = FlameFrame(f"other ({_counted(counts, ', ')})", value, "other", _NEUTRAL, about, type=frame.type)
     return replace(frame, children=[*(_copy(child, kept, result) for child in drawn), other])
 
 
-def _count(frames: Sequence[Frame]) -> Counter[str]:
+def _count(frames: Sequence[FlameFrame]) -> Counter[str]:
     """Modules; operations and tensors only where they are not inside a layer that is counted."""
     counts: Counter[str] = Counter()
     for top in frames:
@@ -110,7 +110,7 @@ def _counted(counts: Counter[str], joint: str) -> str:
     return joint.join(f"{units.count(many)} {word}{'' if many == 1 else 's'}" for many, word in parts)
 
 
-def _largest(frames: Sequence[Frame]) -> list[str]:
+def _largest(frames: Sequence[FlameFrame]) -> list[str]:
     """Names of the largest few."""
     by_size = sorted(frames, key=lambda frame: -frame.value)
     names = [frame.title or frame.name for frame in by_size[:4]]
