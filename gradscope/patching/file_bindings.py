@@ -101,7 +101,7 @@ def _imports(part: ast.AST, name: str) -> set[str]:
     if not isinstance(part, (ast.Import, ast.ImportFrom)) or name not in bound_without_a_name(part):
         return set()
     of = f"{part.module}." if isinstance(part, ast.ImportFrom) else ""
-    own = [each for each in part.names if name in {each.asname, each.name.partition(".")[0]}]
+    own = [each for each in part.names if (each.asname or each.name.partition(".")[0]) == name]
     return {of + (each.name if each.asname else name) for each in own}
 
 

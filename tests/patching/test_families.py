@@ -381,6 +381,19 @@ def test_a_name_for_all_that_a_module_holds_is_asked_for(tmp_path: Path, line: s
     agree(tmp_path, text_of(line=line, base="Base").replace("class Base(nn.Module):\n", more))
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch, torch.nn as nn, torch.nn.functional as F",
+        "import torch\nimport torch.nn\nfrom torch.nn import functional as F\nimport torch.nn.functional as F",
+    ],
+)
+def test_an_import_of_several_names_is_one_of_each(tmp_path: Path, imports: str) -> None:
+    text = text_of(called="F.silu").replace("import torch.nn.functional as F", imports)
+    ((_, after),) = planned(tmp_path, text).texts.values()
+    assert "swiglu(" in after and "if " not in after.partition("def forward")[2].partition("\n\n")[0]
+
+
 LOCAL = """
 class Mine:
     SiLU = nn.GELU
