@@ -126,7 +126,7 @@ class Explained(OrTorch[P, R]):
         if found is not None:
             return found
         if form is not None:
-            if len(self._torchs) == _MOST:
+            if len(self._torchs) >= _MOST:  # several threads may have passed it together
                 self._torchs.clear()
             self._torchs.add(form)
         return self._plain(*args, **kwargs)

@@ -11,9 +11,10 @@ from gradscope.kernels.check import NoSuchIndexError
 def require_classes(function: str, target: Tensor, classes: int, ignore_index: int) -> None:
     """Raise :class:`NoSuchIndexError` unless each target is a class or ignored.
 
-    On a GPU the device asserts it, as for torch.
+    On a GPU the device asserts it, as for torch. Compiled graphs cannot branch on values: there torch's own kernel, or
+    the operator of ours, looks as it runs.
     """
-    if not target.numel():
+    if torch.compiler.is_compiling() or not target.numel():
         return
     if target.dtype is torch.uint8:  # else ignore_index were compared by its last eight bits
         target = target.long()

@@ -144,6 +144,28 @@ def test_forms_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(function._torchs) <= 3
 
 
+def test_forms_that_threads_added_past_the_bound_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_MOST", 3)
+    function: Any = recipes.swiglu
+    function._torchs.update(("another thread's", number) for number in range(4))
+    function(torch.randn(2, 2))
+    assert len(function._torchs) == 1
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize("name", FEW)
+def test_what_goes_to_torch_is_one_compiled_graph(name: str, known: bool) -> None:
+    """Nothing looks at values there, as the message for a target that is no class does."""
+    function: Any = getattr(recipes, name)
+    args, kwargs = FEW[name]
+    expected = function(*args, **kwargs)
+    if not known:
+        choice.forget()
+    torch.compiler.reset()
+    found = torch.compile(lambda *given: function(*given, **kwargs), fullgraph=True, backend="aot_eager")(*args)
+    torch.testing.assert_close(found, expected)
+
+
 def test_own_code_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pays, "FEWEST", {})
     function: Any = recipes.cross_entropy
