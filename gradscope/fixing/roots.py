@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.tree import parameters_of
+from gradscope.tree import modules_of, parameters_of
 from gradscope.workload import Workload
 
 Met = Callable[[str, Workload], bool]
@@ -19,6 +19,7 @@ Met = Callable[[str, Workload], bool]
 class Roots:
     """Calls ``met(name, workload)`` for each module that is called from outside of every other and has parameters.
 
+    A part of one that was met is none, called by itself as it may be: checkpointing runs it again in backward.
     It is called before that module's first forward with gradients, with what this forward was given; tensors are
     copies, without the history that they have. The first model's name is "", a later one's that of its class. Once it
     answers True nothing is watched any more.
@@ -59,7 +60,7 @@ class Roots:
             self._inside = not outermost
 
     def _is_new(self, module: nn.Module) -> bool:
-        if not torch.is_grad_enabled() or any(module is known for known in self._known):
+        if not torch.is_grad_enabled() or any(module is part for known in self._known for part in modules_of(known)):
             return False
         return any(parameter.requires_grad for parameter in parameters_of(module))
 

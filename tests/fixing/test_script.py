@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gradscope import recipes
 from gradscope.cli import fix_job
@@ -124,6 +125,7 @@ def test_a_recipe_that_is_wrong_in_training_alone(
 
 TWO = """import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from model import Attention
 
 class First(nn.Module):
@@ -224,6 +226,32 @@ def test_each_model_is_met_once_before_its_first_forward() -> None:
     assert met[0][1].batch.keys() == {"x", "scale", "more"}
     (batch,) = met[1][1].batch
     assert batch.is_leaf and batch.requires_grad and torch.equal(batch, hidden)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_runs_again_is_no_model(reentrant: bool) -> None:
+    met: list[tuple[str, Workload]] = []
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Given(), nn.Sequential(Given())])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    def note(name: str, workload: Workload) -> bool:
+        met.append((name, workload))
+        return False
+
+    model = Checkpointed()
+    with Roots(note).watching():
+        for _ in range(2):
+            model(torch.ones(2, 3, requires_grad=True)).sum().backward()
+        model.blocks[1](torch.ones(2, 3))
+    assert [(name, workload.model) for name, workload in met] == [("", model)]
 
 
 def test_nothing_is_watched_once_all_were_met() -> None:
