@@ -155,6 +155,15 @@ def test_each_place_of_a_module_has_its_own_saving() -> None:
     assert "those of what is kept add up to the step's" in to_text(fixed(sites=tuple(both)), 200)
 
 
+def test_savings_of_several_models_are_not_the_steps() -> None:
+    """Each was measured by itself; the step is that of two profiles."""
+    script = replace(fixed().workload, mode="script")
+    profiles = {name: replace(side(9_000_000), measured="profile") for name in ("before", "after")}
+    found = to_text(fixed(workload=script, **profiles), 400)
+    assert "what the whole step saves is not their sum" in found and "add up" not in found
+    assert "add up to the step's" in to_text(fixed(workload=script), 400)
+
+
 def test_a_sign_test_decides_the_verdict_where_there_is_one() -> None:
     """However far the medians are apart, and whatever the spread."""
     assert "as long as before, within noise" in verdict(fixed(time="nothing"))
