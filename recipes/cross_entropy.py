@@ -225,7 +225,7 @@ class _CrossEntropy(torch.autograd.Function):
             settings.backend,
         )
         link = token(logits)
-        later = late_factor(target, scale, settings.ignore_index) if late and scale is not None else None
+        later = late_factor(scale) if late and scale is not None else None
         ctx.save_for_backward(gradient, later, link)
         ctx.settings = settings
         if settings.reduction == "none":

@@ -68,7 +68,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         if rows:
             ctx.save_for_backward(input, linear_weight, target, linear_bias, weight, link)
             return loss, logits, link
-        later = late_factor(target, scale, settings.ignore_index) if late and scale is not None else None
+        later = late_factor(scale) if late and scale is not None else None
         ctx.save_for_backward(*gradients, later, link)
         ctx.dtypes = tuple(None if tensor is None else tensor.dtype for tensor in (input, linear_weight, linear_bias))
         total = loss.sum()

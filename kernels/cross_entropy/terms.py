@@ -37,9 +37,9 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def late_factor(target: Tensor, scale: Tensor, ignore_index: int) -> Tensor:
-    """The factor of :func:`mean_factors` for gradients that are there: 0 where no target counts, as they are."""
-    return torch.where((target != ignore_index).any(), scale, 0.0)
+def late_factor(scale: Tensor) -> Tensor:
+    """The factor of :func:`mean_factors` for gradients that are there: for infinity 0, as they are 0 or NaN."""
+    return torch.where(scale.isfinite(), scale, 0.0)
 
 
 def mean_factors(target: Tensor, terms: Terms, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
@@ -49,7 +49,8 @@ def mean_factors(target: Tensor, terms: Terms, dtype: torch.dtype) -> tuple[Tens
     number of rows, and where there is one the weights carry the rest.
 
     Returns:
-        [classes] or None, and a scalar on the target's device; without a target that counts the mean is NaN.
+        [classes] or None, and a scalar on the target's device; without a target that counts the mean is NaN. Where
+        all that count weigh 0, the weights are NaN: so are loss and gradient of these rows, and 0 those of the others.
     """
     counts = target != terms.ignore_index
     number = counts.sum().to(dtype)
@@ -57,7 +58,9 @@ def mean_factors(target: Tensor, terms: Terms, dtype: torch.dtype) -> tuple[Tens
         return None, number.reciprocal()
     weight = terms.weight.to(dtype)
     known = target.clamp(0, len(weight) - 1)  # what is no class is refused later, by its name
-    total = weight[known].mul(counts).sum()
+    counted = weight[known].where(counts, 0.0)
+    total = counted.sum()
+    weight = weight.where(counted.any(), torch.nan)
     if not terms.z_loss:
-        return terms.weight, total.reciprocal()
+        return weight, total.reciprocal()
     return weight * (number / total), number.reciprocal()

@@ -79,6 +79,20 @@ def test_nothing_counts(reduction: str, shape: tuple[int, ...], dtype: torch.dty
     assert torch.equal(ours[1], torch.zeros_like(logits))
 
 
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.1}], ids=str)
+@pytest.mark.parametrize("shape", [(4, 5), (2, 5, 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_counts_weighs_nothing(shape: tuple[int, ...], dtype: torch.dtype, settings: dict[str, Any]) -> None:
+    """Case 6: a mean of 0 / 0, with gradients of NaN for the rows that count and of zero for the others."""
+    target = torch.tensor([0, 1, -100, 0]).reshape(shape[0], *shape[2:])
+    logits, weight = torch.randn(shape).to(dtype), torch.tensor([0.0, 0.0, 1.0, 2.0, 0.5]).to(dtype)
+    ours = gradient(lambda x: cross_entropy(x, target, weight, **settings), logits)
+    smoothing = settings.get("label_smoothing", 0.0)
+    torchs = gradient(lambda x: functional.cross_entropy(x, target, weight, label_smoothing=smoothing), logits)
+    assert ours[0].isnan()
+    torch.testing.assert_close(ours, torchs, equal_nan=True)
+
+
 def test_rows_that_are_ignored_may_hold_anything() -> None:
     """Case 6: NaN and infinities there reach neither the loss nor the gradient."""
     logits = torch.randn(3, 5)

@@ -119,6 +119,20 @@ def test_nothing_to_launch(triton_device: torch.device) -> None:
     assert loss.isnan() and slope.shape == (0, 5)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_counts_weighs_nothing(dtype: torch.dtype, label_smoothing: float, triton_device: torch.device) -> None:
+    """Case 6."""
+    logits = torch.randn(4, 5, device=triton_device).to(dtype)
+    target = torch.tensor([0, 1, -100, 0], device=triton_device)
+    weight = torch.tensor([0.0, 0.0, 1.0, 2.0, 0.5], device=triton_device).to(dtype)
+    settings: dict[str, Any] = {"weight": weight, "label_smoothing": label_smoothing}
+    ours = gradient(lambda x: cross_entropy(x, target, **settings), logits)
+    torchs = gradient(lambda x: functional.cross_entropy(x, target, **settings), logits)
+    assert ours[0].isnan()
+    torch.testing.assert_close(ours, torchs, equal_nan=True)
+
+
 def test_float64_is_not_the_kernels(triton_device: torch.device) -> None:
     logits: Tensor = torch.zeros(2, 3, dtype=torch.float64, device=triton_device)
     choice = cross_entropy.explain(logits, torch.zeros(2, dtype=torch.int64, device=triton_device))

@@ -72,6 +72,21 @@ def test_nothing_counts(reduction: str, rows: int, dtype: torch.dtype) -> None:
     assert all(torch.equal(slope, torch.zeros_like(slope)) for slope in slopes)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_what_counts_weighs_nothing(dtype: torch.dtype, label_smoothing: float) -> None:
+    """Case 6: a mean of 0 / 0, with gradients of NaN for the rows that count and of zero for the others."""
+    x, linear_weight, bias, _ = problem(4, dtype=dtype)
+    target, weight = torch.tensor([0, 1, -100, 0]), torch.ones(7, dtype=dtype)
+    weight[:2] = 0
+    settings = {"weight": weight, "label_smoothing": label_smoothing}
+    ours = gradients(linear_cross_entropy, target, x, linear_weight, bias, **settings)
+    torchs = gradients(plain, target, x, linear_weight, bias, **settings)
+    assert ours[0].isnan()
+    for mine, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(mine, other, equal_nan=True)
+
+
 @pytest.mark.parametrize("weight", [None, torch.linspace(0.5, 2.0, 7).double()], ids=["plain", "weighted"])
 @pytest.mark.parametrize("batch", [(0,), (3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
