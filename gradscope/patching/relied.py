@@ -48,7 +48,8 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     # What is handed on whole is called there as it is, whatever it is.
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
     found: dict[str, Known] = {}
-    fitting = {known.text for node in match.nodes if _meets_a_table(node, match) for known in conditions.places(node)}
+    meeting = [list(conditions.places(node)) for node in match.nodes if _meets_a_table(node, match)]
+    fitting = {places[0].text for places in meeting if len(places) == 1}  # two may change together
     for node in sorted(_calls(match), key=lambda node: node.index):
         if node in own and node not in handed_on:
             kind = conditions.called(node)
@@ -75,11 +76,20 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
 
 def _meets_a_table(node: Node, match: Match) -> bool:
     """Whether it shows the part that a rotation multiplies with a table: of another width it would not fit."""
-    if match.recipe != _TURNS or node.op != "getitem":
+    if match.recipe != _TURNS or node.op != "getitem" or not _cuts_an_end(node):
         return False
     width = node.output.shape[-1:]
     products = [user for user in node.output.users if user.op == "mul" and user in match.nodes]
     return any(each.shape[-1:] == width and not each.requires_grad for user in products for each in user.inputs)
+
+
+def _cuts_an_end(node: Node) -> bool:
+    """Whether it is a run of the last dimension alone, which another end makes wider or narrower."""
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    *before, last = index
+    others = [each for each in before if each is not Ellipsis and each != slice(None)]
+    is_last = Ellipsis in before or len(index) == len(node.inputs[0].shape)
+    return not others and is_last and isinstance(last, slice) and last.step in {None, 1}
 
 
 def _fits_or_raises(node: Node, scalar: Scalar, match: Match) -> bool:

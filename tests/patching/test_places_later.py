@@ -32,7 +32,7 @@ class Net(nn.Module):
         super().__init__()
         self.qkv, self.gate = nn.Linear(8, 24), nn.Linear(8, 16)
         self.half, self.at, self.which, self.axis, self.parts, self.width = 4, 8, 1, -1, [4, 4], 8
-        self.low, self.high = 4, 4
+        self.low, self.high, self.end = 4, 4, None
         angles = torch.arange(6)[:, None] * torch.rand(4)[None]
         angles = torch.cat((angles, angles), -1)
         self.register_buffer("cos", angles.cos())
@@ -132,6 +132,7 @@ def same(original: nn.Module, model: nn.Module, call: Callable[..., Tensor] = nn
         ),
         ("g, u = self.gate(x).chunk(2, self.axis)\nreturn F.silu(g) * u\n", "swiglu", {"axis": 1}),
         ("h = self.gate(x)\nreturn F.silu(h[..., :self.width]) * h[..., self.width:]\n", "swiglu", {"width": 1}),
+        ("h = self.gate(x)\nreturn F.silu(h[..., :8]) * h[..., 8:self.end]\n", "swiglu", {"end": 9}),
     ],
 )
 @pytest.mark.usefixtures("nothing_is_idle")
@@ -154,6 +155,81 @@ def test_a_part_that_a_table_turns_is_not_asked_for(tmp_path: Path) -> None:
     patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"]))
     ((_, after),) = patches.texts.values()
     assert "rope(" in after and "if " not in after
+
+
+@pytest.mark.parametrize("first", ["self", "this"])
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_another_modules_number_is_not_asked_of_this_one(tmp_path: Path, first: str) -> None:
+    """Both have one of that name."""
+    start, end = HEAD.index("    def part("), HEAD.index("    def parted(")
+    other = f"""
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.half = 4
+
+    def forward({first}, x):
+        return torch.cat((-x[..., {first}.half :], x[..., : {first}.half]), -1)
+
+
+class Net"""
+    text = (HEAD[:start] + HEAD[end:]).replace("\nclass Net", other)
+    text = text.replace("self.low, ", "self.part = Part()\n        self.low, ")
+    model = net(tmp_path, text + textwrap.indent(ROPE.format("(q * self.cos + self.part(q) * self.sin, k)"), " " * 8))
+    original = copy.deepcopy(model)
+    Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"])).apply()
+    for each in (original, model):
+        each.part.half = 3  # type: ignore[union-attr, assignment]
+    same(original, model)
+
+
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_a_method_may_call_its_module_otherwise(tmp_path: Path) -> None:
+    text = HEAD.replace("def part(self, x)", "def part(this, x)").replace("self.half :]", "this.half :]")
+    text = text.replace(": self.half]", ": this.half]")
+    model = net(tmp_path, text + textwrap.indent(ROPE.format("(q * self.cos + self.part(q) * self.sin, k)"), " " * 8))
+    original = copy.deepcopy(model)
+    Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"])).apply()
+    for half in (4, 3):
+        for each in (original, model):
+            each.half = half  # type: ignore[assignment]
+        same(original, model)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "name", "later"),
+    [
+        ("x[..., self.first::2]", "x[..., 1::2]", "first", 1),
+        ("x[..., 0::self.step]", "x[..., 1::2]", "step", 8),  # one column, which every table fits
+        ("x[..., self.first : self.first + 4]", "x[..., 4:]", "first", 4),
+    ],
+)
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_a_part_of_the_same_width_fits_the_table_too(
+    tmp_path: Path, low: str, high: str, name: str, later: int
+) -> None:
+    paired = "torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)"
+    halved = "torch.cat((a * cos - b * sin, a * sin + b * cos), -1)"
+    parts = f"""\
+    def pairs(self, x):
+        cos, sin = self.cos[:, :4], self.sin[:, :4]
+        a, b = {low}, {high}
+        return {paired if "::" in low else halved}
+
+    def forward(self"""
+    text = HEAD.replace("    def forward(self", parts).replace(
+        "self.low, ", "self.first, self.step = 0, 2\n        self.low, "
+    )
+    body = ROPE.format("(self.pairs(q), k)")
+    model = net(tmp_path, text + textwrap.indent(body, " " * 8))
+    original = copy.deepcopy(model)
+    patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"]))
+    patches.apply()
+    assert "rope(" in patches.diff
+    same(original, model)
+    for each in (original, model):
+        setattr(each, name, later)
+    same(original, model)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -235,7 +311,7 @@ def test_an_integer_becomes_another_or_is_learnt(tmp_path: Path, later: int | Te
 @pytest.mark.usefixtures("nothing_is_idle")
 def test_an_index_of_several_numbers_is_written_or_refused(tmp_path: Path) -> None:
     body = ROPE.format("(q * self.cos + self.part(q) * self.sin, k)")
-    text = HEAD.replace("self.low, self.high", "self.where = (..., slice(4, None))\n        self.low, self.high")
+    text = HEAD.replace("self.low, ", "self.where = (..., slice(4, None))\n        self.low, ")
     text = text.replace("-x[..., self.half :]", "-x[self.where]")
     model = net(tmp_path, text + textwrap.indent(body, " " * 8))
     patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"]))
@@ -290,8 +366,8 @@ def test_a_function_of_the_files_own_is_no_constant(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_is_idle")
 def test_more_than_the_last_dimension_is_normalised(tmp_path: Path, kind: str, norm: str) -> None:
     body = "h = self.drop(self.lift(x))\nx = x + h\nreturn x * 2 + self.norm(x)\n"
-    own = f"self.lift, self.drop, self.norm = nn.Linear(8, 8), nn.Dropout(0.0), nn.{kind}(8)\n        self.low"
-    model = net(tmp_path, HEAD.replace("self.low, self.high", f"{own}, self.high") + textwrap.indent(body, " " * 8))
+    own = f"self.lift, self.drop, self.norm = nn.Linear(8, 8), nn.Dropout(0.0), nn.{kind}(8)\n        self.low, "
+    model = net(tmp_path, HEAD.replace("self.low, ", own) + textwrap.indent(body, " " * 8))
     original = copy.deepcopy(model)
     patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64)))
     patches.apply()
