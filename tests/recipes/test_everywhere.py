@@ -497,6 +497,7 @@ def test_explain_says_why() -> None:
         "not cpu: the tensors are on the meta device"
     )
     assert recipes.swiglu.explain(x.as_subclass(Named)).refused["cpu"] == "a tensor is a Named"
+    assert recipes.swiglu.explain(x, up=x.as_subclass(Named)).refused["cpu"] == "a tensor is a Named"
     assert recipes.swiglu.explain(x.to_sparse()).refused["cpu"] == "a tensor's layout is sparse_coo"
     with FakeTensorMode():
         assert recipes.swiglu.explain(x).refused["cpu"] == "torch traces, or runs without data"

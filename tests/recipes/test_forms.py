@@ -100,10 +100,14 @@ def test_another_form_is_looked_at(name: str) -> None:
     assert len(asked) == 2
 
 
-def test_threads_and_autocast_are_of_the_form() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_threads_and_autocast_are_of_the_form(device: str) -> None:
     forms = [form_of((LOGITS,), {})]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    torch.set_autocast_enabled(device, True)  # a context for a device that is not there leaves it off
+    try:
         forms.append(form_of((LOGITS,), {}))
+    finally:
+        torch.set_autocast_enabled(device, False)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
@@ -113,6 +117,11 @@ def test_threads_and_autocast_are_of_the_form() -> None:
     assert len(set(forms)) == 3
     assert form_of((LOGITS,), {"a": 1}) != form_of((LOGITS,), {"b": 1})
     assert form_of((LOGITS,), {}) == form_of((LOGITS + 1,), {}) == forms[0]
+
+
+def test_shape_device_and_nesting_are_of_the_form() -> None:
+    forms = [form_of((each,), {}) for each in (LOGITS, LOGITS.T, LOGITS.to("meta"), (LOGITS,))]
+    assert len(set(forms)) == 4
 
 
 class _Sub(Tensor):
