@@ -28,10 +28,14 @@ def layers_of(case: Case, call: CallFact) -> list[str]:
     return [call.layer, *(row.path for row in case.below.get(call.layer, ()) if row.path != call.layer)]
 
 
-def changed_in_place(case: Case) -> set[int]:
-    """Storages that some call wrote to, or may have; what an optimizer does to parameters is left out."""
+def changed_in_place(case: Case, since: int = 0) -> set[int]:
+    """Storages that some call wrote to, or may have; what an optimizer does to parameters is left out.
+
+    Args:
+        since: index of the first call that counts.
+    """
     found: set[int] = set()
-    for call in case.facts.calls:
+    for call in case.facts.calls[since:]:
         given = {tensor.storage for tensor in call.inputs}
         if call.op == "setitem" or call.op not in VIEWS:
             made = [tensor for tensor in call.outputs if call.grad or tensor.parameter is None]

@@ -192,7 +192,13 @@ class Facts:
             return self._tensor(argument)
         if isinstance(argument, (tuple, list)):
             return tuple(self._argument(part) for part in argument)
-        return argument if isinstance(argument, _PLAIN) else ...
+        return argument if isinstance(argument, _PLAIN) or _is_plain_slice(argument) else ...
+
+
+def _is_plain_slice(argument: Any) -> bool:
+    return isinstance(argument, slice) and all(
+        each is None or type(each) is int for each in (argument.start, argument.stop, argument.step)
+    )
 
 
 def _rounds(one_ns: float, left_ns: float) -> int:

@@ -41,7 +41,7 @@ class CallFact:
     function: str | None  # name of the function that stands there
     inputs: tuple[TensorFact, ...]
     outputs: tuple[TensorFact, ...]
-    args: tuple[Any, ...]  # numbers, texts and None as given; a tensor is its TensorFact; anything else is Ellipsis
+    args: tuple[Any, ...]  # numbers, texts, None and slices as given; a tensor is its TensorFact; else Ellipsis
     kwargs: Mapping[str, Any]
     grad: bool  # whether gradients were recorded then
     autocast: bool

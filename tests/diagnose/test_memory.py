@@ -133,6 +133,17 @@ def test_a_part_that_is_written_to_is_left_alone() -> None:
     assert found("slices-zero-filled", Model(then), memory=False) == []
 
 
+def test_a_tensor_that_the_line_writes_to_is_not_the_one_it_reads() -> None:
+    def then(h: Tensor) -> Tensor:
+        y = torch.zeros(h.shape)
+        for step in range(h.shape[1]):
+            y[:, step] = h[:, step]
+        return y
+
+    (one,) = found("slices-zero-filled", Model(then), memory=False)
+    assert one.code == "h_parts = h.unbind(1)"
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Copies
 # --------------------------------------------------------------------------------------------------------------------

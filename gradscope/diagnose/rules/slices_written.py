@@ -6,10 +6,12 @@ Example::
     for step in range(steps):
         outputs[step] = self.head(state)  # append to a list, and torch.stack behind the loop
 
-Pattern: at least four assignments of values with a gradient to parts of one tensor, by a number or a slice in one
-dimension, which together cover half of it. Evidence: measured time of the copies in their layer's backward. Estimate:
-each assignment's node copies the whole gradient before it takes its part out, a list joined once copies none; what
-remains is the parts' own copies.
+Pattern: at least four assignments of values with a gradient to parts of one tensor, by numbers or by a slice in one
+dimension, which follow each other forwards or backwards, each place once, and together cover half of it. Between the
+first and the last nothing but single parts is read: what needs the whole each time, a cache of keys say, cannot be
+joined behind the loop. Evidence: measured time of the copies in their layer's backward. Estimate: each assignment's
+node copies the whole gradient before it takes its part out, a list joined once copies none; what remains is the parts'
+own copies.
 
 Source: CopySlices of PyTorch's engine (torch/csrc/autograd/functions/tensor.cpp), which clones the gradient
 of the whole; derivatives.yaml (stack: unbind, a view).
@@ -17,11 +19,14 @@ of the whole; derivatives.yaml (stack: unbind, a view).
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterator
+import ast
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, pairwise
 
+from gradscope.diagnose.calls import VIEWS, changed_in_place
 from gradscope.diagnose.case import Case, Rule, severity_of, text_at
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
@@ -34,118 +39,257 @@ _COPIES = ("aten::copy_", "aten::new_empty_strided", "CopySlices")
 
 
 @dataclass(frozen=True)
+class _Place:
+    """Where a part lies: in one dimension, or in neighbours that numbers pick together, counted through."""
+
+    dimensions: tuple[int, ...]
+    picked: bool  # by numbers, not by a slice
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
 class _Written:
     """The assignments to parts of one tensor."""
 
     calls: tuple[CallFact, ...]
-    dimension: int
-    picks: bool  # by a number each, not by a slice
+    places: tuple[_Place, ...]
+    is_read: bool  # what was written, by those that follow
+    changes: bool  # a value, behind its assignment: a list would hold what it is then
 
     @property
     def whole(self) -> TensorFact:
         return self.calls[0].inputs[0]
 
     @property
-    def part(self) -> int:
-        """Elements that the largest value has: one that is broadcast is less."""
-        return max(_value(call).elements for call in self.calls)
+    def sizes(self) -> tuple[int, ...]:
+        """Of the dimensions in which the parts lie."""
+        return tuple(self.whole.shape[i] for i in self.places[0].dimensions)
+
+    @property
+    def is_backwards(self) -> bool:
+        return self.places[0].first > self.places[-1].first
+
+    @property
+    def covered(self) -> float:
+        """What part of the tensor is written."""
+        return sum(place.end - place.first for place in self.places) / max(math.prod(self.sizes), 1)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line that writes parts."""
-    folded: defaultdict[str, list[_Written]] = defaultdict(list)
+    """One for each set of lines that write parts."""
+    folded: defaultdict[tuple[str, ...], list[_Written]] = defaultdict(list)
     for written in _groups(case):
-        source = written.calls[0].source
-        if source is not None:
-            folded[source].append(written)
-    for source, found in folded.items():
-        yield _finding(case, source, found)
+        sources = Counter(call.source for call in written.calls if call.source is not None)
+        if sources:
+            folded[tuple(source for source, _ in sources.most_common())].append(written)
+    weights = _weights(case)
+    for lines, found in folded.items():
+        yield _finding(case, lines, found, weights)
 
 
 def _groups(case: Case) -> Iterator[_Written]:
-    found: defaultdict[tuple[int, str | None], list[CallFact]] = defaultdict(list)
+    found: defaultdict[int, list[CallFact]] = defaultdict(list)
     for call in case.facts.calls:
-        if call.op == "setitem" and call.grad and len(call.inputs) == 2 and _value(call).requires_grad:
-            found[call.inputs[0].storage, call.source].append(call)
+        if call.op == "setitem" and call.inputs:
+            found[call.inputs[0].storage].append(call)
     for calls in found.values():
-        cuts = {_cut(call) for call in calls}
-        cut = cuts.pop()
-        if cut is None or cuts or len(calls) < _FEWEST:
-            continue
-        written = _Written(tuple(calls), *cut)
-        if sum(_value(call).elements for call in calls) >= _COVERED * written.whole.elements:
+        written = _written(case, list(dropwhile(lambda call: not _copies(call), calls)))
+        if written is not None:
             yield written
 
 
-def _value(call: CallFact) -> TensorFact:
-    return call.inputs[1]
+def _copies(call: CallFact) -> bool:
+    """Whether the assignment's backward copies the whole gradient, and hands a part of it on."""
+    value = call.argument(2, "value")
+    return call.grad and isinstance(value, TensorFact) and value.requires_grad
 
 
-def _is_covered(written: _Written) -> bool:
-    return sum(_value(call).elements for call in written.calls) >= written.whole.elements
-
-
-def _cut(call: CallFact) -> tuple[int, bool] | None:
-    """The dimension in which a part lies, and whether a number picks it; None where that is not plain."""
-    whole, value = call.inputs[0].shape, _value(call).shape
-    index = call.argument(1, "indices")
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(each, (TensorFact, bool)) or each is None for each in parts):
+def _written(case: Case, calls: Sequence[CallFact]) -> _Written | None:
+    """None where these are not parts that one call could join."""
+    if sum(map(_copies, calls)) < _FEWEST or _is_a_part(case, calls[0].inputs[0]):
         return None
-    numbers = sum(type(each) is int for each in parts)
-    if numbers == 1:
-        fits = [i for i in range(len(whole)) if whole[:i] + whole[i + 1 :] == value]
-        place = next(i for i, each in enumerate(parts) if type(each) is int)
-        return (place if place in fits else fits[0], True) if fits else None
-    if numbers or len(value) != len(whole):
+    places = [place for place in map(_place_of_value, calls) if place is not None]
+    forms = {(call.inputs[0].shape, call.inputs[0].strides, call.grad) for call in calls}
+    if len(places) < len(calls) or len(forms) > 1 or len({(each.dimensions, each.picked) for each in places}) > 1:
         return None
-    apart = [i for i, (one, other) in enumerate(zip(whole, value, strict=True)) if one != other]
-    return (apart[0], False) if len(apart) == 1 else None
+    forwards = all(one.end <= other.first for one, other in pairwise(places))
+    if not forwards and not all(other.end <= one.first for one, other in pairwise(places)):
+        return None  # one place twice, or in an order of their own
+    is_read = _is_read(case, calls, places)
+    if is_read is None:
+        return None
+    changed = changed_in_place(case, calls[0].index)
+    changes = any(call.argument(2, "value").storage in changed for call in calls)
+    written = _Written(tuple(calls), tuple(places), is_read, changes)
+    fewest = 1.0 if len(written.sizes) > 1 else _COVERED
+    return written if written.covered >= fewest else None
 
 
-def _finding(case: Case, source: str, found: list[_Written]) -> Finding:
+def _is_a_part(case: Case, whole: TensorFact) -> bool:
+    """Whether it is a view of a part of a tensor: what is written is that tensor."""
+    maker = None if whole.producer is None else case.call(whole.producer)
+    return maker is not None and any(
+        each.storage == whole.storage and each.elements > whole.elements for each in maker.inputs
+    )
+
+
+def _place(call: CallFact) -> _Place | None:
+    """Where in its tensor a call reads or writes; None where that is not plain."""
+    shape, index = call.inputs[0].shape, call.argument(1, "indices")
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(each is not ... and type(each) not in (int, slice) for each in parts) or parts.count(...) > 1:
+        return None
+    if ... in parts:
+        at = parts.index(...)
+        parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    spans = [(i, type(each) is int, range(shape[i])[each]) for i, each in enumerate(parts)]
+    cuts = [(i, picked, span) for i, picked, span in spans if picked or span != range(shape[i])]
+    if not cuts:
+        return None
+    dimensions = tuple(i for i, _, _ in cuts)
+    if all(picked for _, picked, _ in cuts) and dimensions[-1] - dimensions[0] == len(cuts) - 1:
+        first = 0
+        for i, _, number in cuts:
+            first = first * shape[i] + number
+        return _Place(dimensions, True, first, first + 1)
+    (_, picked, span), several = cuts[0], len(cuts) > 1
+    return None if several or picked or span.step != 1 else _Place(dimensions, False, span.start, span.stop)
+
+
+def _place_of_value(call: CallFact) -> _Place | None:
+    """The place that an assignment writes; None also where the value is not as large, and is repeated there."""
+    place, value = _place(call), call.argument(2, "value")
+    if place is None or not isinstance(value, TensorFact):
+        return None
+    shape = list(call.inputs[0].shape)
+    shape[place.dimensions[0] : place.dimensions[-1] + 1] = [] if place.picked else [place.end - place.first]
+    return place if value.shape == tuple(shape) else None
+
+
+def _is_read(case: Case, calls: Sequence[CallFact], places: Sequence[_Place]) -> bool | None:
+    """Whether parts that were written are read before the last is; None where more than single parts are."""
+    whole, written = calls[0].inputs[0], dict(zip((call.index for call in calls), places, strict=True))
+    views: set[int | None] = set()
+    done: list[_Place] = []
+    found = False
+    for call in case.facts.calls[calls[0].index : calls[-1].index]:
+        held = [each for each in call.inputs if each.storage == whole.storage]
+        if call.index in written:
+            done.append(written[call.index])
+            held = held[1:]  # a value that is the tensor's own memory
+        shared = any(each.storage == whole.storage for each in call.outputs)
+        if call.op == "getitem" and held and (held[0].shape, held[0].strides) == (whole.shape, whole.strides):
+            place = _place(call)
+            met = [each for each in done if place is not None and each.first < place.end and place.first < each.end]
+            if place is None or place.dimensions != places[0].dimensions or met not in ([], [place]):
+                return None
+            found = found or bool(met)
+        elif any(each.producer not in views for each in held) or (held and shared and call.op not in VIEWS):
+            return None
+        if held and shared:
+            views.add(call.index)
+    return found
+
+
+def _weights(case: Case) -> Counter[str | None]:
+    """Numbers that the backward copies of a layer's calls copy: of assignments, and of casts."""
+    found: Counter[str | None] = Counter()
+    for call in case.facts.calls:
+        if _copies(call):
+            found[call.layer] += call.inputs[0].elements
+        elif call.grad and call.op != "setitem" and len(call.inputs) == len(call.outputs) == 1:
+            (given,), (made,) = call.inputs, call.outputs
+            if given.requires_grad and given.shape == made.shape and given.dtype != made.dtype:
+                found[call.layer] += made.elements
+    return found
+
+
+def _finding(case: Case, lines: tuple[str, ...], found: list[_Written], weights: Counter[str | None]) -> Finding:
     one = found[0]
-    spent = _copies_ns(case, source, found)
-    parts = sum(len(written.calls) * written.part for written in found)
+    spent = _copies_ns(case, lines, found, weights)
     wholes = sum(len(written.calls) * written.whole.elements for written in found)
+    parts = sum(written.covered * written.whole.elements for written in found)
     saving = round(spent * wholes / max(wholes + parts, 1))
     layers = tuple(dict.fromkeys(call.layer for each in found for call in each.calls if call.layer is not None))
     evidence = f"{counted(len(one.calls))} parts of a tensor of {'x'.join(map(str, one.whole.shape))}"
     if len(found) > 1:
         evidence += f", {counted(len(found))} times a step"
+    if len(lines) > 1:
+        numbers = sorted(int(line.rpartition(":")[2]) for line in lines)
+        evidence += f", on lines {', '.join(map(str, numbers[:4]))}"
     if spent:
         evidence += f"; {time_text(spent)} of backward copy its gradient"
     return Finding(
         rule=RULE.name,
         severity=severity_of(saving, case),
         layers=layers,
-        line=source,
+        line=lines[0],
         message=f"a tensor is written in {counted(len(one.calls))} parts: backward copies its whole gradient for each",
         evidence=evidence,
         predicted_saving_ns=saving or None,
-        advice="Append the parts to a list and join them once, behind the loop"
-        + ("." if all(map(_is_covered, found)) else "; what is never written, zeros say, is a part too."),
-        code=_code(one, text_at(case, source)),
+        advice=_advice(found, len(lines)),
+        code=_code(one, text_at(case, lines[0])),
         predicted_low_ns=round(saving / _WITHIN) or None,
         predicted_high_ns=round(spent) or None,
         cost_ns=round(spent) or None,
     )
 
 
-def _copies_ns(case: Case, source: str, found: list[_Written]) -> float:
-    """What these copies take of a step: no more than backward spends on the line."""
-    line = case.lines.get(source)
-    layers = {call.layer for written in found for call in written.calls}
-    rows = (row for layer in layers for row in case.ops.get((layer, "backward"), ()) if row.name in _COPIES)
-    return min(sum(row.self_ns for row in rows), 0 if line is None else line.backward_ns)
+def _copies_ns(case: Case, lines: Sequence[str], found: Sequence[_Written], weights: Counter[str | None]) -> float:
+    """What these copies take of a step: no more than backward spends on the lines."""
+    own: Counter[str | None] = Counter()
+    for call in (call for written in found for call in written.calls if _copies(call)):
+        own[call.layer] += call.inputs[0].elements
+    spent = 0.0
+    for layer, elements in own.items():
+        rows = (row for row in case.ops.get((layer, "backward"), ()) if row.name in _COPIES)
+        spent += sum(row.self_ns for row in rows) * elements / max(weights[layer], 1)
+    return min(spent, sum(case.lines[line].backward_ns for line in lines if line in case.lines))
+
+
+def _advice(found: Sequence[_Written], lines: int) -> str:
+    advice = "Append the parts to a list and join them once, behind " + ("the loop" if lines == 1 else "the last")
+    if any(written.is_read for written in found):
+        advice += "; what was written is read from the list"
+    return advice + (
+        "." if all(each.covered == 1 for each in found) else "; what is never written, zeros say, is a part too."
+    )
 
 
 def _code(written: _Written, text: str) -> str:
-    plain = re.match(r"\s*([A-Za-z_][\w.]*)\[[^=]*\]\s*=\s*(.+?)\s*(#.*)?$", text)
-    name, value = (plain[1], plain[2]) if plain is not None else ("y", "part")
-    joined = "stack" if written.picks else "cat"
-    dimension = f", dim={written.dimension}" if written.dimension else ""
-    return f"parts.append({value}); {name} = torch.{joined}(parts{dimension})"
+    name, value = _spelled(text)
+    place, kind = written.places[0], written.whole.dtype
+    at = place.dimensions[0]
+    code = "torch.stack" if place.picked else "torch.cat"
+    code += f"(parts{'[::-1]' if written.is_backwards else ''}{f', dim={at}' if at else ''})"
+    if len(written.sizes) > 1:
+        code += f".unflatten({at}, {written.sizes})"
+    if {call.argument(2, "value").dtype for call in written.calls} != {kind}:
+        code += f".to(torch.{kind})"
+    if written.changes:
+        value = f"{value if value.isidentifier() else 'part'}.clone()"
+    return f"parts.append({value}); {name} = {code}"
+
+
+def _spelled(text: str) -> tuple[str, str]:
+    """What the line calls the tensor and the value; "y" and "part" where that is not plain."""
+    try:
+        nodes = list(ast.walk(ast.parse(text.strip())))
+    except SyntaxError:  # it goes on behind the line
+        return "y", "part"
+    found = [each for each in nodes if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript)]
+    if len(found) != 1 or len(found[0].targets) > 1:
+        return "y", "part"
+    target = found[0].targets[0]
+    assert isinstance(target, ast.Subscript)
+    name, value = ast.unparse(target.value), ast.get_source_segment(text.strip(), found[0].value)
+    if not all(part.isidentifier() for part in name.split(".")):
+        return "y", "part"
+    reads_it = any(
+        isinstance(each, ast.Subscript) and ast.unparse(each.value) == name for each in ast.walk(found[0].value)
+    )
+    return name, "part" if reads_it or value is None else value
 
 
 RULE = Rule("slices-written", "a tensor written part by part, whose backward copies it for each", find, edits=True)

@@ -140,7 +140,7 @@ def _same_twice(case: Case, parts: _Parts) -> bool:
     """Whether the texts say that one part is taken more than once."""
     texts: list[str] = []
     for source, calls in Counter(call.source for call in parts.calls).items():
-        found = re.findall(r"\w+\[[^\[\]]*:[^\[\]]*\]", text_at(case, source))
+        found = re.findall(r"\w+\[[^\[\]]*:[^\[\]]*\]", _read_at(case, source))
         if len(found) == calls:  # else a loop, or a line that cannot be read
             texts += found
     return len(texts) != len(set(texts))
@@ -174,7 +174,7 @@ def _finding(
     number = len(one.calls)
     lines = sorted(sources, key=lambda source: (source.rpartition(":")[0], int(source.rpartition(":")[2])))
     layers = tuple(dict.fromkeys(call.layer for parts in found for call in parts.calls if call.layer is not None))
-    names = _names(text_at(case, lines[0]))
+    names = _names(_read_at(case, lines[0]))
     several = len(names) > 1 and len(found) % len(names) == 0 and len(sources) == 1
     which = f"each of {' and '.join(names)}, " if several else "a tensor "
     evidence = f"{counted(number)} parts of {which}of {_shape(one.whole)}"
@@ -196,7 +196,7 @@ def _finding(
         predicted_saving_ns=saving or None,
         advice=f"Take all parts with one {how}, whose backward writes the whole gradient once.",
         code="; ".join(
-            _code(one, text_at(case, lines[0]), name) for name in (names if several else names[:1] or ["x"])
+            _code(one, _read_at(case, lines[0]), name) for name in (names if several else names[:1] or ["x"])
         ),
         predicted_low_ns=round(saving / _WITHIN) or None,
         predicted_high_ns=round(spent) or None,
@@ -244,6 +244,11 @@ def _code(parts: _Parts, text: str, name: str) -> str:
     if rest:
         return f"{names}, _ = {name}.split({[*sizes, rest]}, dim={dimension})"
     return f"{names} = {name}.split({sizes}, dim={dimension})"
+
+
+def _read_at(case: Case, source: str | None) -> str:
+    """The line's text without the part of a tensor that it writes to."""
+    return re.sub(r"^\s*[A-Za-z_][\w.]*\[[^=]*\]\s*=(?!=)", "", text_at(case, source))
 
 
 def _names(text: str) -> list[str]:
