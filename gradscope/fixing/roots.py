@@ -39,6 +39,8 @@ class Roots:
         original = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # what was compiled here keeps this call, which is not to be traced
+                return original(module, *args, **kwargs)
             if self._inside or not self._is_new(module):
                 return self._within(original, module, args, kwargs)
             nn.Module.__call__ = original  # type: ignore[method-assign]  # what is recorded is the user's calls alone

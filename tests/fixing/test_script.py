@@ -254,6 +254,27 @@ def test_what_checkpointing_runs_again_is_no_model(reentrant: bool) -> None:
     assert [(name, workload.model) for name, workload in met] == [("", model)]
 
 
+def test_what_a_script_compiles_while_it_is_watched_is_compiled_as_alone() -> None:
+    """A compiled module keeps the call that modules had as it was made."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, given: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def met(name: str, workload: Workload) -> bool:
+        workload.model(*workload.batch)  # with the modules' own call, as what is recorded and proved
+        return name != ""
+
+    torch.compiler.reset()
+    with Roots(met).watching():
+        model = nn.Sequential(torch.compile(Given(), backend=backend, fullgraph=True), nn.Linear(3, 3))
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+    model(torch.ones(2, 3)).sum().backward()
+    assert len(graphs) == 1
+
+
 def test_nothing_is_watched_once_all_were_met() -> None:
     call = nn.Module.__call__
     with Roots(lambda name, workload: True).watching():
