@@ -328,6 +328,12 @@ def test_another_setting_of_a_module_is_asked_for(tmp_path: Path, given: str) ->
     assert "if self." not in after
 
 
+@pytest.mark.parametrize("made", ["nn.Embedding(*(9, 8, pad, norm))", 'nn.Embedding(9, 8, **{"max_norm": norm})'])
+def test_a_setting_that_is_not_written_in_its_place_is_asked_for(tmp_path: Path, made: str) -> None:
+    text = SETTINGS.replace("nn.Embedding(9, 8, pad, max_norm=norm, scale_grad_by_freq=often)", made)
+    agree(tmp_path, text.replace("Net({given})", "Net(norm=0.5) if other else Net()"))
+
+
 BUILT = """\
 def built(pad):
     return nn.Embedding(9, 8, pad)

@@ -23,7 +23,7 @@ import {other}
 from {other} import ACT as IMPORTED, Held, own as renamed, silu as theirs
 
 ACT, KIND = F.silu, nn.SiLU
-ALONE = F.silu
+ALONE, APART = F.silu, {other}.Apart
 TYPED: object = F.silu
 for LOOPED in (F.silu,):
     assert (INSIDE := LOOPED)
@@ -82,6 +82,10 @@ ACT, KIND = silu, nn.SiLU
 class Held(nn.Module):
     def forward(self, x):
         return silu(x)
+
+
+class Apart(Held):
+    pass
 
 
 def own(x):
@@ -195,6 +199,17 @@ def test_an_alias_is_no_name_to_ask_by(tmp_path: Path, other: str) -> None:
     patches = planned(tmp_path, other, "return self.kind(self.gate(x)) * self.up(x)")
     ((_, after),) = patches.texts.values()
     assert "if type(self.kind) is nn.SiLU" in after
+    patches = planned(tmp_path, other, "return self.apart(self.gate(x)) * self.up(x)", "self.apart = APART()")
+    ((_, after),) = patches.texts.values()
+    assert 'if type(self.apart).__name__ == "Apart"' in after
+
+
+def test_a_function_that_a_global_statement_may_change_is_no_constant(tmp_path: Path, other: str) -> None:
+    later = "def later():\n    global helper\n    helper = F.gelu\n\n\nclass Net"
+    text = HEAD.format(other=other, body="return helper(self.gate(x)) * self.up(x)", line="pass")
+    model = net(tmp_path, text.replace("class Net", later))
+    patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64)))
+    assert [site.reasons for site in patches.sites] == [["helper is not called by its own name"]]
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["itself", "over one of this file"])
