@@ -144,6 +144,15 @@ def test_a_tensor_that_the_line_writes_to_is_not_the_one_it_reads() -> None:
     assert one.code == "h_parts = h.unbind(1)"
 
 
+def test_which_of_several_tensors_a_line_reads_part_by_part_is_not_guessed() -> None:
+    def then(h: Tensor) -> Tensor:
+        weights = torch.ones(64)
+        return sum((weights[step] * h[:, step]).sum() for step in range(64))  # type: ignore[return-value]
+
+    (one,) = found("slices-zero-filled", Model(then), memory=False)
+    assert one.code == "parts = x.unbind(1)"
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Copies
 # --------------------------------------------------------------------------------------------------------------------

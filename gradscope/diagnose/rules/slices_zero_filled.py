@@ -196,7 +196,8 @@ def _finding(
         predicted_saving_ns=saving or None,
         advice=f"Take all parts with one {how}, whose backward writes the whole gradient once.",
         code="; ".join(
-            _code(one, _read_at(case, lines[0]), name) for name in (names if several else names[:1] or ["x"])
+            _code(one, _read_at(case, lines[0]), name)
+            for name in (names if several or len(names) == 1 else ["x"])  # it is not plain which of several it is
         ),
         predicted_low_ns=round(saving / _WITHIN) or None,
         predicted_high_ns=round(spent) or None,
