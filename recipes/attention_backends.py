@@ -183,7 +183,7 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
         mask = _as_additive(bias, given.q.dtype)
         return flash_on_the_cpu(given.q, given.k, given.v, causal, mask, given.scale)
     if bias is not None and bias.dtype != torch.bool:
-        bias = bias.to(given.q.dtype)
+        bias = _cast(bias, given.q.dtype)
     # Written, for what a tracer makes of sizes that it compares is a tensor or a symbol, which torch does not take.
     grouped: dict[str, Any] = {"enable_gqa": True} if given.grouped else {}
     if backend == "math" and given.q.device.type == "cpu":  # as flash: the choice is made
@@ -216,13 +216,21 @@ def by_sdpa(
 ) -> Tensor:
     """torch's SDPA of any kind of tensors; the mask is cast as torch wants it."""
     if mask is not None and mask.dtype not in (torch.bool, query.dtype) and not autocasts(query.device.type):
-        mask = mask.to(query.dtype)
+        mask = _cast(mask, query.dtype)
     # torch's kernels have neither a forward-mode derivative nor a second one nor a rule for vmap; that of the CPU has
     # none for DTensor either.
     with sdpa_kernel(SDPBackend.MATH) if derives() or needs_plain_operations(query) else contextlib.nullcontext():
         return scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+
+def _cast(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added, in ``dtype``: no number becomes minus infinity, behind which hidden rows would see nothing."""
+    lowest = torch.finfo(dtype).min
+    if torch.finfo(mask.dtype).min < lowest:
+        mask = torch.where(mask == -torch.inf, mask, mask.clamp(min=lowest))
+    return mask.to(dtype)
 
 
 def needs_plain_operations(query: Tensor) -> bool:

@@ -61,6 +61,16 @@ def test_an_added_mask_that_hides_a_whole_row(fill):
     _check(_gradients(attention(q, k, v, scale=0.5, **attention_mask(mask)), operands), _by_hand(lambda s: s + mask))
 
 
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_number_that_bfloat16_does_not_hold_hides_no_more_than_it_did(cast):
+    """As the least of float32, added to scores: a row of it weighs all equally; one of infinities sees nothing."""
+    fill = torch.tensor([torch.finfo(torch.float32).min, -torch.inf]).view(2, 1, 1, 1)
+    q, k, v = _operands(torch.float32 if cast else torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        out = attention(q, k, v, scale=0.5, **attention_mask(fill.expand(2, 1, 1, _T), hides="added"))
+    assert (out[0] - v[0].mean(-2, keepdim=True)).abs().max() < 0.02 and not out[1].any()
+
+
 @pytest.mark.parametrize("fill", [-1e4, -1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("rows", [1, _T])
 @pytest.mark.parametrize("order", ["causal first", "causal last", "causal by name"])
