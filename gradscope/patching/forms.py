@@ -53,7 +53,7 @@ class Forms:
     def __init__(self, match: Match, texts: Texts) -> None:
         self.match, self.texts = match, texts
 
-    def rewritten(self, statement: ast.stmt, inner: set[str]) -> list[tuple[ast.AST, str]]:
+    def rewritten(self, statement: ast.AST, inner: set[str]) -> list[tuple[ast.AST, str]]:
         """The pieces of a statement that ask for the form of one of the names ``inner``, and their new text."""
         return [self._piece(name, above, higher) for name, above, higher in _uses(statement, inner)]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradscope.patching.dynamics import is_hooked
+from gradscope.patching.forms import Forms, only_forms
 from gradscope.patching.imports import imported
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
 from gradscope.patching.program import is_hidden_by
@@ -234,10 +235,8 @@ class Spelling:
 
     def _spelled(self, expression: ast.expr, role: str, at: Node) -> str:
         """The expression's text, or a new name for it where it must be evaluated earlier."""
-        if gone := self._no_longer_bound(expression):
-            raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would not be made any more")
+        text = self._text_of(expression)
         self.spelled.append(expression)
-        text = self.source.file.of(expression)
         home = self.source.statement(expression)
         if at is self.match.also:
             first, last = self.source.file.start(self.stays), self.source.file.start(expression)
@@ -257,8 +256,22 @@ class Spelling:
                 name += "_"
             self._taken.add(name)
             self._names[expression] = name
-            self.hoisted.setdefault(home, []).append(f"{name} = {text}")
+            self.hoisted.setdefault(home, []).append(f"{name} = {_wrapped(text, expression)}")
         return self._names[expression]
+
+    def _text_of(self, expression: ast.expr) -> str:
+        """As it is written, but that ``scores.dtype`` is asked of the query."""
+        text, gone = self.source.file.of(expression), self._no_longer_bound(expression)
+        if not gone:
+            return text
+        if not only_forms(expression, gone):
+            raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would not be made any more")
+        start, written = self.source.file.start(expression), text.encode()
+        asked = Forms(self.match, self.texts).rewritten(expression, gone)
+        for old, new in sorted(asked, key=lambda each: self.source.file.start(each[0]), reverse=True):
+            first, last = self.source.file.start(old) - start, self.source.file.end(old) - start
+            written = written[:first] + new.encode() + written[last:]
+        return written.decode()
 
     def _holds_again(self, name: ast.Name) -> bool:
         """Whether only statements that go bind a name anew: ``x`` in ``x = self.drop(x)``."""

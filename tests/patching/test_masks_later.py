@@ -87,6 +87,34 @@ def test_it_does_as_the_original(kind: type[Hidden], planned: str, later: str) -
     torch.testing.assert_close(found, expected)
 
 
+class Asking(Hidden):
+    """What is added is of the scores' dtype, and as low as that goes; queries stay float32 under autocast."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        q = torch.nn.functional.normalize(q.to(x.dtype), dim=-1)
+        k = torch.nn.functional.normalize(k.to(x.dtype), dim=-1)
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores + (
+            (1.0 - mask.to(scores.dtype))  # on two lines
+            * torch.finfo(scores.dtype).min
+        )
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_mask_of_the_scores_dtype_asks_the_query(dtype: torch.dtype) -> None:
+    model = Asking().to(torch.promote_types(dtype, torch.float32))
+    original, x = copy.deepcopy(model), torch.randn(2, TOKENS, 8, dtype=model.qkv.weight.dtype)
+    patches = Patches(gradscope.plan(model, {"x": x, "mask": LOWER}, recipes=["attention"]))
+    patches.apply()
+    assert "mask_ = ((1.0 - mask.to(q.dtype))" in patches.diff and "* torch.finfo(q.dtype).min)" in patches.diff
+    for mask in (LOWER, torch.stack([LOWER, torch.zeros_like(LOWER)])[:, None]):  # and rows that see nothing
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+            found, expected = model(x, mask), original(x, mask)
+        torch.testing.assert_close(found, expected, **({} if dtype is torch.float64 else {"rtol": 0.02, "atol": 0.02}))
+
+
 class Packed(nn.Module):
     """A causal buffer and a finite number: in another buffer a row may see no key."""
 
