@@ -228,7 +228,7 @@ def by_sdpa(
 def _cast(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added, in ``dtype``: no number becomes minus infinity, behind which hidden rows would see nothing."""
     lowest = torch.finfo(dtype).min
-    if torch.finfo(mask.dtype).min < lowest:
+    if mask.is_floating_point() and torch.finfo(mask.dtype).min < lowest:
         mask = torch.where(mask == -torch.inf, mask, mask.clamp(min=lowest))
     return mask.to(dtype)
 
