@@ -93,6 +93,17 @@ def test_what_counts_weighs_nothing(shape: tuple[int, ...], dtype: torch.dtype, 
     torch.testing.assert_close(ours, torchs, equal_nan=True)
 
 
+def test_a_mean_of_weighted_rows_and_of_the_normaliser() -> None:
+    """The first is divided by the weights, the second by the rows."""
+    logits, weight = torch.randn(6, 5, dtype=torch.float64), torch.rand(5, dtype=torch.float64) + 0.1
+    target, settings = torch.tensor([3, -100, 0, 4, -100, 1]), {"label_smoothing": 0.1, "z_loss": 0.3}
+    ours = gradient(lambda x: cross_entropy(x, target, weight, **settings), logits)
+    x = logits.clone().requires_grad_()
+    loss = functional.cross_entropy(x, target, weight, label_smoothing=0.1)
+    loss = loss + 0.3 * x.logsumexp(1).square()[target >= 0].mean()
+    torch.testing.assert_close(ours, (loss.detach(), *torch.autograd.grad(loss, x)))
+
+
 def test_rows_that_are_ignored_may_hold_anything() -> None:
     """Case 6: NaN and infinities there reach neither the loss nor the gradient."""
     logits = torch.randn(3, 5)
