@@ -8,6 +8,7 @@ from torch import nn
 
 from gradscope.patching.graph import CASTS
 from gradscope.patching.match import Match, Scalar
+from gradscope.patching.operations import LIKE
 from gradscope.patching.reading import INLINE, is_fixed
 from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
@@ -28,19 +29,13 @@ def check_run(match: Match, recording: Recording, frame: Frame, source: Function
         _check_fixed(scalar, recording, files)
 
 
-# They read a tensor's form alone.
-_LIKE = frozenset({"ones_like", "zeros_like", "empty_like", "full_like", "rand_like", "randn_like"}) | {
-    *("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor"),
-}
-
-
 def _check_inner(match: Match) -> None:
     """What the pattern makes on the way is seen by nobody else."""
     known = {value.content for node in match.nodes for value in node.inputs if value.producer not in match.nodes}
     known.add(match.output.content)
     for value in match.inner:
         others = [user for user in value.users if user not in match.nodes]
-        if others and others[0].op in _LIKE:
+        if others and others[0].op in LIKE:
             raise Refusal(f"{others[0].op} asks for the form of what {_maker(value.producer)} makes, which goes")
         if others and not is_no_cast(value):
             raise Refusal(f"the result of {_maker(value.producer)} is also read by {others[0].op}")

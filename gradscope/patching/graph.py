@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscope.patching.operations import LIKE
 from gradscope.patching.recording import Node, Value
 
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
@@ -139,16 +140,25 @@ def remade(value: Value) -> Tensor | None:
             is_none = each is not value and each.number == (None,)
             if node is None or is_none or not _can_run_again(node) or len(made) + len(left) > _MOST_AGAIN:
                 return None
-            missing = [read for read in dict.fromkeys(node.inputs) if read not in made]
+            forms = _forms_read(node)
+            missing = [read for read in dict.fromkeys(node.inputs) if read not in made and read not in forms]
             if missing:
                 left += missing
                 continue
-            tensor = _run_again(node, made)
+            tensor = _run_again(node, {**made, **forms})
             if tensor is None:
                 return None
         made[each] = tensor
         left.pop()
     return made[value]
+
+
+def _forms_read(node: Node) -> dict[Value, Tensor]:
+    """Tensors of any content in place of what a call asks for its form alone, as ``ones_like(scores)`` does."""
+    if node.op not in LIKE or len(node.inputs) != 1:
+        return {}
+    (asked,) = node.inputs
+    return {asked: torch.empty(asked.shape, dtype=asked.dtype, device=asked.device)}
 
 
 def _still_there(value: Value) -> Tensor | None:

@@ -46,6 +46,11 @@ LOOKS = frozenset(
     }
 )
 
+# They make a tensor of another's form, and read nothing else of it.
+LIKE = frozenset({"ones_like", "zeros_like", "empty_like", "full_like", "rand_like", "randn_like"}) | {
+    *("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor"),
+}
+
 _SAME = {
     "__add__": "add",
     "__radd__": "add",

@@ -96,6 +96,7 @@ _CAUSAL = {
         "torch.tril(torch.ones(t, t, device=x.device))",
         "torch.ones(t, t).tril().bool()",
         "(torch.arange(t)[:, None] >= torch.arange(t)[None, :])",
+        "torch.ones_like({s}).tril()",
         "mask",
     ],
     "nonzero": [
@@ -103,12 +104,14 @@ _CAUSAL = {
         "torch.ones((t, t), device=x.device).triu(1).bool()",
         "(self.tril[:t, :t] == 0)",
         "~self.tril[:t, :t].bool()",
+        "torch.ones_like({s}, dtype=torch.bool).triu(1)",
     ],
     "additive": [
         "self.future[:t, :t]",
         'torch.full((t, t), float("-inf")).triu(1)',
         "torch.triu(torch.full((t, t), -torch.inf, device=x.device), diagonal=1)",
         "(1.0 - self.tril[:t, :t]) * -1e9",
+        'torch.full_like({s}, float("-inf")).triu(1)',
     ],
 }
 _SOFTMAX = [
@@ -157,6 +160,10 @@ MUTATIONS = {
     "window beyond": ("mask", '{s} = {s}.masked_fill(torch.ones(t, t).tril().triu(-8) == 0, float("-inf"))'),
     "one ahead": ("mask", '{s} = {s}.masked_fill(torch.ones(t, t).tril(1) == 0, float("-inf"))'),
     "diagonal by length": ("mask", '{s} = {s}.masked_fill(torch.ones(t, t).tril(t // 10) == 0, float("-inf"))'),
+    "window of its form": (
+        "mask", '{s} = {s}.masked_fill(torch.ones_like({s}).tril().triu(-5) == 0, float("-inf"))'
+    ),
+    "one ahead of its form": ("mask", '{s} = {s}.masked_fill(torch.ones_like({s}).tril(1) == 0, float("-inf"))'),
     "strictly before": ("mask", "{s} = {s}.masked_fill(torch.ones(t, t).tril(-1) == 0, -1e9)"),
     "weak fill": ("mask", "{s} = {s}.masked_fill(self.tril[:t, :t] == 0, -2.0)"),
     "learnt bias": ("mask", "{s} = {s} + self.slopes.mean() * torch.arange(t)"),

@@ -88,6 +88,11 @@ def causal(mask: Mask, shape: tuple[int, int], frame: Frame) -> Made | None:
         found = remade(mask.value)
         if found is None:
             return None
+        if found.dim() > 2:  # of the scores' own form, as ones_like(scores) gives it
+            every = found.flatten(0, -3)
+            if not len(every) or not bool((every == every[:1]).all()):
+                return None
+            found = every[0]
         tensor = -found if mask.negative else found
     if not is_causal(tensor, mask.hides, shape):
         return None

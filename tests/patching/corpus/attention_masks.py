@@ -77,6 +77,34 @@ class WhereFinfoMin(Projections):
         return self.out_proj(attn_output)
 
 
+class OnesLikeScores(Projections):
+    """The mask has the scores' own form."""
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q = self.q_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        att = (q @ k.transpose(-2, -1)) / math.sqrt(self.head_dim)
+        seen = torch.ones_like(att).tril()
+        y = F.softmax(att.masked_fill(seen == 0, float("-inf")), dim=-1) @ v
+        return self.out_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+
+class FullLikeScores(Projections):
+    """What is added has the scores' own form."""
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q = self.q_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+        att = (q @ k.transpose(-2, -1)) / math.sqrt(self.head_dim)
+        att = att + torch.full_like(att, float("-inf")).triu(1)
+        y = F.softmax(att, dim=-1) @ v
+        return self.out_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+
 class WherePlain(Projections):
     """torch.where with a Python number."""
 
@@ -393,6 +421,8 @@ ENTRIES = [
     spelling("masked_fill of a bool triu buffer", BoolTriuBuffer),
     spelling("where with finfo.min as a tensor", WhereFinfoMin),
     spelling("where with -inf as a number", WherePlain),
+    spelling("masked_fill by ones_like(scores).tril()", OnesLikeScores),
+    spelling("full_like(scores, -inf).triu(1) added", FullLikeScores),
     spelling("additive -inf buffer", AdditiveInfinity),
     spelling("additive -1e9 in place", AdditiveBillion),
     spelling("times mask minus 1e4", TimesMaskMinusTenThousand),
