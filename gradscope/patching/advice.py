@@ -215,6 +215,9 @@ _TODO: dict[str, tuple[str, ...]] = {
     "scale the scores first, then mask them": (
         "a mask is added before the scores are scaled",
         "a mask is applied before the scores are multiplied with a tensor",
+        "a mask is applied before the scores are capped",
+        "the scores are scaled or capped after they were capped",
+        "the scores go through a tanh that does not cap them by one positive number",
     ),
     "mask with minus infinity": (
         "masked scores become {}, which does not hide them",

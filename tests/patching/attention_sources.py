@@ -86,6 +86,7 @@ _SCALES = [
     "{s} = {s} * (1.0 / math.sqrt({k}.size(-1)))",
     "{s} = {s} / self.root",
     "{s} = {s} * self.temperature",
+    "{s} = 5.0 * torch.tanh({s} * self.scale / 5.0)",
     "{s} = {s} / torch.full([], 2.0, dtype={s}.dtype, device={s}.device)",
 ]
 _BEFORE = ["", "{q} = {q} * self.scale", "{k} = {k} / 2", "{q} = {q} / math.sqrt({q}.size(-1))"]
@@ -178,6 +179,8 @@ MUTATIONS = {
     "added twice": ("mask", "{s} = torch.add({s}, self.future[:t, :t].clamp(min=-1.0), alpha=2)"),
     "clamped": ("mask", "{s} = {s}.clamp(max=0.5)"),
     "soft cap": ("mask", "{s} = 2.0 * torch.tanh({s} / 2.0)"),
+    "soft cap of two numbers": ("mask", "{s} = 2.0 * torch.tanh({s} / 3.0)"),
+    "scale after a soft cap": ("mask", "{s} = 2.0 * torch.tanh({s} / 2.0) * 0.5"),
     "scale by step": ("mask", "{s} = {s} * (0.5 if self.calls < 3 else 0.1); self.calls += 1"),
     "branch by flag": ("mask", "if self.causal:\n    {s} = {s}.masked_fill(self.tril[:t, :t] == 0, -torch.inf)"),
     "branch on data": ("mask", "if {s}.max() > 0.5:\n    {s} = {s} * 0.5"),

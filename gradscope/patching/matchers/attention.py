@@ -9,7 +9,7 @@ import torch
 
 from gradscope.patching.graph import COPIES, argument, cast_source, dimension, number
 from gradscope.patching.match import Match, Piece, Scalar, Setting
-from gradscope.patching.matchers.attention_call import RECIPE, Call, Factor, Found
+from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor, Found
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
 from gradscope.patching.matchers.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.matchers.products import VIEWS, factors, is_product, leads_to_product, sides
@@ -34,7 +34,7 @@ class _Attention:
     product: Node
     nodes: set[Node] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
-    steps: list[Factor | Mask] = field(default_factory=list)  # from the softmax back
+    steps: list[Factor | Cap | Mask] = field(default_factory=list)  # from the softmax back
     dropout: tuple[Piece, ...] | None = None
     heads: tuple[Piece, ...] | None = None  # what the first dimension of three stands for, where it is unfolded
     folded: bool = False  # in between, heads are a part of the batch and then not, or the other way round
@@ -135,13 +135,34 @@ class _Attention:
                 if node.op in COPIES and not node.changed:
                     source = node.inputs[0]
                 else:
-                    source = self._scaled(node) or self._masked(node)
+                    source = self._capped(node) or self._scaled(node) or self._masked(node)
                     if source is not None and source.shape != value.shape:
                         self.reasons.append(f"{node.op} changes the scores' shape")
             if source is None:
                 return None
             self.nodes.add(node)
             value = source
+
+    def _capped(self, node: Node) -> Value | None:
+        """The scores below ``cap * tanh(scores / cap)``."""
+        if node.op == "tanh" and not node.changed and leads_to_product(node.inputs[0]):
+            self.reasons.append("the scores go through a tanh that does not cap them by one positive number")
+            return node.inputs[0]
+        if node.op != "mul" or len(node.args) != 2 or node.kwargs or len(node.inputs) != 1:
+            return None
+        position = 1 if node.args[0] is node.inputs[0] else 0
+        squashed = node.inputs[0].producer
+        if squashed is None or squashed.op != "tanh" or len(squashed.inputs) != 1 or squashed.changed:
+            return None
+        below = squashed.inputs[0].producer
+        if below is None or below.op != "div" or len(below.args) != 2 or below.kwargs or len(below.inputs) != 1:
+            return None
+        cap, scores = number(below.args[1]), below.args[0]
+        if cap is None or cap <= 0 or cap != number(node.args[position]) or not isinstance(scores, Value):
+            return None
+        self.nodes |= {squashed, below}
+        self.steps.append(Cap(below, 1))
+        return scores
 
     def _scaled(self, node: Node) -> Value | None:
         if node.op not in {"mul", "div"} or len(node.args) != 2 or node.kwargs:

@@ -25,6 +25,14 @@ class Factor:
     number_node: Node | None = None  # what makes a tensor of the number
 
 
+@dataclass(frozen=True, eq=False)
+class Cap:
+    """The number ``c`` of ``c * tanh(scores / c)``: where it divides."""
+
+    node: Node
+    position: int
+
+
 @dataclass
 class Found:
     """What was found on the way from the weights back to the scores."""
@@ -32,7 +40,7 @@ class Found:
     product: Node
     softmax: Node
     nodes: set[Node]
-    steps: list[Factor | Mask]  # in the order of the run
+    steps: list[Factor | Cap | Mask]  # in the order of the run
     shape: tuple[int, int]  # queries, keys
     dropout: tuple[Piece, ...] | None
     heads: tuple[Piece, ...] | None  # what the first dimension of three stands for, where it is unfolded
@@ -90,6 +98,9 @@ class Call:
         if known is not None and not others:
             arguments.append(Argument("is_causal", ("True",)))
         arguments.append(Argument("scale", self._scale()))
+        caps = [step for step in self.found.steps if isinstance(step, Cap)]
+        if caps:
+            arguments.append(Argument("softcap", (Scalar(caps[0].node, caps[0].position),)))
         if self._grouped():
             arguments.append(Argument("enable_gqa", ("True",)))
         helpers: tuple[str, ...] = ()
@@ -231,12 +242,20 @@ class Call:
             if not mask.hides and (index > masks.index(finite[0]) or not mask.is_bias()):
                 self.reasons.append("a mask is added, and another hides by a finite number")
 
-    def _check_order(self, steps: list[Factor | Mask]) -> None:
-        """A scale after a mask scales what hides as well."""
+    def _check_order(self, steps: list[Factor | Cap | Mask]) -> None:
+        """A scale after a mask scales what hides as well, a cap shows it again."""
         masks: list[Mask] = []
+        capped = False
         for step in steps:
             if isinstance(step, Mask):
                 masks.append(step)
+                continue
+            if capped:
+                self.reasons.append("the scores are scaled or capped after they were capped")
+            if isinstance(step, Cap):
+                capped = True
+                if masks:
+                    self.reasons.append("a mask is applied before the scores are capped")
                 continue
             if step.tensor is not None:
                 if masks:

@@ -14,7 +14,7 @@ _PRODUCTS = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
 VIEWS = frozenset({"view", "reshape", "flatten", "unflatten"})
 
 # What may stand between a product and the softmax, beside casts.
-_BETWEEN = frozenset({"mul", "div", "add", "sub", "masked_fill", "where", "setitem", *COPIES, *VIEWS})
+_BETWEEN = frozenset({"mul", "div", "add", "sub", "masked_fill", "where", "setitem", "tanh", *COPIES, *VIEWS})
 
 _DOTS = "αβγδεζηθ"  # labels for what an ellipsis stands for
 

@@ -1,0 +1,97 @@
+# ruff: noqa: N806 -- the names and the steps are those of the code that is imitated
+"""Attention whose scores are soft-capped, ``cap · tanh(scores / cap)``, and what only looks like it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.patching.corpus.attention_base import TOKENS, WIDTH, Projections, spelling, tokens
+from tests.patching.corpus.entry import Entry
+
+
+class Capped(Projections):
+    """Gemma 2's steps, one a line; what lies between is each model's own."""
+
+    cap: float | None = 5.0
+
+    def qkv(self, x):
+        B, T, _ = x.shape
+        return [
+            f(x).view(B, T, self.num_heads, self.head_dim).transpose(1, 2)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        ]
+
+    def merge(self, y):
+        return self.out_proj(y.transpose(1, 2).reshape(y.size(0), -1, WIDTH))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        attn_weights = torch.matmul(q, k.transpose(2, 3)) * self.scale
+        if self.cap is not None:
+            attn_weights = attn_weights / self.cap
+            attn_weights = torch.tanh(attn_weights)
+            attn_weights = attn_weights * self.cap
+        hidden = torch.ones(TOKENS, TOKENS).triu(1).bool()
+        attn_weights = attn_weights.masked_fill(hidden, float("-inf"))
+        attn_weights = F.softmax(attn_weights, dim=-1, dtype=torch.float32).to(q.dtype)
+        return self.merge(torch.matmul(attn_weights, v))
+
+
+class OneLine(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = 5.0 * torch.tanh(q @ k.mT * self.scale / 5.0)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class TwoNumbers(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = 5.0 * torch.tanh(q @ k.mT * self.scale / 4.0)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class MaskBelow(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = (q @ k.mT * self.scale).masked_fill(torch.ones(TOKENS, TOKENS).triu(1).bool(), -1e9)
+        scores = 5.0 * torch.tanh(scores / 5.0)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class ScaledAbove(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = 5.0 * torch.tanh(q @ k.mT / 5.0) * self.scale
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class CappedTwice(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = 5.0 * torch.tanh(q @ k.mT * self.scale / 5.0)
+        scores = 3.0 * torch.tanh(scores / 3.0)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class Negative(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = -5.0 * torch.tanh(q @ k.mT * self.scale / -5.0)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+def _refused(name, model, reason):
+    return Entry(name, lambda: (model(), tokens()), refused=reason)
+
+
+ENTRIES = [
+    spelling("soft-cap as Gemma 2 has it", Capped),
+    spelling("soft-cap on one line, no mask", OneLine),
+    _refused("like_soft_cap_of_two_numbers", TwoNumbers, "one positive number"),
+    _refused("like_mask_below_a_soft_cap", MaskBelow, "mask is applied before"),
+    _refused("like_scale_above_a_soft_cap", ScaledAbove, "after they were capped"),
+    _refused("like_two_soft_caps", CappedTwice, "after they were capped"),
+    _refused("like_negative_soft_cap", Negative, "one positive number"),
+]
