@@ -256,21 +256,26 @@ class Call:
                 capped = True
                 if masks:
                     self.reasons.append("a mask is applied before the scores are capped")
-                continue
-            if step.tensor is not None:
-                if masks:
-                    self.reasons.append("a mask is applied before the scores are multiplied with a tensor")
-                if self.found.heads is not None:
-                    self.reasons.append("folded scores are multiplied with a tensor")
-                if step.tensor.dtype != self.query.value.dtype and step.tensor.shape:
-                    self.reasons.append("the scores are multiplied with a tensor of another dtype")
-                continue
-            factor = (1.0 / step.value if step.value else 0.0) if step.divides else step.value
-            for mask in masks:
-                if not mask.hides:
-                    self.reasons.append("a mask is added before the scores are scaled")
-                elif not factor > 0 or mask.fill * factor > 0.1 * HIDDEN:
-                    self.reasons.append(f"masked scores become {mask.fill * factor}, which does not hide them")
+            elif step.tensor is not None:
+                self._check_tensor(step.tensor, masks)
+            else:
+                self._check_number(step, masks)
+
+    def _check_tensor(self, tensor: Value, masks: list[Mask]) -> None:
+        if masks:
+            self.reasons.append("a mask is applied before the scores are multiplied with a tensor")
+        if self.found.heads is not None:
+            self.reasons.append("folded scores are multiplied with a tensor")
+        if tensor.dtype != self.query.value.dtype and tensor.shape:
+            self.reasons.append("the scores are multiplied with a tensor of another dtype")
+
+    def _check_number(self, step: Factor, masks: list[Mask]) -> None:
+        factor = (1.0 / step.value if step.value else 0.0) if step.divides else step.value
+        for mask in masks:
+            if not mask.hides:
+                self.reasons.append("a mask is added before the scores are scaled")
+            elif not factor > 0 or mask.fill * factor > 0.1 * HIDDEN:
+                self.reasons.append(f"masked scores become {mask.fill * factor}, which does not hide them")
 
 
 def _scalar(step: Factor) -> Scalar:
