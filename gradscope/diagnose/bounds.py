@@ -15,14 +15,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.traffic import CONVOLUTIONS, call_bytes, has_numbers, names
+from gradscope.diagnose.traffic import call_bytes, has_numbers
+from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS, names
 from gradscope.tables import CallFact, LayerRow, Limits, OpRow
 
 # Their FLOPs decide at which rate a layer can compute.
-_PRODUCTS = CONVOLUTIONS | names(
-    "matmul rmatmul linear bmm mm mv dot addmm baddbmm addmv einsum bilinear tensordot outer inner",
-    "scaled_dot_product_attention",
-)
+_PRODUCTS = CONVOLUTIONS | MATMULS | {ATTENTION} | names("mv dot addmv bilinear outer inner")
 # One call does the work of a whole layer, or an amount that depends on the content: its tensors do not tell.
 _UNKNOWN = names(
     "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell multi_head_attention_forward ctc_loss",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from gradscope import ops
 from gradscope.diagnose.case import Case
 from gradscope.tables import CallFact
 
 # Calls whose result is the memory they were given, unchanged.
-VIEWS = frozenset(
-    {"getitem", "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as"}
-    | {"transpose", "permute", "t", "T", "mT", "movedim", "swapaxes", "split", "chunk", "tensor_split", "unbind"}
-    | {"narrow", "select", "diagonal", "unfold", "detach", "contiguous", "to"}
-)
+VIEWS = ops.VIEWS | {"detach", "contiguous", "to"}
 
 
 def replaced_calls(case: Case) -> set[int]:

@@ -10,25 +10,20 @@ A call that does many passes inside (softmax, a loss) counts as one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from gradscope.ops import CASTS, CONVOLUTIONS, VIEWS, item_bytes, names
 from gradscope.tables import CallFact, TensorFact
 
-
-def names(*lines: str) -> frozenset[str]:
-    """Of operations, separated by spaces."""
-    return frozenset(name for line in lines for name in line.split())
-
-
 # Calls that may return their argument's memory as it is: then they move nothing.
-_VIEWS = names(
-    "view view_as reshape reshape_as flatten unflatten ravel transpose t T mT H mH adjoint permute movedim expand",
-    "expand_as broadcast_to broadcast_tensors unsqueeze squeeze chunk split tensor_split hsplit vsplit dsplit unbind",
-    "unsafe_chunk unsafe_split split_with_sizes getitem narrow select diagonal unfold as_strided contiguous detach",
-    "alias to type type_as float double half bfloat16 cpu cuda real imag view_as_real view_as_complex",
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+_VIEWS = (
+    VIEWS
+    | CASTS
+    | names(
+        "broadcast_tensors contiguous detach alias cpu cuda real imag view_as_real view_as_complex",
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+    )
 )
 # They read as much of their source as they make.
 _PICKS = names("embedding index_select gather getitem take take_along_dim masked_select")
@@ -42,7 +37,6 @@ _KEEPS_NO_NUMBERS = names(
     "cumsum pad roll flip repeat repeat_interleave tile scatter_add index_add rsub dropout avg_pool1d avg_pool2d",
     "adaptive_avg_pool1d adaptive_avg_pool2d interpolate pixel_shuffle",
 )
-CONVOLUTIONS = names("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 # The gradient of each of the first two inputs needs the other.
 _PAIRS = CONVOLUTIONS | names("matmul rmatmul linear bmm mm mv dot mul div rdiv outer inner tensordot")
 
@@ -107,13 +101,7 @@ def _form_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: 
     for index, size in enumerate(shape):
         expanded = strides is not None and size > 0 and strides[index] == 0
         count *= 1 if expanded else size
-    return count * _item_bytes(dtype)
-
-
-def _item_bytes(dtype: str) -> int:
-    """Of one element: the first number in the name of its dtype has the bits."""
-    bits = re.search(r"\d+", dtype)
-    return max(int(bits.group()) // 8, 1) if bits else 1
+    return count * item_bytes(dtype)
 
 
 def has_numbers(tensor: TensorFact) -> bool:

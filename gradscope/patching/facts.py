@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from gradscope.errors import GradscopeError
+from gradscope.ops import MATMULS
 from gradscope.patching.mask_facts import Masks
 from gradscope.patching.match import Called, Layer
 from gradscope.patching.matchers import MATCHERS
@@ -48,7 +49,6 @@ _NOT_ALONE = frozenset({"embedding"})
 _ALSO_BY_HAND = frozenset({"attention"})
 
 _ATTENTION = "scaled_dot_product_attention"
-_PRODUCTS = frozenset({"linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm"})
 
 
 class Facts:
@@ -243,7 +243,7 @@ def _work(node: Node) -> float:
         return 0.0
     made = sum(_elements(value) for value in node.outputs)
     work = float(_CALL + made)
-    if node.op in _PRODUCTS and node.inputs and node.inputs[0].shape:
+    if node.op in MATMULS and node.inputs and node.inputs[0].shape:
         work += made * node.inputs[0].shape[-1] / _MULTIPLICATIONS
     return work
 

@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gradscope import ops
 from gradscope.patching.recording import Node, Value
 
-VIEWS = frozenset(
-    {"view", "reshape", "permute", "transpose", "t", "T", "mT", "movedim", "unflatten", "flatten", "ravel"}
-    | {"split", "chunk", "tensor_split", "split_with_sizes", "unbind", "getitem", "select", "narrow"}
-    | {"squeeze", "unsqueeze", "expand", "expand_as", "view_as", "contiguous", "clone", "repeat", "repeat_interleave"}
-)
+# Done again on a tensor of other strides as_strided would show other numbers.
+VIEWS = (ops.VIEWS - {"as_strided"}) | ops.names("contiguous clone repeat repeat_interleave")
 
 
 def is_view(node: Node) -> bool:

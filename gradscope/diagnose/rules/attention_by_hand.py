@@ -40,6 +40,7 @@ from gradscope.diagnose.recipe_findings import (
     scores_kept,
     where,
 )
+from gradscope.ops import BATCHED_MATMULS
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -47,7 +48,6 @@ from gradscope.units import size as size_text
 _RECIPES = frozenset({"attention", "packed_attention"})
 _MESSAGE = "attention is written out: it makes and keeps the scores of every query and key"
 
-_PRODUCTS = frozenset({"matmul", "rmatmul", "bmm", "baddbmm", "einsum"})
 # What scores go through before the softmax, and weights after it.
 _BEFORE = frozenset(
     {"mul", "div", "add", "sub", "masked_fill", "where", "to", "float", "type", "type_as", "view", "reshape", "clamp"}
@@ -178,7 +178,7 @@ def _before(case: Case, call: CallFact) -> list[CallFact]:
     while len(found) < _LONGEST and scores.producer is not None:
         maker = case.call(scores.producer)
         found.append(maker)
-        if maker.op in _PRODUCTS:
+        if maker.op in BATCHED_MATMULS:
             return found if _of_activations(maker) else []
         same = [each for each in maker.inputs if each.elements == scores.elements and each.requires_grad]
         # A bias that gets a gradient: torch's kernels do not all give it one.
@@ -197,7 +197,7 @@ def _after(case: Case, call: CallFact) -> list[CallFact]:
             return []
         call = users[0]
         found.append(call)
-        if call.op in _PRODUCTS:
+        if call.op in BATCHED_MATMULS:
             return found if _of_activations(call) else []
         if call.op not in _AFTER:
             return []

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule, first, severity_of, share
+from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding, OpRow, TensorFact
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -35,10 +36,7 @@ _PRODUCT_ROWS = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|mv|convolution|_convolution|mkldnn_convolution|cudnn_convolution|thnn_conv2d|"
     r"_scaled_dot_product_\w+)$"
 )
-_PRODUCTS = frozenset(
-    {"linear", "matmul", "bmm", "addmm", "mm", "baddbmm", "conv1d", "conv2d", "conv3d", "einsum"}
-    | {"scaled_dot_product_attention"}
-)
+_PRODUCTS = MATMULS | CONVOLUTIONS | {ATTENTION}
 
 # What an operation keeps for backward, of its inputs and of its result.
 _KEEPS_INPUTS = _PRODUCTS | {"mul", "div"}
@@ -46,7 +44,7 @@ _KEEPS_FIRST = frozenset(
     {"gelu", "silu", "layer_norm", "rms_norm", "group_norm", "batch_norm", "pow", "log", "sin", "cos"}
 )
 _KEEPS_RESULT = frozenset({"relu", "tanh", "sigmoid", "softmax", "log_softmax", "exp", "sqrt", "rsqrt"})
-_KEEPS_RESULT_TOO = frozenset({"scaled_dot_product_attention"})
+_KEEPS_RESULT_TOO = frozenset({ATTENTION})
 
 
 def find(case: Case) -> Iterator[Finding]:

@@ -22,11 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradscope.diagnose.case import Case, Rule
+from gradscope.ops import BATCHED_MATMULS
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
-
-_PRODUCTS = {"baddbmm", "bmm", "einsum", "matmul", "rmatmul"}
 
 # Between the product and the softmax: the scores themselves, whatever their dtype.
 _SCALES = {"div", "mul"}
@@ -134,7 +133,7 @@ def _product_before(case: Case, scores: TensorFact) -> tuple[CallFact, bool] | N
             continue
         seen.add(tensor.producer)
         call = case.call(tensor.producer)
-        if call.op in _PRODUCTS:
+        if call.op in BATCHED_MATMULS:
             return call, scaled
         if call.op not in _KEEPS:
             continue
@@ -172,7 +171,7 @@ def _meets_values(case: Case, weights: TensorFact, last: int) -> bool:
     left = list(weights.users)
     for _ in range(4):  # dropout, a cast, a view
         calls = [case.call(index) for index in left]
-        if any(call.op in _PRODUCTS for call in calls):
+        if any(call.op in BATCHED_MATMULS for call in calls):
             return last >= 2
         left = [
             user for call in calls if call.op in _FORMS | {"dropout"} for made in call.outputs for user in made.users

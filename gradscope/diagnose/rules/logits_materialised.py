@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.recipe_findings import Estimate, found_places, ops_ns
+from gradscope.ops import item_bytes
 from gradscope.tables import CallFact, Finding, PlaceFact
 
 # Fewer numbers are no matter: a classifier's loss over some classes.
@@ -27,7 +28,6 @@ _FEWEST = 1_000_000
 # At the peak: the logarithmic softmax, and a gradient of the same size.
 _HELD = 2
 
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 _LOSSES = ("log_softmax", "LogSoftmax", "nll_loss", "NllLoss")
 
@@ -57,7 +57,7 @@ def _passes(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
     layers = {call.layer for call in case.facts.calls if call.op in {"cross_entropy", "nll_loss", "log_softmax"}}
     found = ops_ns(case, layers, lambda name: any(each in name for each in _LOSSES))
     logits = max(output.elements for place in places for call in _calls(case, place) for output in call.outputs)
-    memory = _HELD * logits * _BYTES.get(_calls(case, places[0])[0].outputs[0].dtype, 4)
+    memory = _HELD * logits * item_bytes(_calls(case, places[0])[0].outputs[0].dtype)
     return Estimate(found, round(found * 0.5), round(found * 1.6), memory) if found else None
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -55,7 +56,7 @@ _KINDS = (
     _Kind(
         "matmul",
         "products of float32 matrices",
-        frozenset({"addbmm", "addmm", "baddbmm", "bmm", "einsum", "linear", "matmul", "mm", "rmatmul"}),
+        MATMULS,
         frozenset({"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm", "aten::_addmm_activation"}),
         'torch.set_float32_matmul_precision("high")',
         'torch.backends.cuda.matmul.fp32_precision = "tf32"',
@@ -63,7 +64,7 @@ _KINDS = (
     _Kind(
         "conv",
         "convolutions of float32",
-        frozenset(f"conv{more}{size}d" for more in ("", "_transpose") for size in (1, 2, 3)) | {"convolution"},
+        CONVOLUTIONS,
         frozenset({"aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::convolution_backward"}),
         "torch.backends.cudnn.allow_tf32 = True",
         'torch.backends.cudnn.conv.fp32_precision = "tf32"',

@@ -20,14 +20,13 @@ from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.recipe_findings import Estimate, found_places, ops_ns
+from gradscope.ops import item_bytes
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
 
 # Of making the dense gradient and adding it up: low, likely, high.
 _OF_DENSE = (0.5, 0.8, 0.95)
-
-_BYTES = {"float64": 8, "float32": 4}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -37,7 +36,7 @@ def find(case: Case) -> Iterator[Finding]:
         call = _call(case, places[str(finding.line)])
         ids, weight = call.inputs[:2]
         rows, tokens = counted(weight.shape[0]), counted(ids.elements)
-        whole = weight.elements * _BYTES.get(weight.dtype, 4)
+        whole = weight.elements * item_bytes(weight.dtype)
         evidence = f"a gradient of {rows} rows, {size_text(whole)}, is zeroed, filled and added for {tokens} tokens"
         yield replace(finding, evidence=evidence)
 

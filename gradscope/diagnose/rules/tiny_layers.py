@@ -26,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -34,7 +35,7 @@ from gradscope.units import percent
 _CALLS, _ROUNDS, _TINY, _SHARE = 64, 8, 0.8, 0.10
 _MEAN_NS = 100_000
 _ELEMENTS, _FLOPS = {"cpu": 16_384, "cuda": 1_000_000}, {"cpu": 400_000, "cuda": 100_000_000}
-_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "rmatmul"})
+_PRODUCTS = MATMULS | CONVOLUTIONS
 _FREE = frozenset({"getitem", "view", "reshape", "transpose", "unsqueeze", "squeeze", "backward", "detach", "chunk"})
 
 _Place = tuple[str | None, str, str]  # source, operation, layer with a star for its last number

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.attribute_names import below, layer_code, models_of, parameter_code
 from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.ops import item_bytes
 from gradscope.tables import Finding, ParameterFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -34,8 +35,6 @@ _MOST_NAMES = 6
 
 # Of the time of writing gradients.
 _OF_WRITING = 0.9
-
-_BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -90,7 +89,7 @@ def _wasted(case: Case, parameters: list[ParameterFact]) -> Finding:
     evidence = f"{_sum(parameters)} in {_count_layers(layers)}, held by no optimizer"
     if backward:
         evidence += f"; the backward pass of these layers takes {time_text(high)} of a step"
-    size = sum(_elements(each) * _BYTES.get(each.dtype, 4) for each in parameters)
+    size = sum(_elements(each) * item_bytes(each.dtype) for each in parameters)
     evidence += f"; their gradients are {size_text(size)}"
     return Finding(
         rule=RULE.name,

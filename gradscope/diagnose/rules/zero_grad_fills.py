@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.ops import item_bytes
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -31,7 +32,6 @@ _SAME = {"data", "detach"}  # of a gradient: the same memory
 _FILLS = {"aten::zero_", "aten::fill_", "aten::_foreach_zero_"}
 _PHASES = {"optimizer", "other", "forward"}  # the last: what comes after the first module of a step
 _OF_FILLS = 0.9  # of their time
-_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -51,7 +51,7 @@ def find(case: Case) -> Iterator[Finding]:
     added_ns = sum(row.self_ns for row in additions)
     most = filled_ns + added_ns // backwards
     saving = round(filled_ns * _OF_FILLS) + added_ns // backwards // 2
-    held = sum(each.elements * _BYTES.get(each.dtype, 4) for each in gradients)
+    held = sum(each.elements * item_bytes(each.dtype) for each in gradients)
     evidence = f"{counted(len(gradients))} gradients of {size_text(held)} are filled"
     if filled_ns:
         evidence += f" in {time_text(filled_ns)}"
