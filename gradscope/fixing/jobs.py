@@ -20,7 +20,7 @@ from gradscope.fixing.roots import Roots
 from gradscope.fixing.sites import key_of, planned_sites, side_of, verified_sites
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
-from gradscope.patching.precision import WithoutDropout
+from gradscope.patching.precision import WithoutDropout, in_backward
 from gradscope.patching.proof import dropout_off
 from gradscope.patching.verify import Verified, verify
 from gradscope.report.runfile import to_record
@@ -99,7 +99,7 @@ def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
 def _curve(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
     """The losses of the script's steps, with what is kept and without dropout."""
     limit = StepLimit(job.steps)
-    with WithoutDropout(), ExitStack() as stack:
+    with WithoutDropout() as off, in_backward([off]), ExitStack() as stack:
         if job.kept:
             put = limit.unnoted(_Putter(job, stack, dropout=False).put)
             stack.enter_context(Roots(put).watching())

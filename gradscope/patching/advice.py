@@ -175,6 +175,7 @@ _TODO: dict[str, tuple[str, ...]] = {
         "the step is neither faster nor leaner with it, beyond noise",
         "it shows no gain together with the others",
     ),
+    "fix the program without torch.compile, then compile it": ("it runs under torch.compile",),
     "call the module in every step, or leave the place as it is": ("the module was not called in the second run",),
     _NO_GAIN: (
         "the step is slower with it",

@@ -6,12 +6,15 @@ is given its floating tensors as float64, and every float type it is told become
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from gradscope.compat import swap_engine_entry
 
 _REAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _COMPLEX = frozenset({torch.complex64, torch.complex32})
@@ -46,15 +49,17 @@ class InDouble(TorchFunctionMode):
         }
 
         self._default = torch.get_default_dtype()
+        self._before: list[torch.dtype] = []  # the default types to go back to: it may be entered in itself
 
     def __enter__(self) -> Self:
-        self._default = torch.get_default_dtype()
-        if self._default in _REAL:
+        self._before.append(torch.get_default_dtype())
+        if self._before[-1] in _REAL:
+            self._default = self._before[-1]
             torch.set_default_dtype(torch.float64)
         return cast("Self", super().__enter__())  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: object) -> None:
-        torch.set_default_dtype(self._default)
+        torch.set_default_dtype(self._before.pop())
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def double_of(self, leaf: Tensor) -> Tensor:
@@ -121,6 +126,26 @@ class InDouble(TorchFunctionMode):
         if type(value) is dict:
             return {name: self._lifted(each) for name, each in value.items()}
         return value
+
+
+@contextmanager
+def in_backward(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
+    """The modes are on inside each backward pass too, where checkpointing runs a part of forward again.
+
+    ``backward`` is itself a torch function, so that they are off there.
+    """
+
+    def wrapped(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                for mode in modes:
+                    stack.enter_context(mode)
+                return run_backward(*args, **kwargs)
+
+        return run
+
+    with swap_engine_entry(wrapped):
+        yield
 
 
 class WithoutDropout(TorchFunctionMode):

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+from gradscope.capture.compiled import uncompiled
 from gradscope.capture.guard import Guard
 from gradscope.patching.operations import canonical
 from gradscope.patching.recording import Recording
@@ -14,9 +15,9 @@ from gradscope.patching.tape import Reads, Tape, reads_content
 
 
 def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
-    """Call ``run`` once; return what it did, and what it returned."""
+    """Call ``run`` once, without torch.compile; return what it did, and what it returned."""
     tape = Tape()
-    with tape:
+    with uncompiled(), tape:
         result = tape.run(run)
     tape.forget()
     return Recording(tape.nodes, tape.values), result

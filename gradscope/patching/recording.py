@@ -138,6 +138,7 @@ class Node:
     changed: frozenset[int]  # storages whose content it changed in place
     grad: bool  # whether gradients were recorded then
     autocast: bool = False  # whether torch chose dtypes then
+    compiled: bool = False  # whether torch.compile has made what it is a part of
     called_by: Callable[[], nn.Module | None] | None = None
 
     @property

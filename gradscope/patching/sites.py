@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.capture.paths import inner_paths
 from gradscope.patching.edits import Edit, edit_of
 from gradscope.patching.match import Match
 from gradscope.patching.recording import Frame, Node, Recording
@@ -18,7 +19,6 @@ from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.switch import attention_switch
 from gradscope.patching.syntax import private
-from gradscope.tree import named_modules_of
 
 Matcher = Callable[[Recording], Iterator[Match]]
 
@@ -86,6 +86,7 @@ def find_sites(
     return finder.sites()
 
 
+COMPILED = "it runs under torch.compile"
 _OURS = ("gradscope.recipes", "gradscope.kernels")
 
 
@@ -96,7 +97,7 @@ def _is_of_recipes(frame: Frame) -> bool:
 class _Finder:
     def __init__(self, model: nn.Module, recording: Recording, files: dict[str, SourceFile]) -> None:
         self.recording = recording
-        self.paths = {module: path for path, module in named_modules_of(model)}
+        self.paths = {module: path for path, module in inner_paths(model)}
         self.files = files
         self.found: dict[tuple[Any, ...], Site] = {}
 
@@ -129,17 +130,24 @@ class _Finder:
         if any(_is_of_recipes(place.frame) for node in match.nodes for place in node.places):
             return
         frame = _common(match)
+        compiled = any(node.compiled for node in match.nodes | match.optional | match.later)
         if frame is None:
             place = match.last.places[0] if match.last.places else None
             if place is None:  # torch's own code
                 return
             site = self._site(match, place.frame, place.span.line if place.span else 0)
-            self._refuse(site, "the pattern is spread over several functions", match, place.frame)
+            if compiled:
+                site.reasons.append(COMPILED)
+            else:
+                self._refuse(site, "the pattern is spread over several functions", match, place.frame)
             return
         place = match.last.place_in(frame)
         line = place.span.line if place is not None and place.span is not None else 0
         site = self._site(match, frame, line)
         if site.reasons:
+            return
+        if compiled:
+            site.reasons.append(COMPILED)
             return
         try:
             chain = self._chain(match, frame)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from gradscope.capture.compiled import under_compile
 from gradscope.capture.guard import Guard
 from gradscope.capture.user_stack import is_standard, stack
 from gradscope.patching.operations import LOOKS, canonical
@@ -169,6 +170,7 @@ class Tape(TorchFunctionMode):
             self._add(node, [args[0]] if op == "setitem" else _tensors(result))  # an assignment returns nothing
             node.places = self._places(frame, shown=op in _READS and not node.outputs)
             node.caller = self._caller(frame)
+            node.compiled = under_compile(frame)
         return result
 
     def _add(self, node: Node, made: Iterable[Tensor]) -> None:

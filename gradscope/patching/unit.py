@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.precision import InDouble, WithoutDropout
+from gradscope.capture.compiled import uncompiled
+from gradscope.patching.precision import InDouble, WithoutDropout, in_backward
 from gradscope.tree import buffers_of, named_parameters_of, parameters_of
 
 Outcome = dict[str, Tensor]  # outputs and gradients by name
@@ -59,11 +60,14 @@ class Unit:
         leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
         leaves |= {name: tensor for name, tensor in named_parameters_of(self.module) if tensor.requires_grad}
         read = [*parameters_of(self.module), *buffers_of(self.module), *inputs.values()]
+        mode = InDouble(read) if double else None
+        modes = [WithoutDropout()] if mode is None else [mode, WithoutDropout()]
         with ExitStack() as stack:
+            stack.enter_context(uncompiled())
             stack.enter_context(_seeded(self.seed))
             stack.enter_context(torch.enable_grad())
-            mode = stack.enter_context(InDouble(read)) if double else None
-            stack.enter_context(WithoutDropout())
+            for each in modes:
+                stack.enter_context(each)
             if mode is not None:
                 leaves = {name: mode.double_of(leaf) for name, leaf in leaves.items()}
             output = self.call(*args, **kwargs)
@@ -72,9 +76,10 @@ class Unit:
         wanted = {name: tensor for name, tensor in outputs.items() if tensor.requires_grad}
         if wanted and leaves and gradients:
             upstream = [_upstream(tensor, index, self.seed) for index, tensor in enumerate(wanted.values())]
-            back = torch.autograd.grad(
-                list(wanted.values()), list(leaves.values()), upstream, allow_unused=True, materialize_grads=False
-            )
+            with uncompiled(), in_backward(modes):
+                back = torch.autograd.grad(
+                    list(wanted.values()), list(leaves.values()), upstream, allow_unused=True, materialize_grads=False
+                )
             found |= {
                 f"{GRADIENT}{name}": gradient
                 for name, gradient in zip(leaves, back, strict=True)
@@ -115,7 +120,8 @@ def captured(modules: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[s
         module.register_forward_pre_hook(hook(path), with_kwargs=True, prepend=True) for path, module in modules.items()
     ]
     try:
-        run()
+        with uncompiled():
+            run()
     finally:
         for handle in handles:
             handle.remove()

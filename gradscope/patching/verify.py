@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from gradscope.capture.compiled import uncompiled
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
 from gradscope.patching.choice import NO_GAIN, Choice, Gain, Group, Saved, choose
@@ -266,7 +267,7 @@ class _Step:
 
     def loss_difference(self, kept: list[Swap]) -> float:
         """Of the loss without and with ``kept``, in evaluation mode: a share of the loss."""
-        with _evaluating(self.workload.model):
+        with uncompiled(), _evaluating(self.workload.model):
             before = self._loss_of(self.batch).item()
             try:
                 for swap in kept:

@@ -98,6 +98,22 @@ def test_the_passes_of_a_proof_are_no_steps_of_the_script(
     assert found.curves is not None and found.curves.same and len(found.curves.before) >= 3
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_curve_of_checkpointed_layers(
+    folder: Path, gains: Gains, here: list[str], run: Runner, reentrant: bool
+) -> None:
+    """What runs again in backward drops as little as it did at first."""
+    text = Path("train.py").read_text().replace("layer(x)", f"checkpoint(layer, x, use_reentrant={reentrant})")
+    text = text.replace("import math", "import math\nfrom torch.utils.checkpoint import checkpoint", 1)
+    text = text.replace("x = torch.randn(2, 12, 32)", "x = torch.randn(2, 12, 32, requires_grad=True)")
+    Path("train.py").write_text(text)
+    ran = run("fix", "train.py", *CURVE)
+    assert ran.code == 0, ran.err
+    found = load_fix("gradscope-train-fix.json")
+    assert [(site.path, site.status) for site in found.sites] == [("layers.0", "kept"), ("layers.1", "kept")]
+    assert found.curves is not None and found.curves.same and found.curves.largest_difference < 1e-5
+
+
 def test_dry_run_in_a_process_of_its_own(folder: Path, run: Runner) -> None:
     ran = run("fix", "train.py", "--dry-run", "-q")
     assert ran.code == 0 and "2 of 2 places can be replaced." in ran.out

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gradscope.patching.compare import Errors, compare
 from gradscope.patching.plan import Plan, plan
@@ -276,3 +277,29 @@ def test_what_only_the_graph_of_a_stored_loss_keeps_is_not_read(loss: bool, also
         gc.unfreeze()
     assert site.supported is not (also or (loss and frozen))
     assert all("is kept after the run" in reason for reason in site.reasons)
+
+
+class Checkpointed(nn.Module):
+    """A part that drops a half, whose forward runs again in backward."""
+
+    def __init__(self, checkpoints: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.checkpoints = nn.Linear(8, 8), nn.Linear(8, 8), checkpoints
+
+    def part(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.one(x).float().tanh(), 0.5, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(checkpoint(self.part, x, use_reentrant=False) if self.checkpoints else self.part(x))
+
+
+def test_what_checkpointing_runs_again_is_proved_as_it_ran_first() -> None:
+    """In backward too it is in float64 and drops nothing."""
+    x, default = torch.randn(4, 8).requires_grad_(), torch.get_default_dtype()
+    models = Checkpointed(checkpoints=True), Checkpointed(checkpoints=False)
+    found, wanted = (Unit("", model, model, (x,), {}).references for model in models)
+    for mine, other in zip(found, wanted, strict=True):
+        assert {name: held.dtype for name, held in mine.items()} == {name: held.dtype for name, held in other.items()}
+        assert all(torch.equal(held, other[name]) for name, held in mine.items())
+    assert torch.get_default_dtype() is default
