@@ -74,7 +74,7 @@ class Conditions:
             Refusal: it is not written where it is used.
         """
         texts = self._texts_at(node)
-        spelled = texts.spelled(node)
+        spelled = texts.expression(node) if node.op == "setitem" else texts.spelled(node)
         if not isinstance(spelled, ast.Subscript):  # what iterates, or another function of torch's that indexes
             return
         index, value = resolved(spelled.slice, texts.source), node.args[1]

@@ -58,7 +58,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             found |= {known.text: known for known in conditions.on_the_way(node)}
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue
-        for known in conditions.places(node) if node.op == "getitem" else ():
+        for known in conditions.places(node) if node.op in {"getitem", "setitem"} else ():
             if known.text not in fitting:
                 found.setdefault(known.text, known)
         for scalar, value in _numbers(node):

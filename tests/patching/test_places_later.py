@@ -68,6 +68,12 @@ qkv = self.qkv(x)
 y = (q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v
 return y.transpose(1, 2).reshape(B, T, C)
 """
+ERF = "x = self.gate(x)\nreturn 0.5 * x * (1.0 + torch.erf(x / {} ** 0.5))\n"
+POWER = """\
+x, power = self.gate(x), torch.zeros(2)
+{}
+return x * torch.rsqrt(x.pow(power[1]).mean(-1, keepdim=True) + 1e-5)
+"""
 _HEADS = "\nq, k, v = (each.view(B, T, 2, -1).transpose(1, 2) for each in (q, k, v))"
 
 
@@ -133,6 +139,10 @@ def same(original: nn.Module, model: nn.Module, call: Callable[..., Tensor] = nn
         ("g, u = self.gate(x).chunk(2, self.axis)\nreturn F.silu(g) * u\n", "swiglu", {"axis": 1}),
         ("h = self.gate(x)\nreturn F.silu(h[..., :self.width]) * h[..., self.width:]\n", "swiglu", {"width": 1}),
         ("h = self.gate(x)\nreturn F.silu(h[..., :8]) * h[..., 8:self.end]\n", "swiglu", {"end": 9}),
+        (ERF.format("(1.0, 2.0)[self.which]"), "gelu", {"which": 0}),
+        (ERF.format("float(self.at / 4).real"), "gelu", {"at": 12}),
+        (POWER.format("power[self.which] = 2.0"), "rms_norm", {"which": 0}),
+        (POWER.format("power[self.which :] = 2.0"), "rms_norm", {"which": 2}),
     ],
 )
 @pytest.mark.usefixtures("nothing_is_idle")
@@ -351,6 +361,24 @@ def test_functions_of_math_are_not_asked_for(tmp_path: Path, above: str, root: s
     model = net(tmp_path, HEAD.replace("import math\n", f"import math\n{above}\n") + textwrap.indent(body, " " * 8))
     ((_, after),) = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64))).texts.values()
     assert "gelu(x)" in after and "if " not in after
+
+
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_a_number_that_becomes_a_tensor_is_not_asked_for(tmp_path: Path) -> None:
+    """As GPT-2's of old, which has one name for both."""
+    made = "fill = -1e9\nfill = torch.tensor(fill, dtype=x.dtype).to(x.device)\n"
+    model = net(tmp_path, HEAD + textwrap.indent(made + FILLED.replace("self.fill", "fill"), " " * 8))
+    ((_, after),) = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64))).texts.values()
+    assert "attention(" in after and "if " not in after
+
+
+@pytest.mark.usefixtures("nothing_is_idle")
+def test_a_number_that_the_new_code_reads_is_not_asked_for(tmp_path: Path) -> None:
+    body = f"q, k, v = self.qkv(x).chunk(3, -1){_HEADS}\ny = F.scaled_dot_product_attention(q, k, v, scale=self.half)\n"
+    body += "return y.transpose(1, 2).reshape(B, T, C)\n"
+    model = net(tmp_path, HEAD + textwrap.indent(body, " " * 8))
+    ((_, after),) = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64))).texts.values()
+    assert "scale=self.half" in after and "if " not in after
 
 
 @pytest.mark.usefixtures("nothing_is_idle")
