@@ -190,7 +190,7 @@ def _is_small(qkv: Tensor, heads: int, kv_heads: int | None) -> bool:
         and qkv.is_cpu
         and not qkv.is_nested
         and qkv.dim() == 3
-        and 0 < qkv.shape[1] < SHORT
+        and qkv.shape[1] < SHORT
         and pays.against(_NAME, tokens=qkv.shape[1]) is not None
         and qkv.shape[2] > 0
         and qkv.shape[2] % (3 * heads) == 0
@@ -287,13 +287,13 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only(_NAME, "attention(..., backend='math') has a second derivative")
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         qkv, bias, seed, out, logsumexp = ctx.saved_tensors
-        wants_qkv, wants_bias = ctx.needs_input_grad[:2]
+        wants_bias = ctx.needs_input_grad[1]
         heads, kv_heads, is_causal, dropout_p, scale, backend = ctx.settings
         options = (heads, kv_heads, is_causal, dropout_p, scale, backend, wants_bias)
         dqkv, dbias = packed.backward(upstream, qkv, bias, seed, out, logsumexp, *options)
-        return dqkv if wants_qkv else None, dbias if wants_bias else None, None, None
+        return dqkv, dbias if wants_bias else None, None, None
 
 
 class _HeldAttention(torch.autograd.Function):

@@ -104,6 +104,18 @@ def test_a_mean_of_weighted_rows_and_of_the_normaliser() -> None:
     torch.testing.assert_close(ours, (loss.detach(), *torch.autograd.grad(loss, x)))
 
 
+@pytest.mark.parametrize("hidden", [0, 4])
+def test_a_class_that_no_row_may_take(hidden: int) -> None:
+    """The normaliser is that of the others."""
+    logits, target = torch.randn(3, 5, dtype=torch.float64), torch.tensor([1, 2, 3])
+    logits[:, hidden] = -torch.inf
+    loss, slope = gradient(lambda x: cross_entropy(x, target, z_loss=0.3), logits)
+    others = [each for each in range(5) if each != hidden]
+    fewer = gradient(lambda x: cross_entropy(x, target - int(hidden == 0), z_loss=0.3), logits[:, others])
+    torch.testing.assert_close((loss, slope[:, others]), fewer)
+    assert not slope[:, hidden].any()
+
+
 def test_rows_that_are_ignored_may_hold_anything() -> None:
     """Case 6: NaN and infinities there reach neither the loss nor the gradient."""
     logits = torch.randn(3, 5)

@@ -133,6 +133,18 @@ def test_what_counts_weighs_nothing(dtype: torch.dtype, label_smoothing: float, 
     torch.testing.assert_close(ours, torchs, equal_nan=True)
 
 
+def test_rows_are_read_in_units_where_both_tensors_have_them() -> None:
+    """A unit at another address than a multiple of 16 bytes is an error on a GPU."""
+    from gradscope.kernels.cross_entropy.triton_launch import _lanes
+
+    wide = torch.zeros(4, 24)
+    rows = wide[:, :16, None]
+    assert _lanes(rows, rows) == 4 and _lanes(rows.bfloat16(), rows.bfloat16()) == 8
+    others = [torch.zeros(4, 16, 1), wide[:, 1:17, None], torch.zeros(16, 4).t()[:, :, None]]
+    for other in others:
+        assert _lanes(rows, other) == _lanes(other, rows) == 1
+
+
 def test_float64_is_not_the_kernels(triton_device: torch.device) -> None:
     logits: Tensor = torch.zeros(2, 3, dtype=torch.float64, device=triton_device)
     choice = cross_entropy.explain(logits, torch.zeros(2, dtype=torch.int64, device=triton_device))

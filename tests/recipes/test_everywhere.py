@@ -189,6 +189,14 @@ def test_meta(case: Case, wanted: bool) -> None:
     as_torch(run, case, same_form)
 
 
+def test_meta_beside_others_is_an_error_that_the_recipe_names() -> None:
+    real, meta = torch.ones(2), torch.ones(2, device="meta")
+    for given in ((meta, 1.0), (meta, (meta, None)), ((meta,), meta)):
+        assert why_torch(given) == "the tensors are on the meta device"
+    for given in ((meta, real), (meta, (real,)), (real, (meta,)), ((meta,), (real,))):
+        assert why_torch(given) is None
+
+
 @EACH
 @pytest.mark.parametrize("made", ["inside", "outside"])
 def test_fake(case: Case, made: str) -> None:

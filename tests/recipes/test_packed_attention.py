@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from gradscope.kernels import pays
 from gradscope.kernels.attention.dropout import keep_mask
 from gradscope.kernels.heads import cpu
 from gradscope.recipes.packed_attention import PackedSelfAttention, packed_attention
@@ -299,6 +300,13 @@ def test_scores_are_held_where_that_pays() -> None:
     with torch.autocast("cpu"):
         assert packed_attention.explain(qkv, 4).refused["held"] == "under autocast the attention recipe runs"
     compare(qkv.detach(), 4, is_causal=True)
+
+
+def test_small_problems_are_walked_over_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pays, "FEWEST", {"packed_attention with held scores": {"scores": (pays.NEVER, pays.NEVER)}})
+    qkv = torch.randn(2, 5, 48, requires_grad=True)
+    assert packed_attention.explain(qkv, 2).backend == "cpu"
+    assert type(packed_attention(qkv, 2).grad_fn).__name__ == "_PackedAttentionBackward"
 
 
 @pytest.mark.measured_sizes
