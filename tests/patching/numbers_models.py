@@ -186,16 +186,17 @@ class Swish(Numbers):
 class UserSizes(Numbers):
     """What is called as a tensor's form is called, and is the user's own."""
 
-    changes: ClassVar = {"size": (4, 2.5), "ndim": 4, "shape": (1, 1.5), "dim": lambda: 0.25}
+    changes: ClassVar = {"size": (4, 2.5), "ndim": 4, "shape": (1, 1.5), "sqrt": lambda: 0.25, "dim": lambda: 0.25}
 
     def __init__(self) -> None:
         super().__init__()
         self.size, self.ndim, self.shape = (4, 0.5), 2, (1, 1.0)
-        self.dim = halved
+        self.dim = self.sqrt = halved
         self.weight = nn.Parameter(torch.rand(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lift(x)
+        x = self.sqrt() * x * (1.0 + torch.erf(x * 0.5**0.5))
         _, half = self.size
         x = half * x * (self.shape[1] + torch.erf(x / math.sqrt(2)))
         x = x * torch.rsqrt(x.pow(self.ndim).mean(-1, keepdim=True) + 1e-5) * self.weight

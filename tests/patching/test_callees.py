@@ -73,6 +73,20 @@ class Net(nn.Module):
 
     def forward(self, x):
 """
+BLOCK = """\
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+BLOCKS = {"silu": Block, "tanh": nn.Tanh}
+
+
+class Net("""
 ATTENTION = "q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)\nreturn {} @ v\n"
 
 pytestmark = pytest.mark.usefixtures("nothing_is_idle")
@@ -229,6 +243,7 @@ def test_a_class_of_the_file_that_is_written_down_is_not_asked_for(tmp_path: Pat
         ("return self.choice(self.gate(x)) * self.up(x)\n", "silu is not called by its own name"),
         ("return FUNCTIONS[self.kind](self.gate(x)) * self.up(x)\n", "silu is not called by its own name"),
         ("own, _ = self.own, 1\nreturn own(self.gate(x)) * self.up(x)\n", "own may hold other modules next time"),
+        ("i = 0\nreturn self.acts[i](self.gate(x)) * self.up(x)\n", "self.acts[i] may hold other modules next time"),
         ("return self.by(self.own, self.gate(x)) * self.up(x)\n", "act may be another number next time"),
         (
             "return (self.own if self.kind else self.act)(self.gate(x)) * self.up(x)\n",
@@ -239,6 +254,17 @@ def test_a_class_of_the_file_that_is_written_down_is_not_asked_for(tmp_path: Pat
 def test_what_can_be_asked_for_nowhere_is_left_alone(tmp_path: Path, body: str, reason: str) -> None:
     patches = planned(tmp_path, body)
     assert [site.reasons[0].rpartition(": ")[2] for site in patches.sites] == [reason]
+
+
+def test_what_calls_the_module_itself_is_not_asked_for(tmp_path: Path) -> None:
+    body = "return self.block(x)\n"
+    text = (
+        text_of(body)
+        .replace("class Net(", BLOCK)
+        .replace("self.drop = ", "self.block = BLOCKS[act]()\n        self.drop = ")
+    )
+    ((_, after),) = Patches(plan(net(tmp_path, text), torch.randn(2, 6, 8, dtype=torch.float64))).texts.values()
+    assert "swiglu(" in after and "if type(" not in after
 
 
 def test_what_an_argument_becomes_can_be_asked_for_nowhere(tmp_path: Path) -> None:
@@ -256,12 +282,14 @@ def test_a_container_that_is_filled_by_a_choice_is_left_alone(tmp_path: Path, na
     assert what_to_do(patches.sites[0].reasons[0]).startswith("write down which modules")
 
 
-def test_where_a_table_has_its_heads_is_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", ["", "[:]"])
+def test_where_a_table_has_its_heads_is_asked(tmp_path: Path, behind: str) -> None:
     """One sequence of one head fits the other way round as well, with the first token's angles for all."""
     body = (
         "q, k, v = self.qkv(x).view(2, 6, 6, 4).transpose(1, 2).chunk(3, 1)\nreturn self.turned(q) * self.turned(k)\n"
     )
-    patches = planned(tmp_path, body)
+    text = text_of(body).replace("cos.unsqueeze(unsqueeze_dim)", f"cos.unsqueeze(unsqueeze_dim){behind}")
+    patches = Patches(plan(net(tmp_path, text), torch.randn(2, 6, 8, dtype=torch.float64)))
     assert patches.in_source, patches.table.reasons.tolist()
     ((before, after),) = patches.texts.values()
     for shape, dim in (((2, 6, 2, 4), 2), ((2, 6, 1, 4), 2), ((2, 2, 6, 4), 1)):
@@ -276,7 +304,7 @@ def _turned(model: Any, x: Tensor, dim: int) -> Tensor:
 
 
 def test_a_form_that_is_asked_for_by_a_call(tmp_path: Path) -> None:
-    body = ATTENTION.format("s.masked_fill(torch.ones_like(s).triu(1).bool(), -torch.inf).softmax(-1)")
+    body = ATTENTION.format("s.masked_fill(torch.ones_like(s).triu(2).bool(), -torch.inf).softmax(-1)")
     patches = planned(tmp_path, body.replace("return", "s = q @ k.mT\nreturn"))
     reasons = {reason for site in patches.sites for reason in site.reasons}
     assert reasons == {"ones_like asks for the form of what matmul makes, which goes"}

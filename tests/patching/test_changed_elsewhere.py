@@ -44,6 +44,8 @@ def test_names_of_other_functions_change_nothing(tmp_path: Path) -> None:
         parts = net.act
         for each in net.modules():
             setattr(each, "seen", True)
+            each.register_forward_hook(print)
+        net.act.register_forward_hook(print)
         return parts[0]
 
     def filled(parts):
@@ -134,3 +136,11 @@ def test_the_name_of_a_module_that_may_be_another_is_not_asked_by(tmp_path: Path
     below += "class Sub(Net):\n    def __init__(self):\n        super(Net, self).__init__()\n"
     below += "        self.gate, self.up, self.act = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), nn.SiLU()\n"
     agree(tmp_path, text_of("swapped() if other else Net()", below, base="nn.Module"))
+
+
+def test_a_class_of_what_a_function_imports_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"imported_by_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text("from torch.nn import GELU as SiLU\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    below = f"class Sub(Net):\n    def __init__(self):\n        super().__init__()\n        import {name} as nn\n"
+    agree(tmp_path, text_of("Sub() if other else Net()", below + "        self.act = nn.SiLU()", base="nn.Module"))

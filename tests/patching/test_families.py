@@ -101,6 +101,11 @@ MIXED = "class Mixed:\n    def set(self):\n        self.act = nn.GELU()\n       
 INDENTED = SUB.format("Net").replace("\n", "\n  ")
 WIDER = {
     "a class above gives it": text_of("Net().give(nn.GELU) if other else Net()", base="Base"),
+    "a function outside of it": text_of(
+        "given(Net()) if other else Net()",
+        "def given(self):\n    self.act = nn.GELU()\n    return self",
+        base="nn.Module",
+    ),
     "a class mixed in": text_of(
         "Sub().set() if other else Net()",
         MIXED + "class Sub(Mixed, Net):\n    pass",
@@ -141,6 +146,7 @@ WIDER = {
             'self.add_module(module=nn.GELU(), name="act")',
             'self._modules["act"] = nn.GELU()',
             "self._modules.update(act=nn.GELU())",
+            'self.__dict__.setdefault("act", nn.GELU())',
             'self.__dict__["act"] = nn.GELU()',
             'vars(self)["act"] = nn.GELU()',
             "for self.act in [nn.GELU()]: pass",
@@ -221,6 +227,7 @@ REFUSED = {
         )
         for name, below in {
             "a global": "class Mine:\n    silu = F.gelu\n\ndef swap(net):\n    global F\n    F = Mine\n    return net",
+            "an import": "if 'GRADSCOPE_OTHER' in os.environ:\n    import math as F",
             "a condition": "class Mine:\n    silu = F.gelu\n\nif 'GRADSCOPE_OTHER' in os.environ:\n    F = Mine",
         }.items()
     },
@@ -328,6 +335,12 @@ def test_another_setting_of_a_module_is_asked_for(tmp_path: Path, given: str) ->
     assert "if self." not in after
 
 
+def test_a_setting_that_the_new_code_reads_is_not_asked_for(tmp_path: Path) -> None:
+    text = SETTINGS.replace("Net({given})", "Net()").replace("pad=None", "pad=2")
+    ((_, after),) = planned(tmp_path, text).texts.values()
+    assert "self.table.max_norm is None" in after and after.count("self.table.padding_idx") == 1
+
+
 @pytest.mark.parametrize("made", ["nn.Embedding(*(9, 8, pad, norm))", 'nn.Embedding(9, 8, **{"max_norm": norm})'])
 def test_a_setting_that_is_not_written_in_its_place_is_asked_for(tmp_path: Path, made: str) -> None:
     text = SETTINGS.replace("nn.Embedding(9, 8, pad, max_norm=norm, scale_grad_by_freq=often)", made)
@@ -383,8 +396,8 @@ def agree(folder: Path, text: str) -> None:
     "line", ['held = self._modules; held["act"] = nn.GELU()', "held = vars(self); self.more(held)"]
 )
 def test_a_name_for_all_that_a_module_holds_is_asked_for(tmp_path: Path, line: str) -> None:
-    more = "class Base(nn.Module):\n    def more(self, held):\n        held['_modules']['act'] = nn.GELU()\n\n"
-    agree(tmp_path, text_of(line=line, base="Base").replace("class Base(nn.Module):\n", more))
+    more = "class More(nn.Module):\n    def more(self, held):\n        held['_modules']['act'] = nn.GELU()\n\n\n"
+    agree(tmp_path, text_of(line=line, base="More").replace("class Net", more + "class Net"))
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,10 @@ def test_a_condition_holds_for_the_value_it_was_written_for(value: Any) -> None:
     text = conditions._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
     assert eval(text, {"held": value})
     assert not eval(text, {"held": None})
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_tensor_is_no_truth_value(value: bool) -> None:
+    """It may want a gradient."""
+    text = conditions._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
+    assert not eval(text, {"held": torch.tensor(float(value))})
