@@ -12,6 +12,7 @@ from gradscope.patching.dynamics import check_run
 from gradscope.patching.effects import check_calls
 from gradscope.patching.forms import Forms
 from gradscope.patching.gaps import gaps
+from gradscope.patching.lengths import equal_lengths
 from gradscope.patching.match import Match
 from gradscope.patching.names import Names
 from gradscope.patching.otherwise import otherwise
@@ -86,7 +87,8 @@ class _Region:
         self.statements.sort_others({name for each in self.spelling.spelled for name in names_in(each)})
         self._check_names()
         check_calls(match, self.texts, self.statements, self.spelling.spelled)
-        self.statements.require(relied_on(match, recording, self.texts, self.spelling.helper))
+        known = relied_on(match, recording, self.texts, self.spelling.helper)
+        self.statements.require([*known, *equal_lengths(match, self.texts)])
         self.second = second_of(match, recording, self.texts, self.statements)
 
     def _check_result(self, frame: Frame) -> None:

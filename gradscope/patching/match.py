@@ -29,6 +29,7 @@ class Scalar:
     position: int
     name: str = ""
     otherwise: str = ""
+    asked: bool = False  # another call was given the same number: it must be what it was, though it is read anew
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,7 @@ class Match:
     idle: str = ""  # why it would be right and gain nothing, at this size
     fixed: tuple[Scalar, ...] = ()  # where these are not spelled as numbers, `otherwise` is the better way
     like: Like | None = None  # the form of what is made on the way, for statements that ask for it
+    lengths: tuple[tuple[Value, int], tuple[Value, int]] | None = None  # sizes that must be equal: tensor, dimension
     otherwise: Match | None = None  # what to do where the source does not allow this
     also: Node | None = None  # a later call of the output: the new call gives its result too, before the output
 

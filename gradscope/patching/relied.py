@@ -154,7 +154,7 @@ def _pieces(arguments: tuple[Argument, ...]) -> Iterator[Piece]:
 def _read_anew(arguments: tuple[Argument, ...]) -> Iterator[tuple[Node, int | str]]:
     """What of a call the new code reads itself, by position and by name."""
     for piece in _pieces(arguments):
-        if isinstance(piece, Scalar):
+        if isinstance(piece, Scalar) and not piece.asked:
             yield piece.node, piece.position
             if piece.name:
                 yield piece.node, piece.name

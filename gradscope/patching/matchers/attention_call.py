@@ -79,6 +79,8 @@ class Call:
         assert found is not None
         shorter.nodes |= found.nodes
         shorter.fixed += found.fixed
+        if not found.is_of_scores:
+            shorter.lengths = (_length(self.query), _length(self.key))
         return shorter
 
     def _with(self, masks: list[Mask], known: int | None) -> Match:
@@ -100,7 +102,7 @@ class Call:
         arguments.append(Argument("scale", self._scale()))
         caps = [step for step in self.found.steps if isinstance(step, Cap)]
         if caps:
-            arguments.append(Argument("softcap", (Scalar(caps[0].node, caps[0].position),)))
+            arguments.append(Argument("softcap", (Scalar(caps[0].node, caps[0].position, asked=True),)))
         if self._grouped():
             arguments.append(Argument("enable_gqa", ("True",)))
         helpers: tuple[str, ...] = ()
@@ -276,6 +278,11 @@ class Call:
                 self.reasons.append("a mask is added before the scores are scaled")
             elif not factor > 0 or mask.fill * factor > 0.1 * HIDDEN:
                 self.reasons.append(f"masked scores become {mask.fill * factor}, which does not hide them")
+
+
+def _length(operand: Operand) -> tuple[Value, int]:
+    """Which dimension of which tensor."""
+    return operand.value, operand.order[-2] if operand.order else -2
 
 
 def _scalar(step: Factor) -> Scalar:

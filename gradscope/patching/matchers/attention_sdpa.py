@@ -41,5 +41,12 @@ def with_causal_mask(node: Node) -> Iterator[Match]:
         return
     told = (*arguments, Argument("is_causal", ("True",)))
     yield Match(
-        RECIPE, "attention", told, frozenset({node}) | made.nodes, node.output, fixed=made.fixed, otherwise=plain
+        RECIPE,
+        "attention",
+        told,
+        frozenset({node}) | made.nodes,
+        node.output,
+        fixed=made.fixed,
+        lengths=((query, -2), (key, -2)),
+        otherwise=plain,
     )

@@ -10,6 +10,7 @@ import torch
 
 from gradscope.patching.graph import CASTS, COPIES, argument, number, remade
 from gradscope.patching.match import Scalar
+from gradscope.patching.matchers.products import leads_to_product
 from gradscope.patching.recording import Frame, Node, Value
 
 # A number that stands for minus infinity: far enough below any score that its weight is 0.
@@ -57,6 +58,12 @@ class Made:
     fixed: tuple[Scalar, ...]  # numbers that must be spelled as such: another number makes another mask
     infinite: bool  # what is hidden is minus infinity
 
+    @property
+    def is_of_scores(self) -> bool:
+        """Whether it has the scores' own form, however many keys there are."""
+        makers = [node for node in self.nodes if node.op in _LIKE | _FILLED | _PLACES and node.output.shape != ()]
+        return all(node.op in _LIKE and leads_to_product(node.inputs[0]) for node in makers)
+
 
 _FORMS = frozenset(
     {"view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as"}
@@ -64,6 +71,7 @@ _FORMS = frozenset(
 )
 _FILLED = frozenset({"ones", "zeros", "full", "empty", "new_ones", "new_zeros", "new_full", "new_empty"})
 _LIKE = frozenset({"ones_like", "zeros_like", "full_like", "empty_like"})
+_PLACES = frozenset({"arange", "triu_indices", "tril_indices", "tensor"})
 _COMPARED = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "rsub", "mul", "neg", "logical_not", "logical_and", "logical_or"}
 )
@@ -127,7 +135,7 @@ def _made(value: Value, frame: Frame, nodes: set[Node], fixed: list[Scalar]) -> 
         nodes.add(node)
         if node.op in _LIKE or (node.op.startswith("new_") and node.op in _FILLED):
             continue
-        if node.op in _FILLED or node.op == "arange" or node.op in {"triu_indices", "tril_indices", "tensor"}:
+        if node.op in _FILLED | _PLACES:
             if not _made_alone(node, fixed):
                 return False
             continue

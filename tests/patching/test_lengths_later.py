@@ -1,0 +1,106 @@
+"""A causal attention gets more keys than queries, or a cap that is two numbers, after it was planned."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradscope
+from gradscope.patching.patches import Patches
+
+WIDTH, TOKENS = 8, 6
+
+
+class Cached(nn.Module):
+    """Its mask is of the queries' length alone: one row of it is laid over all keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.cap, self.other = nn.Linear(WIDTH, 3 * WIDTH), 5.0, 5.0
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        if past is not None:
+            k, v = torch.cat((past, k), 2), torch.cat((past, v), 2)
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores.masked_fill(torch.ones(t, t).tril() == 0, float("-inf"))
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Kept(Cached):
+    """A call that does nothing at first gives the keys."""
+
+    def cached(self, k: Tensor, past: Tensor | None) -> Tensor:
+        return k if past is None else torch.cat((past, k), 2)
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        k, v = self.cached(k, past), self.cached(v, past)
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Sdpa(Cached):
+    """torch's own is given the mask."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        if past is not None:
+            k, v = torch.cat((past, k), 2), torch.cat((past, v), 2)
+        mask = torch.ones(t, t, dtype=torch.bool).tril()
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
+
+
+class Capped(Cached):
+    """Two numbers that are one in the beginning."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = self.other * torch.tanh((q @ k.transpose(-2, -1)) / self.cap)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+def _patched(model: nn.Module) -> Patches:
+    patches = Patches(gradscope.plan(model, torch.randn(2, TOKENS, WIDTH).double(), recipes=["attention"]))
+    patches.apply()
+    assert patches.kept, patches.table.reasons.tolist()
+    return patches
+
+
+@pytest.mark.parametrize("kind", [Cached, Kept, Sdpa])
+def test_one_query_sees_all_that_is_cached(kind: type[Cached]) -> None:
+    model = kind().double()
+    original, x = copy.deepcopy(model), torch.randn(2, 1, WIDTH).double()
+    patches = _patched(model)
+    assert "is_causal=True" in patches.diff
+    past = torch.randn(2, 1, TOKENS, WIDTH).double()
+    torch.testing.assert_close(model(x, past), original(x, past))
+
+
+def test_nothing_is_asked_where_keys_are_as_many_as_queries() -> None:
+    class Plain(Cached):
+        def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+            t = x.size(1)
+            q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+            scores = (q @ k.transpose(-2, -1)) * 0.35
+            scores = scores.masked_fill(torch.ones(t, t).tril() == 0, float("-inf"))
+            return (scores.softmax(-1) @ v).squeeze(1)
+
+    new = [line for line in _patched(Plain().double()).diff.splitlines() if line.startswith("+")]
+    assert not any(" if " in line for line in new)
+
+
+@pytest.mark.parametrize("name", ["cap", "other"])
+def test_a_cap_of_two_names_is_one_number(name: str) -> None:
+    model = Capped().double()
+    original, x = copy.deepcopy(model), torch.randn(2, TOKENS, WIDTH).double() * 9
+    _patched(model)
+    for each in (model, original):
+        setattr(each, name, 0.5)
+    torch.testing.assert_close(model(x), original(x))
