@@ -288,7 +288,7 @@ def test_where_a_table_has_its_heads_is_asked(tmp_path: Path, behind: str) -> No
     body = (
         "q, k, v = self.qkv(x).view(2, 6, 6, 4).transpose(1, 2).chunk(3, 1)\nreturn self.turned(q) * self.turned(k)\n"
     )
-    text = text_of(body).replace("cos.unsqueeze(unsqueeze_dim)", f"cos.unsqueeze(unsqueeze_dim){behind}")
+    text = text_of(body).replace(".unsqueeze(unsqueeze_dim)", f".unsqueeze(unsqueeze_dim){behind}")
     patches = Patches(plan(net(tmp_path, text), torch.randn(2, 6, 8, dtype=torch.float64)))
     assert patches.in_source, patches.table.reasons.tolist()
     ((before, after),) = patches.texts.values()
