@@ -221,8 +221,8 @@ def test_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_that_nobody_sees_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 32 blocks of 128 queries and 256 keys a causal mask leaves 20, and a window of 256 keys 14 of these."""
     seen: list[object] = []
-    scores = cpu_forward.Work.scores
-    monkeypatch.setattr(cpu_forward.Work, "scores", lambda self, *args: seen.append(0) or scores(self, *args))
+    scores = cpu_forward.BlockWork.scores
+    monkeypatch.setattr(cpu_forward.BlockWork, "scores", lambda self, *args: seen.append(0) or scores(self, *args))
     tensors = qkv(1, 1, 1, 1024, 1024, 8, dtype=torch.float32)
     for given, expected in (({}, 32), ({"is_causal": True}, 20), ({"is_causal": True, "window": (256, None)}, 14)):
         seen.clear()
