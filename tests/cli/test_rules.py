@@ -128,9 +128,9 @@ def test_unknown_names_stop_before_anything_runs(where: str, run: Runner) -> Non
 
 
 def test_profile_leaves_rules_out(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[profile_command.Request] = []
+    seen: list[profile_command.ProfileRequest] = []
 
-    def keep(request: profile_command.Request, *, whole_process: bool) -> int:
+    def keep(request: profile_command.ProfileRequest, *, whole_process: bool) -> int:
         seen.append(request)
         return 0
 
