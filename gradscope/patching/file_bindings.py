@@ -69,14 +69,20 @@ def _makes(value: ast.expr | None, name: str) -> bool:
 
 
 def is_another_module(name: str, at: ast.AST, file: SourceFile) -> bool:
-    """Whether what a file imports as ``name`` may be another module where ``at`` stands: after ``global F``, say."""
+    """Whether what a file imports as ``name`` may be another module where ``at`` stands: after ``global F``, say.
+
+    ``F = nn.functional`` is an import like any other.
+    """
     imported: set[str] = set()
     for part in walked(file.tree):
         if isinstance(part, ast.Global) and name in part.names:
             return True
         if _is_of_the_file(part, file):
             if _binds(part, name):
-                return True
+                above = file.parents[part]
+                if not isinstance(above, ast.Assign) or not _names_a_module(above.value):
+                    return True
+                imported.add(ast.dump(above.value))
             imported |= _imports(part, name)
     scope: ast.AST | None = file.parents.get(at)
     while scope is not None and scope is not file.tree:
@@ -85,6 +91,15 @@ def is_another_module(name: str, at: ast.AST, file: SourceFile) -> bool:
             return True
         scope = file.parents.get(scope)
     return len(imported) > 1
+
+
+def _names_a_module(value: ast.expr) -> bool:
+    """``nn.functional``, ``sys.modules["torch"]``, ``import_module("torch")``."""
+    if isinstance(value, ast.Call):
+        return bool(value.args) and all(isinstance(each, ast.Constant) for each in value.args) and not value.keywords
+    if isinstance(value, ast.Subscript):
+        return isinstance(value.slice, ast.Constant) and _names_a_module(value.value)
+    return isinstance(value, ast.Name) or (isinstance(value, ast.Attribute) and _names_a_module(value.value))
 
 
 def _binds(part: ast.AST, name: str) -> bool:

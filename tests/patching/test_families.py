@@ -228,6 +228,7 @@ REFUSED = {
         for name, below in {
             "a global": "class Mine:\n    silu = F.gelu\n\ndef swap(net):\n    global F\n    F = Mine\n    return net",
             "an import": "if 'GRADSCOPE_OTHER' in os.environ:\n    import math as F",
+            "a choice": "class Mine:\n    silu = F.gelu\n\nF = Mine if 'GRADSCOPE_OTHER' in os.environ else F",
             "a condition": "class Mine:\n    silu = F.gelu\n\nif 'GRADSCOPE_OTHER' in os.environ:\n    F = Mine",
         }.items()
     },
@@ -405,6 +406,7 @@ def test_a_name_for_all_that_a_module_holds_is_asked_for(tmp_path: Path, line: s
     [
         "import torch, torch.nn as nn, torch.nn.functional as F",
         "import torch\nimport torch.nn\nfrom torch.nn import functional as F\nimport torch.nn.functional as F",
+        "import torch\nF = torch.nn.functional",
     ],
 )
 def test_an_import_of_several_names_is_one_of_each(tmp_path: Path, imports: str) -> None:
