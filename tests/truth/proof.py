@@ -195,8 +195,12 @@ def compare(data: RunData, meter: Meter, expected: Expected) -> dict[str, str]:
             if not close(got, want) and row.path not in expected.unknown:
                 problems[f"{column} of {row.path!r}"] = f"{got / 1e6:.3f} ms, truth {want / 1e6:.3f} ms"
     outside = _truth("backward_self_ns", meter, expected, steps).get(OUTSIDE, 0.0)
-    if "outside" not in expected.skip and not close(data.ledger.outside_modules_ns, outside):
-        problems["outside modules"] = f"{data.ledger.outside_modules_ns / 1e6:.3f} ms, truth {outside / 1e6:.3f} ms"
+    if "outside" not in expected.skip:
+        got = data.ledger.outside_modules_ns
+        if not close(got, outside) and got > outside:
+            got = max(outside, got - real_work_outside_ns(data))
+        if not close(got, outside):
+            problems["outside modules"] = f"{data.ledger.outside_modules_ns / 1e6:.3f} ms, truth {outside / 1e6:.3f} ms"
     if not close(data.ledger.unattributed_ns, 0):
         problems["unattributed"] = f"{data.ledger.unattributed_ns / 1e6:.3f} ms"
     return problems
@@ -210,6 +214,15 @@ def real_work_ns(data: RunData, layer: str, column: str) -> float:
     """
     phase = column.removesuffix("_ns").removesuffix("_self")
     return sum(op.calls for op in data.ops if (op.layer or "", op.phase) == (layer, phase)) * _one_operation_ns()
+
+
+def real_work_outside_ns(data: RunData) -> float:
+    """What the nodes of the loss and of the script's own formulas take in backward: those of a PINN are some fifteen.
+
+    Only nodes are counted, for what they call is part of them: less is allowed than where operations are.
+    """
+    nodes = (op.calls for op in data.ops if op.layer is None and op.phase == "backward" and "Backward" in op.name)
+    return sum(nodes) * _one_operation_ns()
 
 
 def _one_operation_ns() -> float:
