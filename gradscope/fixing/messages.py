@@ -58,20 +58,27 @@ def verdict(data: FixData) -> str:
 def _change(data: FixData, before: StepSide, after: StepSide) -> str:
     ratio = units.ratio(before.wall_ns / max(after.wall_ns, 1)).removeprefix("×")
     step = "the model's part of a step" if model_alone(data) else "a step"
+    need = _need(data, before.peak_bytes, after.peak_bytes)
+    if data.change == "unknown":
+        gained = "each gains in its own model's part of a step; the time of whole steps was not measured in turns"
+        return f"{gained}; a step {need}" if need else gained
     if data.change == "less":
         time = f"{step} is {ratio} times as fast"
     elif data.change == "more":
-        time = f"{step} is slower, {ratio} times as fast,"
+        time = f"{step} is slower, {ratio} times as fast{',' if need else ''}"
     else:
-        time = f"{step} takes as long as before, within noise,"
-    if before.peak_bytes is None or after.peak_bytes is None or after.peak_bytes <= 0:
-        return time.rstrip(",")
-    less = before.peak_bytes / after.peak_bytes
+        time = f"{step} takes as long as before, within noise{',' if need else ''}"
+    return f"{time} and {need}" if need else time
+
+
+def _need(data: FixData, before: int | None, after: int | None) -> str:
+    if before is None or after is None or after <= 0:
+        return ""
     if data.memory == "less":
-        return f"{time} and needs {units.ratio(less).removeprefix('×')} times less memory"
+        return f"needs {units.ratio(before / after).removeprefix('×')} times less memory"
     if data.memory == "more":
-        return f"{time} and needs {units.ratio(1 / less).removeprefix('×')} times as much memory"
-    return f"{time} and needs as much memory"
+        return f"needs {units.ratio(after / before).removeprefix('×')} times as much memory"
+    return "needs as much memory"
 
 
 def model_alone(data: FixData) -> bool:

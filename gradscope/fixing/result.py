@@ -100,11 +100,16 @@ class FixData:
         return "nothing" if not counts else "less" if saved > 0 else "more"
 
     @property
-    def change(self) -> Literal["less", "more", "nothing"]:
-        """What a step takes after, beside before; of two profiles, which were not taken in turns, by their spread."""
+    def change(self) -> Literal["less", "more", "nothing", "unknown"]:
+        """What a step takes after, beside before.
+
+        Unknown of two profiles, each in a process of its own: what else the machine did meanwhile may be more.
+        """
         if self.time is not None or self.before is None or self.after is None:
             return self.time or "nothing"
         before, after = self.before, self.after
+        if after.measured != "in turns":
+            return "unknown"
         noise = max(NOISE * max(before.wall_ns, after.wall_ns), before.spread["wall_ns"], after.spread["wall_ns"])
         if abs(before.wall_ns - after.wall_ns) <= noise:
             return "nothing"

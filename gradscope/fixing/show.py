@@ -135,9 +135,9 @@ def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
         grid.row([(name, "")], *([(marks.text(text), "")] for text in _side(side, profiled=profiled)))
     if after is not None:
         texts = (
-            units.ratio(before.wall_ns / max(after.wall_ns, 1)) if data.change != "nothing" else "noise",
+            _time_ratio(data, before.wall_ns / max(after.wall_ns, 1)),
             "",
-            *([_ratio(before.backward_ns, after.backward_ns)] if profiled else []),
+            *([units.NOT_MEASURED] if profiled else []),
             _ratio(before.peak_bytes, after.peak_bytes),
         )
         grid.row([("before / after", "dim")], *([(marks.text(text), "strong")] for text in texts))
@@ -147,6 +147,12 @@ def _step(data: FixData, width: int, marks: Glyphs) -> list[Line]:
         text = f"the loss differs by {data.loss_difference:.1e} of its value"
         lines += wrapped(text if data.loss_difference else "the loss is the same, bit for bit", width, marks)
     return lines
+
+
+def _time_ratio(data: FixData, ratio: float) -> str:
+    if data.change == "unknown":
+        return units.NOT_MEASURED
+    return "noise" if data.change == "nothing" else units.ratio(ratio)
 
 
 def _side(side: StepSide, *, profiled: bool) -> tuple[str, ...]:

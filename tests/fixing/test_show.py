@@ -158,8 +158,10 @@ def test_each_place_of_a_module_has_its_own_saving() -> None:
 def test_savings_of_several_models_are_not_the_steps() -> None:
     """Each was measured by itself; the step is that of two profiles."""
     script = replace(fixed().workload, mode="script")
-    profiles = {name: replace(side(9_000_000), measured="profile") for name in ("before", "after")}
+    profiles = {name: replace(side(took), measured="profile") for name, took in (("before", 9_000_000), ("after", 12))}
     found = to_text(fixed(workload=script, **profiles), 400)
+    last = next(line for line in found.splitlines() if line.startswith("before / after"))
+    assert last.split() == ["before", "/", "after", "-", "-", "×1.00"]  # neither time nor backward
     assert "what the whole step saves is not their sum" in found and "add up" not in found
     assert "add up to the step's" in to_text(fixed(workload=script), 400)
 
@@ -201,8 +203,14 @@ def test_a_dry_run_predicts_one_pass() -> None:
             "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
         ),
         (  # two profiles are further apart by themselves
-            {"after": replace(side(10_000_000, 39_400_000), measured="profile")},
-            "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
+            {"after": replace(side(20_000_000, 39_400_000), measured="profile")},
+            "3 of 4 places replaced: each gains in its own model's part of a step; the time of whole steps was not "
+            "measured in turns; a step needs as much memory.",
+        ),
+        (
+            {"after": replace(side(5_000_000, None), measured="profile")},
+            "3 of 4 places replaced: each gains in its own model's part of a step; the time of whole steps was not "
+            "measured in turns.",
         ),
         ({"after": side(5_000_000, None)}, "3 of 4 places replaced: a step is 2.00 times as fast."),
         ({"dry_run": True, "sites": (replace(KEPT, status="found"),)}, "1 of 1 place can be replaced."),
