@@ -14,7 +14,16 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
-from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, of_one_dtype, why_not_cpu
+from gradscope.recipes.norm_checks import (
+    applied,
+    check,
+    composed,
+    default_eps,
+    is_apart,
+    of_one_dtype,
+    why_no_number,
+    why_not_cpu,
+)
 from gradscope.recipes.norm_function import LayerNorm, RMSNorm
 from gradscope.recipes.recipe import Recipe
 
@@ -64,7 +73,7 @@ def _explain_rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | Tensor | None = None,
     *,
     promote: bool = False,
     backend: str = "auto",
@@ -73,20 +82,22 @@ def _explain_rms_norm(
     check("rms_norm", input, normalized_shape, weight=None if is_apart(promote, input.dtype, weight) else weight)
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
     few = pays.against("rms_norm", elements=input.numel()) if backend == "auto" else None
-    return choose("rms_norm", backend, _REASONS, {"cpu": autocast or why_not_cpu(input) or few})
+    return choose("rms_norm", backend, _REASONS, {"cpu": why_no_number(eps) or autocast or why_not_cpu(input) or few})
 
 
 def _plain_rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | Tensor | None = None,
     *,
     promote: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     if is_apart(promote, input.dtype, weight):
-        return applied(functional.rms_norm(input, list(normalized_shape), None, eps), weight)
+        return applied(_plain_rms_norm(input, normalized_shape, None, eps), weight)
+    if isinstance(eps, Tensor):
+        return composed(input, normalized_shape, weight, None, eps, centred=False)
     return functional.rms_norm(input, list(normalized_shape), weight, eps)
 
 
@@ -120,11 +131,8 @@ def rms_norm(
     if is_apart(promote, input.dtype, weight):
         normal = rms_norm(input, normalized_shape, None, eps, backend=backend)  # type: ignore[arg-type]
         return applied(normal, weight)
-    if isinstance(eps, Tensor):
-        check("rms_norm", input, normalized_shape, weight=weight)
-        return composed(input, normalized_shape, weight, None, eps, centred=False)
     choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
-    if choice.backend == "torch":
+    if choice.backend == "torch" or isinstance(eps, Tensor):
         return None
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = None if weight is None else weight.reshape(-1)
@@ -136,7 +144,7 @@ def _explain_layer_norm(
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    eps: float = 1e-5,
+    eps: float | Tensor = 1e-5,
     *,
     exact: bool = False,
     promote: bool = False,
@@ -146,7 +154,8 @@ def _explain_layer_norm(
     if is_apart(promote, input.dtype, weight, bias):
         weight = bias = None
     check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
-    why = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else why_not_cpu(input)
+    autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
+    why = why_no_number(eps) or autocast or why_not_cpu(input)
     if why is None and (weight is None or input.dtype != torch.float32):
         why = "there is no long sum of float32"
     if why is None and input.numel() <= SUMMED * math.prod(normalized_shape):
@@ -161,14 +170,16 @@ def _plain_layer_norm(
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    eps: float = 1e-5,
+    eps: float | Tensor = 1e-5,
     *,
     exact: bool = False,
     promote: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     if is_apart(promote, input.dtype, weight, bias):
-        return applied(functional.layer_norm(input, list(normalized_shape), None, None, eps), weight, bias)
+        return applied(_plain_layer_norm(input, normalized_shape, None, None, eps), weight, bias)
+    if isinstance(eps, Tensor):
+        return composed(input, normalized_shape, weight, bias, eps, centred=True)
     return functional.layer_norm(input, list(normalized_shape), *of_one_dtype(input.dtype, weight, bias), eps)
 
 
@@ -198,11 +209,8 @@ def layer_norm(
     if is_apart(promote, input.dtype, weight, bias):
         normal = layer_norm(input, normalized_shape, None, None, eps, backend=backend)  # type: ignore[arg-type]
         return applied(normal, weight, bias)
-    if isinstance(eps, Tensor):
-        check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
-        return composed(input, normalized_shape, weight, bias, eps, centred=True)
     choice = _explain_layer_norm(input, normalized_shape, weight, bias, eps, exact=exact, backend=backend)
-    if choice.backend == "torch":
+    if choice.backend == "torch" or isinstance(eps, Tensor):
         return None
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = (None if each is None else each.reshape(-1) for each in (weight, bias))

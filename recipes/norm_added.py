@@ -12,7 +12,16 @@ from gradscope.kernels.choice import Choice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.kernels.support import why_no_triton
-from gradscope.recipes.norm_checks import applied, check, composed, default_eps, is_apart, of_one_dtype, why_not_cpu
+from gradscope.recipes.norm_checks import (
+    applied,
+    check,
+    composed,
+    default_eps,
+    is_apart,
+    of_one_dtype,
+    why_no_number,
+    why_not_cpu,
+)
 from gradscope.recipes.norm_function import AddNorm, NormSettings
 
 _REASONS = {
@@ -27,7 +36,7 @@ def _explain_add_layer_norm(
     residual: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    eps: float = 1e-5,
+    eps: float | Tensor = 1e-5,
     dropout_p: float = 0.0,
     training: bool = True,
     *,
@@ -37,7 +46,7 @@ def _explain_add_layer_norm(
     """What :func:`add_layer_norm` would do with these arguments, and why."""
     if _is_apart(promote, input, residual, weight, bias):
         weight = bias = None
-    return _choose_added("add_layer_norm", input, residual, weight, bias, dropout_p, training, backend)
+    return _choose_added("add_layer_norm", input, residual, weight, bias, eps, dropout_p, training, backend)
 
 
 def _plain_add_layer_norm(
@@ -45,7 +54,7 @@ def _plain_add_layer_norm(
     residual: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    eps: float = 1e-5,
+    eps: float | Tensor = 1e-5,
     dropout_p: float = 0.0,
     training: bool = True,
     *,
@@ -56,6 +65,8 @@ def _plain_add_layer_norm(
         normal, stream = _plain_add_layer_norm(input, residual, None, None, eps, dropout_p, training)
         return applied(normal, weight, bias), stream
     stream = _stream(input, residual, dropout_p, training)
+    if isinstance(eps, Tensor):
+        return composed(stream, stream.shape[-1:], weight, bias, eps, centred=True), stream
     normal = functional.layer_norm(stream, stream.shape[-1:], *of_one_dtype(stream.dtype, weight, bias), eps)
     return (normal if normal.dtype is stream.dtype else normal.to(stream.dtype)), stream
 
@@ -100,12 +111,8 @@ def add_layer_norm(
         both = add_layer_norm(input, residual, None, None, eps, dropout_p, training, backend=backend)  # type: ignore[arg-type]
         normal, stream = both
         return applied(normal, weight, bias), stream
-    if isinstance(eps, Tensor):
-        stream = _stream(input, residual, dropout_p, training)
-        check("add_layer_norm", stream, stream.shape[-1:], weight=weight, bias=bias)
-        return composed(stream, stream.shape[-1:], weight, bias, eps, centred=True), stream
     choice = _explain_add_layer_norm(input, residual, weight, bias, eps, dropout_p, training, backend=backend)
-    if choice.backend == "torch":
+    if choice.backend == "torch" or isinstance(eps, Tensor):
         return None
     p = dropout_p if training else 0.0
     if choice.backend == "cpu":
@@ -117,7 +124,7 @@ def _explain_add_rms_norm(
     input: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | Tensor | None = None,
     dropout_p: float = 0.0,
     training: bool = True,
     *,
@@ -126,14 +133,14 @@ def _explain_add_rms_norm(
 ) -> Choice:
     """What :func:`add_rms_norm` would do with these arguments, and why."""
     weight = None if _is_apart(promote, input, residual, weight) else weight
-    return _choose_added("add_rms_norm", input, residual, weight, None, dropout_p, training, backend)
+    return _choose_added("add_rms_norm", input, residual, weight, None, eps, dropout_p, training, backend)
 
 
 def _plain_add_rms_norm(
     input: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | Tensor | None = None,
     dropout_p: float = 0.0,
     training: bool = True,
     *,
@@ -144,6 +151,8 @@ def _plain_add_rms_norm(
         normal, stream = _plain_add_rms_norm(input, residual, None, eps, dropout_p, training)
         return applied(normal, weight), stream
     stream = _stream(input, residual, dropout_p, training)
+    if isinstance(eps, Tensor):
+        return composed(stream, stream.shape[-1:], weight, None, eps, centred=False), stream
     if weight is not None and weight.dtype is not stream.dtype:  # torch warns of another dtype
         weight = weight.to(stream.dtype)
     normal = functional.rms_norm(stream, stream.shape[-1:], weight, eps)
@@ -170,12 +179,8 @@ def add_rms_norm(
         both = add_rms_norm(input, residual, None, eps, dropout_p, training, backend=backend)  # type: ignore[arg-type]
         normal, stream = both
         return applied(normal, weight), stream
-    if isinstance(eps, Tensor):
-        stream = _stream(input, residual, dropout_p, training)
-        check("add_rms_norm", stream, stream.shape[-1:], weight=weight)
-        return composed(stream, stream.shape[-1:], weight, None, eps, centred=False), stream
     choice = _explain_add_rms_norm(input, residual, weight, eps, dropout_p, training, backend=backend)
-    if choice.backend == "torch":
+    if choice.backend == "torch" or isinstance(eps, Tensor):
         return None
     p = dropout_p if training else 0.0
     return _added(
@@ -272,6 +277,7 @@ def _choose_added(
     residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    eps: float | Tensor | None,
     p: float,
     training: bool,
     backend: str,
@@ -286,8 +292,8 @@ def _choose_added(
         refuse(name, "residual", shape_text(residual), f"{tuple(input.shape)}, as input")
     require_same_device(name, ("input", input), residual=residual)
     require_range(name, "dropout_p", p, 0.0, 1.0)
-    none_left = "nothing is left of the input" if p == 1 and training else None
-    no_triton = none_left
+    neither = "nothing is left of the input" if p == 1 and training else why_no_number(eps)
+    no_triton = neither
     if no_triton is None and wide == torch.float64:
         no_triton = "float64 is computed by the other backends"
     elif input.shape[-1] > LARGEST:
@@ -295,5 +301,5 @@ def _choose_added(
     elif not input.numel():
         no_triton = "there is nothing to normalise"
     few = _against_size(name, input, p, training) if backend == "auto" else None
-    against = {"triton": no_triton or why_no_triton(input.device), "cpu": none_left or why_not_cpu(input) or few}
+    against = {"triton": no_triton or why_no_triton(input.device), "cpu": neither or why_not_cpu(input) or few}
     return choose(name, backend, _REASONS, against)

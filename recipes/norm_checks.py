@@ -74,6 +74,11 @@ def why_not_cpu(input: Tensor) -> str | None:
     return None
 
 
+def why_no_number(eps: float | Tensor | None) -> str | None:
+    """Why no kernel can be taken for this ``eps``; None where one can."""
+    return "eps is a tensor, which may want a gradient" if isinstance(eps, Tensor) else None
+
+
 def composed(
     input: Tensor,
     shape: Sequence[int],

@@ -99,6 +99,12 @@ def added_rms(x: Tensor, y: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor
     return functional.rms_norm(x + y, x.shape[-1:], *parameters), x + y
 
 
+def by_hand(x: Tensor, weight: Tensor, eps: Tensor, *, centred: bool) -> Tensor:
+    """A norm of plain operations, whose eps may be learnt."""
+    x = x - x.mean(-1, keepdim=True) if centred else x
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps.square()) * weight
+
+
 def mask_of(scores: Tensor, mask: Tensor) -> Tensor:
     return recipes.attention(scores, scores, scores, **recipes.attention_mask(mask))
 
@@ -151,6 +157,16 @@ CASES = [
          lambda x, w, b: functional.layer_norm(x, (5,), w, b), ragged=(1, -1, -1)),
     Case("add_rms_norm", ((2, 4, 5), (2, 4, 5), (5,)), recipes.add_rms_norm, added_rms, ragged=(1, 1, -1)),
     Case("add_layer_norm", ((2, 4, 5), (2, 4, 5), (5,), (5,)), recipes.add_layer_norm, added, ragged=(1, 1, -1, -1)),
+    Case("rms_norm, learnt eps", ((2, 4, 5), (5,), (5,)), lambda x, w, e: recipes.rms_norm(x, (5,), w, e.square()),
+         lambda *x: by_hand(*x, centred=False)),
+    Case("layer_norm, learnt eps", ((2, 4, 5), (5,), ()), lambda x, w, e: recipes.layer_norm(x, (5,), w, eps=e**2),
+         lambda *x: by_hand(*x, centred=True)),
+    Case("add_rms_norm, learnt eps", ((2, 4, 5), (2, 4, 5), (5,), ()),
+         lambda x, y, w, e: recipes.add_rms_norm(x, y, w, e.square()),
+         lambda x, y, *other: (by_hand(x + y, *other, centred=False), x + y)),
+    Case("add_layer_norm, learnt eps", ((2, 4, 5), (2, 4, 5), (5,), ()),
+         lambda x, y, w, e: recipes.add_layer_norm(x, y, w, eps=e.square()),
+         lambda x, y, *other: (by_hand(x + y, *other, centred=True), x + y)),
     Case("dropout", ((4, 50),), recipes.dropout, functional.dropout, random=True),
     Case("rope", (HEADS,), recipes.rope, halves, TABLES),
     Case("rope, interleaved", (HEADS,), lambda *x: recipes.rope(*x, interleaved=True), pairs, TABLES),

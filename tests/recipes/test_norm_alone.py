@@ -150,3 +150,14 @@ def test_an_eps_that_is_learnt(function: Any, features: tuple[int, ...]) -> None
     upstream = torch.randn(4, 6).double()
     for one, other in zip(*(torch.autograd.grad(each, leaves, upstream) for each in (made, wanted)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("function", [rms_norm, layer_norm, add_rms_norm, add_layer_norm])
+def test_explain_names_a_learnt_eps(function: Any) -> None:
+    """The kernels take a number."""
+    x, eps = torch.randn(600, 8), torch.tensor(0.1)
+    given = (x, x) if function in (add_rms_norm, add_layer_norm) else (x, (8,))
+    choice = function.explain(*given, eps=eps)
+    assert choice.backend == "torch" and choice.refused["cpu"] == "eps is a tensor, which may want a gradient"
+    with pytest.raises(ValueError, match="backend='cpu' cannot run here: eps is a tensor"):
+        function(*given, eps=eps, backend="cpu")
