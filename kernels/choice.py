@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from gradscope.compat import tracing_state
-from gradscope.kernels.check import refuse
+from gradscope.kernels.check import ArgumentError, refuse
 from gradscope.kernels.forms import Form, form_of
 from gradscope.kernels.plain import why_torch
 
@@ -112,12 +111,14 @@ class Explained(OrTorch[P, R]):
         _explained.append(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        form = None
-        if not torch.compiler.is_compiling() and tracing_state() is None:
-            form = form_of(args, kwargs)
-            if form in self._torchs:
-                with contextlib.suppress(IndexError, RuntimeError, ValueError):  # what is wrong is said below
-                    return self._plain(*args, **kwargs)
+        traced = torch.compiler.is_compiling() or tracing_state() is not None
+        form = None if traced or not self._torchs else form_of(args, kwargs)  # of a recipe that never goes there, none
+        if form is not None and form in self._torchs:
+            try:
+                return self._plain(*args, **kwargs)
+            except (IndexError, RuntimeError, ValueError):
+                self._name(args, kwargs)
+                raise
         why = why_torch((*args, *kwargs.values()) if kwargs else args)
         if why is not None:
             self._check(why, kwargs)
@@ -125,11 +126,27 @@ class Explained(OrTorch[P, R]):
         found: R | None = self._function(*args, **kwargs)
         if found is not None:
             return found
-        if form is not None:
-            if len(self._torchs) >= _MOST:  # several threads may have passed it together
-                self._torchs.clear()
-            self._torchs.add(form)
+        if not traced:
+            self._remember(form_of(args, kwargs) if form is None else form)
         return self._plain(*args, **kwargs)
+
+    def _remember(self, form: Form | None) -> None:
+        if form is None:
+            return
+        if len(self._torchs) >= _MOST:  # several threads may have passed it together
+            self._torchs.clear()
+        self._torchs.add(form)
+
+    def _name(self, args: Any, kwargs: Any) -> None:
+        """Raise what the function says of arguments that torch refuses; nothing where they are right.
+
+        Torch is not run again: what raised may be the user's, a hook or a mode, and its error is not to be lost.
+        """
+        if why_torch((*args, *kwargs.values())) is None:
+            try:
+                self._function(*args, **kwargs)
+            except ArgumentError as error:
+                raise error from None
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Choice:
         """What would run with these arguments, and why."""

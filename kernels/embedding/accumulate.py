@@ -74,7 +74,7 @@ def add_rows_before(node: Any, upstream: Tensor, ids: Tensor, padding: int) -> N
         padding: the token that gets no gradient; -1 for none.
     """
     flat = ids.reshape(-1)
-    rows = upstream.reshape(-1, upstream.shape[-1])
+    rows = upstream.reshape(flat.numel(), upstream.shape[-1])  # -1 says nothing of rows without features
     if padding >= 0:  # zeroed, not taken out: how many are left is known on the device only
         rows = rows.masked_fill((flat == padding)[:, None], 0)
 

@@ -166,6 +166,17 @@ def test_nothing_is_kept_without_gradients() -> None:
     assert not embedding(IDS, weight.detach()).requires_grad
 
 
+@pytest.mark.parametrize("features", [0, FEATURES])
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (3,)])
+def test_nothing_to_add(shape: tuple[int, ...], features: int) -> None:
+    """Edge case 6, also into a gradient that is there."""
+    weight = torch.randn(TOKENS, features, requires_grad=True)
+    ids = torch.zeros(shape, dtype=torch.int64)
+    for times in (1, 2):
+        embedding(ids, weight, 2).sum().backward()
+        assert weight.grad.shape == weight.shape and weight.grad.sum() == times * ids.numel() * features
+
+
 def test_no_memory_is_left_unwritten() -> None:
     """Edge case 19: deterministic mode, which also fills new memory with NaN."""
     weight = a_weight()
