@@ -172,6 +172,13 @@ def test_a_sign_test_decides_the_verdict_where_there_is_one() -> None:
     assert "1.25 times as fast" in verdict(fixed(time="less", after=side(8_000_000, spread_ns=9_000_000)))
 
 
+@pytest.mark.parametrize("wide", ["before", "after"])
+def test_without_a_sign_test_the_spread_of_either_side_is_noise(wide: str) -> None:
+    assert fixed().change == "less"
+    scattered = {wide: replace(getattr(fixed(), wide), spread={"wall_ns": 2_000_000})}
+    assert fixed(**scattered).change == "nothing"
+
+
 def test_a_dry_run_predicts_one_pass() -> None:
     found = to_text(fixed(dry_run=True, sites=(replace(KEPT, status="found"),), before=None, after=None), 140)
     assert "what they would save in one pass, forward and backward; ~ is predicted" in found

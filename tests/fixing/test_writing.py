@@ -34,7 +34,7 @@ def test_permissions_and_line_ends_are_kept() -> None:
     check_writable([file], force=False)
     assert write([file]) == [("m.py", "m.py.bak")]
     assert Path("m.py").read_bytes() == NEW.replace("\n", "\r\n").encode()
-    assert Path("m.py").stat().st_mode & 0o777 == 0o755
+    assert [Path(name).stat().st_mode & 0o777 for name in ("m.py", "m.py.bak")] == [0o755] * 2
     assert Path("m.py.bak").read_bytes() == OLD.replace("\n", "\r\n").encode()
 
 

@@ -45,6 +45,18 @@ class Kept(Cached):
         return (scores.softmax(-1) @ v).squeeze(1)
 
 
+class Renamed(Kept):
+    """The name that is read is bound to what the call gave."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        k, v = self.cached(k, past), self.cached(v, past)
+        keys = k
+        scores = (q @ keys.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
 class Sdpa(Cached):
     """torch's own is given the mask."""
 
@@ -55,6 +67,33 @@ class Sdpa(Cached):
             k, v = torch.cat((past, k), 2), torch.cat((past, v), 2)
         mask = torch.ones(t, t, dtype=torch.bool).tril()
         return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
+
+
+class Windowed(Cached):
+    """The queries are the last of as many rows as an attribute says: first all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = TOKENS
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = self.window
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        q = q[:, :, -t:]
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores.masked_fill(torch.ones(t, t).tril() == 0, float("-inf"))
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class WindowedParts(Windowed):
+    """Rows and columns are picked in one index."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t, qkv = self.window, self.qkv(x)
+        q, k, v = qkv[:, -t:, :WIDTH], qkv[..., WIDTH : 2 * WIDTH], qkv[..., 2 * WIDTH :]
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        scores = scores.masked_fill(torch.ones(t, t).tril() == 0, float("-inf"))
+        return scores.softmax(-1) @ v
 
 
 class Capped(Cached):
@@ -73,7 +112,7 @@ def _patched(model: nn.Module) -> Patches:
     return patches
 
 
-@pytest.mark.parametrize("kind", [Cached, Kept, Sdpa])
+@pytest.mark.parametrize("kind", [Cached, Kept, Renamed, Sdpa])
 def test_one_query_sees_all_that_is_cached(kind: type[Cached]) -> None:
     model = kind().double()
     original, x = copy.deepcopy(model), torch.randn(2, 1, WIDTH).double()
@@ -81,6 +120,15 @@ def test_one_query_sees_all_that_is_cached(kind: type[Cached]) -> None:
     assert "is_causal=True" in patches.diff
     past = torch.randn(2, 1, TOKENS, WIDTH).double()
     torch.testing.assert_close(model(x, past), original(x, past))
+
+
+@pytest.mark.parametrize("kind", [Windowed, WindowedParts])
+def test_one_query_of_many_sees_all_keys(kind: type[Windowed]) -> None:
+    model = kind().double()
+    original, x = copy.deepcopy(model), torch.randn(2, TOKENS, WIDTH).double()
+    assert "is_causal=True" in _patched(model).diff
+    model.window = original.window = 1
+    torch.testing.assert_close(model(x), original(x))
 
 
 def test_nothing_is_asked_where_keys_are_as_many_as_queries() -> None:

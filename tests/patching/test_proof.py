@@ -172,6 +172,17 @@ def test_float64_reaches_every_corner() -> None:
     assert weight.dtype is torch.float64 and weight.requires_grad and model.linear.weight.grad is None
 
 
+def test_float64_that_is_entered_in_itself_lasts_until_it_is_left() -> None:
+    """Inside it each backward pass enters it again."""
+    default, mode = torch.get_default_dtype(), InDouble(())
+    with mode:
+        with mode:
+            pass
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.rand(2, requires_grad=True).requires_grad and not torch.rand(2).requires_grad
+    assert torch.get_default_dtype() is default
+
+
 @pytest.mark.parametrize(
     "drop",
     [
@@ -242,6 +253,7 @@ class MadeInForward(nn.Module):
         mask = torch.zeros(8)
         mask[::2] = 3.0
         noise = torch.randn_like(x) + torch.rand(8) + torch.empty(8).uniform_() + torch.normal(torch.zeros(8), 1.0)
+        noise = noise + torch.rand_like(x, dtype=torch.float32)
         return torch.as_tensor(scale(norm(self.inner(x))) * mask + noise)
 
 

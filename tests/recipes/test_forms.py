@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -133,6 +134,14 @@ def test_what_is_no_plain_value_has_no_form() -> None:
     assert form_of((LOGITS,), {"other": object()}) is None
     assert form_of(([LOGITS.as_subclass(_Sub)],), {}) is None
     assert form_of(((LOGITS, (1, LOGITS)),), {}) is not None
+
+
+def test_what_has_no_form_is_looked_at_each_time() -> None:
+    function: Any = recipes.cross_entropy
+    with looks(function) as asked:
+        for count in (1, 2):
+            function(LOGITS, TARGET, label_smoothing=numpy.float64(0.1))
+            assert len(asked) == count and not function._torchs
 
 
 def test_a_class_that_does_not_exist_is_named_the_second_time_too() -> None:
