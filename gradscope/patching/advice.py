@@ -149,6 +149,9 @@ _TODO: dict[str, tuple[str, ...]] = {
         "scores are assigned to by index",
         "scores are assigned to by index, at places that are not known to be causal",
     ),
+    "call it with use_reentrant=False, which gives the same gradients": (
+        "it calls a checkpoint with use_reentrant=True, through which the proof gets no gradients",
+    ),
     "begin and end torch.no_grad() outside the pattern": ("gradients are switched off for a part of the pattern",),
     "nothing to do: recipes have no second derivative": (
         "the step takes a second derivative, which recipes do not have",
@@ -218,6 +221,8 @@ _TODO: dict[str, tuple[str, ...]] = {
         "a mask is applied before the scores are multiplied with a tensor",
         "a mask is applied before the scores are capped",
         "the scores are scaled or capped after they were capped",
+    ),
+    "cap them as `cap * torch.tanh(scores / cap)`, by a number": (
         "the scores go through a tanh that does not cap them by one positive number",
     ),
     "mask with minus infinity": (

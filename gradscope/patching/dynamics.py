@@ -6,6 +6,7 @@ import ast
 
 from torch import nn
 
+from gradscope.patching.forms import is_asked_for_form
 from gradscope.patching.graph import CASTS
 from gradscope.patching.match import Match, Scalar
 from gradscope.patching.operations import LIKE
@@ -34,7 +35,7 @@ def _check_inner(match: Match) -> None:
     known = {value.content for node in match.nodes for value in node.inputs if value.producer not in match.nodes}
     known.add(match.output.content)
     for value in match.inner:
-        others = [user for user in value.users if user not in match.nodes]
+        others = [user for user in value.users if user not in match.nodes and not is_asked_for_form(user, value)]
         if others and others[0].op in LIKE:
             raise Refusal(f"{others[0].op} asks for the form of what {_maker(value.producer)} makes, which goes")
         if others and not is_no_cast(value):

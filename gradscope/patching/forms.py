@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 
 from gradscope.patching.match import Match
-from gradscope.patching.recording import Value
+from gradscope.patching.recording import Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import names_in
 from gradscope.patching.texts import Texts
 
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})
 _METHODS = frozenset({"size", "dim", "numel"})
+_CASTS = frozenset({"to", "type_as"})
+
+
+def is_asked_for_form(node: Node, value: Value) -> bool:
+    """Whether a call reads the dtype and device of ``value`` alone, as ``mask.to(scores)`` does."""
+    return node.op in _CASTS and len(node.inputs) == 2 and node.inputs[0] is not value
 
 
 def only_forms(statement: ast.AST, names: set[str]) -> bool:
-    """Whether ``names`` occur in it as ``x.shape``, ``x.size(...)``, ``x.dtype`` and the like, and nowhere else."""
+    """Whether ``names`` occur in it as ``x.shape``, ``x.size(...)``, ``y.to(x)`` and the like, and nowhere else."""
     return all(_asked(part, names) for part in _uses(statement, names))
 
 
@@ -36,11 +42,18 @@ def _uses(statement: ast.AST, names: set[str]) -> list[tuple[ast.Name, ast.AST |
 def _asked(use: tuple[ast.Name, ast.AST | None, ast.AST | None], names: set[str]) -> bool:
     name, above, higher = use
     if not isinstance(name.ctx, ast.Load) or not isinstance(above, ast.Attribute):
-        return False
+        return _is_cast(name, above)
     if above.attr in _ATTRIBUTES:
         return True
     called = isinstance(higher, ast.Call) and higher.func is above
     return called and above.attr in _METHODS
+
+
+def _is_cast(name: ast.Name, above: ast.AST | None) -> bool:
+    """Whether it is the ``x`` of ``y.to(x)``."""
+    if not isinstance(above, ast.Call) or above.args != [name] or above.keywords:
+        return False
+    return isinstance(above.func, ast.Attribute) and above.func.attr in _CASTS
 
 
 class Forms:
@@ -58,7 +71,7 @@ class Forms:
         return [self._piece(name, above, higher) for name, above, higher in _uses(statement, inner)]
 
     def _piece(self, name: ast.Name, above: ast.AST | None, higher: ast.AST | None) -> tuple[ast.AST, str]:
-        assert isinstance(above, ast.Attribute) and higher is not None
+        assert isinstance(above, (ast.Attribute, ast.Call)) and higher is not None
         like = self.match.like
         held = {
             place.names[name.id]
@@ -68,10 +81,11 @@ class Forms:
         held = {value for value in held if value in self.match.inner}
         if like is None or not held or any(value.shape != like.shape for value in held):
             raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
-        if above.attr in {"dtype", "device"}:
+        if isinstance(above, ast.Call) or above.attr in {"dtype", "device"}:
             if any(value.dtype != like.dtype.dtype or value.device != like.dtype.device for value in held):
                 raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
-            return above, f"{self._named(like.dtype, name)}.{above.attr}"
+            other = self._named(like.dtype, name)
+            return (name, other) if isinstance(above, ast.Call) else (above, f"{other}.{above.attr}")
         index = None
         if above.attr == "shape" and isinstance(higher, ast.Subscript) and higher.value is above:
             index = _number(higher.slice)

@@ -116,6 +116,27 @@ def test_a_mask_of_the_scores_dtype_asks_the_query(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected, **({} if dtype is torch.float64 else {"rtol": 0.02, "atol": 0.02}))
 
 
+class Cast(Hidden):
+    """Masks are cast to what the scores are."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        hidden = 1.0 - mask.to(scores)
+        scores = scores + hidden * -10000.0 + (1.0 - mask.type_as(scores)) * -10000.0
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_mask_that_is_cast_to_the_scores_is_cast_to_the_query(dtype: torch.dtype) -> None:
+    model, mask = Cast().to(dtype), LOWER.bool()
+    original, x = copy.deepcopy(model), torch.randn(2, TOKENS, 8, dtype=dtype)
+    patches = Patches(gradscope.plan(model, {"x": x, "mask": mask}, recipes=["attention"]))
+    patches.apply()
+    assert "1.0 - mask.to(q)" in patches.diff and "1.0 - mask.type_as(q)" in patches.diff
+    torch.testing.assert_close(model(x, mask.mT), original(x, mask.mT))
+
+
 class Packed(nn.Module):
     """A causal buffer and a finite number: in another buffer a row may see no key."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -145,23 +146,24 @@ class _Attention:
 
     def _capped(self, node: Node) -> Value | None:
         """The scores below ``cap * tanh(scores / cap)``."""
-        if node.op == "tanh" and not node.changed and leads_to_product(node.inputs[0]):
+        if node.op == "tanh" and leads_to_product(node.inputs[0]):
             self.reasons.append("the scores go through a tanh that does not cap them by one positive number")
             return node.inputs[0]
         if node.op != "mul" or len(node.args) != 2 or node.kwargs or len(node.inputs) != 1:
             return None
         position = 1 if node.args[0] is node.inputs[0] else 0
         squashed = node.inputs[0].producer
-        if squashed is None or squashed.op != "tanh" or len(squashed.inputs) != 1 or squashed.changed:
+        if squashed is None or squashed.op != "tanh" or len(squashed.inputs) != 1:
             return None
-        below = squashed.inputs[0].producer
-        if below is None or below.op != "div" or len(below.args) != 2 or below.kwargs or len(below.inputs) != 1:
+        below, cap = squashed.inputs[0].producer, number(node.args[position])
+        if below is None or len(below.args) != 2 or below.kwargs or len(below.inputs) != 1:
             return None
-        cap, scores = number(below.args[1]), below.args[0]
-        if cap is None or cap <= 0 or cap != number(node.args[position]) or not isinstance(scores, Value):
+        scores = below.inputs[0]
+        within = number(below.args[int(below.args[0] is scores)])
+        if cap is None or cap <= 0 or within is None or not _is_inverse(below, cap, within):
             return None
         self.nodes |= {squashed, below}
-        self.steps.append(Cap(below, 1))
+        self.steps.append(Cap(node, position))
         return scores
 
     def _scaled(self, node: Node) -> Value | None:
@@ -314,3 +316,10 @@ class _Attention:
             else:
                 self._add_mask(Mask(added, "", rank=3))
         self.steps.append(Factor(node, 4, divides=False, value=number(alpha) or 0.0))
+
+
+def _is_inverse(node: Node, cap: float, within: float) -> bool:
+    """Whether it divides by ``cap``: by the number itself, or times its inverse."""
+    if node.op == "mul":
+        return math.isclose(within * cap, 1.0, rel_tol=1e-12)
+    return node.op == "div" and within == cap and isinstance(node.args[0], Value)

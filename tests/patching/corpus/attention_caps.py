@@ -45,6 +45,35 @@ class OneLine(Capped):
         return self.merge(scores.softmax(-1) @ v)
 
 
+class InPlace(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = q @ k.mT * self.scale
+        scores = scores.div_(self.cap).tanh_().mul(self.cap)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class TimesInverse(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = torch.tanh(q @ k.mT * self.scale * (1 / self.cap)) * self.cap
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class OtherInverse(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = 5.0 * torch.tanh(q @ k.mT * self.scale * 0.25)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class OnesAbove(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = 5.0 * torch.tanh(5.0 / (q @ k.mT * self.scale))
+        return self.merge(scores.softmax(-1) @ v)
+
+
 class TwoNumbers(Capped):
     def forward(self, x):
         q, k, v = self.qkv(x)
@@ -89,6 +118,10 @@ def _refused(name, model, reason):
 ENTRIES = [
     spelling("soft-cap as Gemma 2 has it", Capped),
     spelling("soft-cap on one line, no mask", OneLine),
+    spelling("soft-cap in place", InPlace),
+    spelling("soft-cap by the inverse", TimesInverse),
+    _refused("like_soft_cap_of_another_inverse", OtherInverse, "one positive number"),
+    _refused("like_soft_cap_of_the_inverse_scores", OnesAbove, "one positive number"),
     _refused("like_soft_cap_of_two_numbers", TwoNumbers, "one positive number"),
     _refused("like_mask_below_a_soft_cap", MaskBelow, "mask is applied before"),
     _refused("like_scale_above_a_soft_cap", ScaledAbove, "after they were capped"),
