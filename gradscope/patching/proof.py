@@ -42,7 +42,7 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
     try:
         original, truth = unit.references
     except Exception as error:
-        return dict.fromkeys(sites, NoProof(f"it could not be run again for the proof: {first_line(error)}"))
+        return dict.fromkeys(sites, NoProof(_why_not_again(error)))
     together = _tried(swap, unit, original, truth, files)
     if isinstance(together, Errors) or len(sites) == 1:
         return dict.fromkeys(sites, together)
@@ -53,6 +53,13 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
         except Refusal as refusal:
             found[site] = NoProof(refusal)
     return found
+
+
+def _why_not_again(error: Exception) -> str:
+    """Why the module's own code did not run for the proof, which asks for gradients of chosen tensors."""
+    if isinstance(error, RuntimeError) and "use_reentrant=True" in str(error):
+        return "it calls a checkpoint with use_reentrant=True, through which the proof gets no gradients"
+    return f"it could not be run again for the proof: {first_line(error)}"
 
 
 def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dict[str, SourceFile]) -> Errors | str:

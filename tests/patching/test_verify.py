@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope import recipes
 from gradscope.kernels import pays
 from gradscope.patching import choice, verify
+from gradscope.patching.advice import what_to_do
 from gradscope.patching.swap import swaps
 from gradscope.patching.turns import FEWEST_ROUNDS, Times
 from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
@@ -548,3 +550,24 @@ def test_a_place_without_a_proof_is_refused_and_nothing_has_failed(use: Callable
     found = {result.site.path: (result.status, result.reason) for result in patches.verified.results}
     reason = "it could not be run again for the proof: ValueError: it is closed"
     assert found == {"first": ("refused", reason), "second": ("kept", "")}
+
+
+class Reentrant(Inside):
+    """Its attention is run again in backward."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        weights = ((q @ k.transpose(-2, -1)) * 0.25).softmax(-1)
+        return torch.as_tensor((weights @ v).squeeze(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(checkpoint(self.attend, x, use_reentrant=True))
+
+
+def test_a_reentrant_checkpoint_inside_the_place_is_told_with_what_to_do(use: Callable[[Saves], None]) -> None:
+    use(BETTER)
+    patches = gradscope.patch(nn.Sequential(nn.Linear(32, 32), Reentrant()), BATCH, recipes=["attention"])
+    assert patches.verified is not None and not patches.verified.failed
+    (reason,) = {result.reason for result in patches.verified.results}
+    assert reason == "it calls a checkpoint with use_reentrant=True, through which the proof gets no gradients"
+    assert what_to_do(reason).startswith("call it with use_reentrant=False")
