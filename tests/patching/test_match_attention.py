@@ -15,6 +15,7 @@ from gradscope.kernels import pays
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from gradscope.workload import Workload, scalar_loss
+from tests.patching.corpus import attention_base, attention_caps
 from tests.patching.corpus.entry import Entry
 from tests.patching.exactness import TOLERANCE, call, difference
 
@@ -174,3 +175,24 @@ def test_the_text_for_two_masks():
         f'key_padding_mask[:, None, None, :], hides="nonzero", after={before}),',
         "+        )",
     ]
+
+
+class PackedCap(attention_base.Packed):
+    """A soft-cap behind one projection."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.c_attn(x).view(batch, length, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        weights = (5.0 * torch.tanh(q @ k.mT * 0.25 / 5.0)).softmax(-1)
+        return torch.as_tensor((weights @ v).transpose(1, 2).reshape(batch, length, -1))
+
+
+@pytest.mark.parametrize("model", [attention_caps.OneLine, PackedCap])
+def test_few_capped_scores_are_left_to_the_code_that_stands_there(
+    model: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = attention_base.BATCH * attention_base.HEADS * attention_base.TOKENS**2
+    for fewest, idle in ((scores, ""), (scores + 1, "fewer than 2,401 scores: torch's own is sooner")):
+        monkeypatch.setitem(pays.FEWEST, "attention with a soft-cap", {"scores": (fewest, fewest)})
+        found = plan(Workload(model(), attention_base.tokens()), recipes=["packed_attention", "attention"])
+        assert [(site.supported, site.idle) for site in found.sites] == [(True, idle)]

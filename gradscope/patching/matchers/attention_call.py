@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
+
+from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Like, Match, Of, Piece, Scalar
 from gradscope.patching.matchers.masks import HIDDEN, Made, Mask, causal
 from gradscope.patching.matchers.products import Operand, is_product
@@ -124,7 +128,16 @@ class Call:
             suffix=suffix,
             reasons=reasons,
             like=self._like(),
+            idle=self._idle() if caps else "",
         )
+
+    def _idle(self) -> str:
+        """Of few capped scores the recipe does on a CPU what stands here, for want of a cap in torch's attention."""
+        query, output = self.query.value, self.found.product.output
+        if query.dtype not in (torch.float32, torch.float64):  # of which nothing was measured
+            return ""
+        rows = math.prod(output.shape[:-1])
+        return why_idle("attention with a soft-cap", output, scores=rows * self.found.shape[1])
 
     def _like(self) -> Like | None:
         """The form of the scores."""

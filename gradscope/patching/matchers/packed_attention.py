@@ -181,10 +181,10 @@ class _Packed:
         return self.heads == self.kv_heads == 1 or isinstance(self._count(self.chains[0], self.heads), Size)
 
     def _idle(self) -> str:
-        """Beside attention by hand it is a gain at any size; beside torch's own where the recipe does it otherwise."""
+        """Beside torch's own it is a gain where the recipe does it otherwise; by hand, where attention alone is."""
         node = self.match.last
         if node.op != _SDPA:
-            return ""
+            return self.match.idle
         batch, tokens, _ = self.root.shape
         scores = batch * self.heads * tokens * tokens
         if number(argument(node, 4, "dropout_p", 0.0)) != 0:

@@ -121,7 +121,7 @@ ENTRIES = [
     spelling("soft-cap in place", InPlace),
     spelling("soft-cap by the inverse", TimesInverse),
     _refused("like_soft_cap_of_another_inverse", OtherInverse, "one positive number"),
-    _refused("like_soft_cap_of_the_inverse_scores", OnesAbove, "one positive number"),
+    Entry("like_soft_cap_of_the_inverse_scores", lambda: (OnesAbove(), tokens())),
     _refused("like_soft_cap_of_two_numbers", TwoNumbers, "one positive number"),
     _refused("like_mask_below_a_soft_cap", MaskBelow, "mask is applied before"),
     _refused("like_scale_above_a_soft_cap", ScaledAbove, "after they were capped"),
