@@ -12,16 +12,9 @@ import torch
 from torch import nn
 
 import gradscope
-from gradscope.diagnose.rules import (
-    RULES,
-    backward_ratio,
-    data_loading,
-    host_sync,
-    slow_repeat,
-    tiny_layers,
-    unused_gradients,
-    vocabulary_multiple,
-)
+from gradscope.diagnose.rules import RULES
+from gradscope.diagnose.rules.layers import backward_ratio, slow_repeat, tiny_layers, vocabulary_multiple
+from gradscope.diagnose.rules.loop import data_loading, host_sync, unused_gradients
 from gradscope.tables import Finding
 from tests.diagnose.corpus import BY_CALLS, BY_OPERATIONS
 from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_calls

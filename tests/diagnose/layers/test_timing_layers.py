@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import (
-    backward_ratio,
-    slow_repeat,
-    vocabulary_multiple,
-)
+from gradscope.diagnose.rules.layers import backward_ratio, slow_repeat, vocabulary_multiple
 from gradscope.tables import Facts
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 

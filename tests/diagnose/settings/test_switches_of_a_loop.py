@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import anomaly_mode
+from gradscope.diagnose.rules.settings import anomaly_mode
 from tests.diagnose.run_case import loop_case
 from tests.diagnose.timing_cases import check_words
 

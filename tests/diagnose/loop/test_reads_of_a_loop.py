@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import host_sync
+from gradscope.diagnose.rules.loop import host_sync
 from gradscope.tables import CallFact, Facts, Finding, TensorFact
 from tests.diagnose.run_case import loop_case
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import zero_grad_fills
+from gradscope.diagnose.rules.loop import zero_grad_fills
 from gradscope.tables import Finding
 from tests.diagnose.run_case import loop_case
 from tests.diagnose.timing_cases import check_words

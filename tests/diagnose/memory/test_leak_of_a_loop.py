@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import leak
+from gradscope.diagnose.rules.memory import leak
 from gradscope.report.view import build_view
 from gradscope.tables import Facts, Finding, TensorFact
 from tests.diagnose.run_case import loop_case

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradscope.capture import faults
 from gradscope.capture.faults import FaultMeter
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import page_faults
+from gradscope.diagnose.rules.memory import page_faults
 from gradscope.tables import Facts
 from tests.diagnose.timing_cases import MS, check_words, made_case
 
@@ -134,9 +134,9 @@ def test_a_step_costs_what_the_system_did_between_its_ends(monkeypatch: pytest.M
 _LARGE = """
 from dataclasses import replace
 import torch
-from gradscope.diagnose.rules import page_faults
+from gradscope.diagnose.rules.memory import page_faults
 from tests.diagnose.run_case import case_of, timed_by_calls
-from tests.diagnose.test_page_faults import Wide
+from tests.diagnose.memory.test_page_faults import Wide
 
 for rows in (2100, 2):
     case = timed_by_calls(case_of(Wide(), torch.ones(rows, 8)), 1_000_000)
@@ -151,7 +151,7 @@ for rows in (2100, 2):
 def test_a_model_with_large_results() -> None:
     """Each is 32 MiB and a little, ten in a step. In a process of its own: this one's heap may have room for all."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", _LARGE], cwd=root, env=environment, capture_output=True, text=True, check=False
     )

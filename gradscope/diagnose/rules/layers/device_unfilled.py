@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
-from gradscope.diagnose.rules import far_from_limit, tiny_layers
+from gradscope.diagnose.rules.layers import far_from_limit, tiny_layers
 from gradscope.tables import Finding, LayerRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

@@ -12,7 +12,7 @@ import torch
 
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import CallFact, Finding, OpRow
-from tests.diagnose.test_settings_made import HOPPER, LINEAR, MATMUL, call, check_words, made_case, tensor
+from tests.diagnose.settings.test_settings_made import HOPPER, LINEAR, MATMUL, call, check_words, made_case, tensor
 
 IMAGES = tensor(8, 16, 32, 32)
 CONV = call("conv2d", [IMAGES, tensor(16, 16, 3, 3)], IMAGES, layer="conv")

@@ -394,7 +394,7 @@ def test_only_the_activation_is_run_again() -> None:
 
 
 def test_about_what_would_be_kept_is_what_is_kept_without(case: Case) -> None:
-    from gradscope.diagnose.rules.checkpoint_share import _bytes_of
+    from gradscope.diagnose.rules.memory.checkpoint_share import _bytes_of
 
     plain = case_of(Checkpointed(run_again=False), torch.randn(2, 16, 4 * WIDTH)).run.memory
     assert plain is not None and case.run.memory is not None

@@ -92,7 +92,7 @@ def test_zeros_in_a_loop_of_ones_own(how: str) -> None:
             if prof.step():
                 break
     (finding,) = of_rule(prof.report.data.findings, "zero-grad-fills")
-    assert finding.line is not None and finding.line.startswith("tests/diagnose/test_settings.py:")
+    assert finding.line is not None and finding.line.startswith("tests/diagnose/settings/test_settings.py:")
     assert finding.evidence.startswith("4 gradients of 8.40 MB are filled in ")
     assert "adding to them in backward takes" in finding.evidence
     assert finding.predicted_saving_ns is None  # on a CPU: gradients made anew may cost as much

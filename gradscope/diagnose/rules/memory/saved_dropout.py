@@ -22,7 +22,7 @@ from dataclasses import replace
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, Severity
 from gradscope.diagnose.recipe_findings import alive_at_peak
-from gradscope.diagnose.rules.attention_by_hand import calls_without_recipe
+from gradscope.diagnose.rules.recipes.attention_by_hand import calls_without_recipe
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

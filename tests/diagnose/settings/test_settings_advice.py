@@ -16,7 +16,7 @@ from gradscope.capture.torch_flags import optimizer_fact
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Facts, Finding, OpRow, OptimizerFact, ParameterFact
 from tests.diagnose.run_case import case_of, findings_of
-from tests.diagnose.test_settings_made import ADAMW, CONV, LINEAR, NCHW, STEP, TURN, made_case, tensor
+from tests.diagnose.settings.test_settings_made import ADAMW, CONV, LINEAR, NCHW, STEP, TURN, made_case, tensor
 from tests.diagnose.twins_settings import CastByHand, Repeated, stack
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import data_loading
+from gradscope.diagnose.rules.loop import data_loading
 from gradscope.tables import Facts, Finding, LineRow
 from tests.diagnose.run_case import loop_case, with_quick_phases
 from tests.diagnose.timing_cases import MS, check_words, made_case, op

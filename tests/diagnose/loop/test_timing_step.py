@@ -10,11 +10,7 @@ from torch import nn
 
 import gradscope
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.rules import (
-    data_loading,
-    host_sync,
-    unused_gradients,
-)
+from gradscope.diagnose.rules.loop import data_loading, host_sync, unused_gradients
 from gradscope.tables import CallFact, Facts, Finding, LineRow, OptimizerFact, ParameterFact
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 

@@ -1,0 +1,1 @@
+"""Rules about number formats: autocast's casts, and float16."""
