@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from gradscope import ops
 from gradscope.diagnose.case import Case
-from gradscope.tables import CallFact
+from gradscope.ops import item_bytes
+from gradscope.tables import CallFact, TensorFact
 
 # Calls whose result is the memory they were given, unchanged.
 VIEWS = ops.VIEWS | {"detach", "contiguous", "to"}
+
+
+def tensor_bytes(tensor: TensorFact) -> int:
+    """Of its elements; a view of a larger tensor holds more."""
+    return tensor.elements * item_bytes(tensor.dtype)
 
 
 def replaced_calls(case: Case) -> set[int]:

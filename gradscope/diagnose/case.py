@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from gradscope.tables import CallFact, Facts, Finding, LayerRow, Limits, LineRow, OpRow, PlaceFact, RunData
+from gradscope.tables import CallFact, Facts, Finding, LayerRow, Limits, LineRow, OpRow, PlaceFact, RunData, SavedRow
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 from gradscope.units import size as size_text
@@ -62,6 +62,11 @@ class Case:
             if call.source is not None:
                 found[call.source].append(call)
         return dict(found)
+
+    @property
+    def saved(self) -> Sequence[SavedRow]:
+        """What is kept for backward; none where memory was not measured."""
+        return () if self.run.memory is None else self.run.memory.saved
 
     @property
     def step_ns(self) -> int:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gradscope import recipes
-from gradscope.diagnose import recipe_findings
-from gradscope.diagnose.recipe_findings import FEWEST_ON_CPU
+from gradscope.diagnose.rules.recipes.attention import _FEWEST_WIDE, FEWEST_ON_CPU
 from gradscope.kernels import pays
 
 pytestmark = pytest.mark.measured_sizes
@@ -116,7 +115,7 @@ def test_what_the_diagnosis_goes_by() -> None:
         (False, True, True): "attention with a learnt bias",
     }
     assert {key: max(pays.FEWEST[name]["scores"]) for key, name in rules.items()} == FEWEST_ON_CPU
-    assert max(pays.FEWEST["attention with wide values"]["scores"]) == recipe_findings._FEWEST_WIDE
+    assert max(pays.FEWEST["attention with wide values"]["scores"]) == _FEWEST_WIDE
 
 
 def test_words() -> None:

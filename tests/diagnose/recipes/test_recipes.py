@@ -14,7 +14,7 @@ from torch import nn
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose
-from gradscope.diagnose.recipe_findings import why_math
+from gradscope.diagnose.rules.recipes.attention import why_math
 from gradscope.diagnose.worth import LEFT
 from gradscope.tables import Facts, Finding, PlaceFact
 from tests.diagnose import twins_recipes as twins

@@ -22,13 +22,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import only
+from gradscope.ops import HALVES
 from gradscope.tables import CallFact, Finding, OpRow, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
-_LOW = {"float16", "bfloat16"}
 _OWN_CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
 
 # A float32 number is read and one of half its size is written.
@@ -95,12 +97,12 @@ def find(case: Case) -> Iterator[Finding]:
 def _finding(case: Case, kind: _Kind, found: list[_Repeated]) -> Finding:
     forward, backward = (sum(getattr(each, name) for each in found) for name in ("forward_ns", "backward_ns"))
     spent, saving = forward + backward, forward + backward // 2
-    lines = {each.line for each in found}
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, spent // 2, spent),
         layers=tuple(each.path for each in found),
-        line=lines.pop() if len(lines) == 1 else None,
+        line=only(each.line for each in found),
         message=kind.message,
         evidence=(
             f"{counted(sum(each.casts for each in found))} casts of weights a step where "
@@ -108,13 +110,9 @@ def _finding(case: Case, kind: _Kind, found: list[_Repeated]) -> Finding:
             f"{size_text(sum(each.bytes for each in found))} read and written for nothing, {time_text(spent)} of a "
             "step, forward and backward"
         ),
-        predicted_saving_ns=saving or None,
         advice=kind.advice,
         code=kind.code.format(device="cuda" if case.on_cuda else "cpu"),
-        # The gradients of casts that are left are larger sums: what backward saves is less sure.
-        predicted_low_ns=spent // 2 if saving else None,
-        predicted_high_ns=spent or None,
-        cost_ns=sum(each.cost_ns for each in found) or None,
+        cost_ns=sum(each.cost_ns for each in found),
     )
 
 
@@ -142,7 +140,7 @@ def _by_code(case: Case) -> dict[str, _Layer]:
         layer, given, made = found[call.layer], call.inputs[:1], call.outputs[:1]
         if call.op not in _OWN_CASTS:
             layer.others += sum(each.dtype not in {one.dtype for one in made} for each in call.inputs) * call.autocast
-        elif given and made and _is_weight(given[0]) and given[0].dtype == "float32" and made[0].dtype in _LOW:
+        elif given and made and _is_weight(given[0]) and given[0].dtype == "float32" and made[0].dtype in HALVES:
             _add(layer, given[0], call, rounds)
         else:
             layer.others += 1
@@ -150,7 +148,7 @@ def _by_code(case: Case) -> dict[str, _Layer]:
 
 
 def _note(layer: _Layer, call: CallFact, rounds: int) -> None:
-    lowered = any(each.dtype in _LOW for each in call.outputs)
+    lowered = any(each.dtype in HALVES for each in call.outputs)
     for each in call.inputs:
         if lowered and each.dtype == "float32" and _is_weight(each):
             _add(layer, each, call, rounds)

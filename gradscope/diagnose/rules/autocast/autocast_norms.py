@@ -24,14 +24,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.recipe_findings import alive_at_peak
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import make_finding, parts_of
+from gradscope.diagnose.measured import alive_at_peak
+from gradscope.diagnose.words import only
+from gradscope.ops import HALVES
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
-_LOW = {"float16", "bfloat16"}
 _CODE = {
     "layer_norm": "F.layer_norm(x, shape, weight.to(x.dtype), bias.to(x.dtype))",
     "group_norm": "F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype))",
@@ -54,9 +56,7 @@ def find(case: Case) -> Iterator[Finding]:
     if not layers:
         return
     calls = [call for each in layers.values() for call in each]
-    sources = {call.source for call in calls}
     spent = sum(_casts_ns(case, path, len(each)) for path, each in layers.items())
-    low, saving, high = (round(spent * part) for part in _OF_CASTS)
     kept = _kept(case, set(layers))
     back = sum(any(_is_lowered(case, user) for user in call.outputs[0].users) for call in calls)
     evidence = f"{counted(len(calls))} normalisations of {calls[0].inputs[0].dtype} computed in float32"
@@ -67,20 +67,17 @@ def find(case: Case) -> Iterator[Finding]:
     if kept:
         evidence += f"; {size_text(2 * kept)} of float32 inputs are kept for backward"
     kinds = list(dict.fromkeys(call.op for call in calls))
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    yield make_finding(
+        RULE.name,
+        case,
+        parts_of(spent, _OF_CASTS, kept),
         layers=tuple(layers),
-        line=sources.pop() if len(sources) == 1 else None,
+        line=only(call.source for call in calls),
         message="autocast runs normalisations in float32: each copies its input up and keeps the copy",
         evidence=evidence,
-        predicted_saving_ns=saving or None,
-        predicted_saving_bytes=kept or None,
         advice="Normalise outside autocast, in the input's dtype: torch computes mean and variance in float32 anyway.",
         code=f'with torch.autocast("cuda", enabled=False): y = {_CODE[kinds[0]]}',
-        predicted_low_ns=low if saving else None,
-        predicted_high_ns=high if saving else None,
-        cost_ns=spent or None,
+        cost_ns=spent,
     )
 
 
@@ -89,13 +86,13 @@ def _is_raised(call: CallFact) -> bool:
     if not call.autocast or not call.inputs or not call.outputs:
         return False
     given, made = call.inputs[0], call.outputs[0]
-    return given.device == "cuda" and given.dtype in _LOW and made.dtype == "float32"
+    return given.device == "cuda" and given.dtype in HALVES and made.dtype == "float32"
 
 
 def _is_lowered(case: Case, index: int) -> bool:
     """Whether autocast casts what this call is given."""
     call = case.call(index)
-    return call.autocast and any(each.dtype in _LOW for each in call.outputs)
+    return call.autocast and any(each.dtype in HALVES for each in call.outputs)
 
 
 def _casts_ns(case: Case, path: str, norms: int) -> int:
@@ -112,10 +109,9 @@ def _casts_ns(case: Case, path: str, norms: int) -> int:
 
 def _kept(case: Case, layers: set[str]) -> int:
     """Half of the bytes of the float32 inputs at the peak: those of a dtype half as wide are kept instead."""
-    saved = case.run.memory.saved if case.run.memory is not None else ()
     return sum(
         alive_at_peak([row]) // 2
-        for row in saved
+        for row in case.saved
         if row.layer in layers and row.dtype == "float32" and row.what == "input" and row.node.startswith(_NODES)
     )
 

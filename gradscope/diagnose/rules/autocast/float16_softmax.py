@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.ops import BATCHED_MATMULS
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
@@ -65,10 +66,10 @@ def find(case: Case) -> Iterator[Finding]:
         if scores is not None:
             lines[scores.product.source].append(scores)
     for source, found in lines.items():
-        yield _finding(source, found)
+        yield _finding(case, source, found)
 
 
-def _finding(source: str | None, found: list[_Scores]) -> Finding:
+def _finding(case: Case, source: str | None, found: list[_Scores]) -> Finding:
     inner = max(each.inner for each in found)
     # A recomputed forward pass is recorded too: the largest of a layer stands for all.
     upcasts: dict[str | None, int] = {}
@@ -83,20 +84,21 @@ def _finding(source: str | None, found: list[_Scores]) -> Finding:
     )
     advice = "Use scaled_dot_product_attention, which scales in float32 and keeps no scores"
     advice += ", or scale the queries first." if scaled else "."
-    extra = None
+    extra = 0
     if upcasts:
         message += "; then they are copied to float32 for the softmax"
         size = sum(upcasts.values())
         evidence += f"; the float32 scores are {size_text(size)}, beside the float16 ones"
-        extra = size if any(each.product.grad for each in found) else None
-    return Finding(
-        rule=RULE.name,
+        extra = size if any(each.product.grad for each in found) else 0
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(bytes=extra),
         severity="warning" if upcasts else "info",
-        layers=tuple(dict.fromkeys(each.product.layer for each in found if each.product.layer is not None)),
+        layers=(each.product.layer for each in found),
         line=source,
         message=message,
         evidence=evidence,
-        predicted_saving_bytes=extra,
         advice=advice,
         code=f"y = F.scaled_dot_product_attention(q, k, v{'' if scaled else ', scale=1.0'})",
     )

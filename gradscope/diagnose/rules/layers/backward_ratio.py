@@ -29,7 +29,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradscope.diagnose.calls import layers_of
-from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.diagnose.case import Case, Rule, first
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import slowest_line
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import ns as time_text
 from gradscope.units import ratio as ratio_text
@@ -206,17 +208,17 @@ def _finding(case: Case, layers: list[_Slow], excess: int) -> Finding:
     calls = sum(each.cause.calls for each in layers)
     spent = sum(each.cause.self_ns for each in layers)
     times = ratio_text(backward / forward) if forward else "much more"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(round(_LIKELY * excess), case),
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(round(_LIKELY * excess), excess // 2, excess),
         layers=paths,
         line=_line(case, paths),
         message=message,
-        evidence=f"forward {time_text(forward)}, backward {time_text(backward)}: {times}, where "
-        f"{ratio_text(layers[0].norm)} is usual; {cause.name} takes {time_text(spent)} in {round(calls)} calls",
-        predicted_saving_ns=round(_LIKELY * excess),
-        predicted_low_ns=excess // 2,
-        predicted_high_ns=excess,
+        evidence=(
+            f"forward {time_text(forward)}, backward {time_text(backward)}: {times}, where "
+            f"{ratio_text(layers[0].norm)} is usual; {cause.name} takes {time_text(spent)} in {round(calls)} calls"
+        ),
         cost_ns=backward,
         advice=f"{advice}.",
         code=code,
@@ -225,11 +227,8 @@ def _finding(case: Case, layers: list[_Slow], excess: int) -> Finding:
 
 def _line(case: Case, paths: tuple[str, ...]) -> str | None:
     """The line of these layers on which most backward time was spent."""
-    rows = [row for row in case.run.lines if row.layer in paths and row.backward_ns]
-    best = max(rows, key=lambda row: row.backward_ns, default=None)
-    if best is None:
-        return case.layers[paths[0]].source  # a function of the user's own is no line of torch's
-    return f"{best.file}:{best.line}"
+    # A function of the user's own is no line of torch's.
+    return slowest_line(case, paths) or case.layers[paths[0]].source
 
 
 RULE = Rule(

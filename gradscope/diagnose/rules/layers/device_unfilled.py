@@ -24,6 +24,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
+from gradscope.diagnose.findings import at_most, make_finding
+from gradscope.diagnose.measured import is_slowed_down, own_ns
 from gradscope.diagnose.rules.layers import far_from_limit, tiny_layers
 from gradscope.tables import Finding, LayerRow
 from gradscope.units import count as counted
@@ -35,20 +37,17 @@ _SMALL_NS = 10_000
 _MOST = 0.5
 _TIMES = 10
 
-# Settings that make every call slow, whatever it does.
-_SLOW_SETTINGS = ("anomaly", "launch_blocking")
-
 
 def find(case: Case) -> Iterator[Finding]:
     """At most one."""
-    if any(case.facts.settings.get(name) for name in _SLOW_SETTINGS):
+    if is_slowed_down(case):
         return
     rows = _unfilled(case) if case.on_cuda else [row for row in case.run.layers if _is_small(case, row)]
-    if share(sum(map(_spent, rows)), case) < _SHARE:
+    if share(sum(map(own_ns, rows)), case) < _SHARE:
         return
     told = {path for rule in (tiny_layers, far_from_limit) for finding in rule.find(case) for path in finding.layers}
-    rows = [row for row in rows if row.path not in told and _spent(row) > 0]
-    spent = sum(map(_spent, rows))
+    rows = [row for row in rows if row.path not in told and own_ns(row) > 0]
+    spent = sum(map(own_ns, rows))
     finding = (_of_gpu if case.on_cuda else _of_cpu)(case, rows, spent)
     if finding is not None and share(spent, case) >= _SHARE:
         yield finding
@@ -58,10 +57,12 @@ def _of_cpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
     calls = sum(_calls(case, row) for row in rows)
     if calls < _CALLS or case.limits is None:
         return None
-    return Finding(
-        rule=RULE.name,
+    return make_finding(
+        RULE.name,
+        case,
+        at_most(min(round(calls * case.limits.call_ns), spent)),
         severity="warning",
-        layers=tuple(row.path for row in rows),
+        layers=(row.path for row in rows),
         line=None,
         message="layers are so small that making their calls takes longer than what these compute",
         evidence=(
@@ -71,7 +72,6 @@ def _of_cpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
         ),
         advice="Take a larger batch, or let torch.compile make one call of several.",
         code="model = torch.compile(model)",
-        predicted_high_ns=min(round(calls * case.limits.call_ns), spent),
         cost_ns=spent,
     )
 
@@ -82,10 +82,12 @@ def _of_gpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
     backward = sum(row.backward_self_ns for row in rows)
     if calls < _CALLS:
         return None
-    return Finding(
-        rule=RULE.name,
+    return make_finding(
+        RULE.name,
+        case,
+        at_most(idle),
         severity="warning",
-        layers=tuple(row.path for row in rows),
+        layers=(row.path for row in rows),
         line=None,
         message="kernels are too small to fill the GPU: it waits for their launches",
         evidence=(
@@ -95,7 +97,6 @@ def _of_gpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
         ),
         advice="Take a larger batch, or let torch.compile record CUDA graphs, which launch many kernels at once.",
         code='model = torch.compile(model, mode="reduce-overhead")',
-        predicted_high_ns=idle or None,
         cost_ns=spent,
     )
 
@@ -107,7 +108,7 @@ def _is_small(case: Case, row: LayerRow) -> bool:
     if case.limits is None or row.forward_limit_ns is None or row.backward_limit_ns is None:
         return False
     working = row.forward_limit_ns + row.backward_limit_ns
-    return working * _TIMES < _spent(row) < _calls(case, row) * _TIMES * case.limits.call_ns
+    return working * _TIMES < own_ns(row) < _calls(case, row) * _TIMES * case.limits.call_ns
 
 
 def _calls(case: Case, row: LayerRow) -> float:
@@ -143,10 +144,6 @@ def _kernels(case: Case, layers: set[str]) -> tuple[float, float]:
 
 def _names(rows: Sequence[LayerRow]) -> str:
     return first([row.path or row.class_name for row in rows])
-
-
-def _spent(row: LayerRow) -> int:
-    return row.forward_self_ns + row.backward_self_ns
 
 
 RULE = Rule("device-unfilled", "layers too small to fill the device", find, of_times=True)

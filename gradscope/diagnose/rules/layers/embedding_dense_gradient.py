@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.diagnose.case import Case, Rule, first
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import ops_ns
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -114,10 +116,11 @@ def _finding(case: Case, tables: list[_Table]) -> Finding:
     one = tables[0]
     rows, width = one.weight.shape
     indices = max(table.indices for table in tables)
-    layers = tuple(dict.fromkeys(layer for table in tables for layer in table.layers))
+    layers = [layer for table in tables for layer in table.layers]
     spent = _backward_ns(case, layers)
     optimizing = _optimizer_ns(case, sum(table.weight.elements for table in tables))
     untouched = 1 - indices / rows
+    most = (spent + optimizing) * untouched
     several = len(tables) > 1
     saving = round((_OF_BACKWARD * spent + _OF_OPTIMIZER * optimizing) * untouched)
     evidence = f"a batch touches at most {counted(indices)} of {counted(rows)} rows ({percent(indices / rows)})"
@@ -130,16 +133,18 @@ def _finding(case: Case, tables: list[_Table]) -> Finding:
     paths = first([table.path for table in tables], 2)
     kind = "EmbeddingBag" if one.calls[0].op == "embedding_bag" else "Embedding"
     mode = f', mode="{one.calls[0].argument(6, "mode", "mean")}"' if kind == "EmbeddingBag" else ""
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, round(most / 2), round(most)),
         layers=layers,
         line=one.source,
-        message=f"the gradients of {paths} are dense, and nearly all zeros"
-        if several
-        else f"the gradient of {paths} is dense, and nearly all of it is zeros",
+        message=(
+            f"the gradients of {paths} are dense, and nearly all zeros"
+            if several
+            else f"the gradient of {paths} is dense, and nearly all of it is zeros"
+        ),
         evidence=evidence,
-        predicted_saving_ns=saving or None,
         advice=(
             "Make the embeddings with sparse=True and give their weights an optimizer of their own that takes sparse "
             "gradients and no weight decay; it updates only the rows of the batch."
@@ -148,9 +153,7 @@ def _finding(case: Case, tables: list[_Table]) -> Finding:
             "gradients and no weight decay; it updates only the rows of the batch."
         ),
         code=f"nn.{kind}({rows}, {width}{mode}, sparse=True); torch.optim.SparseAdam({_weights(case, tables, kind)})",
-        predicted_low_ns=round((spent + optimizing) * untouched / 2) or None,
-        predicted_high_ns=round((spent + optimizing) * untouched) or None,
-        cost_ns=spent + optimizing or None,
+        cost_ns=spent + optimizing,
     )
 
 
@@ -168,9 +171,8 @@ def _layers(path: str, calls: list[CallFact]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer for layer in known if layer is not None))
 
 
-def _backward_ns(case: Case, layers: tuple[str, ...]) -> int:
-    rows = [row for layer in layers for row in case.ops.get((layer, "backward"), ()) if row.name in _BACKWARD]
-    return sum(row.self_ns for row in rows)
+def _backward_ns(case: Case, layers: Sequence[str]) -> int:
+    return ops_ns(case, layers, _BACKWARD.__contains__, phases=("backward",))
 
 
 def _optimizer_ns(case: Case, elements: int) -> int:

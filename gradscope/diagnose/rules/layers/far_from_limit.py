@@ -26,6 +26,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from gradscope.diagnose.attribute_names import layer_code
 from gradscope.diagnose.bounds import bounded, calls_of_layers
 from gradscope.diagnose.case import Case, Rule, Severity, first, share
+from gradscope.diagnose.findings import at_most, make_finding
+from gradscope.diagnose.measured import is_slowed_down, own_ns
 from gradscope.diagnose.traffic import call_bytes
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import calls as calls_text
@@ -37,8 +39,6 @@ _TIMES = 3.0  # the limit
 _WARNING = 0.30  # of the step, between the time and the limit
 _WITNESS = 0.03  # of the step: such a layer, near its limit, shows what the machine was free for
 
-# Settings that make every layer slow, whatever it does.
-_SLOW_SETTINGS = ("anomaly", "launch_blocking")
 # Times of a run that the profiler slowed down this much say nothing about limits.
 _DISTURBED = 1.5
 
@@ -51,7 +51,7 @@ _ADVICE = {
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each kind of layer that is far from its limit."""
-    if case.limits is None or any(case.facts.settings.get(name) for name in _SLOW_SETTINGS):
+    if case.limits is None or is_slowed_down(case):
         return
     if (case.run.step.overhead or 1.0) > _DISTURBED:
         return
@@ -61,7 +61,7 @@ def find(case: Case) -> Iterator[Finding]:
     for row in case.run.layers if known else bounded(case):
         if row.bound_by in _ADVICE and row.path not in explained:
             groups[_kind(row.path), row.class_name, str(row.bound_by)].append(row)
-    times = {kind: (sum(map(_spent, rows)), sum(map(_limit, rows))) for kind, rows in groups.items()}
+    times = {kind: (sum(map(own_ns, rows)), sum(map(_limit, rows))) for kind, rows in groups.items()}
     usual = 1.0 if case.on_cuda else _usual(case, times.values())
     if usual > _TIMES:
         return
@@ -90,16 +90,17 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
     if dearest is not None:
         evidence += f"; dearest: {dearest[0]}, {calls_text(dearest[1])} calls, {time_text(dearest[2])}"
     severity: Severity = "warning" if share(spent - limit, case) >= _WARNING else "info"
-    return Finding(
-        rule=RULE.name,
+    return make_finding(
+        RULE.name,
+        case,
+        at_most(spent - limit),
         severity=severity,
-        layers=tuple(row.path for row in rows),
+        layers=(row.path for row in rows),
         line=_line(case, rows),
         message=f"forward and backward take {time_text(spent)}, at this machine's limit it would be {time_text(limit)}",
         evidence=evidence,
         advice=_ADVICE[bound],
         code=_code(case, rows[0], bound),
-        predicted_high_ns=spent - limit,
         cost_ns=spent,
     )
 
@@ -122,10 +123,6 @@ def _line(case: Case, rows: Sequence[LayerRow]) -> str | None:
         if call.source is not None:
             moved[call.source] += sum(call_bytes(call))
     return max(moved, key=lambda source: moved[source], default=None)
-
-
-def _spent(row: LayerRow) -> int:
-    return row.forward_self_ns + row.backward_self_ns
 
 
 def _limit(row: LayerRow) -> int:

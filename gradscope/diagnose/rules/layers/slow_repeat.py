@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradscope.diagnose.attribute_names import layer_code
-from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.tables import Finding, LayerRow
 from gradscope.tables.siblings import outside_ratio, typical_excess_ns
 from gradscope.units import calls as calls_text
@@ -139,7 +140,6 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
         if all(block.steps_ns for block in (slow, *others))
         else (slow.total_ns, median(block.total_ns for block in others))
     )
-    low, likely, high = (round(saving * part) for part in _OF_MORE)
     below, phase, name = cause.op
     what = "Python code, such as a hook" if name == "(python)" else name
     more = {
@@ -149,19 +149,21 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
     }
     shown = [layer_code(case, path), layer_code(case, others[0].row.path)]
     where = f"{name} in {phase}" + (f" of {path}.{below}" if below else "")
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(likely, case),
+    return make_finding(
+        RULE.name,
+        case,
+        parts_of(saving, _OF_MORE),
         layers=(path,),
         line=slow.row.source,
-        message=f"{path} is slower than the {len(others)} other blocks like it, by {what}, {more[cause.kind]}"
-        + (" in the others" if cause.kind == "dear" else ""),
-        evidence=f"{time_text(round(total))} of a usual step against a median of {time_text(round(usual))}, "
-        f"{ratio_text(total / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
-        f"{calls_text(cause.calls)} calls",
-        predicted_saving_ns=likely,
-        predicted_low_ns=low,
-        predicted_high_ns=high,
+        message=(
+            f"{path} is slower than the {len(others)} other blocks like it, by {what}, {more[cause.kind]}"
+            + (" in the others" if cause.kind == "dear" else "")
+        ),
+        evidence=(
+            f"{time_text(round(total))} of a usual step against a median of {time_text(round(usual))}, "
+            f"{ratio_text(total / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
+            f"{calls_text(cause.calls)} calls"
+        ),
         cost_ns=saving,
         advice=f"Look for what sets {path} apart: a setting, a dtype, a hook or other input.",
         code=f"print({', '.join(shown)})" if all(shown) else "",

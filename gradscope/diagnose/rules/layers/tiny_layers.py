@@ -25,7 +25,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import several
 from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
@@ -67,7 +69,6 @@ def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
         return None
     # A call on the same line may be made in some turns only.
     rounds = min((len(made) for made in _turns(working).values() if len(made) >= _ROUNDS), default=_ROUNDS)
-    owners = tuple(dict.fromkeys(call.layer for call in looped if call.layer is not None))
     in_turn = _in_turn(case, working)
     low, high = (0.3, 0.9) if in_turn else (0.7, 1 - 1 / rounds)
     saving = round(spent * (low + high) / 2)
@@ -78,18 +79,18 @@ def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
         advice = "Put all turns into one call with a batched product, or torch.compile the loop"
         code = "torch.einsum('bhqd,bhkd->bhqk', q, k)  # all heads at once, instead of one by one"
     most = max(lines, key=lambda source: case.lines_ns([source]))
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
-        layers=owners,
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, round(spent * low), round(spent * high)),
+        layers=(call.layer for call in looped),
         line=most,
         message="a Python loop calls many tiny operations: the time goes into the calls, not into what they compute",
-        evidence=f"{counted(len(looped))} calls a step on {counted(len(lines))} line{'s' * (len(lines) > 1)}, "
-        f"{counted(rounds)} turns; {time_text(mean)} a call with its backward, {time_text(spent)} in all, "
-        f"{percent(share(spent, case))} of the step",
-        predicted_saving_ns=saving,
-        predicted_low_ns=round(spent * low),
-        predicted_high_ns=round(spent * high),
+        evidence=(
+            f"{counted(len(looped))} calls a step on {several(len(lines), 'line')}, "
+            f"{counted(rounds)} turns; {time_text(mean)} a call with its backward, {time_text(spent)} in all, "
+            f"{percent(share(spent, case))} of the step"
+        ),
         cost_ns=spent,
         advice=f"{advice}.",
         code=code,

@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.recipe_findings import is_of_a_library
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.words import is_of_a_library
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import ns as time_text
 
@@ -73,17 +75,15 @@ def _finding(case: Case, parameter: str, shape: tuple[int, ...], calls: list[Cal
     evidence = f"{classes:,} classes are {padded - classes} fewer than {padded:,}"
     if spent:
         evidence += f"; the product that fills the logits takes {time_text(spent)} of a step"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving if estimated else None, case),
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, low, high) if estimated else None,
         layers=layers,
         line=calls[0].source,
         message=f"the head has {classes:,} outputs, which is no multiple of {multiple}: its product is slower for it",
         evidence=evidence,
-        predicted_saving_ns=saving if estimated else None,
-        predicted_low_ns=low if estimated else None,
-        predicted_high_ns=high if estimated else None,
-        cost_ns=spent or None,
+        cost_ns=spent,
         advice=f"Pad {parameter} to {padded:,} rows and mask or never use the added classes.",
         code=_code(calls[0].source, classes, width, padded),
     )
@@ -101,8 +101,7 @@ def _code(source: str | None, classes: int, width: int, padded: int) -> str:
 def _product_ns(case: Case, calls: list[CallFact]) -> int:
     """Forward products of the layers that are the head and nothing else."""
     paths = {call.layer for call in calls if call.module == "Linear" and call.layer is not None}
-    rows = (op for path in paths for op in case.ops.get((path, "forward"), ()))
-    return sum(op.self_ns for op in rows if op.name in _PRODUCTS)
+    return ops_ns(case, paths, _PRODUCTS.__contains__, phases=("forward",))
 
 
 RULE = Rule("vocabulary-multiple", "a head whose number of classes does not suit matrix products", find)

@@ -27,8 +27,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradscope.diagnose.case import Case, Rule, severity_of, share
-from gradscope.diagnose.recipe_findings import is_of_a_library
+from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.findings import Estimate, at_most, make_finding
+from gradscope.diagnose.words import is_of_a_library
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -76,19 +77,18 @@ def find(case: Case) -> Iterator[Finding]:
     if reason is None:
         return
     low, high = min(reason.low, reason.high), reason.high
-    saving = (low + high) // 2 if reason.estimated else None
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case) if saving is not None else "info",
+    yield make_finding(
+        RULE.name,
+        case,
+        Estimate((low + high) // 2, low, high) if reason.estimated else at_most(high),
         layers=(),
         line=reason.line,
         message=reason.message,
-        evidence=f"{time_text(other)} of {time_text(step.wall_ns)}, {percent(share(other, case))} of the step, against "
-        f"{time_text(step.forward_ns)} forward, {time_text(step.backward_ns)} backward and "
-        f"{time_text(step.optimizer_ns)} in the optimizer{reason.evidence}",
-        predicted_saving_ns=saving,
-        predicted_low_ns=None if saving is None else low,
-        predicted_high_ns=high,
+        evidence=(
+            f"{time_text(other)} of {time_text(step.wall_ns)}, {percent(share(other, case))} of the step, against "
+            f"{time_text(step.forward_ns)} forward, {time_text(step.backward_ns)} backward and "
+            f"{time_text(step.optimizer_ns)} in the optimizer{reason.evidence}"
+        ),
         cost_ns=other,
         advice=reason.advice,
         code=reason.code,

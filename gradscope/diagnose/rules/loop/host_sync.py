@@ -25,7 +25,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
-from gradscope.diagnose.recipe_findings import is_of_a_library, ops_ns
+from gradscope.diagnose.findings import at_most, make_finding
+from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.words import is_of_a_library, shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -140,13 +142,16 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
         evidence += f"; reading takes {time_text(_reading_ns(case, calls))}"
     elif copied:
         message = "Python waits for the GPU to copy a tensor there, and then the GPU for Python"
-        sizes = ["x".join(map(str, call.outputs[0].shape)) or "1" for call, _ in calls]
+        sizes = [shape_text(call.outputs[0].shape) or "1" for call, _ in calls]
         evidence += f", {', '.join(dict.fromkeys(sizes))} elements"
     else:
         message = "Python waits for the GPU to learn the content of a tensor, and then the GPU for Python"
     advice, code = _advice(calls, bool(on_device))
-    return Finding(
-        rule=RULE.name,
+    reading = 0 if on_device else _reading_ns(case, calls)
+    return make_finding(
+        RULE.name,
+        case,
+        at_most(reading),
         severity=severity,
         layers=layers,
         line=source,
@@ -154,8 +159,7 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
         evidence=evidence,
         advice=advice,
         code=code,
-        predicted_high_ns=None if on_device else _reading_ns(case, calls),
-        cost_ns=None if on_device else _reading_ns(case, calls),
+        cost_ns=reading,
     )
 
 

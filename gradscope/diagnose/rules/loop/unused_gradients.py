@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.attribute_names import below, layer_code, models_of, parameter_code
-from gradscope.diagnose.case import Case, Rule, first, severity_of
+from gradscope.diagnose.case import Case, Rule, first
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import several
 from gradscope.ops import item_bytes
 from gradscope.tables import Finding, ParameterFact
 from gradscope.units import count as counted
@@ -62,13 +64,17 @@ def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
     layers = _layers(parameters)
     idle = [path for path in layers if path in case.layers and not case.layers[path].calls]
     never = f", {counted(len(idle))} of them never called" if idle else ""
-    return Finding(
-        rule=RULE.name,
+    return make_finding(
+        RULE.name,
+        case,
+        None,
         severity="info",
         layers=layers,
         line=None,
-        message=f"{_parameters(parameters)} no gradient in this step: nothing that the loss needs uses "
-        f"{'it' if len(parameters) == 1 else 'them'}",
+        message=(
+            f"{_parameters(parameters)} no gradient in this step: nothing that the loss needs uses "
+            f"{'it' if len(parameters) == 1 else 'them'}"
+        ),
         evidence=f"{_sum(parameters)} in {_count_layers(layers)}{never}",
         advice=(
             "Freeze what is not to be trained, as a target network: no time is lost to it; DistributedDataParallel "
@@ -91,18 +97,15 @@ def _wasted(case: Case, parameters: list[ParameterFact]) -> Finding:
         evidence += f"; the backward pass of these layers takes {time_text(high)} of a step"
     size = sum(_elements(each) * item_bytes(each.dtype) for each in parameters)
     evidence += f"; their gradients are {size_text(size)}"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, low, high, size),
         layers=layers,
         line=None,
         message=f"{_parameters(parameters)} a gradient that no optimizer uses",
         evidence=evidence,
-        predicted_saving_ns=saving or None,
-        predicted_low_ns=low if saving else None,
-        predicted_high_ns=high if saving else None,
-        predicted_saving_bytes=size,
-        cost_ns=high or None,
+        cost_ns=high,
         advice="Freeze what is not trained before the first step, or give it to the optimizer.",
         code=_code(
             case, parameters, 'any(each is held for group in optimizer.param_groups for held in group["params"])'
@@ -125,7 +128,7 @@ def _sum(parameters: list[ParameterFact]) -> str:
 
 
 def _count_layers(layers: tuple[str, ...]) -> str:
-    return f"{counted(len(layers))} layer{'s' * (len(layers) > 1)}"
+    return several(len(layers), "layer")
 
 
 def _elements(parameter: ParameterFact) -> int:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.ops import item_bytes
+from gradscope.diagnose.calls import tensor_bytes
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, at_most, make_finding
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -51,26 +52,23 @@ def find(case: Case) -> Iterator[Finding]:
     added_ns = sum(row.self_ns for row in additions)
     most = filled_ns + added_ns // backwards
     saving = round(filled_ns * _OF_FILLS) + added_ns // backwards // 2
-    held = sum(each.elements * item_bytes(each.dtype) for each in gradients)
+    held = sum(map(tensor_bytes, gradients))
     evidence = f"{counted(len(gradients))} gradients of {size_text(held)} are filled"
     if filled_ns:
         evidence += f" in {time_text(filled_ns)}"
     if additions:
         evidence += f"; adding to them in backward takes {time_text(added_ns)}"
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving if case.on_cuda else 0, case),
+    yield make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, filled_ns // 2, most) if case.on_cuda else at_most(most),
         layers=(),
         line=clears[0].source,
         message="gradients are filled with zeros and added to, instead of dropped and made anew",
         evidence=evidence,
-        predicted_saving_ns=saving or None if case.on_cuda else None,
         advice="Leave set_to_none at True, its default, and check for None where the code reads .grad.",
         code="optimizer.zero_grad()",
-        # A gradient that is not added to is still written, and may have to be copied.
-        predicted_low_ns=filled_ns // 2 if saving and case.on_cuda else None,
-        predicted_high_ns=most or None,
-        cost_ns=filled_ns + added_ns or None,
+        cost_ns=filled_ns + added_ns,
     )
 
 

@@ -20,8 +20,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import layers_of
-from gradscope.diagnose.case import Case, Rule, first, severity_of, share
+from gradscope.diagnose.calls import layers_of, tensor_bytes
+from gradscope.diagnose.case import Case, Rule, first, share
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import self_ns, slowest_line
 from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding, OpRow, TensorFact
 from gradscope.units import ns as time_text
@@ -57,7 +59,7 @@ def find(case: Case) -> Iterator[Finding]:
     layers = sorted({row.layer for row in rows if row.layer is not None and row.name.startswith("aten::")})
     # A bias is copied to where the product is added to it.
     biases = [row for row in rows if row.name == "aten::copy_" and _is_product(case, row)]
-    saving = sum(row.self_ns for row in (*products, *biases))
+    saving = self_ns((*products, *biases))
     asking = round(2 * sum(row.calls for row in rows if row.name.startswith("aten::")) * _ASKED_NS)
     worth = 2 * saving >= again and saving > asking
     if not worth and share(again, case) < LEAST_OF_CHEAP:
@@ -71,22 +73,21 @@ def find(case: Case) -> Iterator[Finding]:
         if results and saving:
             evidence += f", of which the products' results are {size_text(results)}"
     units = _units(case)
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving - asking if worth else None, case),
-        layers=tuple(units),
+    gain = Estimate(saving - asking, round((saving - asking) / 1.5), again - asking) if worth else None
+    yield make_finding(
+        RULE.name,
+        case,
+        gain,
+        layers=units,
         line=_line(case, set(layers)),
         message="checkpointing runs forward again" + (", most of it matrix products" if worth else ""),
         evidence=evidence,
-        predicted_saving_ns=saving - asking if worth else None,
         advice=(
             "Keep the products' results and run only the cheap operations again."
             if worth
             else f"Where memory allows, checkpoint fewer layers: {_costs(units)}."
         ),
         code=_code(products) if worth else "checkpoint(block, x, use_reentrant=False) if index % 2 else block(x)",
-        predicted_low_ns=round((saving - asking) / 1.5) if worth else None,
-        predicted_high_ns=again - asking if worth else None,
         cost_ns=again,
     )
 
@@ -119,14 +120,11 @@ def _is_product(case: Case, row: OpRow) -> bool:
 
 def _line(case: Case, layers: set[str]) -> str | None:
     """Of the call, where it is kept with a node of its own; else that of most time in the covered layers."""
-    saved = case.run.memory.saved if case.run.memory is not None else ()
-    calls = (row.line for row in saved if row.node == "CheckpointFunctionBackward" and row.line is not None)
+    calls = (row.line for row in case.saved if row.node == "CheckpointFunctionBackward" and row.line is not None)
     call = next(calls, None)
     if call is not None:
         return call
-    lines = [row for row in case.run.lines if row.layer in layers]
-    slowest = max(lines, key=lambda row: row.backward_ns, default=None)
-    return None if slowest is None else f"{slowest.file}:{slowest.line}"
+    return slowest_line(case, layers)
 
 
 def _code(products: list[OpRow]) -> str:
@@ -140,7 +138,6 @@ def _code(products: list[OpRow]) -> str:
 
 def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
     """About what these layers would keep without checkpointing, beyond what they keep now; and products' results."""
-    memory = case.run.memory
     covered = {path for path in layers if path in case.layers and not case.layers[path].saved_bytes}
     kept: dict[int, int] = {}
     results: dict[int, int] = {}
@@ -150,10 +147,10 @@ def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
             continue
         masks += _mask_bytes(case, call)
         for tensor in _kept(call):
-            kept[tensor.storage] = max(kept.get(tensor.storage, 0), _bytes(tensor))
+            kept[tensor.storage] = max(kept.get(tensor.storage, 0), tensor_bytes(tensor))
         if call.op in _PRODUCTS:
-            results |= {tensor.storage: _bytes(tensor) for tensor in call.outputs}
-    already = sum(row.bytes for row in memory.saved if row.node == "checkpoint") if memory is not None else 0
+            results |= {tensor.storage: tensor_bytes(tensor) for tensor in call.outputs}
+    already = sum(row.bytes for row in case.saved if row.node == "checkpoint")
     return max(sum(kept.values()) + masks - already, 0), sum(results.values())
 
 
@@ -171,12 +168,7 @@ def _kept(call: CallFact) -> list[TensorFact]:
 def _mask_bytes(case: Case, call: CallFact) -> int:
     if call.op != "dropout" or not call.outputs or call.argument(2, "training", True) is False:
         return 0
-    return call.outputs[0].elements if case.on_cuda else _bytes(call.outputs[0])
-
-
-def _bytes(tensor: TensorFact) -> int:
-    bits = re.search(r"\d+", tensor.dtype)
-    return tensor.elements * (1 if bits is None else max(int(bits[0]) // 8, 1))
+    return call.outputs[0].elements if case.on_cuda else tensor_bytes(call.outputs[0])
 
 
 RULE = Rule("checkpoint-share", "checkpointing that runs dear products again", find)

@@ -19,13 +19,14 @@ Source: https://pytorch.org/docs/stable/tensor_view.html; PyTorch's performance 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import changed_in_place, replaced_calls
-from gradscope.diagnose.case import Case, Rule, severity_of, share
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.diagnose.calls import changed_in_place, replaced_calls, tensor_bytes
+from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.ops import ATTENTION
+from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -33,9 +34,8 @@ from gradscope.units import size as size_text
 _READING = 0.2  # of a copy's time: its reader is no longer given a tensor that is in the cache
 LEAST_TIME, LEAST_BYTES = 0.005, 0.01  # of the step's time and of the bytes that it allocates
 
-_SDPA = "scaled_dot_product_attention"
 _ELEMENTWISE = frozenset({"add", "sub", "rsub", "mul", "div", "rdiv", "where", "maximum", "minimum", "addcmul", "lerp"})
-_PRODUCTS = frozenset({"matmul", "bmm", "linear", _SDPA})
+_PRODUCTS = frozenset({"matmul", "bmm", "linear", ATTENTION})
 _COPYING = frozenset({"contiguous", "clone", "reshape", "repeat", "flatten"})
 _ROWS = frozenset({"aten::copy_", "aten::clone", "aten::contiguous", "aten::repeat", "aten::reshape"})
 
@@ -113,7 +113,7 @@ def _kind(case: Case, call: CallFact, changed: set[int]) -> str | None:
 
 def _reads_views(case: Case, user: CallFact) -> bool:
     """Whether it is attention by a kernel that takes strides; on a CPU, dropout is done by plain products."""
-    return user.op == _SDPA and (case.on_cuda or not user.argument(4, "dropout_p", 0.0))
+    return user.op == ATTENTION and (case.on_cuda or not user.argument(4, "dropout_p", 0.0))
 
 
 def _kind_of_cat(case: Case, call: CallFact, users: list[CallFact]) -> str | None:
@@ -142,7 +142,7 @@ def _broadcasts(call: CallFact) -> bool:
 
 
 def _findings(case: Case, kind: str, source: str, calls: list[CallFact]) -> Iterator[Finding]:
-    total = sum(_bytes(call.outputs[0]) for call in calls)
+    total = sum(tensor_bytes(call.outputs[0]) for call in calls)
     spent = min(sum(_time(case, call) for call in calls), float(_forward_ns(case, source)))
     memory = case.run.memory
     of_weight = memory is not None and total >= LEAST_BYTES * max(memory.step_allocated_bytes, 1)
@@ -153,19 +153,17 @@ def _findings(case: Case, kind: str, source: str, calls: list[CallFact]) -> Iter
     if spent:
         evidence += f", {time_text(spent)} of forward"
     saving = round(spent * (1 - _left(kind, calls)))
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
-        layers=tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None)),
+    yield make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, round(saving / 2), round(saving * 1.5)),
+        layers=(call.layer for call in calls),
         line=source,
         message=message,
         evidence=evidence,
-        predicted_saving_ns=saving or None,
         advice=advice,
         code=code,
-        predicted_low_ns=round(saving / 2) or None,
-        predicted_high_ns=round(saving * 1.5) or None,
-        cost_ns=max(case.lines_ns([source]), round(spent)) or None,
+        cost_ns=max(case.lines_ns([source]), round(spent)),
     )
 
 
@@ -175,8 +173,8 @@ def _left(kind: str, calls: list[CallFact]) -> float:
         return _READING
     layers: dict[str | None, int] = {}
     for call in calls:
-        layers[call.layer] = max(layers.get(call.layer, 0), _bytes(call.outputs[0]))
-    return sum(layers.values()) / max(sum(_bytes(call.outputs[0]) for call in calls), 1)
+        layers[call.layer] = max(layers.get(call.layer, 0), tensor_bytes(call.outputs[0]))
+    return sum(layers.values()) / max(sum(tensor_bytes(call.outputs[0]) for call in calls), 1)
 
 
 def _time(case: Case, call: CallFact) -> float:
@@ -184,13 +182,13 @@ def _time(case: Case, call: CallFact) -> float:
     cat = call.op == "cat"
     names = {"aten::cat"} if cat else _ROWS
     spent = sum(row.self_ns for row in case.ops.get((call.layer, "forward"), ()) if row.name in names)
-    return spent * _bytes(call.outputs[0]) / max(_copied(case, call.layer, cat=cat), 1)
+    return spent * tensor_bytes(call.outputs[0]) / max(_copied(case, call.layer, cat=cat), 1)
 
 
 def _copied(case: Case, layer: str | None, *, cat: bool) -> int:
     ops = {"cat"} if cat else _COPYING
     return sum(
-        _bytes(call.outputs[0])
+        tensor_bytes(call.outputs[0])
         for call in case.facts.calls
         if call.layer == layer and call.op in ops and call.outputs
         if all(tensor.storage != call.outputs[0].storage for tensor in call.inputs)
@@ -200,11 +198,6 @@ def _copied(case: Case, layer: str | None, *, cat: bool) -> int:
 def _forward_ns(case: Case, source: str) -> int:
     row = case.lines.get(source)
     return 0 if row is None else row.forward_ns
-
-
-def _bytes(tensor: TensorFact) -> int:
-    bits = re.search(r"\d+", tensor.dtype)
-    return tensor.elements * (1 if bits is None else max(int(bits[0]) // 8, 1))
 
 
 RULE = Rule("copies", "copies that nothing needs", find, edits=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
+from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.tables import LEAK_SHARE, CallFact, Finding, RetainedRow, TensorFact
 from gradscope.units import size as size_text
 
@@ -61,14 +62,15 @@ def _kept(case: Case) -> Iterator[Finding]:
     if graph:
         evidence += "; the graph behind them stays too"
     text = text_at(case, source)
-    yield Finding(
-        rule=RULE.name,
+    yield make_finding(
+        RULE.name,
+        case,
+        Estimate(bytes=0 if scalars and graph else total),  # the graph is no part of that number
         severity=severity,
-        layers=tuple(dict.fromkeys(row.layer for row in rows if row.layer is not None)),
+        layers=(row.layer for row in rows),
         line=source,
         message="tensors of a step stay alive after it, and every step adds more",
         evidence=evidence + (f" ({text})" if text else ""),
-        predicted_saving_bytes=None if scalars and graph else total,  # the graph is no part of that number
         advice=f"Keep numbers or detached copies instead of what {_where(source)} makes, or drop the old ones.",
         code="losses.append(loss.item())" if scalars else "kept.append(x.detach().cpu())",
     )
@@ -89,8 +91,10 @@ def _is_detached(case: Case, made: list[TensorFact]) -> bool:
 def _sums(case: Case) -> Iterator[Finding]:
     for call in case.facts.calls:
         if call.op == "add" and call.layer is None and call.source is not None and _is_sum(case, call):
-            yield Finding(
-                rule=RULE.name,
+            yield make_finding(
+                RULE.name,
+                case,
+                None,
                 severity="warning",
                 layers=(),
                 line=call.source,

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import several
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -46,20 +48,22 @@ def find(case: Case) -> Iterator[Finding]:
     linux = str(case.run.environment.get("platform", "")).startswith("linux")
     if not linux or case.on_cuda or faults < _FAULTS or share(saving, case) < _SHARE or seen.get("kept"):
         return
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    yield make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, low, high),
         layers=(),
         line=None,
         message="freed memory goes back to the system, which hands it out again in the next step, page by page",
-        evidence=f"{counted(faults)} page faults in a step without a profiler, for {size_text(faults * _PAGE_BYTES)} "
-        f"of memory; {time_text(spent)} of system time, of {threads} thread{'s' * (threads > 1)} together",
-        predicted_saving_ns=saving,
-        predicted_low_ns=low,
-        predicted_high_ns=high,
+        evidence=(
+            f"{counted(faults)} page faults in a step without a profiler, for {size_text(faults * _PAGE_BYTES)} "
+            f"of memory; {time_text(spent)} of system time, of {several(threads, 'thread')} together"
+        ),
         cost_ns=spent,
-        advice="Let the process keep it: start it with these variables, or preload jemalloc or TCMalloc, or call "
-        "mallopt before the first tensor is made; then profile again, for other savings will be smaller.",
+        advice=(
+            "Let the process keep it: start it with these variables, or preload jemalloc or TCMalloc, or call "
+            "mallopt before the first tensor is made; then profile again, for other savings will be smaller."
+        ),
         code="MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 python train.py\n"
         "libc = ctypes.CDLL(None); libc.mallopt(-4, 0); libc.mallopt(-1, 2**31 - 1)",
     )

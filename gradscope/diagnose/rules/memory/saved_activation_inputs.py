@@ -21,9 +21,10 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.recipe_findings import alive_at_peak
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import alive_at_peak, ops_ns
+from gradscope.diagnose.words import several
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
-from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
@@ -113,23 +114,23 @@ def _finding(
     name, _, names = _CHEAP[call.op]
     total = sum(result.bytes for _, result in kept)
     layers = tuple(dict.fromkeys(row.layer for row, _ in kept if row.layer is not None))
-    rows = [row for layer in layers for row in case.ops.get((layer, "forward"), ()) if row.name in names]
-    again = sum(row.self_ns for row in rows)
+    again = ops_ns(case, layers, names.__contains__, phases=("forward",))
     part = percent(total / max(memory.saved_bytes, 1))
-    results = f"{counted(len(kept))} result{'' if len(kept) == 1 else 's'}"
+    results = several(len(kept), "result")
     summed = over_passes(memory.backward_passes)
     evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward{summed}"
     if again:
         evidence += f"; making {'it' if len(kept) == 1 else 'them'} again takes about {time_text(again)} of a step"
     inner, outer = _names(case, call, users[0], kept[0])
-    return Finding(
-        rule=RULE.name,
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(bytes=alive_at_peak(result for _, result in kept)),
         severity="info",
         layers=layers,
         line=source,
         message=f"both the input and the result of {name} are kept for backward",
         evidence=evidence,
-        predicted_saving_bytes=alive_at_peak(result for _, result in kept) or None,
         advice=f"If memory is short, checkpoint {name} with the linear layer after it: only {name} is run again.",
         code=f"checkpoint(lambda h: {outer}({inner}), h, use_reentrant=False)",
     )

@@ -21,10 +21,11 @@ from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, Severity
-from gradscope.diagnose.recipe_findings import alive_at_peak
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import alive_at_peak, ops_ns
 from gradscope.diagnose.rules.recipes.attention_by_hand import calls_without_recipe
+from gradscope.diagnose.words import several, shape_text
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
-from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
@@ -63,7 +64,7 @@ def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[CallFact]]
 
 def _masks(case: Case, memory: MemoryInfo, source: str | None, calls: list[CallFact]) -> list[SavedRow]:
     """A row for each of as many masks as there are calls; the line may save other factors of the same form."""
-    shapes = {"x".join(map(str, call.outputs[0].shape)) for call in calls}
+    shapes = {shape_text(call.outputs[0].shape) for call in calls}
     below = layers_of(case, calls[0])[1:]
     layers = {calls[0].layer, *(path for path in below if case.layers[path].class_name == "Dropout")}
     rows = [row for row in memory.saved if row.line == source and row.layer in layers and _is_mask(row, shapes)]
@@ -85,24 +86,24 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
     layers = tuple(dict.fromkeys(row.layer for row in kept if row.layer is not None))
     total = sum(row.bytes for row in kept)
     drawing_op = "aten::native_dropout" if case.on_cuda else "aten::bernoulli_"
-    rows = [row for layer in layers for row in case.ops.get((layer, "forward"), ()) if row.name == drawing_op]
-    drawing = sum(row.self_ns for row in rows)
+    drawing = ops_ns(case, layers, lambda name: name == drawing_op, phases=("forward",))
     part = total / max(memory.saved_bytes, 1)
-    masks = f"{counted(len(kept))} mask{'' if len(kept) == 1 else 's'}"
+    masks = several(len(kept), "mask")
     summed = over_passes(memory.backward_passes)
     evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward{summed}"
     if drawing:
         evidence += f"; drawing them takes {time_text(drawing)} of a step"
     freed = alive_at_peak(kept)
     severity: Severity = "warning" if freed >= 0.1 * memory.peak_bytes else "info"
-    return Finding(
-        rule=RULE.name,
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(bytes=freed),
         severity=severity,
         layers=layers,
         line=source,
         message="the masks of dropout are kept for backward",
         evidence=evidence,
-        predicted_saving_bytes=freed or None,
         advice="Use the recipe dropout, which keeps a seed and makes the mask again in backward.",
         code="from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
     )

@@ -27,7 +27,9 @@ from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 
 from gradscope.diagnose.calls import VIEWS, changed_in_place
-from gradscope.diagnose.case import Case, Rule, severity_of, text_at
+from gradscope.diagnose.case import Case, Rule, text_at
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -211,8 +213,7 @@ def _finding(case: Case, lines: tuple[str, ...], found: list[_Written], weights:
     wholes = sum(len(written.calls) * written.whole.elements for written in found)
     parts = sum(written.covered * written.whole.elements for written in found)
     saving = round(spent * wholes / max(wholes + parts, 1))
-    layers = tuple(dict.fromkeys(call.layer for each in found for call in each.calls if call.layer is not None))
-    evidence = f"{counted(len(one.calls))} parts of a tensor of {'x'.join(map(str, one.whole.shape))}"
+    evidence = f"{counted(len(one.calls))} parts of a tensor of {shape_text(one.whole.shape)}"
     if len(found) > 1:
         evidence += f", {counted(len(found))} times a step"
     if len(lines) > 1:
@@ -220,19 +221,17 @@ def _finding(case: Case, lines: tuple[str, ...], found: list[_Written], weights:
         evidence += f", on lines {', '.join(map(str, numbers[:4]))}"
     if spent:
         evidence += f"; {time_text(spent)} of backward copy its gradient"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
-        layers=layers,
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, round(saving / _WITHIN), round(spent)),
+        layers=(call.layer for each in found for call in each.calls),
         line=lines[0],
         message=f"a tensor is written in {counted(len(one.calls))} parts: backward copies its whole gradient for each",
         evidence=evidence,
-        predicted_saving_ns=saving or None,
         advice=_advice(found, len(lines)),
         code=_code(one, text_at(case, lines[0])),
-        predicted_low_ns=round(saving / _WITHIN) or None,
-        predicted_high_ns=round(spent) or None,
-        cost_ns=round(spent) or None,
+        cost_ns=round(spent),
     )
 
 

@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradscope.diagnose.calls import changed_in_place, layers_of, replaced_calls
-from gradscope.diagnose.case import Case, Rule, severity_of, text_at
+from gradscope.diagnose.case import Case, Rule, text_at
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -173,11 +175,10 @@ def _finding(
     one, saving = found[0], round(saved)
     number = len(one.calls)
     lines = sorted(sources, key=lambda source: (source.rpartition(":")[0], int(source.rpartition(":")[2])))
-    layers = tuple(dict.fromkeys(call.layer for parts in found for call in parts.calls if call.layer is not None))
     names = _names(_read_at(case, lines[0]))
     several = len(names) > 1 and len(found) % len(names) == 0 and len(sources) == 1
     which = f"each of {' and '.join(names)}, " if several else "a tensor "
-    evidence = f"{counted(number)} parts of {which}of {_shape(one.whole)}"
+    evidence = f"{counted(number)} parts of {which}of {shape_text(one.whole.shape)}"
     times = len(found) // (len(names) if several else 1)
     if times > 1:
         evidence += f", {counted(times)} times a step"
@@ -186,22 +187,20 @@ def _finding(
     if spent:
         evidence += f"; {time_text(spent)} of backward make zeros and add the parts' gradients"
     how = "unbind" if one.kind == "select" or one.stride > 1 else "split"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
-        layers=layers,
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(saving, round(saving / _WITHIN), round(spent)),
+        layers=(call.layer for parts in found for call in parts.calls),
         line=lines[0],
         message=f"{counted(number)} parts of one tensor are indexed: backward fills the whole with zeros for each",
         evidence=evidence,
-        predicted_saving_ns=saving or None,
         advice=f"Take all parts with one {how}, whose backward writes the whole gradient once.",
         code="; ".join(
             _code(one, _read_at(case, lines[0]), name)
             for name in (names if several or len(names) == 1 else ["x"])  # it is not plain which of several it is
         ),
-        predicted_low_ns=round(saving / _WITHIN) or None,
-        predicted_high_ns=round(spent) or None,
-        cost_ns=round(spent) or None,
+        cost_ns=round(spent),
     )
 
 
@@ -258,10 +257,6 @@ def _names(text: str) -> list[str]:
     plain = all(text[: each.start()].count("[") == text[: each.start()].count("]") for each in found)
     plain = plain and not any(text[: each.start()].endswith(".") for each in found)
     return list(dict.fromkeys(each[1] for each in found)) if plain else []
-
-
-def _shape(tensor: TensorFact) -> str:
-    return "x".join(map(str, tensor.shape))
 
 
 RULE = Rule(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.recipe_findings import found_places
+from gradscope.diagnose.rules.recipes.places import found_places
 from gradscope.tables import Finding
 
 _MESSAGES = {

@@ -25,21 +25,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.recipe_findings import (
-    FEWEST_SCORES,
-    Estimate,
-    as_in_the_step,
-    attention_call,
-    by_micro_run,
-    found_places,
-    is_of_a_library,
-    lines_of,
-    loses,
-    saved_of_passes,
-    scores_kept,
-    where,
-)
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.rules.recipes.attention import FEWEST_SCORES, attention_call, saved_of_passes, scores_kept
+from gradscope.diagnose.rules.recipes.places import as_in_the_step, by_micro_run, found_places, lines_of, loses
+from gradscope.diagnose.words import is_of_a_library, shape_text, where
 from gradscope.ops import BATCHED_MATMULS
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import ns as time_text
@@ -89,11 +79,11 @@ class _Attention:
 def find(case: Case) -> Iterator[Finding]:
     """One for each place of attention by hand."""
     places = {(place.recipe, place.source): place for place in case.facts.places if _by_hand(case, place)}
-    for finding in found_places(
+    for told in found_places(
         case, RULE.name, _RECIPES, lambda place: _MESSAGE, wanted=_by_hand, otherwise=_beside_products
     ):
-        place = places[str(finding.recipe), str(finding.line)]
-        yield replace(finding, line=_line(case, place), evidence=finding.evidence + _sliced(case, place))
+        place = places[str(told.recipe), str(told.line)]
+        yield replace(told, line=_line(case, place), evidence=told.evidence + _sliced(case, place))
     found: defaultdict[str | None, list[_Attention]] = defaultdict(list)
     for each in _without_recipe(case):
         found[each.softmax.source].append(each)
@@ -238,7 +228,7 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -
     estimate = _estimate(case, attentions, lines)
     if estimate is None:
         return None
-    shape = "x".join(map(str, attentions[0].softmax.outputs[0].shape))
+    shape = shape_text(attentions[0].softmax.outputs[0].shape)
     evidence = f"scores of {shape} on {where(lines)}"
     spent = case.lines_ns(lines)
     if spent:
@@ -271,20 +261,17 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -
     elif source is not None and not reason and is_of_a_library(source):
         advice = "It is a package's code: see whether that can be told to call scaled_dot_product_attention of torch."
         code = ""
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(estimate.ns, case),
+    return make_finding(
+        RULE.name,
+        case,
+        estimate,
         layers=layers,
         line=source,
         message=_MESSAGE,
         evidence=evidence,
-        predicted_saving_ns=estimate.ns or None,
-        predicted_saving_bytes=estimate.bytes or None,
         advice=advice,
         code=code,
-        predicted_low_ns=estimate.low if estimate.ns else None,
-        predicted_high_ns=estimate.high if estimate.ns else None,
-        cost_ns=spent or None,
+        cost_ns=spent,
     )
 
 

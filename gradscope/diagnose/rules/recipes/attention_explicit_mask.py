@@ -25,8 +25,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.recipe_findings import SDPA, attention_call, found_places, is_causal_mask, is_given_mask, put_in
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import make_finding, parts_of
+from gradscope.diagnose.rules.recipes.attention import attention_call, is_causal_mask, is_given_mask
+from gradscope.diagnose.rules.recipes.places import found_places, put_in
+from gradscope.diagnose.words import several
+from gradscope.ops import ATTENTION
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -77,7 +81,7 @@ def find(case: Case) -> Iterator[Finding]:
     known = {index for place in case.facts.places if _holds(case, place) for index in place.calls}
     calls: defaultdict[tuple[str | None, str], list[CallFact]] = defaultdict(list)
     for call in case.facts.calls:
-        if call.op == SDPA and call.mask in _GAINS and call.index not in known and is_given_mask(call):
+        if call.op == ATTENTION and call.mask in _GAINS and call.index not in known and is_given_mask(call):
             calls[call.source, call.mask].append(call)
     for (source, mask), found in calls.items():
         yield _finding(case, source, mask, found)
@@ -96,27 +100,23 @@ def _is_certain(case: Case, place: PlaceFact) -> bool:
 def _finding(case: Case, source: str | None, mask: str, calls: Sequence[CallFact]) -> Finding:
     spent = case.lines_ns([source] if source is not None else [])
     # The line may be one function's that attention with other masks goes through too.
-    every = [call for call in case.facts.calls if call.op == SDPA and call.source == source]
+    every = [call for call in case.facts.calls if call.op == ATTENTION and call.source == source]
     part = spent * sum(map(_scores, calls)) / max(sum(map(_scores, every)), 1)
-    low, likely, high = (round(part * gain) for gain in _GAINS[mask])
-    layers = tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None))
     largest = max(_bytes(call) for call in calls)
-    evidence = f"a mask of {size_text(largest)} in {len(calls)} call{'s' * (len(calls) > 1)}"
+    evidence = f"a mask of {size_text(largest)} in {several(len(calls), 'call')}"
     if spent:
         evidence += f"; the line takes {time_text(spent)} of a step, forward and backward"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(likely, case),
-        layers=layers,
+    return make_finding(
+        RULE.name,
+        case,
+        parts_of(part, _GAINS[mask]),
+        layers=(call.layer for call in calls),
         line=source,
         message=_MESSAGES[mask],
         evidence=evidence,
-        predicted_saving_ns=likely or None,
         advice=_ADVICE[mask],
         code=_CODE[mask],
-        predicted_low_ns=low if likely else None,
-        predicted_high_ns=high if likely else None,
-        cost_ns=round(part) or None,
+        cost_ns=round(part),
     )
 
 

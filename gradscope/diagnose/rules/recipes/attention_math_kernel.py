@@ -24,22 +24,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradscope.diagnose.calls import layers_of
-from gradscope.diagnose.case import Case, Rule, severity_of
-from gradscope.diagnose.recipe_findings import (
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, make_finding, parts_of
+from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.rules.recipes.attention import (
     FEWEST_SCORES,
     NO_DROPOUT,
     NO_GRADIENT,
     OF_LEARNT_PASSES,
-    SDPA,
-    Estimate,
-    finding_of,
     is_causal_mask,
-    is_of_a_library,
-    ops_ns,
     saved_of_passes,
     scores_kept,
     why_math,
 )
+from gradscope.diagnose.rules.recipes.places import finding_of
+from gradscope.diagnose.words import is_of_a_library, shape_text
+from gradscope.ops import ATTENTION
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -62,7 +62,7 @@ def find(case: Case) -> Iterator[Finding]:
     found: defaultdict[tuple[str | None, str], list[CallFact]] = defaultdict(list)
     for call in case.facts.calls:
         place = places.get(call.index)
-        if call.op != SDPA or not call.grad or (place is not None and is_causal_mask(case, place)):
+        if call.op != ATTENTION or not call.grad or (place is not None and is_causal_mask(case, place)):
             continue  # attention-explicit-mask tells of a causal one
         why = why_math(case, call)
         if why:
@@ -103,7 +103,7 @@ def _finding_of_modules(
     if dropped:
         whys.append(NO_DROPOUT)
         advice.append("Set its dropout to 0 where training allows it; that of the residual stays")
-    form, one = "x".join(map(str, _form(calls[0]))), _scores(calls[0]) // _area(calls[0])
+    form, one = shape_text(_form(calls[0])), _scores(calls[0]) // _area(calls[0])
     evidence = f"{counted(one)} matrices of {form} scores a call"
     if len(calls) > 1:
         evidence += f", {counted(len(calls))} calls"
@@ -111,21 +111,17 @@ def _finding_of_modules(
         evidence += f"; softmax, masks and dropout take {time_text(passes)} of a step, forward and backward"
     if kept:
         evidence += f", and {size_text(kept)} of scores are kept"
-    low, saving, high = (round(passes * part) for part in _OF_PASSES)
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    return make_finding(
+        RULE.name,
+        case,
+        parts_of(passes, _OF_PASSES, kept),
         layers=layers,
         line=source,
         message=f"torch's MultiheadAttention makes and keeps all scores: {' and '.join(whys)}",
         evidence=evidence,
-        predicted_saving_ns=saving or None,
-        predicted_saving_bytes=kept or None,
         advice=f"{'. '.join(advice)}.",
         code="attention(query, key, value, need_weights=False)" if asked else _WITHOUT_DROPOUT,
-        predicted_low_ns=low if saving else None,
-        predicted_high_ns=high or None,
-        cost_ns=passes or None,
+        cost_ns=passes,
     )
 
 
@@ -183,21 +179,18 @@ def _finding(
     if is_of_a_library(source) and why == NO_DROPOUT:
         advice = "Set the model's dropout of attention to 0 where training allows it: the line is a library's."
         code = "config.attention_dropout = 0.0  # attn_pdrop, attention_probs_dropout_prob: models name it differently"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(estimate.ns if estimate is not None else 0, case),
-        layers=tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None)),
+    return make_finding(
+        RULE.name,
+        case,
+        estimate,
+        layers=(call.layer for call in calls),
         line=source,
         message=message,
         evidence=evidence,
         recipe="attention" if code == _RECIPE else None,
-        predicted_saving_ns=None if estimate is None else estimate.ns,
-        predicted_saving_bytes=kept or None,
         advice=advice,
         code=code,
-        predicted_low_ns=None if estimate is None else estimate.low,
-        predicted_high_ns=None if estimate is None else estimate.high,
-        cost_ns=spent or None,
+        cost_ns=spent,
     )
 
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.recipe_findings import attention_call, found_places, is_given_mask, lines_of, nothing, why_math
+from gradscope.diagnose.rules.recipes.attention import attention_call, is_given_mask, why_math
+from gradscope.diagnose.rules.recipes.places import found_places, lines_of, nothing
 from gradscope.tables import Finding, PlaceFact
 from gradscope.units import size as size_text
 

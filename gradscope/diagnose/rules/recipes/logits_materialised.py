@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.recipe_findings import Estimate, found_places, ops_ns
+from gradscope.diagnose.findings import Estimate
+from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.rules.recipes.places import found_places
 from gradscope.ops import item_bytes
 from gradscope.tables import CallFact, Finding, PlaceFact
 

@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from gradscope.diagnose.calls import tensor_bytes
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.recipe_findings import Estimate, found_places, ops_ns
-from gradscope.ops import item_bytes
+from gradscope.diagnose.findings import Estimate
+from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.rules.recipes.places import found_places
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
@@ -36,7 +38,7 @@ def find(case: Case) -> Iterator[Finding]:
         call = _call(case, places[str(finding.line)])
         ids, weight = call.inputs[:2]
         rows, tokens = counted(weight.shape[0]), counted(ids.elements)
-        whole = weight.elements * item_bytes(weight.dtype)
+        whole = tensor_bytes(weight)
         evidence = f"a gradient of {rows} rows, {size_text(whole)}, is zeroed, filled and added for {tokens} tokens"
         yield replace(finding, evidence=evidence)
 

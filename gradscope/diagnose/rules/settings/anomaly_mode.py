@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.tables import Finding, OpRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -58,7 +59,18 @@ def find(case: Case) -> Iterator[Finding]:
     if case.on_cuda:
         for name, (message, advice, code) in _SWITCHES.items():
             if case.facts.settings.get(name):
-                yield Finding(RULE.name, "warning", (), None, message, "the variable is set", advice=advice, code=code)
+                yield make_finding(
+                    RULE.name,
+                    case,
+                    None,
+                    severity="warning",
+                    layers=(),
+                    line=None,
+                    message=message,
+                    evidence="the variable is set",
+                    advice=advice,
+                    code=code,
+                )
 
 
 def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
@@ -76,18 +88,16 @@ def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
     if "anomaly" in case.facts.settings.get("inside_step", ()):
         line = next((call.source for call in case.facts.calls if call.op == "backward" and call.source), None)
         evidence += "; it is on inside the step only"
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(likely, case),
+    return make_finding(
+        RULE.name,
+        case,
+        Estimate(likely, low, high),
         layers=(),
         line=line,
         message=message,
         evidence=evidence,
-        predicted_saving_ns=likely or None,
         advice="Turn anomaly mode off, and on again only to find where a NaN comes from.",
         code="torch.autograd.set_detect_anomaly(False)",
-        predicted_low_ns=low if likely else None,
-        predicted_high_ns=high if likely else None,
     )
 
 

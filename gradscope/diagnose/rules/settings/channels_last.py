@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.findings import make_finding, parts_of
+from gradscope.diagnose.words import only, several
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import calls as calls_text
-from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 
 _CALLS = {"conv2d", "conv_transpose2d"}
@@ -42,26 +43,22 @@ def find(case: Case) -> Iterator[Finding]:
         if row.layer in layers and any(name in row.name.lower().replace("_", "") for name in _TURNS)
     ]
     spent = sum(row.device_ns if row.busy_ns is None else row.busy_ns for row in turns)
-    low, saving, high = (round(spent * part) for part in _OF_TURNS)
     if not spent:
         return
     turned = tuple(path for path in layers if any(row.layer == path for row in turns))
-    sources = {call.source for call in calls if call.layer in turned}
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(saving, case),
+    yield make_finding(
+        RULE.name,
+        case,
+        parts_of(spent, _OF_TURNS),
         layers=turned,
-        line=sources.pop() if len(sources) == 1 else None,
+        line=only(call.source for call in calls if call.layer in turned),
         message="convolutions run on images that lie channel by channel, and turn them around for their kernels",
         evidence=(
-            f"{calls_text(sum(row.calls for row in turns))} kernels turn the layout in {counted(len(turned))} "
-            f"layer{'' if len(turned) == 1 else 's'}, {time_text(spent)} of a step"
+            f"{calls_text(sum(row.calls for row in turns))} kernels turn the layout in "
+            f"{several(len(turned), 'layer')}, {time_text(spent)} of a step"
         ),
-        predicted_saving_ns=saving,
         advice="Put the model and its images into channels_last; a view that flattens them must become a reshape.",
         code="model = model.to(memory_format=torch.channels_last)  # and images.to(memory_format=torch.channels_last)",
-        predicted_low_ns=low,
-        predicted_high_ns=high,
         cost_ns=spent,
     )
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
+from gradscope.diagnose.findings import make_finding
+from gradscope.diagnose.words import of_step
 from gradscope.tables import Finding, OpRow
 from gradscope.units import calls as calls_text
-from gradscope.units import ns as time_text
-from gradscope.units import percent
 
 _SLOWER = {
     "aten::convolution_backward",
@@ -64,10 +64,12 @@ def find(case: Case) -> Iterator[Finding]:
     advice = "Turn it off where runs need not repeat bit for bit"
     if fills:
         advice += "; where they must, torch.utils.deterministic.fill_uninitialized_memory = False saves the filling"
-    yield Finding(
-        rule=RULE.name,
+    yield make_finding(
+        RULE.name,
+        case,
+        None,
         severity="warning" if share(spent, case) >= _WARNING else "info",
-        layers=tuple(dict.fromkeys(row.layer for row in slow if row.layer is not None)),
+        layers=(row.layer for row in slow),
         line=None,
         message="deterministic algorithms are on, and the step runs operations whose deterministic variant is slower",
         evidence=_evidence(case, slow, spent) + ("; each new uninitialized tensor is filled" if fills else ""),
@@ -81,7 +83,7 @@ def _evidence(case: Case, slow: Sequence[OpRow], spent: int) -> str:
     for row in slow:
         calls[row.name] = calls.get(row.name, 0) + row.calls
     shown = first([f"{calls_text(number)} {name.removeprefix('aten::')}" for name, number in calls.items()])
-    return f"{shown}: {time_text(spent)} of a step ({percent(share(spent, case))})"
+    return f"{shown}: {of_step(spent, case)}"
 
 
 RULE = Rule("deterministic-mode", "deterministic algorithms where slower variants run", find)

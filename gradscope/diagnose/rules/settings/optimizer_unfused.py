@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import of_step
 from gradscope.tables import Finding
 from gradscope.units import count as counted
-from gradscope.units import ns as time_text
-from gradscope.units import percent
 
 _CPU = ("Adagrad", "Adam", "AdamW")
 _CUDA = ("Adam", "AdamW", "SGD")
@@ -60,17 +60,14 @@ def find(case: Case) -> Iterator[Finding]:
     names = " and ".join(dict.fromkeys(each.class_name for each in optimizers))
     tensors = sum(each.tensors for each in optimizers)
     elements = sum(each.elements for each in optimizers)
-    yield Finding(
-        rule=RULE.name,
-        severity=severity_of(likely, case),
+    yield make_finding(
+        RULE.name,
+        case,
+        Estimate(likely, low, high),
         layers=(),
         line=None,
         message=f"{names} is not fused: it reads and writes the parameters in many operations",
-        evidence=(
-            f"{time_text(spent)} of a step ({percent(share(spent, case))}) for {counted(tensors)} tensors of "
-            f"{counted(elements)} elements"
-        ),
-        predicted_saving_ns=likely,
+        evidence=(f"{of_step(spent, case)} for {counted(tensors)} tensors of {counted(elements)} elements"),
         advice=(
             "Pass fused=True to the optimizer, in place of foreach=True."
             if any(each.foreach for each in optimizers)
@@ -79,8 +76,6 @@ def find(case: Case) -> Iterator[Finding]:
         code=f"optimizer = torch.optim.{optimizers[0].class_name}(model.parameters(), lr=lr, fused=True)"
         if len(optimizers) == 1
         else f"torch.optim.{optimizers[0].class_name}(..., fused=True)  # and so each of them",
-        predicted_low_ns=low,
-        predicted_high_ns=high,
         cost_ns=spent,
     )
 

@@ -20,12 +20,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gradscope.diagnose.case import Case, Rule, severity_of, share
+from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.findings import make_finding, parts_of
+from gradscope.diagnose.words import of_step
 from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
-from gradscope.units import ns as time_text
-from gradscope.units import percent
 
 # Low, likely, high: parts of the products' time.
 _GAINS = (0.2, 0.5, 0.8)
@@ -101,24 +101,21 @@ def _finding(case: Case, kind: _Kind, capability: tuple[int, ...]) -> Finding | 
     if share(spent, case) < _LEAST:
         return None
     known = capability in {(8, 0), (9, 0)} or capability[0] == 10
-    low, likely, high = (round(spent * gain) for gain in _GAINS)
     number = round(sum(row.calls for row in rows))
-    return Finding(
-        rule=RULE.name,
-        severity=severity_of(likely if known else None, case),
-        layers=tuple(dict.fromkeys(row.layer for row in rows if row.layer is not None)),
+    return make_finding(
+        RULE.name,
+        case,
+        parts_of(spent, _GAINS) if known else None,
+        layers=(row.layer for row in rows),
         line=None,
         message=f"{kind.text} do not use the GPU's tensor cores: TF32 is off",
         evidence=(
             f"{counted(number)} {'products' if kind.name == 'matmul' else 'convolutions'} of float32, forward and "
-            f"backward, {time_text(spent)} of a step ({percent(share(spent, case))}), on compute capability "
+            f"backward, {of_step(spent, case)}, on compute capability "
             f"{capability[0]}.{capability[1]}"
         ),
-        predicted_saving_ns=likely if known else None,
         advice="Allow TF32: inputs of products are rounded to 10 bits after the point, sums stay float32.",
         code=kind.newer if case.facts.settings.get(f"{kind.name}_fp32") == "ieee" else kind.older,
-        predicted_low_ns=low if known else None,
-        predicted_high_ns=high if known else None,
         cost_ns=spent,
     )
 

@@ -1,0 +1,198 @@
+"""What the rules about recipes share: a finding for each line where a recipe could be put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from gradscope.diagnose.calls import VIEWS
+from gradscope.diagnose.case import Case, Floor, by_source
+from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.measured import alive_at_peak
+from gradscope.diagnose.words import is_of_a_library, where
+from gradscope.tables import Finding, PlaceFact
+from gradscope.units import count as counted
+from gradscope.units import ns as time_text
+from gradscope.units import size as size_text
+
+# Alone, both ways find a warmer cache than in the step.
+_WITHIN = 1.5
+
+# Of the lines' time: a recipe that loses more in the micro-run would be taken out again.
+_LOST = 0.1
+
+# Views between a head and its loss.
+_FAR = 4
+
+# What this saves, the loss on another line spends.
+_WITH_THE_LOSS = "linear_cross_entropy"
+
+# A longer line is not advice any more.
+_LONGEST = 160
+
+Fallback = Callable[[Case, Sequence[PlaceFact]], Estimate | None]
+
+
+def half_of_lines(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """What recipes for plain operations saved of these on a CPU: 0.4 to 0.75."""
+    spent = case.lines_ns(lines_of(case, places))
+    return Estimate(spent // 2, spent // 4, spent * 3 // 4) if spent else None
+
+
+def nothing(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
+    """For what only a micro-run can tell."""
+    return None
+
+
+def found_places(
+    case: Case,
+    rule: str,
+    recipes: Collection[str],
+    message: Callable[[PlaceFact], str],
+    *,
+    wanted: Callable[[Case, PlaceFact], bool] = lambda case, place: True,
+    otherwise: Fallback = half_of_lines,
+    advice: Callable[[PlaceFact], str] | None = None,
+) -> Iterator[Finding]:
+    """A finding for each line of these recipes that is supported and gains something.
+
+    Args:
+        rule: the name of the rule.
+        recipes: names, as ``gradscope.plan`` has them.
+        message: what is wrong there.
+        wanted: which places this rule is about.
+        otherwise: an estimate from the measured operations, for places that no micro-run was made of.
+        advice: what to do; without it, to put the recipe in.
+    """
+    for (recipe, source), places in by_source(case.facts.places).items():
+        good = [each for each in places if each.supported and not each.idle and wanted(case, each)]
+        if recipe not in recipes or not good:
+            continue
+        found = finding_of(case, rule, good, source, message(good[0]), otherwise=otherwise, advice=advice)
+        if found is not None:
+            yield found
+
+
+def finding_of(
+    case: Case,
+    rule: str,
+    places: Sequence[PlaceFact],
+    source: str,
+    message: str,
+    *,
+    otherwise: Fallback = half_of_lines,
+    advice: Callable[[PlaceFact], str] | None = None,
+) -> Finding | None:
+    """Of places on one line; None where a micro-run says that neither time nor memory is saved."""
+    one = places[0]
+    lines = lines_of(case, [one])
+    spent = case.lines_ns(lines)
+    estimate = by_micro_run(places)
+    if estimate is not None and loses(estimate, spent):
+        return None
+    read = _read_on(case, places, lines) if one.recipe == _WITH_THE_LOSS else set[str]()
+    cost = spent + case.lines_ns(read)
+    if estimate is not None:
+        estimate = as_in_the_step(case, places, {*lines, *read}, estimate)
+    estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
+    evidence = f"{_calls(one)} on {where(lines)}"
+    if spent:
+        evidence += f", {time_text(spent)} of a step, forward and backward"
+    if len(places) > 1:
+        evidence += f", in {len(places)} layers"
+    if estimate.bytes >= Floor().bytes:
+        evidence += f"; {size_text(estimate.bytes)} are held that the recipe does not hold"
+    return make_finding(
+        rule,
+        case,
+        estimate,
+        layers=(place.layer for place in places),
+        line=source,
+        message=message,
+        evidence=evidence,
+        recipe=one.recipe,
+        advice=(advice or put_in)(one),
+        code=f"gradscope.patch(model, batch, recipes=[{one.recipe!r}])",
+        cost_ns=cost,
+    )
+
+
+def loses(estimate: Estimate, spent: int) -> bool:
+    """Whether the cure would cost time worth a word, or give nothing; ``spent``: by its lines."""
+    return estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)
+
+
+def as_in_the_step(case: Case, places: Sequence[PlaceFact], lines: Collection[str], estimate: Estimate) -> Estimate:
+    """A micro-run's saving, where its own calls took longer than the lines in the step do: the same part of these.
+
+    What the recipe itself takes stays: never all of the lines' time is saved. Nor more memory than the peak holds.
+    """
+    freed = _at_the_peak(case, places, lines, estimate.bytes)
+    cost = case.lines_ns(lines)
+    if not cost:
+        return replace(estimate, bytes=freed)
+    old = _summed([place.predicted_old_ns for place in places])
+    part = cost / old if old is not None and old > cost else 1.0
+    ns, low, high = (min(round(each * part), cost) for each in (estimate.ns, estimate.low, estimate.high))
+    return Estimate(ns, low, high, freed)
+
+
+def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str], freed: int) -> int:
+    """Of the bytes that micro-runs free, each at a peak of its own, no more than the step's peak holds.
+
+    That is what these lines keep for backward until then, and what one of the calls makes on the way, if any runs then.
+    """
+    memory = case.run.memory
+    if memory is None:
+        return freed
+    running = memory.peak_phase in ("forward", "backward", "recompute")
+    passing = max((place.predicted_saving_bytes or 0 for place in places), default=0) if running else 0
+    return min(freed, alive_at_peak(row for row in memory.saved if row.line in lines) + passing)
+
+
+def _read_on(case: Case, places: Sequence[PlaceFact], known: Collection[str]) -> set[str]:
+    """Other lines that read what the places make: those of the loss behind a head."""
+    made = (tensor for place in places for index in place.calls for tensor in case.call(index).outputs)
+    left, found = [user for tensor in made for user in tensor.users], set[str]()
+    for _ in range(_FAR):
+        calls = [case.call(index) for index in dict.fromkeys(left)]
+        found |= {call.source for call in calls if call.source is not None and call.source not in known}
+        left = [user for call in calls if call.op in VIEWS for tensor in call.outputs for user in tensor.users]
+    return found
+
+
+def put_in(place: PlaceFact) -> str:
+    """To put the recipe in: the line that does it, where that is short and the user's own."""
+    if is_of_a_library(place.source):
+        return f"The line is a library's: gradscope.patch puts the recipe {place.recipe} into this model alone."
+    text = "; ".join(place.new_text.splitlines())
+    if text and len(text) <= _LONGEST:
+        own = f"gradscope_{place.function}"  # where the file has that name already
+        name = f"{place.function} of gradscope.recipes" + (f" as {own}" if own in text else "")
+        return f"Write `{text}` with {name}; gradscope fix does it and proves the gain."
+    return f"Put the recipe {place.recipe} there: gradscope fix does it and proves the gain."
+
+
+def lines_of(case: Case, places: Sequence[PlaceFact]) -> list[str]:
+    """The source lines of the calls that would go."""
+    calls = (case.call(index) for place in places for index in place.calls)
+    return sorted({call.source for call in calls if call.source is not None})
+
+
+def by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
+    """None where none was made: of work that would have taken too long."""
+    saving = _summed([place.predicted_saving_ns for place in places])
+    if saving is None:
+        return None
+    memory = _summed([place.predicted_saving_bytes for place in places])
+    return Estimate(saving, round(saving / _WITHIN), round(saving * _WITHIN), memory or 0)
+
+
+def _summed(known: Sequence[int | None]) -> int | None:
+    """The sum, where what is not known is as the others are."""
+    given = [each for each in known if each is not None]
+    return round(sum(given) * len(known) / len(given)) if given else None
+
+
+def _calls(place: PlaceFact) -> str:
+    return "1 torch call" if len(place.calls) == 1 else f"{counted(len(place.calls))} torch calls"
