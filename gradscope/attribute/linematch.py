@@ -232,7 +232,7 @@ def _add_windows(found: dict[int, int], names: Names, lines: Sequence[int]) -> N
 
 
 def _is_seen(windows: dict[int, int], names: Names, place: int) -> bool:
-    """Whether the neighbours were seen at all, if at several lines: then what the layers are may matter."""
+    """Check that the neighbours were seen at all, if at several lines: then what the layers are may matter."""
     return _window(names, place, *_AROUND[-1][0]) in windows
 
 

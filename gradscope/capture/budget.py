@@ -101,7 +101,7 @@ class Budget:
         return int(self.limit / _COMFORT / max(self.rows * SURVEY, 1.0))
 
     def settles_lightly(self) -> bool:
-        """Whether the first step of the memory pass is watched for allocations alone."""
+        """Check that the first step of the memory pass is to be watched for allocations alone."""
         return self.rows * MEMORY_TWO_STEPS > self.limit / _COMFORT
 
     def has_memory_pass(self) -> bool:

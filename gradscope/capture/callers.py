@@ -63,7 +63,7 @@ class Callers:
 
 
 def _passes_on(filename: str) -> bool:
-    """Whether a file's functions call a module for somebody else: checkpoints, wrappers, and the call itself."""
+    """Check that a file's functions call modules for somebody else: checkpoints, wrappers, and the call itself."""
     if filename == _TORCHS_CALL_FILE or is_standard(filename):
         return True
     if filename.startswith(OURS):

@@ -1,4 +1,4 @@
-"""Whether torch.compile is at work, and doing without it."""
+"""Tells that torch.compile is at work, and does without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradscope.capture.user_stack import stack
 
 
 def uses_compile(modules: Iterable[nn.Module], compiled_before: int) -> bool:
-    """Whether compiled code ran in these steps: compiled modules, compiled functions in reach, or a new compilation."""
+    """Check that compiled code ran in these steps: compiled modules, compiled functions in reach, or a compilation."""
     if compiled_frames() > compiled_before:
         return True
     return any(
@@ -49,7 +49,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def under_compile(innermost: FrameType) -> bool:
-    """Whether what runs there is called by something that torch.compile made, also inside :func:`uncompiled`."""
+    """Check that the frame was called by something that torch.compile made, also inside :func:`uncompiled`."""
     kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_TorchDynamoContext", None)
     if kind is None:
         return False

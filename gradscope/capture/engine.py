@@ -88,7 +88,7 @@ class BackwardWatch:
 
 
 def _creates_graph(args: Any, kwargs: Any) -> bool:
-    """Whether this pass builds a graph of itself: the engine's fourth argument, after roots, gradients and keep."""
+    """Check that the backward pass builds a graph of itself: the fourth argument, after roots, gradients and keep."""
     return bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
 
 

@@ -100,7 +100,7 @@ class Guard:
 
 
 def is_of_a_signal(error: BaseException) -> bool:
-    """Whether it passed through a handler that is registered with :mod:`signal`."""
+    """Check that the error passed through a handler that is registered with :mod:`signal`."""
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_code in handlers for frame in frames)

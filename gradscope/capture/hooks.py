@@ -110,7 +110,7 @@ def _original(hook: Any) -> Callable[..., Any] | None:
 
 
 def _is_users(hook: Any) -> bool:
-    """Whether it is none of torch's own (FSDP has some), nor of gradscope's."""
+    """Check that the hook is the user's: none of torch's own (FSDP has some), nor of gradscope's."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     hook = _of_several(hook)

@@ -70,7 +70,7 @@ class Stepper:
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``step`` evaluates the model itself, as LBFGS does."""
+    """Check that the optimizer's ``step`` evaluates the model itself, as LBFGS does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

@@ -209,7 +209,7 @@ def _shapes(registry: ModuleRegistry) -> dict[int, tuple[tuple[tuple[str, str], 
 
 
 def _was_brief(place: Place, variables: set[int]) -> bool:
-    """Whether a root was called in one step only, lay in no model, and nothing of the user's has a name for it."""
+    """Check that a root was called in one step only, lay in no model, and has no name in the user's code."""
     module = place.module()
     return (
         place.inside is None and place.first_step == place.last_step and (module is None or id(module) not in variables)

@@ -119,7 +119,7 @@ class Session:
 
     @property
     def has_all(self) -> bool:
-        """Whether the report would be whole if the run ended now."""
+        """Check that the report would be whole if the run ended now."""
         return all(phase.optional for phase in self._phases[self._number :])
 
     @property
@@ -197,7 +197,7 @@ class Session:
             self.run.guard.close("leaving a forked process", stack)
 
     def _is_trainer(self) -> bool:
-        """Whether steps of this thread count: those of the first that ended one, as long as it lives."""
+        """Check that steps of this thread count: it was the first to end one, or the one that did lives no more."""
         thread = threading.current_thread()
         if self._trainer is None or not self._trainer.is_alive():
             self._trainer = thread

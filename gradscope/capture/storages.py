@@ -109,7 +109,7 @@ def _parts_of_layout(tensor: torch.Tensor) -> list[torch.Tensor] | None:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is one by its type; ``isinstance`` would ask the object, which may import, compute or raise."""
+    """Check that the value is a tensor by its type: ``isinstance`` would ask the object, which may compute or raise."""
     return issubclass(type(value), torch.Tensor)
 
 

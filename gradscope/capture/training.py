@@ -110,11 +110,11 @@ class StepFinder:
 
     @property
     def stepped(self) -> bool:
-        """Whether an optimizer has stepped."""
+        """Check that an optimizer has stepped."""
         return self._inside or len(self._seen) > 0
 
     def _is_trainer(self) -> bool:
-        """Whether this is the thread in which an optimizer stepped first, of those that live."""
+        """Check that this is the thread in which an optimizer stepped first, of those that live."""
         thread = threading.current_thread()
         if self._trainer is None or not self._trainer.is_alive():
             self._trainer = thread
@@ -129,7 +129,7 @@ class StepFinder:
             self._boundary()
 
     def _is_waiting(self) -> bool:
-        """Whether the script has built an optimizer that has not stepped yet.
+        """Check that the script has built an optimizer that has not stepped yet.
 
         One whose parameters others step already is a wrapper of theirs, as accelerate's, and never steps by itself.
         """
@@ -169,7 +169,7 @@ class StepFinder:
                 self._boundary()
 
     def _leads_on(self, makes_graph: bool) -> bool:
-        """Whether a later pass of the same step goes through what this one made."""
+        """Check that a later backward pass of the same step goes through the graph that this one made."""
         self._has_plain |= not makes_graph
         self._graphs_made += makes_graph
         return makes_graph and (self._has_plain or self._graphs_made <= _LEAD_ON)
@@ -198,7 +198,7 @@ class StepFinder:
 
 
 def was_stopped(error: BaseException | None) -> bool:
-    """Whether ``error`` is :class:`StopRun`, or was raised while that was being handled."""
+    """Check that ``error`` is :class:`StopRun`, or was raised while that was being handled."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, StopRun):

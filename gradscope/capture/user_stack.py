@@ -19,14 +19,14 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def is_standard(filename: str) -> bool:
-    """Whether it is one of the interpreter's own modules, or code without a file that torch has written."""
+    """Check that the file is the interpreter's own, or the name of code that torch has written in memory."""
     if filename.startswith(_GENERATED):
         return True
     return filename.startswith(("<frozen ", *_STANDARD)) and not any(part in filename for part in _INSTALLED)
 
 
 def is_users(filename: str) -> bool:
-    """Whether the user can edit it: neither installed, nor the interpreter's, nor gradscope's."""
+    """Check that the user can edit the file: it is neither installed, nor the interpreter's, nor gradscope's."""
     if filename.startswith((TORCH, OURS)) or is_standard(filename):
         return False
     return not any(part in filename for part in _INSTALLED)

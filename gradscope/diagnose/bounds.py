@@ -198,7 +198,7 @@ def _work(row: LayerRow, calls: Sequence[CallFact], ops: Iterable[OpRow], tf32: 
 
 
 def _whole(calls: Sequence[CallFact], ops: Sequence[OpRow]) -> bool:
-    """Whether the calls hold what the layer's rows of the trace are from."""
+    """Check that the recorded calls hold all that the layer's rows of the trace are from."""
     if any(call.op in _UNKNOWN for call in calls):
         return False
     spaces = (op.name.partition("::")[0] for op in ops if "::" in op.name)
@@ -208,7 +208,7 @@ def _whole(calls: Sequence[CallFact], ops: Sequence[OpRow]) -> bool:
 
 
 def _tf32(case: Case) -> Mapping[str, bool]:
-    """Whether products, and convolutions, of float32 run in TF32."""
+    """Say of products and of convolutions whether those of float32 run in TF32."""
     if not case.on_cuda:
         return {}
     return {

@@ -75,7 +75,7 @@ class Case:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the model ran on a GPU."""
+        """Check that the model ran on a GPU."""
         return str(self.run.environment.get("device", "cpu")).startswith("cuda")
 
     def call(self, index: int) -> CallFact:

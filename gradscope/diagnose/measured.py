@@ -12,7 +12,7 @@ SLOW_SETTINGS = ("anomaly", "launch_blocking")
 
 
 def is_slowed_down(case: Case) -> bool:
-    """Tell whether a setting for debugging was on, so that times say nothing of layers."""
+    """Check that a setting for debugging was on: times of layers say nothing then."""
     return any(case.facts.settings.get(name) for name in SLOW_SETTINGS)
 
 

@@ -105,5 +105,5 @@ def _form_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: 
 
 
 def has_numbers(tensor: TensorFact) -> bool:
-    """Whether it can have a gradient."""
+    """Check that the tensor's numbers can have a gradient: they are floating or complex."""
     return tensor.dtype.startswith(("float", "bfloat", "complex"))

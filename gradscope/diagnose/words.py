@@ -50,5 +50,5 @@ def only(sources: Iterable[str | None]) -> str | None:
 
 
 def is_of_a_library(source: str | None) -> bool:
-    """Tell whether the line is of an installed package, whose files nobody edits."""
+    """Check that the line is of an installed package, whose files nobody edits."""
     return source is not None and re.search(r"[/\\](site|dist)-packages[/\\]", source) is not None

@@ -42,7 +42,7 @@ class Growth:
         return growing | {key for key, sizes in left.items() if key not in growing and self._varies(sizes, rest)}
 
     def _varies(self, sizes: Sequence[int], rest: int) -> bool:
-        """Whether these are of sizes that a step before did not leave, and ``rest`` more storages account for them."""
+        """Check that a step before left none of these sizes, and that ``rest`` more storages account for them."""
         new = len(self._census) > 0 and all(not self._census[0].get(size) for size in sizes)
         return new and rest >= len(sizes)
 

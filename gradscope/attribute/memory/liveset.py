@@ -96,7 +96,7 @@ def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
 def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
     """What the step left behind, and whether the step before left the same behind and it is there still.
 
-    Whether it grows is told by the counts after each of some steps, see :class:`Growth`.
+    The counts after each of some steps say what grows, see :class:`Growth`.
     """
     found, trace = step.found, step.trace
     last = step.running.first + len(step.running.total) - 1
@@ -127,7 +127,7 @@ def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
 
 
 def _is_models(step: MeasuredStep, block: int) -> bool:
-    """Whether a block was the model's or an optimizer's when the step had ended: not whether it once was."""
+    """Check that the block was the model's or an optimizer's when the step had ended, not just once."""
     return any(entry.mark == step.end_mark and entry.role in _MODEL for entry in step.blocks.seen[block])
 
 
@@ -136,5 +136,5 @@ def _released(until: int, time: int) -> bool:
 
 
 def _still_given(blocks: Blocks, block: int) -> bool:
-    """Whether the block is the batch of the step, which the loop that made it holds by right."""
+    """Check that the block is the batch of the step, which the loop that made it holds by right."""
     return any(entry.role == Role.INPUT for entry in blocks.seen[block])

@@ -141,7 +141,7 @@ class Phase:
         return self.steps
 
     def fits(self) -> bool:
-        """Whether the phase takes place at all, asked when its turn has come."""
+        """Check that the phase takes place at all; asked when its turn has come."""
         return True
 
     def enter(self, exits: ExitStack) -> None:

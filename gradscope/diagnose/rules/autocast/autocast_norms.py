@@ -82,7 +82,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _is_raised(call: CallFact) -> bool:
-    """Whether autocast made float32 of it."""
+    """Check that autocast cast the call's input up to float32."""
     if not call.autocast or not call.inputs or not call.outputs:
         return False
     given, made = call.inputs[0], call.outputs[0]
@@ -90,7 +90,7 @@ def _is_raised(call: CallFact) -> bool:
 
 
 def _is_lowered(case: Case, index: int) -> bool:
-    """Whether autocast casts what this call is given."""
+    """Check that autocast casts down what the call is given."""
     call = case.call(index)
     return call.autocast and any(each.dtype in HALVES for each in call.outputs)
 

@@ -169,7 +169,7 @@ def _inner(product: CallFact, factors: tuple[TensorFact, ...]) -> int:
 
 
 def _meets_values(case: Case, weights: TensorFact, last: int) -> bool:
-    """Whether a product is made of it: it is attention and not, say, the loss."""
+    """Check that the softmax's result goes into a product: it is attention's and not, say, the loss's."""
     left = list(weights.users)
     for _ in range(4):  # dropout, a cast, a view
         calls = [case.call(index) for index in left]
@@ -182,7 +182,7 @@ def _meets_values(case: Case, weights: TensorFact, last: int) -> bool:
 
 
 def _is_unscaled(case: Case, tensor: TensorFact) -> bool:
-    """Whether it is the plain output of a projection, turned or not; where that cannot be told, no."""
+    """Check that the factor is the plain output of a projection, turned or not; where that cannot be told, no."""
     while tensor.producer is not None:
         call = case.call(tensor.producer)
         if call.op in _UNSCALED:
@@ -201,7 +201,7 @@ def _is_unscaled(case: Case, tensor: TensorFact) -> bool:
 
 
 def _is_turned(case: Case, tensor: TensorFact) -> bool:
-    """Whether it is an unscaled tensor times sines or cosines."""
+    """Check that the tensor is an unscaled one times sines or cosines."""
     call = case.call(tensor.producer) if tensor.producer is not None else None
     if call is None or call.op != "mul" or len(call.inputs) != 2:
         return False

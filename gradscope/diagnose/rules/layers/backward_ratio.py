@@ -111,7 +111,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _is_differentiated_again(case: Case) -> bool:
-    """Whether a pass makes a graph, as for a gradient penalty; torch names the nodes where no call was recorded."""
+    """Check that a pass makes a graph of its own, as for a gradient penalty: by its call, or the nodes' names."""
     asked = any(call.op in _PASSES and call.kwargs.get("create_graph") is True for call in case.facts.calls)
     return asked or any(_SECOND in op.name for op in case.run.ops)
 
@@ -153,7 +153,7 @@ def _judged(case: Case, row: LayerRow) -> _Slow | None:
 
 
 def _is_large_table(case: Case, row: LayerRow, cause: OpRow) -> bool:
-    """Whether it is the table's size that costs and not its rows."""
+    """Check that an embedding's table has more rows than the batch looks up: its size costs then, not the look-ups."""
     if "mbedding" not in cause.name:
         return False
     ops = {"embedding", "embedding_bag"}
@@ -163,7 +163,7 @@ def _is_large_table(case: Case, row: LayerRow, cause: OpRow) -> bool:
 
 
 def _steady(row: LayerRow) -> bool:
-    """Whether it is the operation and not a busy machine, on which threads wait for each other."""
+    """Check that the layer took about as long in every step: on a busy machine threads wait for each other."""
     steps = row.backward_self_steps_ns
     return len(steps) >= _STEPS and max(steps) <= 2 * min(steps)
 

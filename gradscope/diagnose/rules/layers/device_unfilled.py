@@ -102,7 +102,7 @@ def _of_gpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
 
 
 def _is_small(case: Case, row: LayerRow) -> bool:
-    """On the CPU: whether its calls are most of its time."""
+    """Check that a layer on the CPU spends most of its time in its calls."""
     if row.bound_by == "overhead":
         return True
     if case.limits is None or row.forward_limit_ns is None or row.backward_limit_ns is None:

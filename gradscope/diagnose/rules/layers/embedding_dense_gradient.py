@@ -81,7 +81,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _alone(case: Case, path: str, calls: list[CallFact]) -> bool:
-    """Whether the table has a dense gradient that these calls alone make."""
+    """Check that the table has a dense gradient, which these calls alone make."""
     for call in calls:
         weight = call.argument(1, "weight")
         if not call.grad or not weight.requires_grad or call.argument(_SPARSE[call.op], "sparse", False):

@@ -152,7 +152,7 @@ def _width(tensor: TensorFact) -> int:
 
 
 def _in_turn(case: Case, calls: list[CallFact]) -> bool:
-    """Whether a turn needs a product of the one before, as a recurrence does; a running sum does not count."""
+    """Check that a turn of the loop needs a product of the one before, as a recurrence does; a running sum is none."""
     by_place = _turns(calls)
     products = [turns for (_, op, _), turns in by_place.items() if op in _PRODUCTS]
     return any(_needs(case, turns) for turns in products or by_place.values())

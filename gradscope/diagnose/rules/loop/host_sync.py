@@ -101,19 +101,19 @@ def _waits(call: CallFact) -> str:
 
 
 def _is_from_cpu(call: CallFact) -> bool:
-    """Whether it puts on the GPU what was not there."""
+    """Check that the call puts on the GPU what was not there."""
     made = call.outputs[:1]
     return bool(made) and made[0].device == "cuda" and all(tensor.device == "cpu" for tensor in call.inputs)
 
 
 def _is_asynchronous(call: CallFact) -> bool:
-    """Whether non_blocking was asked for, by name or as the first of the flags."""
+    """Check that the call asks for ``non_blocking``, by name or as the first of its flags."""
     flags = [argument for argument in call.args[1:] if isinstance(argument, bool)]
     return call.kwargs.get("non_blocking", flags[0] if flags else False) is True
 
 
 def _masked(call: CallFact) -> bool:
-    """Whether a tensor of bools chooses what is read or written; a single number is written without knowing where."""
+    """Check that a mask of bools says what is read or written; a single number is written without knowing where."""
     index = call.args[1] if len(call.args) > 1 else None
     parts = index if isinstance(index, tuple) else (index,)
     by_mask = any(isinstance(part, TensorFact) and part.dtype in ("bool", "uint8") and part.shape for part in parts)
@@ -175,7 +175,7 @@ def _on_gpu(call: CallFact) -> bool:
 
 
 def _is_copied(call: CallFact) -> bool:
-    """Whether it waits for a copy to the GPU, and for nothing else."""
+    """Check that the call waits for a copy to the GPU, and for nothing else."""
     return call.op in _MAKES | _MOVES and _is_from_cpu(call)
 
 

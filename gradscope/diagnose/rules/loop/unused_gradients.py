@@ -53,7 +53,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _was_written(case: Case, parameter: ParameterFact) -> bool:
-    """Whether its layer wrote gradients in a measured step, and none of its parameters has one now: set to None."""
+    """Check that the layer wrote gradients in a measured step, and none of its parameters has one now: set to None."""
     row = case.layers.get(parameter.layer)
     if row is None or not row.accumulate_ns:
         return False

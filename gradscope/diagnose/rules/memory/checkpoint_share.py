@@ -113,7 +113,7 @@ def _costs(units: dict[str, int]) -> str:
 
 
 def _is_product(case: Case, row: OpRow) -> bool:
-    """Whether the row's layer is a product and nothing else."""
+    """Check that the row's layer is a product and nothing else."""
     layer = case.layers.get(row.layer) if row.layer is not None else None
     return layer is not None and layer.class_name in {"Linear", "Conv1d", "Conv2d", "Conv3d"}
 

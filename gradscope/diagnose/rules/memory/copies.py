@@ -87,7 +87,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _copies(call: CallFact) -> bool:
-    """Whether the call made memory of its own from that of its input."""
+    """Check that the call wrote its result to memory of its own."""
     if call.op not in {"contiguous", "clone", "repeat", "cat"} or not call.inputs or not call.outputs:
         return False
     return all(tensor.storage != call.outputs[0].storage for tensor in call.inputs)
@@ -112,7 +112,7 @@ def _kind(case: Case, call: CallFact, changed: set[int]) -> str | None:
 
 
 def _reads_views(case: Case, user: CallFact) -> bool:
-    """Whether it is attention by a kernel that takes strides; on a CPU, dropout is done by plain products."""
+    """Check that the reader is attention by a kernel that takes strides; on a CPU, dropout needs plain products."""
     return user.op == ATTENTION and (case.on_cuda or not user.argument(4, "dropout_p", 0.0))
 
 
@@ -136,7 +136,7 @@ def _dimension(call: CallFact) -> int:
 
 
 def _broadcasts(call: CallFact) -> bool:
-    """Whether repeat only makes more of dimensions of one, or new ones."""
+    """Check that ``repeat`` only makes more of dimensions of one, or new ones."""
     given, made = call.inputs[0].shape, call.outputs[0].shape
     return all(a in (1, b) for a, b in zip(reversed(given), reversed(made), strict=False)) and given != made
 

@@ -77,7 +77,7 @@ def _kept(case: Case) -> Iterator[Finding]:
 
 
 def _is_detached(case: Case, made: list[TensorFact]) -> bool:
-    """Whether some of these are kept without their graph.
+    """Check that some of these tensors are kept without their graph.
 
     A script's step ends with its optimizer: what it keeps of the step is read at the beginning of the next one.
     """
@@ -106,7 +106,7 @@ def _sums(case: Case) -> Iterator[Finding]:
 
 
 def _is_sum(case: Case, call: CallFact) -> bool:
-    """Whether it adds a number to one from before, for nobody but Python to read.
+    """Check that the call adds a number to one from before, for nobody but Python to read.
 
     A script's step ends with its optimizer: then the loss is from before too, as in a sum of two that is only printed.
     """

@@ -102,7 +102,7 @@ def _groups(case: Case) -> Iterator[_Written]:
 
 
 def _copies(call: CallFact) -> bool:
-    """Whether the assignment's backward copies the whole gradient, and hands a part of it on."""
+    """Check that the assignment's backward copies the whole gradient, and hands a part of it on."""
     value = call.argument(2, "value")
     return call.grad and isinstance(value, TensorFact) and value.requires_grad
 
@@ -129,7 +129,7 @@ def _written(case: Case, calls: Sequence[CallFact]) -> _Written | None:
 
 
 def _is_a_part(case: Case, whole: TensorFact) -> bool:
-    """Whether it is a view of a part of a tensor: what is written is that tensor."""
+    """Check that ``whole`` is a view of a part of a tensor: what is written is that tensor."""
     maker = None if whole.producer is None else case.call(whole.producer)
     return maker is not None and any(
         each.storage == whole.storage and each.elements > whole.elements for each in maker.inputs
@@ -170,7 +170,7 @@ def _place_of_value(call: CallFact) -> _Place | None:
 
 
 def _is_read(case: Case, calls: Sequence[CallFact], places: Sequence[_Place]) -> bool | None:
-    """Whether parts that were written are read before the last is; None where more than single parts are."""
+    """Check that parts are read before the last one is written; None where more than single parts are."""
     whole, written = calls[0].inputs[0], dict(zip((call.index for call in calls), places, strict=True))
     views: set[int | None] = set()
     done: list[_Place] = []

@@ -127,7 +127,7 @@ def _picked(call: CallFact) -> int | None:
 
 
 def _replaceable(case: Case, parts: _Parts) -> bool:
-    """Whether one split or unbind gives the same parts."""
+    """Check that one split or unbind gives the same parts."""
     number = len(parts.calls)
     if parts.kind == "select":
         return number >= 2 and (number >= _MANY or 2 * number >= parts.size)
@@ -139,7 +139,7 @@ def _replaceable(case: Case, parts: _Parts) -> bool:
 
 
 def _same_twice(case: Case, parts: _Parts) -> bool:
-    """Whether the texts say that one part is taken more than once."""
+    """Check that the lines' texts take one part more than once."""
     texts: list[str] = []
     for source, calls in Counter(call.source for call in parts.calls).items():
         found = re.findall(r"\w+\[[^\[\]]*:[^\[\]]*\]", _read_at(case, source))

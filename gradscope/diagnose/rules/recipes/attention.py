@@ -70,12 +70,12 @@ def attention_call(case: Case, place: PlaceFact) -> CallFact | None:
 
 
 def is_given_mask(call: CallFact) -> bool:
-    """Whether torch's attention is given a mask."""
+    """Check that torch's attention is given a mask."""
     return isinstance(call.argument(3, "attn_mask"), TensorFact)
 
 
 def is_causal_mask(case: Case, place: PlaceFact) -> bool:
-    """Whether torch's attention is given a mask that was causal: the recipe leaves it out, or looks at it itself."""
+    """Check that torch's attention is given a mask that was causal: the recipe leaves it out, or looks at it itself."""
     call = attention_call(case, place)
     if call is None or not is_given_mask(call):
         return False

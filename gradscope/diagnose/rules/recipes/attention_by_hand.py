@@ -153,7 +153,7 @@ def _without_recipe(case: Case) -> Iterator[_Attention]:
 
 
 def _is_large(call: CallFact) -> bool:
-    """Whether another kernel would be sooner done with these, over the last dimension and with a gradient."""
+    """Check that a softmax is over the last dimension, with a gradient, and so large that another kernel is faster."""
     if not call.grad or not call.outputs or not call.outputs[0].requires_grad:
         return False
     shape = call.outputs[0].shape
@@ -195,7 +195,7 @@ def _after(case: Case, call: CallFact) -> list[CallFact]:
 
 
 def _of_activations(product: CallFact) -> bool:
-    """Whether it is no layer: both factors are made in the step and get a gradient."""
+    """Check that a product is no layer's: both its factors are made in the step and get a gradient."""
     given = product.inputs[-2:]
     return len(given) == 2 and all(each.requires_grad and each.parameter is None for each in given)
 
@@ -213,7 +213,7 @@ def _estimate(case: Case, attentions: Sequence[_Attention], lines: Sequence[str]
 
 
 def _drops_on_cpu(attentions: Sequence[_Attention]) -> bool:
-    """Whether weights are dropped where torch's own attention has no kernel for that."""
+    """Check that weights are dropped on a CPU, where torch's own attention has no kernel for that."""
     calls = [call for each in attentions for call in each.calls if call.op == "dropout"]
     return any(
         call.argument(1, "p", 0.5) != 0 and call.argument(2, "training", True) and call.outputs[0].device == "cpu"

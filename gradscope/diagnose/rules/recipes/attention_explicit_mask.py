@@ -88,7 +88,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _holds(case: Case, place: PlaceFact) -> bool:
-    """Whether the place was told of, or looked at and not worth it."""
+    """Check that the place was told of, or looked at and not worth it."""
     return place.recipe in _RECIPES and place.supported and is_causal_mask(case, place)
 
 

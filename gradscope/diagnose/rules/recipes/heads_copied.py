@@ -38,7 +38,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _copies(case: Case, place: PlaceFact) -> bool:
-    """Whether it is torch's attention with no more to mend than the copies around it."""
+    """Check that the place is torch's attention with no more to mend than the copies around it."""
     call = attention_call(case, place)
     return call is not None and not is_given_mask(call) and not why_math(case, call)
 

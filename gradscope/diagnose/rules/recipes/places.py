@@ -118,7 +118,7 @@ def finding_of(
 
 
 def loses(estimate: Estimate, spent: int) -> bool:
-    """Whether the cure would cost time worth a word, or give nothing; ``spent``: by its lines."""
+    """Check that the cure would cost time worth a word, or give nothing; ``spent``: by its lines."""
     return estimate.ns < -_LOST * spent or (estimate.ns <= 0 and estimate.bytes <= 0)
 
 

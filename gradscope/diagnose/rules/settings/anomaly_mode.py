@@ -102,7 +102,7 @@ def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
 
 
 def _is_node(name: str) -> bool:
-    """Whether a row is of an autograd node, as AddmmBackward0, and not of an op that it ran."""
+    """Check that a row is of an autograd node, as AddmmBackward0, and not of an operation that it ran."""
     return "::" not in name and name.rstrip("0123456789").endswith("Backward")
 
 
