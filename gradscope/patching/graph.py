@@ -37,11 +37,23 @@ def number(argument: Any) -> float | None:
     return None
 
 
+def constant(argument: Any) -> float | None:
+    """A number, or a tensor of one that depends on no other than such tensors."""
+    if not isinstance(argument, Value):
+        return number(argument)
+    return number(argument) if argument.shape == () and is_fixed(argument) else None
+
+
 def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
     """An argument of a call, by name or position."""
     if name in node.kwargs:
         return node.kwargs[name]
     return node.args[position] if position < len(node.args) else default
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Tell a dtype of two bytes or fewer."""
+    return dtype.itemsize < 4
 
 
 def dimension(node: Node, position: int = 1, name: str = "dim") -> int | None:
@@ -59,6 +71,26 @@ def cast_source(value: Value) -> Value | None:
     source = node.inputs[0]
     same = source.shape == value.shape and source.device == value.device
     return source if same and source.dtype.is_floating_point and value.dtype.is_floating_point else None
+
+
+def uncast(value: Value) -> Value:
+    """What a tensor was before casts and copies."""
+    way = []
+    while (source := value.uncast or _handed_on(value)) is not None:
+        way.append(value)
+        value = source
+    for each in way:
+        each.uncast = value
+    return value
+
+
+def _handed_on(value: Value) -> Value | None:
+    node = value.producer
+    if node is None or not node.inputs:
+        return None
+    if node.op in COPIES and not node.changed and node.inputs[0].shape == value.shape:
+        return node.inputs[0]
+    return cast_source(value)
 
 
 def swaps_last_two(value: Value) -> Value | None:

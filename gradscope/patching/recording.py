@@ -44,7 +44,7 @@ class Value:
     # What was found out about it, so that in a long chain it is looked up once.
     number: tuple[float | None] | None = None  # its number; see graph.number
     fixed: bool | None = None  # see graph.is_fixed
-    uncast: Value | None = None  # see formula.uncast
+    uncast: Value | None = None  # see graph.uncast
 
     @property
     def alive(self) -> bool:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gradscope.patching.facts import Facts
-from gradscope.patching.formula import constant, uncast
-from gradscope.patching.graph import made_from, makers, remade
+from gradscope.patching.graph import constant, made_from, makers, remade, uncast
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.matchers.products import leads_to_product
 from gradscope.patching.record import record

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gradscope.patching.formula import is_half
-from gradscope.patching.graph import argument, number
+from gradscope.patching.graph import argument, is_half, number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.norms import norms

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gradscope import recipes
-from gradscope.patching import algebra
-from gradscope.patching.again import CONSTANTS, Proofs
-from gradscope.patching.algebra import Sum
-from gradscope.patching.formula import Formulas, is_half, uncast
-from gradscope.patching.graph import CASTS, argument
+from gradscope.patching.behaviour import CLOSE, REDUCTIONS, Proofs, Trial, rows
+from gradscope.patching.graph import CASTS, argument, is_half, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
-from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, formula_of, is_function_of, region
+from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, begins, read_by, region
 from gradscope.patching.recording import Node, Recording, Value
 
-# How near a formula's numbers come that is divided by one less than the number of features.
+# How near what is normalised comes to unit variance that is divided by one less than the number of features.
 _NEAR = 0.2
+
+_SMALL = 1e-9  # rows of this size are normalised by eps alone
 
 RMS = "rms_norm"
 LAYER = "layer_norm"
@@ -30,10 +29,6 @@ LAYER = "layer_norm"
 _EXACT = (Argument("exact", ("True",)),)
 # Nor is its result cast to the input's dtype, where the code does not say so.
 _PROMOTE = (Argument("promote", ("True",)),)
-
-_STATISTICS = frozenset(
-    {"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_norm", "linalg_vector_norm"}
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ def layer(recording: Recording) -> Iterator[Match]:
 
 
 def norms(recording: Recording) -> list[Norm]:
-    """Every normalisation that is spelled out, and formulas that are one but for their numbers."""
+    """Every normalisation that is spelled out, and what is one but for a factor."""
     known: list[Norm] | None = recording.found.get("norms")
     if known is not None:
         return known
@@ -80,7 +75,7 @@ def norms(recording: Recording) -> list[Norm]:
     inside: set[Node] = set()
     proofs = Proofs()
     for node in recording.nodes:
-        if node.op in _STATISTICS and node.inputs and len(node.inputs[0].shape) > 1 and node not in inside:
+        if node.op in REDUCTIONS and node.inputs and len(node.inputs[0].shape) > 1 and node not in inside:
             found = _around(node, proofs)
             if found is not None:
                 inside |= found.region.nodes
@@ -129,85 +124,107 @@ def _of_torch(node: Node) -> Match:
 def _around(statistic: Node, proofs: Proofs) -> Norm | None:
     """The normalisation that ``statistic`` is a part of, with as much of weight and bias as there is.
 
-    One with other numbers where there is none.
+    One with another factor where there is none.
     """
-    spelled: list[_Spelled] = []
-    for x in before(statistic.inputs[0], statistic.inputs[0].shape):
-        if not is_function_of(Formulas(x, alone=True), statistic.inputs[0], x):
-            continue
-        known: dict[tuple[int, ...], Formulas] = {}
+    near: list[tuple[_Spelled, _Form]] = []
+    for x in begins(statistic.inputs[0], statistic.inputs[0].shape):
         outputs = {output for made in statistic.outputs for output in after(made, x.shape)}
         for output in sorted(outputs, key=lambda each: -each.index):
-            each = _spelled(x, output, known)
-            if each is not None:
-                norm = _norm(each, CONSTANTS, proofs)
+            spelled = _spelled(x, output)
+            for form in _forms(spelled) if spelled is not None else ():
+                if abs(form.factor - 1) > CLOSE:
+                    near.append((spelled, form))
+                    continue
+                norm = _norm(spelled, form, proofs)
                 if norm is not None:
                     return norm
-                spelled.append(each)
-    return next(filter(None, (_norm(each, _NEAR, proofs) for each in spelled)), None)
+    return next(filter(None, (_unlike(*each) for each in near)), None)
 
 
 @dataclass(frozen=True)
 class _Spelled:
-    """A tensor that may be a normalised ``x``, as a formula."""
+    """A tensor that may be a normalised ``x``."""
 
     x: Value
     output: Value
-    formulas: Formulas
-    formula: Sum
     used: list[Value]  # vectors of the features
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What normalises: ``x``, less its mean if ``centred``, over the root of ``factor`` mean squares and ``eps``."""
+
+    centred: bool
+    weight: Value | None
+    bias: Value | None
+    factor: float
     eps: float
 
 
-def _spelled(x: Value, output: Value, known: dict[tuple[int, ...], Formulas]) -> _Spelled | None:
+def _spelled(x: Value, output: Value) -> _Spelled | None:
     vectors = _vectors(output, x)
-    if len(vectors) > 4:
-        return None
-    formulas = known.setdefault(tuple(each.index for each in vectors), Formulas(x, *vectors, alone=True))
-    formula = formula_of(formulas, output)
-    if formula is None:
-        return None
-    eps = _eps(formula)
-    used = [value for value in vectors if formulas.index(value) in formula.leaves]
-    if eps is None or formula.leaves - {formulas.index(each) for each in (x, *used)}:
-        return None
-    return _Spelled(x, output, formulas, formula, used, eps)
+    used = read_by(output, (x, *vectors)) if len(vectors) <= 4 else None
+    return None if used is None or x not in used else _Spelled(x, output, [each for each in used if each is not x])
 
 
-def _norm(spelled: _Spelled, tolerance: float, proofs: Proofs) -> Norm | None:
-    x, output, used, eps = spelled.x, spelled.output, spelled.used, spelled.eps
-    formulas, formula = spelled.formulas, spelled.formula
+def _forms(spelled: _Spelled) -> Iterator[_Form]:
+    """What ``spelled`` does, told from rows of ordinary and of vanishing numbers; nothing where it is no norm."""
+    numbers = rows(spelled.x, 1.0, _SMALL)
     for centred in (False, True):
-        for weight, bias in _roles(used, centred):
-            wanted = _formula(formulas, x, weight, bias, eps, centred)
-            if wanted is None or not algebra.close(formula, wanted, tolerance):
-                continue
-            found = region(output, (x, *used))
-            if found is None or _rounds_between(found):
-                return None
-            if not algebra.close(formula, wanted, CONSTANTS):
-                reason = "it is divided by another number than the count of features: unbiased, or scaled"
-                return Norm(found, centred, weight, bias, ("0.0",), (reason,))
+        given = numbers - numbers.mean(-1, keepdim=True) if centred else numbers
+        for weight, bias in _roles(spelled.used, centred):
+            neutral = {
+                each: torch.full(each.shape, float(each is weight), dtype=torch.float64) for each in spelled.used
+            }
+            made = Trial({spelled.x: numbers, **neutral}).of(spelled.output)
+            found = None if made is None else _divisor(made, given)
+            if found is not None:
+                yield _Form(centred, weight, bias, *found)
 
-            def unit(
-                tensors: Mapping[int, Tensor],
-                weight: Value | None = weight,
-                bias: Value | None = bias,
-                centred: bool = centred,
-            ) -> Tensor:
-                given = tensors[uncast(x).index]
-                scale, shift = (
-                    None if each is None else tensors[uncast(each).index].flatten() for each in (weight, bias)
-                )
-                if centred:
-                    return recipes.layer_norm(given, given.shape[-1:], scale, shift, eps, exact=True)
-                return recipes.rms_norm(given, given.shape[-1:], scale, eps)
 
-            name = f"{centred} {weight is None} {bias is None} {eps}"
-            if not proofs.proves(name, found.nodes, output, found.given, formula, wanted, unit):
-                return None
-            return _with_reasons(found, centred, weight, bias, eps)
-    return None
+def _divisor(made: Tensor, given: Tensor) -> tuple[float, float] | None:
+    """``factor`` and ``eps``, where ``given`` over ``made`` is the root of so many mean squares of its row and eps."""
+    if made.shape != given.shape or given.dim() < 2 or not bool((made * given > 0).all()):
+        return None
+    squares = (given / made).square().flatten(0, -2)
+    found, means = squares.mean(-1), given.square().mean(-1).flatten()
+    factor = float((found[0] - found[1]) / (means[0] - means[1]))
+    eps = float(found[1] - factor * means[1])
+    if abs(eps) < CLOSE * _SMALL**2:
+        eps = 0.0
+    wanted = factor * means + eps
+    same = bool(((squares - wanted[:, None]).abs() <= CLOSE * wanted[:, None]).all())
+    return (factor, eps) if same and eps >= 0 and abs(factor - 1) <= _NEAR else None
+
+
+def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
+    found = region(spelled.output, (spelled.x, *spelled.used))
+    if found is None or _rounds_between(found):
+        return None
+    eps = form.eps
+    kind = recipes.layer_norm if form.centred else recipes.rms_norm
+    exact = {"exact": True} if form.centred else {}
+
+    def unit(x: Tensor, *vectors: Tensor) -> Tensor:
+        by_role = dict(zip(spelled.used, vectors, strict=True))
+        named = {"weight": form.weight, "bias": form.bias}
+        roles = {name: by_role[each] for name, each in named.items() if each is not None}
+        return kind(x, x.shape[-1:], eps=eps, **roles, **exact)
+
+    roles = f"{form.centred} {form.weight is None} {form.weight is spelled.used[0] if spelled.used else None} {eps}"
+    scale = math.sqrt(eps) or 1e-2
+    if not proofs.proves(found.nodes, found.output, found.given, unit, name=roles, scale=scale):
+        return None
+    return _with_reasons(found, form.centred, form.weight, form.bias, eps)
+
+
+def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:
+    """What is no norm for its factor alone."""
+    found = region(spelled.output, (spelled.x, *spelled.used))
+    reason = "it is divided by another number than the count of features: unbiased, or scaled"
+    if found is None or _rounds_between(found):
+        return None
+    return Norm(found, form.centred, form.weight, form.bias, ("0.0",), (reason,))
 
 
 def _vectors(output: Value, x: Value) -> list[Value]:
@@ -221,22 +238,6 @@ def _vectors(output: Value, x: Value) -> list[Value]:
     return list(found.values())
 
 
-def _eps(formula: Sum) -> float | None:
-    """What is added to the mean square or the variance."""
-    for atom, exponent in formula.atoms():
-        if exponent == -0.5 and atom.kind == "mean":
-            return 0.0
-        if exponent == -0.5 and atom.kind == "sum" and atom.of is not None:
-            squares = [
-                coefficient
-                for product, coefficient in atom.of.terms
-                if len(product) == 1 and product[0][0].kind == "mean" and product[0][1] == 1
-            ]
-            if len(squares) == 1 and squares[0]:
-                return atom.of.constant / squares[0]
-    return None
-
-
 def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Value | None]]:
     """Which vector may be the weight and which the bias."""
     if not used:
@@ -248,23 +249,6 @@ def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Val
     elif centred and len(used) == 2:
         yield used[0], used[1]
         yield used[1], used[0]
-
-
-def _formula(
-    formulas: Formulas, x: Value, weight: Value | None, bias: Value | None, eps: float, centred: bool
-) -> Sum | None:
-    given = formulas.leaf(x)
-    spread, middle = algebra.mean(algebra.power(given, 2)), algebra.mean(given)
-    if centred:
-        given = algebra.add(given, algebra.scaled(middle, -1))
-        spread = algebra.add(spread, algebra.scaled(algebra.power(middle, 2), -1))
-    try:
-        found = algebra.times(given, algebra.power(algebra.add(spread, algebra.number(eps)), -0.5))
-        if weight is not None:
-            found = algebra.times(found, formulas.leaf(weight))
-        return found if bias is None else algebra.add(found, formulas.leaf(bias))
-    except algebra.TooLongError:
-        return None
 
 
 def _promotes(found: Region, vector: Value) -> bool:

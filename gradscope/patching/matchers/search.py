@@ -1,17 +1,17 @@
-"""Which tensors a formula may begin and end with, around a call that gives it away."""
+"""Which tensors a pattern may begin and end with, around a call that gives it away."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradscope.patching.algebra import Sum, TooLongError
-from gradscope.patching.formula import UNDERSTOOD, Formulas, constant, uncast
-from gradscope.patching.graph import CASTS, COPIES, makers
+from gradscope.patching.behaviour import FUNCTIONS, is_understood, operands
+from gradscope.patching.graph import CASTS, COPIES, constant, makers, uncast
 from gradscope.patching.recording import Frame, Node, Value
 
 _FAR = 14  # calls between what gives a pattern away and its ends
 _MANY = 24  # tensors on either side
+_LONGEST = 40  # calls of a pattern; those that are written have up to fifteen
 
 NOT_CONTIGUOUS = "the result lies in memory in another order than the recipe's"
 
@@ -65,10 +65,21 @@ class Region:
         return False
 
 
-def before(value: Value, shape: tuple[int, ...], end: Value | None = None) -> list[Value]:
+def begins(value: Value, shape: tuple[int, ...]) -> list[Value]:
+    """The tensors of ``shape`` that a pattern may begin with whose function gets ``value``, the nearest first.
+
+    What another function makes is the last one looked at on its way: in a recurrence, where every step is within reach
+    of the next, this leaves few.
+    """
+    return [each for each in before(value, shape, through=False) if each.shape]
+
+
+def before(value: Value, shape: tuple[int, ...], end: Value | None = None, *, through: bool = True) -> list[Value]:
     """The tensors of ``shape`` that ``value`` is made of over understood calls, the nearest first; itself too.
 
-    What ``end`` and casts of it are made of is not looked at, nor are they among them.
+    Args:
+        end: what it and casts of it are made of is not looked at, nor are they among them.
+        through: whether what a function is called with is looked at.
     """
     last = None if end is None else uncast(end)
     found: list[Value] = []
@@ -81,7 +92,7 @@ def before(value: Value, shape: tuple[int, ...], end: Value | None = None) -> li
             if each.shape == shape and each.dtype.is_floating_point:
                 found.append(each)
             node = each.producer
-            if node is not None and node.op in UNDERSTOOD:
+            if node is not None and is_understood(node) and (through or node.op not in FUNCTIONS):
                 following += [read for read in node.inputs if read not in seen]
                 seen |= set(node.inputs)
         frontier = following
@@ -98,7 +109,7 @@ def after(value: Value, shape: tuple[int, ...]) -> list[Value]:
         following = []
         for each in frontier:
             for node in each.users:
-                if node.op in UNDERSTOOD:
+                if is_understood(node):
                     following += [made for made in node.outputs if made not in seen]
                     seen |= set(node.outputs)
         found |= {made for made in following if made.shape == shape}
@@ -108,24 +119,11 @@ def after(value: Value, shape: tuple[int, ...]) -> list[Value]:
     return sorted(found, key=lambda made: made.index)
 
 
-def formula_of(formulas: Formulas, value: Value) -> Sum | None:
-    """What a tensor is; None where that is no formula."""
-    try:
-        return formulas.of(value)
-    except (TooLongError, OverflowError):
-        return None
-
-
-def is_function_of(formulas: Formulas, value: Value, x: Value, deep: int = 1) -> bool:
-    """Whether ``value`` is a formula of ``x`` alone with at most ``deep`` functions one in the other.
-
-    What gives a pattern away is; so is what any result of the pattern contains. In a recurrence, where every step is
-    within reach of the next, this leaves few tensors to begin with.
-    """
-    formula = formula_of(formulas, value)
-    if formula is None or formula.leaves != {formulas.index(x)}:
-        return False
-    return all(atom.depth <= deep for product, _ in formula.terms for atom, _ in product)
+def read_by(output: Value, given: Iterable[Value]) -> list[Value] | None:
+    """Which of ``given`` ``output`` is made of; None where it is made of others too."""
+    given = tuple(given)
+    walk = _Walk(output, given, through=False)
+    return [each for each in given if uncast(each).index in walk.met] if walk.complete and walk.nodes else None
 
 
 def region(output: Value, given: Iterable[Value]) -> Region | None:
@@ -183,6 +181,7 @@ class _Walk:
             if value not in self._seen:
                 self._seen.add(value)
                 self._visit(value)
+                self.complete = self.complete and len(self.nodes) <= _LONGEST
 
     def _visit(self, value: Value) -> None:
         origin = uncast(value).index
@@ -194,13 +193,11 @@ class _Walk:
         elif value.shape == () and constant(value) is not None:
             self.constants |= makers(value)
             return
-        elif node is None or node.op not in UNDERSTOOD:
+        elif node is None or not is_understood(node):
             self.complete = False
             return
         self.nodes.add(node)
-        for read in node.inputs:
-            if node.op not in {"to", "type_as", "type"} or read is node.inputs[0]:
-                self._left.append(read)
+        self._left += operands(node)
 
     def _leads_to_given(self, value: Value) -> bool:
         """Whether it is a cast or copy of a given tensor, and not that itself."""

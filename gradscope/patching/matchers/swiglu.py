@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-
-from torch import Tensor
+from collections.abc import Iterator
 
 from gradscope import recipes
-from gradscope.patching import algebra
-from gradscope.patching.again import CONSTANTS, proves
-from gradscope.patching.formula import Formulas, uncast
-from gradscope.patching.graph import CASTS, COPIES
+from gradscope.patching.behaviour import Proofs, Trial, close, rows
+from gradscope.patching.graph import CASTS, COPIES, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.matchers.search import (
-    NOT_CONTIGUOUS,
-    Region,
-    after,
-    before,
-    common_frame,
-    formula_of,
-    is_function_of,
-    region,
-)
+from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, begins, common_frame, region
 from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "swiglu"
@@ -31,7 +18,7 @@ RECIPE = "swiglu"
 _FRUITLESS = 150  # as for GELU: a recurrence has some in each of its steps
 _MULTIPLIES = frozenset({"mul", "div", "rdiv", "addcmul", "neg", "positive", "reciprocal", *CASTS, *COPIES})
 _MOST_FACTORS = 24
-_KEPT = 100  # gates whose formulas are kept
+_KEPT = 100  # gates for which what is made of them is kept
 _MOST_SINCE = 500  # calls between a gate's function and what it is multiplied with
 _SIGNS = frozenset({"silu", "sigmoid", "exp", "tanh"})
 
@@ -39,13 +26,13 @@ _SIGNS = frozenset({"silu", "sigmoid", "exp", "tanh"})
 def matches(recording: Recording) -> Iterator[Match]:
     """Every gated unit by silu."""
     seen: set[Value] = set()
-    known: dict[Value, Formulas] = {}
+    known: dict[Value, Trial] = {}
     fruitless = 0
     for node in recording.nodes:
         if node.op in _SIGNS and node.outputs and node.inputs and fruitless < _FRUITLESS:
             if len(known) > _KEPT:
                 known.clear()
-            gates = before(node.inputs[0], node.output.shape)
+            gates = begins(node.inputs[0], node.output.shape)
             found = next(filter(None, (_from(gate, node, known) for gate in gates)), None)
             fruitless = 0 if found is not None else fruitless + 1
             if found is not None and found.output not in seen:
@@ -53,12 +40,11 @@ def matches(recording: Recording) -> Iterator[Match]:
                 yield _match(found)
 
 
-def _from(gate: Value, sign: Node, known: dict[Value, Formulas]) -> Region | None:
-    """The unit of ``gate`` around the call ``sign``; ``known`` are formulas by gates seen before."""
-    formulas = known.get(gate)
-    if formulas is None:
-        formulas = known[gate] = Formulas(gate, alone=True)
-    if not is_function_of(formulas, sign.output, gate):
+def _from(gate: Value, sign: Node, known: dict[Value, Trial]) -> Region | None:
+    """The unit of ``gate`` around the call ``sign``; ``known`` is what was tried for gates before."""
+    if gate not in known:
+        known[gate] = Trial({gate: rows(gate)})
+    if known[gate].of(sign.output) is None:
         return None
     for output in after(sign.output, gate.shape):
         node = output.producer
@@ -108,17 +94,11 @@ def _may_depend(value: Value, sign: Node) -> bool:
 
 
 def _unit(output: Value, gate: Value, up: Value) -> Region | None:
-    formulas = Formulas(gate, up, alone=True)
-    formula = formula_of(formulas, output)
-    wanted = algebra.times(algebra.silu(formulas.leaf(gate)), formulas.leaf(up))
-    if formula is None or not algebra.close(formula, wanted, CONSTANTS):
+    numbers = rows(gate, 1.0, 3.0), rows(up)
+    if not close(Trial(dict(zip((gate, up), numbers, strict=True))).of(output), recipes.swiglu(*numbers)):
         return None
     found = region(output, (gate, up))
-
-    def unit(tensors: Mapping[int, Tensor]) -> Tensor:
-        return recipes.swiglu(tensors[uncast(gate).index], tensors[uncast(up).index])
-
-    proved = found is not None and proves(found.nodes, output, found.given, formula, wanted, unit)
+    proved = found is not None and Proofs().proves(found.nodes, output, found.given, recipes.swiglu)
     return found if proved else None
 
 
