@@ -1,0 +1,153 @@
+"""What calls do, told by running them: of given tensors alone, in place or not, and proved with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradscope.patching.behaviour import Proofs, Trial, close, rows
+from gradscope.patching.matchers.search import region
+from gradscope.patching.record import record
+from gradscope.patching.recording import Recording, Value
+
+X = torch.randn(3, 4, 8)
+
+
+def recorded(run: Callable[[Tensor, Tensor], Tensor]) -> tuple[Recording, Value, Value, Value]:
+    """The recording, the two tensors that were given, and the result."""
+    one, other = X.clone().requires_grad_(), X.flip(0).requires_grad_()
+    recording, made = record(lambda: run(one, other))
+
+    def value_of(tensor: Tensor) -> Value:
+        return next(each for each in reversed(recording.values) if each.tensor() is tensor)
+
+    return recording, value_of(one), value_of(other), value_of(made)
+
+
+def in_place(x: Tensor) -> Tensor:
+    h = x * 2
+    h.add_(1).mul_(x)
+    return h
+
+
+def with_casts(x: Tensor) -> Tensor:
+    return (x.double().tanh() * x.to(torch.float16).float()).type_as(x)
+
+
+def with_a_number(x: Tensor) -> Tensor:
+    return x * torch.tensor(2.0).sqrt() + 0.5
+
+
+def lifted(x: Tensor) -> Tensor:
+    return x - x.mean(-1)[..., None] + x.sum(-1).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("run", [in_place, with_casts, with_a_number, lifted], ids=lambda run: run.__name__)
+def test_a_trial_makes_what_the_calls_make(run: Callable[[Tensor], Tensor]) -> None:
+    _, x, _, made = recorded(lambda one, _: run(one))
+    numbers = rows(x)
+    found = Trial({x: numbers}).of(made)
+    assert found is not None
+    wanted = run(numbers) if run is not with_casts else numbers.tanh() * numbers
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)  # the number was a float32's root
+
+
+def test_what_works_in_place_leaves_what_it_was_before() -> None:
+    """A trial makes what is asked for in any order."""
+
+    def run(x: Tensor, _: Tensor) -> Tensor:
+        h = x * 2
+        before = h + 1
+        h.mul_(3)
+        return before + h
+
+    recording, x, _, made = recorded(run)
+    numbers = rows(x)
+    trial = Trial({x: numbers})
+    before, tripled = (next(node.output for node in recording.nodes if node.op == op) for op in ("add", "mul"))
+    last = next(node.output for node in recording.nodes if node.op == "mul" and node.changed)
+    assert torch.equal(trial.of(last), 6 * numbers)  # type: ignore[arg-type]
+    assert torch.equal(trial.of(before), 2 * numbers + 1)  # type: ignore[arg-type]
+    assert torch.equal(trial.of(tripled), 2 * numbers)  # type: ignore[arg-type]
+    torch.testing.assert_close(trial.of(made), 8 * numbers + 1)
+
+
+OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "another tensor": lambda x, u: x * u,
+    "not differentiated": lambda x, u: x * x.detach(),
+    "not understood": lambda x, u: x * x.cumsum(-1),
+    "whole numbers": lambda x, u: x.long().float() * x,
+    "a part of it": lambda x, u: x[:, :4].tanh(),
+    "random": lambda x, u: torch.nn.functional.dropout(x, 0.5).tanh(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_made_of_more_is_not_tried(name: str) -> None:
+    _, x, _, made = recorded(OTHERS[name])
+    trial = Trial({x: rows(x)})
+    assert trial.of(made) is None
+    assert trial.of(made) is None  # nor the second time
+    assert trial.of(x) is not None
+
+
+def test_both_given() -> None:
+    _, x, u, made = recorded(lambda x, u: x * u)
+    one, other = rows(x), rows(u)
+    assert torch.equal(Trial({x: one, u: other}).of(made), one * other)  # type: ignore[arg-type]
+    assert not torch.equal(one, other)
+
+
+def proved(run: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor], scale: float = 1.0) -> bool:
+    _, x, _, made = recorded(lambda one, _: run(one))
+    found = region(made, (x,))
+    assert found is not None
+    return Proofs().proves(found.nodes, made, found.given, function, scale=scale)
+
+
+def test_proofs() -> None:
+    assert proved(lambda x: x * 0.70710678, lambda x: x / 2**0.5)
+    assert not proved(lambda x: x * 0.7071, lambda x: x / 2**0.5)
+    assert proved(in_place, lambda x: (2 * x + 1) * x)
+    assert proved(lifted, lambda x: x - x.mean(-1, keepdim=True) + x.sum(-1, keepdim=True))
+
+
+def test_a_proof_asks_for_gradients() -> None:
+    """The result is right, and one of its factors is not differentiated."""
+    assert not proved(lambda x: x * x.tanh(), lambda x: x * x.detach().tanh())
+
+
+def test_a_proof_asks_for_another_size_too() -> None:
+    """At 1 the two are equal to seven digits; where eps is as large as the mean square they are not."""
+
+    def outside(x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-8)
+
+    def inside(x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-16).rsqrt()
+
+    assert proved(outside, inside)
+    assert not proved(outside, inside, scale=1e-8)
+
+
+def test_a_reduction_of_the_rows_is_seen() -> None:
+    """Recorded with one row, it is what a reduction of the features would be."""
+    one = torch.randn(1, 8).requires_grad_()
+    recording, made = record(lambda: one - one.mean((0, 1)))
+    x, output = recording.nodes[0].inputs[0], next(v for v in recording.values if v.tensor() is made)
+    found = region(output, (x,))
+    assert found is not None
+    assert not Proofs().proves(found.nodes, output, found.given, lambda x: x - x.mean(-1, keepdim=True))
+
+
+def test_close() -> None:
+    ones = torch.ones(2, 3, dtype=torch.float64)
+    assert close(ones * (1 + 9e-7), ones)
+    assert not close(ones * (1 + 2e-6), ones)
+    assert not close(ones * torch.nan, ones)
+    assert not close(ones[0], ones)
+    assert not close(None, ones)
+    assert close(ones * 1e-12, ones * 0)  # a gradient that is nothing but rounding
