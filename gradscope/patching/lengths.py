@@ -8,11 +8,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from gradscope.ops import names
 from gradscope.patching.conditions import Known
+from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
-from gradscope.patching.recording import Node, Value
-from gradscope.patching.syntax import walked
+from gradscope.patching.recording import Node
+from gradscope.patching.syntax import names_in
 from gradscope.patching.texts import Texts
+
+# What gives as many rows as it reads, whatever the numbers beside the tensor are.
+_ROW_BY_ROW = (
+    CASTS
+    | COPIES
+    | names(
+        "linear layer_norm rms_norm dropout mul div neg view reshape flatten unflatten transpose permute movedim mT T "
+        "unsqueeze squeeze unbind detach"
+    )
+)
+# Those that give parts of one dimension.
+_PARTS = names("chunk split")
 
 
 def equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
@@ -23,62 +37,113 @@ def equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
     """
     if match.lengths is None:
         return
-    asked = [(*texts.operand(value, match.nodes), value, dimension) for value, dimension in match.lengths]
-    (query, _, one, _), (key, _, other, _) = asked
-    if _from_one(one, other, texts) and _are_settled([query, key], match, texts):
+    asked = [(texts.operand(value, match.nodes)[0], dimension) for value, dimension in match.lengths]
+    query, key = (_root(expression, texts) for expression, _ in asked)
+    if query is not None and query == key:
         return
-    sizes = [f"{texts.source.file.of(expression)}.size({dimension})" for expression, _, _, dimension in asked]
-    for expression in (query, key):
+    sizes = [f"{texts.source.file.of(expression)}.size({dimension})" for expression, dimension in asked]
+    for expression, _ in asked:
         yield Known(expression, " == ".join(sizes))
 
 
-def _from_one(one: Value, other: Value, texts: Texts) -> bool:
-    """Whether both come from one tensor, row by row, by calls under the function."""
-    mine, theirs = (list(_origins(value, texts)) for value in (one, other))
-    return not set(mine).isdisjoint(theirs)
-
-
-def _origins(value: Value, texts: Texts) -> Iterator[Value]:
-    yield value
-    while (node := value.producer) is not None and node.inputs and node.place_in(texts.frame) is not None:
-        if node.op == "getitem" and not _keeps_rows(node):
-            return
-        value = node.inputs[0]
-        yield value
-
-
-def _keeps_rows(node: Node) -> bool:
-    """Whether an index picks one of several, or a part of the last dimension."""
-    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    *before, last = index
-    ends_last = Ellipsis in before or len(index) == len(node.inputs[0].shape)
-    parts = before if isinstance(last, slice) and ends_last else index
-    return all(part is None or part is Ellipsis or isinstance(part, int) or part == slice(None) for part in parts)
-
-
-def _are_settled(expressions: list[ast.expr], match: Match, texts: Texts) -> bool:
-    """Whether all tensors' names on the way are bound in one way, each time by a call that was recorded."""
-    source, last = texts.source, match.last.place_in(texts.frame)
-    tensors = frozenset[str]() if last is None else last.names.keys()
+def _root(expression: ast.expr, texts: Texts) -> str | None:
+    """The name that an expression's rows are those of, on every way through the function; None where none is sure."""
     seen: set[str] = set()
-    left: list[ast.AST] = [*expressions]
+    roots: set[str | None] = set()
+    left = [expression]
     while left:
-        for name in (part for part in walked(left.pop()) if isinstance(part, ast.Name)):
-            stored = any(isinstance(each.ctx, ast.Store) for each in source.names(name.id))
-            if name.id in seen or not stored or name.id not in tensors:
-                continue
-            seen.add(name.id)
-            homes = source.assignments(name)
-            if not homes or not all(_ran(home, texts) for home in homes):
-                return False
-            left += [home.value for home in homes]
-    return True
+        name = _first(left.pop(), texts)
+        if not isinstance(name, ast.Name):
+            return None
+        if name.id in seen:
+            continue
+        seen.add(name.id)
+        stored = any(isinstance(each.ctx, ast.Store) for each in texts.source.names(name.id))
+        homes = texts.source.assignments(name)
+        if stored and not homes:
+            return None
+        given = [_given(home, name.id, texts) for home in homes]
+        follow = [each for each in given if each is not None and isinstance(_first(each, texts), ast.Name)]
+        if len(follow) < len(given) and (len(given) > 1 or name.id in texts.source.arguments):
+            return None
+        left += follow
+        roots |= {name.id} if not follow or name.id in texts.source.arguments else set()
+    return roots.pop() if len(roots) == 1 else None
 
 
-def _ran(home: ast.Assign, texts: Texts) -> bool:
-    """Whether a tensor was made there, where anything is called: a cache may do nothing at first."""
-    if not any(isinstance(part, ast.Call) for part in walked(home.value)):
-        return True
-    lines = range(home.lineno, (home.end_lineno or 0) + 1)
-    places = (node.place_in(texts.frame) for node in texts.nodes)
-    return any(place is not None and place.span is not None and place.span.line in lines for place in places)
+def _given(home: ast.Assign, name: str, texts: Texts) -> ast.expr | None:
+    """What an assignment gives a name: its part of ``q, k = self.q(x), self.k(x)``, or what is taken apart."""
+    for target in home.targets:
+        if isinstance(target, ast.Tuple) and isinstance(home.value, ast.Tuple):
+            pairs = zip(target.elts, home.value.elts, strict=False)
+            return next((value for each, value in pairs if names_in(each) == {name}), None)
+    return home.value if all(isinstance(each, ast.Name) for each in home.targets) else _parts(home.value, texts)
+
+
+def _parts(whole: ast.expr, texts: Texts) -> ast.expr | None:
+    """What holds parts of a tensor that have as many rows each; None for another container."""
+    if isinstance(whole, ast.Name) and not texts.is_tensor(whole):
+        homes = texts.source.assignments(whole)
+        whole = homes[0].value if len(homes) == 1 else whole
+    node = _made(whole, texts)
+    is_tensor = isinstance(whole, ast.Name) and texts.is_tensor(whole)
+    return whole if is_tensor or (node is not None and node.op in _PARTS | {"unbind"}) else None
+
+
+def _first(expression: ast.expr | None, texts: Texts) -> ast.expr | None:
+    """What the rows of an expression are those of: back over calls that keep them, to a name where there is one."""
+    while expression is not None and not isinstance(expression, ast.Name):
+        expression = _below(expression, texts)
+    return expression
+
+
+def _below(expression: ast.expr, texts: Texts) -> ast.expr | None:
+    """What one call reads that keeps the rows; None where that is not sure."""
+    node = _made(expression, texts)
+    if node is None and isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
+        return _parts(expression.value, texts)
+    if node is None or not _keeps_rows(node, expression):
+        return None
+    if isinstance(expression, ast.BinOp):
+        return _factor(expression, node, texts)
+    if isinstance(expression, (ast.Attribute, ast.Subscript)):
+        return expression.value
+    if not isinstance(expression, ast.Call):
+        return None
+    function = expression.func
+    if isinstance(function, ast.Attribute) and texts.is_tensor(function.value):
+        return function.value
+    return expression.args[0] if expression.args else None
+
+
+def _made(expression: ast.expr, texts: Texts) -> Node | None:
+    """The call of torch's that stands there itself; None where it was not recorded, or a function makes it."""
+    found = [node for part, node in texts.calls_in(texts.source.statement(expression)) if part is expression]
+    return found[-1] if found and found[-1].places[0].frame is texts.frame else None
+
+
+def _factor(expression: ast.BinOp, node: Node, texts: Texts) -> ast.expr | None:
+    (value,) = (each for each in node.inputs if each.shape)
+    sides = (expression.left, expression.right)
+    return next((side for side in sides if texts.denotes(side, value, node)), None)
+
+
+def _keeps_rows(node: Node, expression: ast.expr) -> bool:
+    if node.op in {"mul", "div"}:
+        return sum(bool(each.shape) for each in node.inputs) == 1
+    if node.op in _PARTS:
+        last = len(node.inputs[0].shape) - 1
+        given = [*node.args[2:3], *(node.kwargs[name] for name in ("dim",) if name in node.kwargs)]
+        return given in ([-1], [last])
+    if node.op == "getitem" and isinstance(expression, ast.Subscript):
+        return _shows_rows(node, expression.slice)
+    return node.op in _ROW_BY_ROW
+
+
+def _shows_rows(node: Node, index: ast.expr) -> bool:
+    """Whether an index is written that picks one of several, or a part of the last dimension."""
+    *before, last = index.elts if isinstance(index, ast.Tuple) else [index]
+    parts = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    ends_last = Ellipsis in parts or len(parts) == len(node.inputs[0].shape)
+    whole = before if isinstance(last, ast.Slice) and ends_last else [*before, last]
+    return all(isinstance(each, ast.Constant) or ast.unparse(each) == ":" for each in whole)

@@ -96,6 +96,71 @@ class WindowedParts(Windowed):
         return scores.softmax(-1) @ v
 
 
+class Tensors(Cached):
+    """The call makes a tensor of what it is given, whatever it keeps."""
+
+    def cached(self, k: Tensor, past: Tensor | None) -> Tensor:
+        return k.clone() if past is None else torch.cat((past, k), 2)
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        k, v = self.cached(k, past), self.cached(v, past)
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Chosen(Cached):
+    """A condition inside an expression says what the keys are."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        k, v = (each * 1.0 if past is None else torch.cat((past, each), 2) for each in (k, v))
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Put(Cached):
+    """A list holds the keys, and what was there before."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        before = [] if past is None else [past]
+        kept = {"k": torch.cat([*before, k], 2), "v": torch.cat([*before, v], 2), "q": q}
+        q, k, v = kept["q"], kept["k"], kept["v"]
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Spread(Cached):
+    """A table of several rows is added to one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(TOKENS, WIDTH))
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        keys, values = k + self.places, v + self.places
+        scores = (q @ keys.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ values).squeeze(1)
+
+
+class OtherForm(Cached):
+    """The mask has the form of other products than the scores."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        if past is not None:
+            k, v = torch.cat((past, k), 2), torch.cat((past, v), 2)
+        hidden = torch.ones_like(q @ q.transpose(-2, -1)).triu(1).bool()
+        scores = (q @ k.transpose(-2, -1)) * 0.35
+        return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).squeeze(1)
+
+
 class Capped(Cached):
     """Two numbers that are one in the beginning."""
 
@@ -112,13 +177,13 @@ def _patched(model: nn.Module) -> Patches:
     return patches
 
 
-@pytest.mark.parametrize("kind", [Cached, Kept, Renamed, Sdpa])
+@pytest.mark.parametrize("kind", [Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Spread, OtherForm])
 def test_one_query_sees_all_that_is_cached(kind: type[Cached]) -> None:
     model = kind().double()
     original, x = copy.deepcopy(model), torch.randn(2, 1, WIDTH).double()
     patches = _patched(model)
     assert "is_causal=True" in patches.diff
-    past = torch.randn(2, 1, TOKENS, WIDTH).double()
+    past = None if kind is Spread else torch.randn(2, 1, TOKENS, WIDTH).double()
     torch.testing.assert_close(model(x, past), original(x, past))
 
 

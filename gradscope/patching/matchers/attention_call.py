@@ -81,10 +81,10 @@ class Call:
         shorter.otherwise = plain if masks[known].positions is None else None
         found = made[known]
         assert found is not None
+        if not found.is_of_scores(shorter.nodes):
+            shorter.lengths = (_length(self.query), _length(self.key))
         shorter.nodes |= found.nodes
         shorter.fixed += found.fixed
-        if not found.is_of_scores:
-            shorter.lengths = (_length(self.query), _length(self.key))
         return shorter
 
     def _with(self, masks: list[Mask], known: int | None) -> Match:

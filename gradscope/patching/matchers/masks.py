@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +59,11 @@ class Made:
     fixed: tuple[Scalar, ...]  # numbers that must be spelled as such: another number makes another mask
     infinite: bool  # what is hidden is minus infinity
 
-    @property
-    def is_of_scores(self) -> bool:
-        """Whether it has the scores' own form, however many keys there are."""
+    def is_of_scores(self, pattern: Set[Node]) -> bool:
+        """Whether it has the form of the scores that the calls ``pattern`` make, however many keys there are."""
         makers = [node for node in self.nodes if node.op in _LIKE | _FILLED | _PLACES and node.output.shape != ()]
-        return all(node.op in _LIKE and leads_to_product(node.inputs[0]) for node in makers)
+        asked = [node.inputs[0] for node in makers if node.op in _LIKE]
+        return len(asked) == len(makers) and all(leads_to_product(each) and each.producer in pattern for each in asked)
 
 
 _FORMS = frozenset(
