@@ -206,7 +206,7 @@ def _bounds(written: list[ast.expr], values: tuple[Any, ...]) -> Iterator[tuple[
 
 def _test(expression: ast.expr, text: str, value: Any, multiplies: bool) -> str:
     """The condition that it is ``value`` and no tensor, which might want a gradient or hold several numbers."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):  # for None a mask or a weight may be given next time
         return f"{_bracketed(expression, text)} is {value}"
     equal = f"{_bracketed(expression, text)} == {_spelled(value, text, expression.lineno)}"
     if type(value) is float or (type(value) is int and multiplies):  # any other is a dimension, a class, a size

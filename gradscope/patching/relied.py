@@ -29,7 +29,7 @@ _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place 
 _TURNS = "rope"
 # Their numbers say in which dimension something lies.
 _PLACING = frozenset({"unsqueeze", "squeeze", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis"})
-_PLAIN = (bool, int, float, str)
+_PLAIN = (bool, int, float, str, type(None))
 _LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
 
 

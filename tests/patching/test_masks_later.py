@@ -188,3 +188,42 @@ def assert_same(original: nn.Module, model: nn.Module, x: Tensor) -> None:
     )
     for one, other in zip(made, wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Optional(nn.Module):
+    """What torch's functions are given may be None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.scale, self.weight = nn.Linear(8, 24), None, None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
+        return nn.functional.rms_norm(y.transpose(1, 2).flatten(2), (8,), self.weight, 1e-5)
+
+
+class Told(Optional):
+    """Its mask goes, and the scale beside it is torch's own at first."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        seen = torch.ones(x.size(1), x.size(1), dtype=torch.bool).tril()
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
+        return nn.functional.rms_norm(y, (8,), self.weight, 1e-5)
+
+
+@pytest.mark.parametrize("later", ["mask", "scale", "weight"])
+@pytest.mark.parametrize("kind", [Optional, Told])
+def test_what_was_none_may_be_given_later(kind: type[Optional], later: str) -> None:
+    model = kind().double()
+    original, x = copy.deepcopy(model), torch.randn(2, TOKENS, 8).double()
+    patches = Patches(gradscope.plan(model, x))
+    patches.apply()
+    assert len(patches.kept) == (2 if kind is Told else 1), patches.table.reasons.tolist()
+    values = {"scale": 0.1, "weight": nn.Parameter(torch.rand(8).double())}
+    mask = LOWER.bool() if later == "mask" else None
+    for each in (model, original) if later in values else ():
+        delattr(each, later)
+        setattr(each, later, values[later])
+    torch.testing.assert_close(model(x, mask), original(x, mask))
