@@ -131,7 +131,9 @@ def _around(statistic: Node, proofs: Proofs) -> Norm | None:
         outputs = {output for made in statistic.outputs for output in after(made, x.shape)}
         for output in sorted(outputs, key=lambda each: -each.index):
             spelled = _spelled(x, output)
-            for form in _forms(spelled) if spelled is not None else ():
+            if spelled is None:
+                continue
+            for form in _forms(spelled):
                 if abs(form.factor - 1) > CLOSE:
                     near.append((spelled, form))
                     continue
@@ -202,14 +204,13 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
     if found is None or _rounds_between(found):
         return None
     eps = form.eps
-    kind = recipes.layer_norm if form.centred else recipes.rms_norm
-    exact = {"exact": True} if form.centred else {}
 
     def unit(x: Tensor, *vectors: Tensor) -> Tensor:
-        by_role = dict(zip(spelled.used, vectors, strict=True))
-        named = {"weight": form.weight, "bias": form.bias}
-        roles = {name: by_role[each] for name, each in named.items() if each is not None}
-        return kind(x, x.shape[-1:], eps=eps, **roles, **exact)
+        held = dict(zip(spelled.used, vectors, strict=True))
+        weight, bias = (None if each is None else held[each] for each in (form.weight, form.bias))
+        if form.centred:
+            return recipes.layer_norm(x, x.shape[-1:], weight, bias, eps, exact=True)
+        return recipes.rms_norm(x, x.shape[-1:], weight, eps)
 
     roles = f"{form.centred} {form.weight is None} {form.weight is spelled.used[0] if spelled.used else None} {eps}"
     scale = math.sqrt(eps) or 1e-2
