@@ -1,4 +1,4 @@
-"""Whether a program did the same alone and profiled: what it printed and the files it left, but for clocks."""
+"""Check that a program did the same alone and profiled: what it printed and the files it left, but for clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUR_PROGRESS = re.compile(r"^gradscope: .*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Same:
-    """Whether two things are alike; ``said`` is how many numbers or files were compared, the rest what differs."""
+    """The answer of a comparison; ``said`` is how many numbers or files were compared, ``difference`` what differs."""
 
     alike: bool
     said: int

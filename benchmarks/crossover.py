@@ -86,7 +86,7 @@ def measure(cell: Cell, most: int = _MOST, enough_ns: float = _CELL_S * 1e9) -> 
 
 
 def pays(row: dict[str, Any]) -> bool:
-    """Whether ours is what "auto" should take."""
+    """Check that our code is what "auto" should take."""
     return row["ratio"] >= FASTER or (row["ratio"] >= EQUAL and row["peak"] <= LEANER)
 
 

@@ -100,7 +100,7 @@ class Measured:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the estimate is right; None where no time was promised."""
+        """Check that the promised time came, within the factor; None where no time was promised."""
         if self.range_ns is None:
             return None
         low, high = self.range_ns
@@ -109,12 +109,12 @@ class Measured:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether far more was promised than came."""
+        """Check that the rule promised far more than came."""
         return self.promised_ns.get("promised", 0.0) > _FACTOR * max(self.saved_ns[2], 0)
 
     @property
     def is_untold(self) -> bool:
-        """Whether time was promised, and what came cannot be told from nothing."""
+        """Check that the rule promised time, and what came cannot be told from nothing."""
         least, _, most = self.saved_ns
         return self.range_ns is not None and least <= 0 <= most
 

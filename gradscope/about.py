@@ -83,7 +83,7 @@ def _completed(about: WorkloadInfo, capture: Capture, trace: TimedTrace) -> Work
 
 
 def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | None) -> bool:
-    """Whether less was measured than was asked for and fits into the budget."""
+    """Check that the run measured less than was asked for and would fit into the budget."""
     if about.steps < capture.options.steps or (capture.survey is None and LINES not in capture.left_out):
         return True
     return memory is None and capture.options.memory and MEMORY_PASS not in capture.left_out

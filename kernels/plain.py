@@ -77,12 +77,12 @@ def _why_now() -> str | None:
 
 
 def derives() -> bool:
-    """Whether a transform of torch.func runs, or forward-mode derivatives are taken."""
+    """Check that a transform of torch.func runs, or forward-mode derivatives are taken."""
     return transform_running() is not None or forward_ad._current_level >= 0
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether it is one of a subclass that does more than to stand for a tensor while torch traces."""
+    """Check that the tensor is of a subclass that does more than to stand for a tensor while torch traces."""
     return type(tensor) not in (*_PLAIN, FakeTensor) and not torch.compiler.is_compiling()
 
 

@@ -1,4 +1,4 @@
-"""Whether backward may use up what forward left for it."""
+"""Tell whether backward may use up what forward left for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def needed_again() -> bool:
-    """Whether saved tensors must outlive the backward pass that runs: ``retain_graph=True``, or it cannot be told.
+    """Check that saved tensors must outlive the backward pass that runs: ``retain_graph=True``, or it cannot be told.
 
     In a compiled graph too: there the compiler decides what is written in place.
     """

@@ -12,12 +12,12 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def interpreting() -> bool:
-    """Whether Triton runs its kernels as Python on the CPU: ``TRITON_INTERPRET=1``, set before triton is imported."""
+    """Check that Triton runs its kernels as Python, on the CPU: ``TRITON_INTERPRET=1``, set before it is imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def autocasts(kind: str) -> bool:
-    """Whether autocast is on for a kind of device; some, as "meta", have none."""
+    """Check that autocast is on for a kind of device; some, as "meta", have none."""
     available = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
     return available and torch.is_autocast_enabled(kind)
 

@@ -39,12 +39,12 @@ class Arguments(NamedTuple):
 
     @property
     def grouped(self) -> bool:
-        """Whether several query heads read one key head."""
+        """Check that several query heads read one key head."""
         return self.q.shape[1] != self.k.shape[1]
 
     @property
     def wants_bias_grad(self) -> bool:
-        """Whether the bias gets a gradient."""
+        """Check that the bias gets a gradient."""
         return self.bias is not None and self.bias.requires_grad and torch.is_grad_enabled()
 
     def extras(self) -> str | None:

@@ -63,7 +63,7 @@ def against(given: Arguments, wanted: str) -> dict[str, str | None]:
 
 
 def is_plain_on_the_cpu(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether these, without any option, are right and go to the CPU's flash kernel as they are.
+    """Check that q, k and v, without any option, are right and go to the CPU's flash kernel as they are.
 
     A shortcut for the commonest case, where checking and choosing takes as long as a small model's attention.
     """
@@ -88,7 +88,7 @@ def is_plain_on_the_cpu(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def is_small_on_the_cpu(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether these, with dropout alone, are right and so few that they go to torch's plain operations as they are."""
+    """Check that q, k and v, with dropout alone, are right and so few that plain operations take them as they are."""
     return (
         is_plain_on_the_cpu(query, key, value)
         and query.dtype in (torch.float32, torch.float64)
@@ -234,7 +234,7 @@ def _cast(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def needs_plain_operations(query: Tensor) -> bool:
-    """Whether torch's kernel for the CPU is not for such a subclass: DTensor has no rule for it, nor for its mask."""
+    """Check that the query is of a subclass that torch's kernel for the CPU cannot take: DTensor has no rule for it."""
     return query.is_cpu and is_wrapped(query)
 
 

@@ -84,7 +84,7 @@ def _without_losses(bias: Tensor, is_causal: bool) -> dict[str, Any]:
 
 
 def _hides_the_first(bias: Tensor) -> bool:
-    """Whether a finite number hides keys of a row from the first on: under a causal mask that may be all it sees."""
+    """Check that a finite number hides keys of a row from the first on: under a causal mask that may be all it sees."""
     if bias.dtype is torch.bool or bias.is_cuda or not _may_look(bias):
         return False
     low = bias.detach() < _LOW
@@ -180,12 +180,12 @@ def _as_numbers(mask: Tensor) -> Tensor:
 
 
 def _may_look(mask: Tensor) -> bool:
-    """Whether its content is there to be looked at."""
+    """Check that the bias's numbers are there to be looked at."""
     return not torch.compiler.is_compiling() and why_torch((mask,)) is None
 
 
 def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:
-    """Whether it hides exactly the keys behind each query; with ``infinite`` what it adds must be minus infinity."""
+    """Check that the mask hides exactly the keys behind each query; with ``infinite`` by adding minus infinity."""
     rows, columns = mask.shape[-2:]
     if rows != columns or rows < 2 or mask.numel() != rows * columns or mask.is_inference():
         return False
@@ -198,7 +198,7 @@ def _says_causal(mask: Tensor, hides: str, infinite: bool = False) -> bool:
 
 
 def _is_triangle(mask: Tensor, hides: str, infinite: bool) -> bool:
-    """Whether exactly the lower triangle is seen."""
+    """Check that the mask leaves exactly the lower triangle to be seen."""
     seen = _seen(mask, hides)
     if not hides and mask.dtype is not torch.bool:
         # A finite number hides only where no weight can be left of it.

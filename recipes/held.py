@@ -1,4 +1,4 @@
-"""Whether a tensor that a model holds is still the number that a patch relied on."""
+"""Check that a tensor that a model holds is still the number that a patch relied on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradscope.recipes.kept import kept
 
 
 def is_number(held: object, number: float) -> bool:
-    """Whether ``held`` is ``number``: a tensor without dimensions that holds it and gets no gradient, or a plain one.
+    """Check that ``held`` is ``number``: a tensor without dimensions that holds it, without gradient, or a plain one.
 
     A tensor is looked at once for each content (on a GPU from its second use on), and not at all where it holds no
     numbers, is one of many, or a graph is made: then it is none.

@@ -74,7 +74,7 @@ def _called(layer: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
 
 
 def _is_plain(layer: object, kind: type[_M]) -> TypeGuard[_M]:
-    """Whether a call is the forward of ``kind`` and no more."""
+    """Check that a call of the layer is the forward of ``kind`` and no more."""
     if not isinstance(layer, kind) or type(layer).forward is not kind.forward or "forward" in vars(layer):
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)

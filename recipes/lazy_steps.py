@@ -121,7 +121,7 @@ def _position(items: list[Any], dimension: int) -> int:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether it is a number, a slice of numbers, an ellipsis or None."""
+    """Check that the index is a number, a slice of numbers, an ellipsis or None."""
     if isinstance(item, slice):
         return all(each is None or type(each) is int for each in (item.start, item.stop, item.step))
     return item is None or item is Ellipsis or type(item) is int

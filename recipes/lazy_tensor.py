@@ -92,7 +92,7 @@ def _replayed(when: When, steps: tuple[Step, ...], *tensors: Tensor) -> Tensor:
 
 
 def takes_gradients(lazy: Lazy) -> bool:
-    """Whether gradients were recorded in every call that it comes from."""
+    """Check that gradients were recorded in every call that the lazy tensor comes from."""
     return lazy.source.when.grad and all(step.when.grad for step in lazy.steps)
 
 
@@ -142,7 +142,7 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
 
 
 def is_adopted(logits: LazyTensor) -> bool:
-    """Whether somebody below Python gave it another graph, as reentrant checkpointing does."""
+    """Check that somebody below Python gave the logits another graph, as reentrant checkpointing does."""
     return logits._lazy.plain is None and _node(logits) is not logits._lazy.node
 
 
@@ -168,7 +168,7 @@ def plain(logits: LazyTensor) -> Tensor:
 
 
 def is_computed(logits: LazyTensor | None) -> bool:
-    """Whether it, or what it is a view of, has been computed."""
+    """Check that the logits, or what they are a view of, have been computed."""
     while logits is not None:
         if logits._lazy.plain is not None:
             return True

@@ -43,7 +43,7 @@ def check(
 
 
 def is_apart(promote: bool, dtype: torch.dtype, *parameters: Tensor | None) -> bool:
-    """Whether parameters are applied to what is normalised in ``dtype`` by operations that promote it."""
+    """Check that parameters of another dtype meet what is normalised in ``dtype`` in operations that promote it."""
     return promote and any(each is not None and each.dtype != dtype for each in parameters)
 
 

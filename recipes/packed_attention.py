@@ -182,7 +182,7 @@ def packed_attention(
 
 
 def _is_small(qkv: Tensor, heads: int, kv_heads: int | None) -> bool:
-    """Whether it is a well-formed problem on the CPU that auto leaves to attention on plain views."""
+    """Check that ``qkv`` is a well-formed problem on the CPU that auto leaves to attention on plain views."""
     return (
         type(heads) is int
         and heads > 0

@@ -315,7 +315,7 @@ def _features(x: Tensor, cos: Tensor, rotary: int | None) -> int:
 
 
 def _turns_pairs(x: Tensor, cos: Tensor, sin: Tensor, rotary: int | None, interleaved: bool) -> bool:
-    """Whether both features of each pair are turned by one angle; of a doubled table a look tells."""
+    """Check that both features of each pair are turned by one angle; of a doubled table by a look at it."""
     if cos.shape[-1] == _features(x, cos, rotary) // 2:
         return True
     return not torch.compiler.is_compiling() and all(_is_doubled(each, interleaved) for each in (cos, sin))

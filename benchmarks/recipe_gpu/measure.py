@@ -47,7 +47,7 @@ class Figure:
     error: float | None = (
         None  # of its gradients beside the first way's; None where masks are drawn, or it is the first
     )
-    waits: bool | None = None  # whether the host waited for the device; None where it was not asked
+    waits: bool | None = None  # the host waited for the device; None where it was not asked
     share: float = 0.0  # of the limit
     failure: str | None = None
 

@@ -35,7 +35,7 @@ class Way:
     kind: Kind
     run: Callable[..., Outputs]  # of the problem's inputs
     overwrites: bool = False  # its inputs or the upstream gradients: it gets copies, restored before each step
-    goal: bool = True  # whether the recipe is to be as fast: not as a way that computes something else
+    goal: bool = True  # the recipe is to be as fast: not as a way that computes something else
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class CudaTimer:
         return torch.cuda.max_memory_allocated() - before
 
     def waits(self, step: Step) -> bool:
-        """Whether the host waits for the device within a step."""
+        """Check that the host waits for the device within the step."""
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:

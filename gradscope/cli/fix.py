@@ -51,7 +51,7 @@ class FixRequest:
     json_path: Path | None  # None: the JSON goes to stdout, and nothing else does
     diff_path: Path | None
     html_path: Path | None  # None: no page
-    source: bool  # whether the page holds the text of source lines
+    source: bool  # the page holds the text of source lines
     write: bool
     force: bool
     color: bool | None

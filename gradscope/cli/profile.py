@@ -59,7 +59,7 @@ class ProfileRequest:
     options: Options
     json_path: Path | None  # None: the JSON goes to stdout, and nothing else does
     html_path: Path | None  # None: no page
-    source: bool  # whether the page holds the text of source lines
+    source: bool  # the page holds the text of source lines
     open_page: bool
     force: bool
     view: dict[str, Any]

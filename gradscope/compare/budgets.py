@@ -47,12 +47,12 @@ class Budgets:
 
     @property
     def need_baseline(self) -> bool:
-        """Whether there must be a run to compare with."""
+        """Check that a limit asks for a run to compare with."""
         return self.regression is not None or bool(self.layers) or self.memory_regression is not None
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is asked."""
+        """Check that no limit is set."""
         return not self.need_baseline and self.peak_bytes is None and self.saved_bytes is None
 
 

@@ -44,7 +44,7 @@ class Change:
 
     @property
     def real(self) -> bool | None:
-        """Whether the difference is more than noise; ``None`` where nothing can be said."""
+        """Check that the difference is more than noise; ``None`` where nothing can be said."""
         difference = self.difference
         if difference is None:
             return None
@@ -64,7 +64,7 @@ class LayerChange:
 
     @property
     def status(self) -> Status:
-        """Whether both runs have it."""
+        """Tell which runs have the layer: the second alone (new), the first alone (removed), or both."""
         if self.class_before is None:
             return "new"
         return "removed" if self.class_after is None else "matched"

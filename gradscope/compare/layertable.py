@@ -13,7 +13,7 @@ from gradscope.compare.table import AlignedTable, Field, Row, repeated
 
 
 def is_changed(group: GroupChange) -> bool:
-    """Whether its backward or its forward differs by more than noise."""
+    """Check that the group's backward or forward differs by more than noise."""
     return bool(group.backward.real or group.forward.real)
 
 

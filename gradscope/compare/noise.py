@@ -1,4 +1,4 @@
-"""Whether two means differ by more than noise: Welch's test, and a floor from the spread of whole steps.
+"""Tell whether two means differ by more than noise: Welch's test, and a floor from the spread of whole steps.
 
 A difference of means is real when it exceeds both
 

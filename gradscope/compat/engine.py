@@ -89,7 +89,7 @@ def swap_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
 
 
 def has_global_module_hooks() -> bool:
-    """Whether anybody has a hook on all modules of the process."""
+    """Check that a hook on all modules of the process is registered, by anybody."""
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 

@@ -64,7 +64,7 @@ dispatch_modes: Callable[[], list[Any]] = private("torch.utils._python_dispatch.
 
 
 def exports() -> bool:
-    """Whether torch.export traces, as Dynamo sees it too.
+    """Check that torch.export traces, in a way that Dynamo can follow.
 
     ``torch.compiler.is_exporting`` is what this reads, but Dynamo of torch 2.11 takes that for True in whatever it
     compiles.
@@ -74,5 +74,5 @@ def exports() -> bool:
 
 
 def transforms_run() -> bool:
-    """Whether a transform of torch.func runs, which makes a graph in each of its passes and lets go of it."""
+    """Check that a transform of torch.func runs, which makes a graph in each of its passes and lets go of it."""
     return transform_running() is not None

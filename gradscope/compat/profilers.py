@@ -62,7 +62,7 @@ def start_profiler(profiler: Any) -> None:
 
 
 class _Own(threading.local):
-    """Whether this thread is starting or stopping a profiler of gradscope's."""
+    """Counts how deep this thread is in code that starts or stops a profiler of gradscope's."""
 
     depth = 0
 
@@ -77,7 +77,7 @@ _OWN = _Own()
 
 
 def profiler_runs() -> bool:
-    """Whether a profiler runs in this process, on any thread, or is about to: kineto has one for all."""
+    """Check that a profiler runs in this process, on any thread, or is about to: kineto has one for all."""
     module: Any = torch.autograd.profiler
     if module._is_profiler_enabled:
         return True

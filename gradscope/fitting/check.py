@@ -60,7 +60,7 @@ class FakeCheck:
         return held - self._expected.at(size)
 
     def agrees(self, size: int) -> bool:
-        """Whether :meth:`difference` is too small to speak of."""
+        """Check that :meth:`difference` is too small to speak of."""
         return abs(self.difference(size)) <= TOLERANCE * self._expected.at(size)
 
     def _at(self, size: int) -> int | UncheckedError:

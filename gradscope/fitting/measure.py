@@ -103,7 +103,7 @@ def _measured(
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether it came from around the training step: a defect of gradscope's, not what the model says of the batch."""
+    """Check that the error came from around the training step: a defect of gradscope's, nothing of the model's."""
     frames = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
     return (Stepper.__module__, Stepper.step.__name__) not in frames
 

@@ -93,5 +93,5 @@ class Curves:
 
     @property
     def exact(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether each block follows its polynomial at all measured batch sizes."""
+        """Tell of each block whether it follows its polynomial at all measured batch sizes."""
         return np.array([curve.exact for curve in self._curves], np.bool_)[self._which]

@@ -67,7 +67,7 @@ class StepLimit:
 
 
 def compare_curves(before: Sequence[float], after: Sequence[float], again: Sequence[float] | None = None) -> LossCurves:
-    """Whether the runs have the same losses; ``again`` is a second run of the script as it is."""
+    """Tell whether both runs have the same losses; ``again`` is a second run of the script as it is."""
     apart = difference(before, after)
     same, verdict = (
         True,

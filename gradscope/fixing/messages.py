@@ -82,7 +82,7 @@ def _need(data: FixData, before: int | None, after: int | None) -> str:
 
 
 def model_alone(data: FixData) -> bool:
-    """Whether what was measured is the model's forward and backward, without what a script does outside of it."""
+    """Check that the script's model was measured, forward and backward, without what the script does outside of it."""
     return data.workload.mode == "script" and data.before is not None and data.before.measured == "in turns"
 
 

@@ -141,7 +141,7 @@ def _back_up(file: Edited) -> Path:
 
 
 def _is_dirty(path: Path) -> bool:
-    """Whether git holds another version of the file, or none; a file outside of git has nothing to be mixed with."""
+    """Check that git holds another version of the file, or none; a file outside of git has nothing to be mixed with."""
     command = ["git", "-C", str(path.resolve().parent), "status", "--porcelain", "--", path.resolve().name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603

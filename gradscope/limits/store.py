@@ -47,7 +47,7 @@ class KeptLimits:
         return self.limits.device, self.threads, self.torch
 
     def fits(self, device_name: str, threads: int, torch: str) -> bool:
-        """Whether it is for this device, these threads and this torch."""
+        """Check that the limits were measured on this device, with these threads and this torch."""
         return (self.limits.device, self.torch) == (device_name, torch) and self.threads in (None, threads)
 
 

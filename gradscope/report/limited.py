@@ -40,7 +40,7 @@ class Limited:
         return self.limit_ns / self.known_ns if self.known_ns > 0 and self.limit_ns > 0 else None
 
     def covers(self, whole_ns: int) -> bool:
-        """Whether this is enough of ``whole_ns`` to stand for it."""
+        """Check that the operations with a known limit took enough of ``whole_ns`` to stand for it."""
         return self.known_ns > 0 and self.known_ns >= ENOUGH * whole_ns
 
     @property

@@ -39,7 +39,7 @@ def next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextS
 
 
 def _wants_limits(run: RunData) -> bool:
-    """Whether layers would have limits, had the machine been measured. What is profiled already gets none."""
+    """Check that layers would have limits, had the machine been measured. A run that is there gets none later."""
     return all(row.backward_limit_ns is None for row in run.layers) and any(row.bytes for row in run.layers)
 
 

@@ -78,7 +78,7 @@ class LineGroup:
     more_share: float
     without_ns: int  # backward time that has no source line
     without_share: float
-    has_saved: bool  # whether it is known what each line saves for backward
+    has_saved: bool  # it is known what each line saves for backward
     more_saved_bytes: int
     without_saved_bytes: int
 

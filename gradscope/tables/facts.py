@@ -43,7 +43,7 @@ class CallFact:
     outputs: tuple[TensorFact, ...]
     args: tuple[Any, ...]  # numbers, texts, None and slices as given; a tensor is its TensorFact; else Ellipsis
     kwargs: Mapping[str, Any]
-    grad: bool  # whether gradients were recorded then
+    grad: bool  # gradients were recorded then
     autocast: bool
     module: str | None = None  # class of torch's own module that made the call, as "Linear"
     mask: str | None = None  # given to torch's attention on every batch: "causal", or "open", which hides nothing
@@ -85,8 +85,8 @@ class ParameterFact:
     device: str
     requires_grad: bool
     has_grad: bool  # after the recorded step
-    optimized: bool | None  # whether a known optimizer holds it; None: no optimizer is known
-    reached: bool = False  # whether a backward pass of a measured step led to it, or an optimizer has stepped it
+    optimized: bool | None  # a known optimizer holds it; None: no optimizer is known
+    reached: bool = False  # a backward pass of a measured step led to it, or an optimizer has stepped it
 
 
 @dataclass(frozen=True, slots=True)

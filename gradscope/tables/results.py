@@ -244,12 +244,12 @@ _STARVED = 0.10
 
 
 def is_starved(step: StepTimes) -> bool:
-    """Whether other work on the machine had so much of the cores that the times are not the program's own."""
+    """Check that other work on the machine had so much of the cores that the times are not the program's own."""
     return step.waited_ns is not None and step.waited_ns > _STARVED * step.wall_ns
 
 
 def is_unreliable(step: StepTimes) -> bool:
-    """Whether the times support neither alarms nor savings: the steps differ too much, or waited for a core."""
+    """Check that the times support neither alarms nor savings: the steps differ too much, or waited for a core."""
     spread = step.spread.get("wall")
     return is_starved(step) or (spread is not None and spread.std_ns > _UNRELIABLE * step.wall_ns)
 

@@ -1,4 +1,4 @@
-"""Whether one of several equal layers stands out: by its ratio to the others in each step, never by a mean.
+"""Find the one of several equal layers that stands out: by its ratio to the others in each step, never by a mean.
 
 Each layer is held against the median of the others *in the same step*, so that a step in which everything was slow
 says nothing, and the median of these ratios is taken, so that one interrupted step says nothing either. The others,

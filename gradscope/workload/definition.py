@@ -104,7 +104,7 @@ def _check_batch(batch: Any) -> None:
 
 
 def is_one_batch(value: Any) -> bool:
-    """Whether ``value`` is itself what one call of the model takes. A list is: DataLoaders collate to lists."""
+    """Check that ``value`` is itself what one call of the model takes. A list is: DataLoaders collate to lists."""
     return isinstance(value, (torch.Tensor, tuple, list, Mapping))
 
 

@@ -55,7 +55,7 @@ class Factory:
 
     @property
     def takes_batch_size(self) -> bool:
-        """Whether the function has a parameter ``batch_size`` that ``args`` leave free."""
+        """Check that the function has a parameter ``batch_size`` that ``args`` leave free."""
         if self.name is None:
             return False
         return accepts_batch_size(_named(self.module, self.file, self.name), self.args)
@@ -91,7 +91,7 @@ class Factory:
 
 
 def accepts_batch_size(factory: Any, args: Sequence[str] = ()) -> bool:
-    """Whether ``factory(*args, batch_size=...)`` is a call that its signature names; ``**kwargs`` names nothing."""
+    """Check that ``factory(*args, batch_size=...)`` fits its signature, which names it: ``**kwargs`` does not."""
     if isinstance(factory, (nn.Module, Workload)) or not callable(factory):
         return False
     try:

@@ -186,7 +186,7 @@ def _first_on_path(folder: str) -> Iterator[None]:
 
 
 def _started_gradscope(first: list[str]) -> bool:
-    """Whether ``sys.path[0]`` is there only because gradscope itself is the program that Python was told to run."""
+    """Check that ``sys.path[0]`` is there only because gradscope itself is the program that Python was told to run."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -59,7 +59,7 @@ def compile_file(path: str | Path) -> CodeType:
 
 
 def uses_relative_import(path: Path) -> bool:
-    """Whether the file imports ``from .`` something, and so must be imported as part of its package."""
+    """Check that the file imports ``from .`` something, and so must be imported as part of its package."""
     return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(parse(path)))
 
 
@@ -147,7 +147,7 @@ def _functions(statements: Sequence[ast.stmt]) -> set[str]:
 
 
 def _is_function(value: ast.expr, functions: set[str]) -> bool:
-    """Whether an expression can be seen to be a function: ``small``, a lambda, ``functools.partial(...)``."""
+    """Check that the expression can be seen to be a function: ``small``, a lambda, ``functools.partial(...)``."""
     if isinstance(value, ast.Name):
         return value.id in functions
     return isinstance(value, ast.Lambda) or (

@@ -52,7 +52,7 @@ def resolve_device(name: str, model: nn.Module | None = None) -> torch.device:
 
 
 def is_placed(model: nn.Module) -> bool:
-    """Whether any parameter or buffer of ``model`` is on another device than the CPU."""
+    """Check that a parameter or buffer of ``model`` is on another device than the CPU."""
     return _accelerator_of(model) is not None
 
 

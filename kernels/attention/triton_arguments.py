@@ -106,7 +106,7 @@ def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions
 
 
 def is_wide(*tensors: Tensor) -> bool:
-    """Whether an element of a head lies 2^31 elements or more from the first, counting what a block reaches over.
+    """Check that an element of a head lies 2^31 elements or more from the first, counting what a block reaches over.
 
     Args:
         tensors: [batch, heads, rows, columns], any strides.

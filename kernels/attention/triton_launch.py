@@ -161,7 +161,7 @@ def _taken(name: str, candidates: Sequence[C], form: Form, q: Tensor, k: Tensor,
 
 
 def repeatable() -> bool:
-    """Whether every run must give the same bits."""
+    """Check that the user asks torch for the same bits in every run."""
     return torch.are_deterministic_algorithms_enabled()
 
 

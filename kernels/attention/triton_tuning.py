@@ -27,7 +27,7 @@ _timing = threading.Lock()
 
 
 def times(tensor: Tensor, operations: int) -> bool:
-    """Whether a call on this device may be timed, and is worth it.
+    """Check that a call on the tensor's device may be timed, and is worth it.
 
     Not while a CUDA graph is recorded, for timing waits for the device.
     """

@@ -48,7 +48,7 @@ class Bits:
         self._hash, self._shifted = (torch.empty(most, dtype=torch.int32) for _ in range(2))
 
     def below(self, limit: int, start: int, count: int) -> Tensor:
-        """Whether the hash is below ``limit``: bool [count] for the elements from ``start``, a multiple of a chunk."""
+        """Hash the elements from ``start``, a multiple of a chunk: bool [count], true below ``limit``."""
         hashed, shifted = self._hash[:count], self._shifted[:count]
         key = signed(self._low + NEXT_BLOCK * (start >> 32))
         # The bits of a chunk's start and those within it do not overlap.

@@ -131,7 +131,7 @@ def _is_dense(arrived: tuple[Tensor | None, ...]) -> bool:
 
 
 def _is_ours(arrived: tuple[Tensor | None, ...]) -> bool:
-    """Whether nobody but the engine and this tuple refers to the tensor in it, or to the memory below it.
+    """Check that nobody but the engine and this tuple refers to the gradient in it, or to the memory below that.
 
     Who calls this must have no other name for the tensor. Other nodes may be handed the same tensor, hooks may have
     kept it. The references are compared with those of tensors just made, for what is counted differs between versions

@@ -131,5 +131,5 @@ def backward(
 
 
 def without_logsumexp(qkv: Tensor, bias: Tensor | None, dropout_p: float, backend: str) -> bool:
-    """Whether cpu.py computes it, whose backward needs neither output nor logsumexp."""
+    """Check that cpu.py computes the attention: its backward needs neither output nor logsumexp."""
     return backend == "cpu" and bias is None and not dropout_p and qkv.dtype in (torch.float32, torch.float64)

@@ -43,7 +43,7 @@ class Wanted:
 
     @property
     def gradients(self) -> bool:
-        """Whether any gradient is."""
+        """Check that a gradient is wanted: the input's, the weight's or the bias's."""
         return self.input or self.linear_weight or self.linear_bias
 
 

@@ -30,7 +30,7 @@ def add_product(a: Tensor, b: Tensor, into: Tensor) -> None:
 
 @functools.cache
 def _sums_in_float32(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether torch has products of ``dtype`` that are added to a float32 matrix: on CUDA, but not in each version.
+    """Check that torch has matmuls of ``dtype`` that add to a float32 matrix: on CUDA, but not in each version.
 
     Asked of empty matrices, which launch nothing. Not yet run on a GPU.
     """

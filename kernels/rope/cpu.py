@@ -88,7 +88,7 @@ def _parts(x: Tensor, wide: torch.dtype) -> Iterator[slice]:
 
 
 def _is_complex_in_memory(x: Tensor) -> bool:
-    """Whether each pair of neighbours can be seen as one number."""
+    """Check that each two neighbouring features can be viewed as one complex number."""
     batch, head, token, feature = x.stride()
     return feature == 1 and not (batch | head | token | int(x.storage_offset())) & 1 and not x.is_neg()
 

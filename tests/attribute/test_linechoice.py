@@ -106,7 +106,7 @@ class Later(Telling):
 
 
 def told(model: Telling, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[bool]:
-    """Whether each operation of these names in the timed steps has a line; it is the right one."""
+    """Tell of each timed operation of these names whether it has a line; check that it is the right one."""
     taken: list[Assigned] = []
     lines: list[Any] = []
     build = pipeline.build_result

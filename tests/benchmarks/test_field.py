@@ -83,7 +83,7 @@ def test_a_time_limit_ends_the_program_and_its_children(tmp_path: Path) -> None:
 
 
 def gone(process: int) -> bool:
-    """Whether a process that was sent the signal ends; on a busy machine that takes a moment."""
+    """Wait for a process that was sent the signal to end; on a busy machine that takes a moment."""
     for _ in range(600):
         try:
             state = Path(f"/proc/{process}/stat").read_text().split()[2]

@@ -31,7 +31,7 @@ class Problem:
 
     @property
     def bias_learns(self) -> bool:
-        """Whether there is a gradient of the bias."""
+        """Check that the bias gets a gradient."""
         return self.bias is not None and self.bias.dtype != torch.bool
 
 

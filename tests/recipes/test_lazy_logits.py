@@ -45,7 +45,7 @@ def result(head: nn.Linear, x: Tensor, call: Callable[[nn.Linear, Tensor], Tenso
 
 
 def compare(loss: Loss, bias: bool = True) -> bool:
-    """Whether the logits were computed; loss and gradients must be the layer's."""
+    """Tell whether the logits were computed; loss and gradients must be the layer's."""
     head, x = layer(bias), hidden()
     made: list[Tensor] = []
 

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 def _random(sample: Any) -> bool:
-    """Whether dropout draws numbers: others than torch's then, and so another result."""
+    """Check that dropout draws numbers: others than torch's then, and so another result."""
     return sample.kwargs.get("training", True) and 0 < sample.kwargs.get("p", 0.5) < 1
 
 

@@ -1,4 +1,4 @@
-"""Whether one of several equal layers stands out: by ratios in each step, against the others' own scatter."""
+"""Finding the one of several equal layers that stands out: by ratios in each step, against the others' own scatter."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Meter:
 
 
 def profiler_runs() -> bool:
-    """Whether torch's profiler runs anywhere in the process."""
+    """Check that torch's profiler runs anywhere in the process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 

@@ -21,7 +21,7 @@ class LayerType:
     words: str
     colour: str  # light enough for dark text
     pattern: re.Pattern[str] | None = None
-    encloses: bool = False  # whether the layers below count as this type too
+    encloses: bool = False  # the layers below count as this type too
 
 
 def _type(words: str, colour: str, pattern: str, encloses: bool = False) -> LayerType:
