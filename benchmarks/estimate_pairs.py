@@ -145,6 +145,27 @@ def _set(switch: bool) -> Callable[[], Made]:
     return make
 
 
+class Faint(nn.Module):
+    """A head whose gradients are too small to be normal numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(512, 4096)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) * 4e-34  # type: ignore[no-any-return]  # the mean divides by four million
+
+
+def _faint(*, flushed: bool) -> Callable[[], Made]:
+    """In the thread that calls it, and those that torch starts later: with one thread that is all of them."""
+
+    def make() -> Made:
+        torch.set_flush_denormal(flushed)
+        return {"model": Faint(), "batch": torch.randn(1024, 512)}
+
+    return make
+
+
 PAIRS = [
     Pair("layers of 16 numbers, a batch of 8", "device-unfilled", _small_layers(8), _small_layers(64), worth=8),
     Pair("heads one by one, wide enough for a limit", "far-from-limit", _heads(at_once=False), _heads(at_once=True)),
@@ -155,5 +176,9 @@ PAIRS = [
     Pair("layer norms under autocast", "autocast-norms", _normed(outside=False), _normed(outside=True), device="cuda"),
     Pair("products without TF32", "tf32-off", _products("highest"), _products("high"), device="cuda"),
     Pair("deterministic convolutions", "deterministic-mode", _set(True), _set(False), device="cuda"),
+    Pair(
+        "gradients of 1e-40, on a processor that is slow at them", "denormals",
+        _faint(flushed=False), _faint(flushed=True), lasting=True,
+    ),
     Pair("results of 64 MB in each step", "page-faults", _wide, _wide_kept, lasting=True),
 ]  # fmt: skip

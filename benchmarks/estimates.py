@@ -45,7 +45,7 @@ _TURN_NS = 20_000_000  # a shorter step is done again and again in its turn
 _WARMUP = 3
 _CONFIDENCE = 0.95
 # Settings of the process: turns would measure both with whatever was set last.
-_APART = {"anomaly-mode", "page-faults", "tf32-off", "deterministic-mode"}
+_APART = {"anomaly-mode", "denormals", "page-faults", "tf32-off", "deterministic-mode"}
 
 
 @dataclass(frozen=True)

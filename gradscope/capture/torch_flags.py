@@ -11,12 +11,15 @@ from torch.optim import Optimizer
 
 from gradscope.tables import OptimizerFact
 
+_DENORMAL = 5e-324
+
 
 def current_settings() -> dict[str, Any]:
     """Switches by name; those of a device that is not in use are left out.
 
     ``anomaly``: torch.autograd.set_detect_anomaly; ``anomaly_nan``: with its check for NaN; ``deterministic``:
-    torch.use_deterministic_algorithms; ``fill_uninitialized``: with torch.empty filled; ``matmul_precision``:
+    torch.use_deterministic_algorithms; ``fill_uninitialized``: with torch.empty filled; ``flush_denormal``:
+    torch.set_flush_denormal, as this thread computes; ``matmul_precision``:
     torch.get_float32_matmul_precision(), or None where torch refuses to say; ``threads``; ``validate_args``:
     torch.distributions' own checks. On CUDA also ``cudnn_benchmark``, ``cudnn_tf32`` (of convolutions),
     ``matmul_tf32``, ``conv_fp32`` and ``matmul_fp32`` (:func:`fp32_precision`), ``capability``, ``launch_blocking``
@@ -27,6 +30,7 @@ def current_settings() -> dict[str, Any]:
         "anomaly_nan": torch.is_anomaly_check_nan_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized": getattr(torch.utils.deterministic, "fill_uninitialized_memory", True),
+        "flush_denormal": _DENORMAL * 1.0 == 0.0,  # torch does not say; Python's numbers go by the same switch
         "matmul_precision": _matmul_precision(),
         "threads": torch.get_num_threads(),
         "validate_args": torch.distributions.Distribution._validate_args,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from gradscope.capture.compiled import uses_compile
+from gradscope.capture.denormals import DenormalWatch
 from gradscope.capture.engine import Around
 from gradscope.capture.phases.base import Phase, Run, StepRecorder
 from gradscope.capture.phases.timed import SETTLING_STEPS
@@ -26,6 +28,7 @@ class RecordingPhase(Phase):
     def __init__(self, run: Run, steps: int) -> None:
         super().__init__(run, steps)
         self._switches = SwitchWatch()
+        self._denormals = DenormalWatch()
 
     def enter(self, exits: ExitStack) -> None:
         run = self.run
@@ -38,7 +41,8 @@ class RecordingPhase(Phase):
             exits.callback(run.line_mode.turn_off)
         else:
             recorder = None
-        run.backward.around = _around(self._switches, recorder)
+        looking = nullcontext if recorder is None else partial(self._denormals.watching, run.guard)
+        run.backward.around = _around(self._switches, recorder, looking)
         exits.callback(setattr, run.backward, "around", None)
 
     def keep(self) -> None:
@@ -53,6 +57,7 @@ class RecordingPhase(Phase):
             "loaders": run.loaders.facts(measured),
             "between": run.sampler.facts(),
             "system": run.faults.facts(),
+            "denormals": self._denormals.facts(),
         }
         optimizers = run.surroundings.optimizers
         capture.optimizers = [optimizer_fact(each) for each in optimizers]
@@ -67,11 +72,13 @@ class RecordingPhase(Phase):
         capture.with_state = frozenset(id(each) for optimizer in optimizers for each in optimizer.state)
 
 
-def _around(switches: SwitchWatch, recorder: StepRecorder | None) -> Around:
+def _around(
+    switches: SwitchWatch, recorder: StepRecorder | None, looking: Callable[[], AbstractContextManager[None]]
+) -> Around:
     @contextmanager
     def around(roots: Any) -> Iterator[None]:
         switches.look()
-        with recorder.inside_backward() if recorder is not None else nullcontext():
+        with looking(), recorder.inside_backward() if recorder is not None else nullcontext():
             yield
 
     return around

@@ -32,6 +32,7 @@ OURS = {
     "optimizer-unfused",
     "zero-grad-fills",
     "channels-last",
+    "denormals",
     "autocast-casts",
     "float16-softmax",
 }
