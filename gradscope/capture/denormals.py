@@ -115,7 +115,7 @@ _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.b
 def _is_looked_at(*operands: Any) -> bool:
     """Check that these are plain float32 matrices on a CPU, and their product is large."""
     for each in operands:
-        if type(each) not in (torch.Tensor, torch.nn.Parameter) or each.layout is not torch.strided:
+        if type(each) not in (torch.Tensor, torch.nn.Parameter) or each.layout is not torch.strided or each.is_nested:
             return False
         if each.dtype is not torch.float32 or each.device.type != "cpu":
             return False

@@ -29,7 +29,7 @@ from typing import Any
 
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, at_most, make_finding
-from gradscope.diagnose.words import is_of_a_library
+from gradscope.diagnose.words import is_of_a_library, where
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -116,13 +116,13 @@ def _python(case: Case, other: int) -> _Reason | None:
     if python < max(_LEAST_NS, _SHARE * case.step_ns):
         return None
     line, told = _line(case, loading=False)
-    where = f"line {line.rpartition(':')[2]}" if line is not None else "the loop's own code"
+    place = where([line]) if line is not None else "the loop's own code"
     return _Reason(
         low=0,
         high=python,
         message="much of the step is spent between the phases, in Python",
         evidence=told + (f"; torch's operations are {time_text(torch_ns)} of it" if torch_ns else ""),
-        advice=f"Look at what {where} does between the steps, and do what is not needed in each step less often.",
+        advice=f"Look at what {place} does between the steps, and do what is not needed in each step less often.",
         code=f"python -m cProfile -s tottime {_script(case)}",
         line=line,
         estimated=False,
@@ -204,7 +204,7 @@ def _line(case: Case, *, loading: bool) -> tuple[str | None, str]:
         row = case.lines.get(each["line"])
         computed = 0 if row is None else row.forward_ns + row.backward_ns
         if each["share"] >= _LINE and computed < each["share"] * case.run.step.other_ns * _MOST:
-            return each["line"], f"; line {each['line'].rpartition(':')[2]} takes {percent(each['share'])} of it"
+            return each["line"], f"; {where([each['line']])} takes {percent(each['share'])} of it"
     return None, ""
 
 

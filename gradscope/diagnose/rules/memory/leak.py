@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.words import where
 from gradscope.tables import LEAK_SHARE, CallFact, Finding, RetainedRow, TensorFact
 from gradscope.units import size as size_text
 
@@ -58,7 +59,7 @@ def _kept(case: Case) -> Iterator[Finding]:
     severity: Severity = "critical" if part >= _CRITICAL_SHARE else "warning" if grave else "info"
     evidence = f"each step leaves {size_text(total)} behind, {size_text(1000 * total)} after 1000 steps"
     if lines:
-        evidence += f"; made on {first([_shown(line) for line in lines])}"
+        evidence += f"; made on {first([where([line]) for line in lines])}"
     if graph:
         evidence += "; the graph behind them stays too"
     text = text_at(case, source)
@@ -130,12 +131,8 @@ def _kept_at(case: Case, rows: list[RetainedRow]) -> str | None:
     return max(lines, key=lambda line: last.get(line, -1))
 
 
-def _shown(source: str) -> str:
-    return f"line {source.rpartition(':')[2]}"
-
-
 def _where(source: str | None) -> str:
-    return _shown(source) if source is not None else "the step"
+    return where([source]) if source is not None else "the step"
 
 
 RULE = Rule("leak", "tensors that outlive their step, more with every step", find, beyond_numbers=True, grows=True)

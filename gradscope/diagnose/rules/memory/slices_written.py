@@ -29,7 +29,7 @@ from itertools import dropwhile, pairwise
 from gradscope.diagnose.calls import VIEWS, changed_in_place
 from gradscope.diagnose.case import Case, Rule, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import shape_text
+from gradscope.diagnose.words import number_of, shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -217,7 +217,7 @@ def _finding(case: Case, lines: tuple[str, ...], found: list[_Written], weights:
     if len(found) > 1:
         evidence += f", {counted(len(found))} times a step"
     if len(lines) > 1:
-        numbers = sorted(int(line.rpartition(":")[2]) for line in lines)
+        numbers = sorted(map(number_of, lines))
         evidence += f", on lines {', '.join(map(str, numbers[:4]))}"
     if spent:
         evidence += f"; {time_text(spent)} of backward copy its gradient"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from gradscope.diagnose.calls import changed_in_place, layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import shape_text
+from gradscope.diagnose.words import number_of, shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -174,7 +174,7 @@ def _finding(
         spent, saved = spent + time, saved + saving
     one, saving = found[0], round(saved)
     number = len(one.calls)
-    lines = sorted(sources, key=lambda source: (source.rpartition(":")[0], int(source.rpartition(":")[2])))
+    lines = sorted(sources, key=lambda source: (source.rpartition(":")[0], number_of(source)))
     names = _names(_read_at(case, lines[0]))
     several = len(names) > 1 and len(found) % len(names) == 0 and len(sources) == 1
     which = f"each of {' and '.join(names)}, " if several else "a tensor "
@@ -183,7 +183,7 @@ def _finding(
     if times > 1:
         evidence += f", {counted(times)} times a step"
     if len(lines) > 1:
-        evidence += f", on lines {', '.join(line.rpartition(':')[2] for line in lines[:4])}"
+        evidence += f", on lines {', '.join(str(number_of(line)) for line in lines[:4])}"
     if spent:
         evidence += f"; {time_text(spent)} of backward make zeros and add the parts' gradients"
     how = "unbind" if one.kind == "select" or one.stride > 1 else "split"
