@@ -38,6 +38,7 @@ ABOUT = Recipe(
     replaces=(
         "torch.nn.functional.cross_entropy and torch.nn.CrossEntropyLoss",
         "F.nll_loss(F.log_softmax(logits, -1), target)",
+        "logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)), and logits.logsumexp(-1) less the logits there",
     ),
     saves="One tensor of the logits' size is held, the gradient, instead of three. Half-precision logits are never "
     "copied to float32.",

@@ -160,6 +160,9 @@ _TODO: dict[str, tuple[str, ...]] = {
         "it is a part of {} on line {}",
         "two patterns overlap in the source",
     ),
+    "put the logits and the targets into names of their own before the loss": (
+        "line {}: {} may have other rows next time, and has no name to ask",
+    ),
     "nothing to do: the place keeps its code; please report it with this line": (
         "{} was not found in the edited source",
         "the edit adds or removes a function",

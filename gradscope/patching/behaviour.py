@@ -38,12 +38,17 @@ UNDERSTOOD = FUNCTIONS | REDUCTIONS | _ARITHMETIC | CASTS | COPIES | {"unsqueeze
 
 def is_understood(node: Node) -> bool:
     """Tell a call that may be a part of a pattern: what it does depends on nothing but its arguments."""
-    if node.op == "getitem":  # a dimension that a reduction took away is put back, nothing is left out
-        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-        return all(not isinstance(part, Value) and part in _LIFTING for part in index)
+    if node.op == "getitem":  # a dimension that a reduction took away is put back
+        return lifts(node)
     if node.op in CASTS:
         return bool(node.outputs) and cast_source(node.output) is not None
     return node.op in UNDERSTOOD
+
+
+def lifts(node: Node) -> bool:
+    """Tell an index that adds dimensions and leaves nothing out, as in ``x[..., None]``."""
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return all(not isinstance(part, Value) and part in _LIFTING for part in index)
 
 
 def operands(node: Node) -> tuple[Value, ...]:

@@ -1,6 +1,7 @@
-"""Whether there are always as many keys as queries, as a mask that is made of one length alone is causal for.
+"""Sizes that are equal in the recorded step, and must be for the new code.
 
-Keys of a cache are more another time: a mask of one row would be laid over all of them, and hide none.
+A mask that is made of one length alone is causal where there are as many keys as queries. Keys of a cache are more
+another time: a mask of one row would be laid over all of them, and hide none. Logits may have more rows than targets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from gradscope.ops import names
 from gradscope.patching.conditions import Known
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
+from gradscope.patching.reading import reads_only
 from gradscope.patching.recording import Node
+from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import names_in
 from gradscope.patching.texts import Texts
 
@@ -44,6 +47,25 @@ def equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
     sizes = [f"{texts.source.file.of(expression)}.size({dimension})" for expression, dimension in asked]
     for expression, _ in asked:
         yield Known(expression, " == ".join(sizes))
+
+
+def equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
+    """The condition, once for either tensor.
+
+    Raises:
+        Refusal: they are no tensors of the function's own.
+    """
+    if match.rows is not None:
+        asked = [texts.operand(value, match.nodes)[0] for value in match.rows]
+        rows, target = (texts.source.file.of(expression) for expression in asked)
+        wanted = (
+            f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"
+        )
+        for expression in asked:
+            if not reads_only(expression):
+                name = texts.source.file.of(expression)
+                raise Refusal(f"line {expression.lineno}: {name} may have other rows next time, and has no name to ask")
+            yield Known(expression, f"{wanted} == {target}.shape")
 
 
 def _root(expression: ast.expr, texts: Texts) -> str | None:

@@ -16,12 +16,12 @@ from gradscope.patching.patches import Patches
 from gradscope.patching.plan import Plan, plan
 from gradscope.recipes.lazy_tensor import LazyTensor, is_computed
 from gradscope.workload import Workload, call_model, scalar_loss
-from tests.patching.corpus import lookalikes_losses, losses, losses_spelled
+from tests.patching.corpus import lookalikes_losses, losses, losses_gathered, losses_spelled
 from tests.patching.corpus.entry import Entry
 
 RECIPES = ("linear_cross_entropy", "cross_entropy")
 MEASURED = dict(pays.FEWEST)  # the rules that users have
-ENTRIES: list[Entry] = [*losses.ENTRIES, *losses_spelled.ENTRIES, *lookalikes_losses.ENTRIES]
+ENTRIES: list[Entry] = [*losses.ENTRIES, *losses_spelled.ENTRIES, *losses_gathered.ENTRIES, *lookalikes_losses.ENTRIES]
 FOUND = [entry for entry in ENTRIES if not entry.refused]
 REFUSED = [entry for entry in ENTRIES if entry.refused]
 
@@ -245,3 +245,47 @@ def test_a_loss_alone_is_found_by_the_rule_of_its_size(monkeypatch: pytest.Monke
     batch = torch.randn(rows, 4), torch.randint(5001, (rows,))
     (site,) = plan(TwoHeads(5001), batch, recipes=RECIPES).sites
     assert (site.recipe, site.supported, bool(site.idle)) == ("cross_entropy", True, idle)
+
+
+@pytest.mark.parametrize("name", ["ce_gather_of_tokens", "ce_gather_squeezed_whole", "ce_focal"])
+@pytest.mark.parametrize("shape", [(1, 20), (2, 7), (1, 1)])
+def test_gathered_losses_of_other_sizes(name: str, shape: tuple[int, int]) -> None:
+    """Other batches and lengths than the recorded ones, a batch of one too."""
+    entry = next(each for each in losses_gathered.ENTRIES if each.name == name)
+    model, batch = built(entry)
+    x, y = (torch.randint(1, losses.VOCAB, shape) for _ in range(2))
+    original = copy.deepcopy(model)
+    patches = Patches(planned(entry, model, batch))
+    patches.apply()
+    made = []
+    for each in (original, model):
+        loss = each(x, y)
+        loss.backward()
+        made.append([loss.detach(), each.head.weight.grad])
+    torch.testing.assert_close(made[1], made[0], rtol=1e-5, atol=1e-6)  # float32, the recipe sums in another order
+    patches.revert()
+
+
+def test_fewer_targets_than_rows_are_left_to_gather() -> None:
+    """What gather takes and the recipe does not: the old code runs."""
+
+    class Some(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.first = nn.Linear(8, 9), 6
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            logits = self.head(x)
+            y = y[: self.first]
+            return -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1).mean()
+
+    torch.manual_seed(0)
+    model, x, y = Some(), torch.randn(6, 8), torch.randint(9, (6,))
+    found = plan(model, (x, y), recipes=RECIPES)
+    assert [site.recipe for site in found.supported] == ["cross_entropy"]
+    patches = Patches(found)
+    model.first = 3
+    wanted = model(x, y)
+    patches.apply()
+    torch.testing.assert_close(model(x, y), wanted, rtol=0, atol=0)
+    patches.revert()

@@ -11,6 +11,7 @@ from gradscope import recipes
 from gradscope.patching.graph import argument
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
+from gradscope.patching.matchers import gathered_loss
 from gradscope.patching.matchers.linear_cross_entropy import lazily_read
 from gradscope.patching.recording import Node, Recording, Value
 
@@ -30,6 +31,7 @@ def matches(recording: Recording) -> Iterator[Match]:
             yield from _cross_entropy(node)
         elif node.op == "nll_loss":
             yield from _nll(node)
+    yield from gathered_loss.matches(recording, _gains)
 
 
 def _cross_entropy(node: Node) -> Iterator[Match]:
