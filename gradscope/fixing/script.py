@@ -57,50 +57,46 @@ class _Runs:
     def __init__(self, script: Script, settings: FixOptions, progress: Progress, folder: Path, quiet: bool) -> None:
         self.script, self.settings, self.progress, self.folder, self.quiet = script, settings, progress, folder, quiet
         self.count = 0
-        self.kept: list[list[str]] = []
 
     def fix(self, check: Callable[[Sequence[Edited]], None] | None) -> FixReport:
         if self.settings.dry_run:
             self.progress.phase("finding what can be replaced")
             return self._planned(self._found(self._run("plan")))
         self.progress.phase("profiling the script as it is")
-        before = self._profile()
+        before = self._profile([])
         self.progress.phase("finding, proving and measuring what can be replaced")
         result = self._run("prove")
         found = self._found(result)
         if check is not None:
             check(found.files)
-        self.kept = json.loads((result / RESULT).read_text(encoding="utf-8"))["kept"]
-        if not self.kept:
+        kept = json.loads((result / RESULT).read_text(encoding="utf-8"))["kept"]
+        if not kept:
             return report_of(found, before, None)
         self.progress.phase("profiling the patched script")
-        after = self._profile()
-        curves, failed = self._curves()
+        after = self._profile(kept)
+        curves, failed = self._curves(kept)
         found = replace(found, failed=found.failed or failed)
         report = report_of(found, before, after)
         report.data = replace(report.data, curves=curves)
         return report
 
-    def _profile(self) -> Report:
-        return load(self._run("profile") / RUN)
+    def _profile(self, kept: list[list[str]]) -> Report:
+        return load(self._run("profile", kept) / RUN)
 
-    def _curves(self) -> tuple[LossCurves, bool]:
+    def _curves(self, kept: list[list[str]]) -> tuple[LossCurves, bool]:
         """The losses with and without, and whether they are not the same for no reason of the script's own."""
-        kept = self.kept
         self.progress.phase(f"comparing the losses of {self.settings.curve_steps} steps")
-        after = self._losses()
-        self.kept = []
-        before = self._losses()
-        again = self._losses() if difference(before, after) > SAME else None
-        self.kept = kept
+        after = self._losses(kept)
+        before = self._losses([])
+        again = self._losses([]) if difference(before, after) > SAME else None
         curves = compare_curves(before, after, again)
         return curves, not curves.same and bool(before)
 
-    def _losses(self) -> list[float]:
-        found = self._run("curve") / RESULT
+    def _losses(self, kept: list[list[str]]) -> list[float]:
+        found = self._run("curve", kept) / RESULT
         return [float(loss) for loss in json.loads(found.read_text(encoding="utf-8"))["losses"]]
 
-    def _run(self, task: str) -> Path:
+    def _run(self, task: str, kept: Sequence[list[str]] = ()) -> Path:
         """Run the script in a process of its own; what it prints is shown once, on stderr."""
         folder = self.folder / str(self.count)
         folder.mkdir()
@@ -113,7 +109,7 @@ class _Runs:
             options=dataclasses.asdict(options),
             recipes=None if self.settings.recipes is None else list(self.settings.recipes),
             folder=str(folder),
-            kept=self.kept,
+            kept=list(kept),
             steps=self.settings.curve_steps,
             seed=options.seed if options.seed is not None else 0 if task == "curve" else None,
             quiet=self.quiet,

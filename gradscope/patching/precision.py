@@ -111,9 +111,8 @@ class InDouble(TorchFunctionMode):
 
     def _lifted(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            found = self._doubles.get(id(value))
-            if found is not None and found[0] is value:
-                return found[1]
+            if id(value) in self._doubles:  # the leaves are held, so that no other tensor has their ids
+                return self.double_of(value)
             if value.dtype in _REAL:
                 return value.double()
             return value.to(torch.complex128) if value.dtype in _COMPLEX else value

@@ -165,14 +165,13 @@ def _functions(site: Site) -> list[Any]:
 
 def _without_dropout(recipe: Any) -> Any:
     """The recipe with dropout off."""
-    shares = [name for name in ("dropout_p", "p") if name in inspect.signature(recipe).parameters]
-    if not shares:
+    if "dropout_p" not in inspect.signature(recipe).parameters:
         return recipe
 
     @functools.wraps(recipe)
     def without(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(recipe).bind(*args, **kwargs)
-        bound.arguments |= dict.fromkeys(shares, 0.0)
+        bound.arguments["dropout_p"] = 0.0
         return recipe(*bound.args, **bound.kwargs)
 
     return without
