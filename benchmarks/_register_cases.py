@@ -14,7 +14,7 @@ from gradscope.kernels.attention import triton_blocks
 from gradscope.kernels.attention.triton_arguments import ADDED, NO_BIAS, Form, Heads, ScoreTerms
 from gradscope.kernels.attention.triton_backward.triton_kernels import keys_and_values, queries_alone
 from gradscope.kernels.attention.triton_bias.triton_kernels import bias_gradient
-from gradscope.kernels.attention.triton_blocks import Blocks, padded
+from gradscope.kernels.attention.triton_blocks import Tiling, padded
 from gradscope.kernels.attention.triton_forward.triton_kernels import forward
 from gradscope.kernels.attention.triton_one_pass.triton_kernels import all_gradients
 from gradscope.kernels.embedding.rows import CHUNK
@@ -150,7 +150,7 @@ def attention_limits() -> Iterator[Case]:
         yield _case(all_gradients, _causal(64, torch.bfloat16), torch.bfloat16, cut)
     everything = Form(16, 24, True, ADDED, True, True, True, True, base_2=False, wide=True)
     for kernel in (forward, all_gradients, keys_and_values, queries_alone, bias_gradient):
-        yield _case(kernel, everything, torch.bfloat16, Blocks(16, 16, 1, 2))
+        yield _case(kernel, everything, torch.bfloat16, Tiling(16, 16, 1, 2))
 
 
 def _causal(size: int, dtype: torch.dtype) -> Form:
@@ -168,7 +168,7 @@ def _causal(size: int, dtype: torch.dtype) -> Form:
     )
 
 
-def _case(kernel: Any, form: Form, dtype: torch.dtype, cut: Blocks) -> Case:
+def _case(kernel: Any, form: Form, dtype: torch.dtype, cut: Tiling) -> Case:
     every = form.softcap and form.alibi
     of = f"attention d{form.size} {_NAMES[dtype]}"
     of += ", every option" if every else " causal, dropout" if form.dropout else " causal"
@@ -176,7 +176,7 @@ def _case(kernel: Any, form: Form, dtype: torch.dtype, cut: Blocks) -> Case:
     return Case(kernel.fn.__name__, of, f"{cut.m} x {cut.n}", kernel, given, cut.warps, cut.stages)
 
 
-def _given(form: Form, dtype: torch.dtype, cut: Blocks, one_pass: bool) -> dict[str, Any]:
+def _given(form: Form, dtype: torch.dtype, cut: Tiling, one_pass: bool) -> dict[str, Any]:
     """Arguments of any of attention's kernels: tensors are contiguous in their last dimension."""
     stride = f"i32{ALIGNED}"
     heads = Heads(f"*{_NAMES[dtype]}", stride, stride, stride, Fixed(1))  # type: ignore[arg-type]

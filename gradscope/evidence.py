@@ -13,10 +13,10 @@ from gradscope.capture.paths import local_path
 from gradscope.capture.result import Capture
 from gradscope.patching.facts import Facts as RecordedFacts
 from gradscope.patching.recording import Recording
-from gradscope.tables import Facts, ParameterFact
+from gradscope.tables import ParameterFact, StepFacts
 
 
-def known_facts(capture: Capture, names: ModuleNames) -> Facts:
+def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
     """What is known without a recorded step."""
     reached = set(capture.with_state)
     if capture.timed is not None:
@@ -35,7 +35,7 @@ def known_facts(capture: Capture, names: ModuleNames) -> Facts:
         )
         for path, each in _named_parameters(names)
     )
-    return Facts(
+    return StepFacts(
         parameters=parameters,
         optimizers=tuple(capture.optimizers),
         settings=capture.settings,
@@ -49,7 +49,7 @@ def _graphs_left(capture: Capture) -> int:
     return max(0, min((later - earlier for earlier, later in pairwise(alive)), default=0))
 
 
-def with_recording(facts: Facts, names: ModuleNames, recording: Recording, step_ns: int) -> Facts:
+def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int) -> StepFacts:
     """The calls of the recorded step, and where recipes could be put in."""
     paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
     tensors = {id(each): path for path, each in _named_parameters(names)}

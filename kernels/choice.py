@@ -21,7 +21,7 @@ _TORCHS = frozenset({"torch", "attention", "math", "flash", "efficient", "cudnn"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """The backend that runs; ``print(choice)`` says why it, and why not each of the others."""
 
     backend: str
@@ -33,7 +33,7 @@ class Choice:
         return "\n".join([*lines, *(f"not {name}: {why}" for name, why in self.refused.items())])
 
 
-def choose(function: str, wanted: str, reasons: Mapping[str, str], against: Mapping[str, str | None]) -> Choice:
+def choose(function: str, wanted: str, reasons: Mapping[str, str], against: Mapping[str, str | None]) -> BackendChoice:
     """The first backend that nothing speaks against, or the one that is wanted.
 
     Args:
@@ -51,12 +51,12 @@ def choose(function: str, wanted: str, reasons: Mapping[str, str], against: Mapp
         why = against.get(wanted)
         if why is not None:
             raise ValueError(f"{function}: backend={wanted!r} cannot run here: {why}")
-        return Choice(wanted, "asked for")
+        return BackendChoice(wanted, "asked for")
     refused: dict[str, str] = {}
     for name, reason in reasons.items():
         why = against.get(name)
         if why is None:
-            return Choice(name, reason, refused)
+            return BackendChoice(name, reason, refused)
         refused[name] = why
     raise ValueError(
         f"{function}: nothing can run here: " + "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -81,9 +81,9 @@ class OrTorch(Generic[P, R]):
         self._check(why, kwargs)
         return self._plain(*args, **kwargs)
 
-    def _check(self, why: str, kwargs: Mapping[str, Any]) -> Choice:
+    def _check(self, why: str, kwargs: Mapping[str, Any]) -> BackendChoice:
         """What runs, where own code cannot; ``ValueError`` where that is what is asked for."""
-        return Choice("torch", f"torch's operations, for {why}")
+        return BackendChoice("torch", f"torch's operations, for {why}")
 
     def __reduce__(self) -> str:
         return self.__qualname__  # type: ignore[attr-defined, no-any-return]
@@ -99,7 +99,7 @@ class Explained(OrTorch[P, R]):
     def __init__(
         self,
         function: Callable[P, R | None],
-        explain: Callable[P, Choice],
+        explain: Callable[P, BackendChoice],
         plain: Callable[P, R],
         backends: Iterable[str],
     ) -> None:
@@ -148,12 +148,12 @@ class Explained(OrTorch[P, R]):
             except ArgumentError as error:
                 raise error from None
 
-    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Choice:
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> BackendChoice:
         """What would run with these arguments, and why."""
         why = why_torch((*args, *kwargs.values()))
         return self._explain(*args, **kwargs) if why is None else self._check(why, kwargs)
 
-    def _check(self, why: str, kwargs: Mapping[str, Any]) -> Choice:
+    def _check(self, why: str, kwargs: Mapping[str, Any]) -> BackendChoice:
         wanted = kwargs.get("backend", "auto")
         name = self.__name__  # type: ignore[attr-defined]
         own = [each for each in self._backends if each not in _TORCHS]
@@ -161,7 +161,7 @@ class Explained(OrTorch[P, R]):
             raise ValueError(f"{name}: backend={wanted!r} cannot run here: {why}")
         if wanted != "auto" and wanted not in self._backends:
             refuse(name, "backend", repr(wanted), _one_of(self._backends))
-        return Choice("torch", f"torch's operations, for {why}", dict.fromkeys(own, why))
+        return BackendChoice("torch", f"torch's operations, for {why}", dict.fromkeys(own, why))
 
 
 _MOST = 1_000  # forms: sequences of any length, say
@@ -180,7 +180,7 @@ def or_torch(plain: Callable[P, R]) -> Callable[[Callable[P, R]], OrTorch[P, R]]
 
 
 def explained_by(
-    explain: Callable[P, Choice], plain: Callable[P, R], backends: Iterable[str]
+    explain: Callable[P, BackendChoice], plain: Callable[P, R], backends: Iterable[str]
 ) -> Callable[[Callable[P, R | None]], Explained[P, R]]:
     """Give a function its ``explain``, and torch's composition in its place for all that :func:`why_torch` names.
 

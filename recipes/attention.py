@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.kernels.attention.dropout import draw_seed
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.recipes.attention_arguments import NAME, arguments
 from gradscope.recipes.attention_backends import (
     REASONS,
@@ -79,7 +79,7 @@ def _explain(
     alibi_slopes: Tensor | None = None,
     window: tuple[int | None, int | None] | None = None,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`attention` would do with these arguments, and why."""
     query, scale = _positive(query, scale)
     given = arguments(

@@ -19,7 +19,7 @@ from gradscope.kernels.check import (
     require_same_device,
     shape_text,
 )
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.cross_entropy.by_torch import by_torch
 from gradscope.kernels.cross_entropy.launch import losses_and_gradient
 from gradscope.kernels.cross_entropy.targets import require_classes
@@ -81,7 +81,7 @@ def _explain(
     z_loss: float = 0.0,
     softcap: float | None = None,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`cross_entropy` would do with these arguments, and why."""
     _check(input, target, weight, _reduction(size_average, reduce, reduction), label_smoothing, z_loss, softcap)
     probabilities = "the target holds probabilities" if target.is_floating_point() else None

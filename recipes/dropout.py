@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import require_dtype, require_range
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.dropout.launch import dropout as launch
 from gradscope.kernels.support import why_no_triton
@@ -48,7 +48,7 @@ _REASONS = {
 
 def _explain(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, backend: str = "auto"
-) -> Choice:
+) -> BackendChoice:
     """What :func:`dropout` would do with these arguments, and why."""
     require_dtype(_NAME, "input", input)
     require_range(_NAME, "p", p, 0.0, 1.0)

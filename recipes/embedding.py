@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradscope.kernels.check import NoSuchIndexError, dtype_text, refuse, require_dtype, require_same_device, shape_text
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.embedding.accumulate import EXACT, accumulator, add_rows_before
 from gradscope.recipes.recipe import Recipe
 
@@ -58,7 +58,7 @@ def _explain(
     sparse: bool = False,
     *,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`embedding` would do with these arguments, and why."""
     if input.dtype not in (torch.int32, torch.int64):
         refuse(_NAME, "input", f"of dtype {dtype_text(input.dtype)}", "int64 or int32")

@@ -17,7 +17,7 @@ from gradscope.kernels.check import (
     require_same_device,
     shape_text,
 )
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.gelu import cpu, triton_launch
 from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.retained import needed_again
@@ -57,7 +57,7 @@ ABOUT = Recipe(
 _APPROXIMATE = ("none", "tanh")
 
 
-def _explain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> Choice:
+def _explain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> BackendChoice:
     """What :func:`gelu` would do with these arguments, and why."""
     require_dtype("gelu", "input", input)
     require_one_of("gelu", "approximate", approximate, _APPROXIMATE)
@@ -97,7 +97,7 @@ _BIAS_REASONS = {
 
 def _explain_bias_gelu(
     input: Tensor, bias: Tensor, approximate: str = "none", *, promote: bool = False, backend: str = "auto"
-) -> Choice:
+) -> BackendChoice:
     """What :func:`bias_gelu` would do with these arguments, and why."""
     name = "bias_gelu"
     if promote and bias.dtype != input.dtype:

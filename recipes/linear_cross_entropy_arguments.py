@@ -17,7 +17,7 @@ from gradscope.kernels.check import (
     require_same_device,
     shape_text,
 )
-from gradscope.kernels.choice import Choice, choose
+from gradscope.kernels.choice import BackendChoice, choose
 from gradscope.kernels.support import autocasts, why_no_triton
 
 NAME = "linear_cross_entropy"
@@ -43,7 +43,7 @@ def explain(
     softcap: float | None = None,
     memory_budget: int | None = None,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What would run with these arguments, and why."""
     _check_products(input, linear_weight, linear_bias)
     _check_target(input, linear_weight, target, ignore_index)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels import pays
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.recipes.norm_added import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm
@@ -77,7 +77,7 @@ def _explain_rms_norm(
     *,
     promote: bool = False,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`rms_norm` would do with these arguments, and why."""
     check("rms_norm", input, normalized_shape, weight=None if is_apart(promote, input.dtype, weight) else weight)
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
@@ -149,7 +149,7 @@ def _explain_layer_norm(
     exact: bool = False,
     promote: bool = False,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`layer_norm` would do with these arguments, and why."""
     if is_apart(promote, input.dtype, weight, bias):
         weight = bias = None

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import refuse, require_dtype, require_range, require_same_device, shape_text
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.dropout.counter import draw_seed
 from gradscope.kernels.norm.triton_launch import LARGEST
 from gradscope.kernels.support import why_no_triton
@@ -42,7 +42,7 @@ def _explain_add_layer_norm(
     *,
     promote: bool = False,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`add_layer_norm` would do with these arguments, and why."""
     if _is_apart(promote, input, residual, weight, bias):
         weight = bias = None
@@ -130,7 +130,7 @@ def _explain_add_rms_norm(
     *,
     promote: bool = False,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`add_rms_norm` would do with these arguments, and why."""
     weight = None if _is_apart(promote, input, residual, weight) else weight
     return _choose_added("add_rms_norm", input, residual, weight, None, eps, dropout_p, training, backend)
@@ -281,7 +281,7 @@ def _choose_added(
     p: float,
     training: bool,
     backend: str,
-) -> Choice:
+) -> BackendChoice:
     if not input.dim():
         refuse(name, "input", "a scalar", "[..., features]")
     require_dtype(name, "input", input)

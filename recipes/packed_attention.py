@@ -13,7 +13,7 @@ from gradscope.kernels.attention import triton_launch
 from gradscope.kernels.attention.dropout import draw_seed
 from gradscope.kernels.attention.options import AttentionOptions, default_scale
 from gradscope.kernels.check import FLOATING, dtype_text, refuse, require_range, require_same_device, shape_text
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.heads import held, packed
 from gradscope.kernels.heads.layout import merge_heads, qkv_views
 from gradscope.kernels.once import first_derivative_only, token
@@ -75,7 +75,7 @@ def _explain(
     kv_heads: int | None = None,
     sees: Tensor | None = None,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`packed_attention` would do with these arguments, and why."""
     kv_heads = check_packed(_NAME, qkv, heads, kv_heads)
     _check(qkv, heads, attn_mask, dropout_p, scale)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_range, require_same_device, shape_text
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.rope import composed, reference
 from gradscope.kernels.rope.cpu import COMPOSED, WAYS
 from gradscope.kernels.rope.launch import rotated
@@ -65,7 +65,7 @@ def _explain(
     positions: Tensor | None = None,
     promote: bool = False,
     backend: str = "auto",
-) -> Choice:
+) -> BackendChoice:
     """What :func:`rope` would do with these arguments, and why."""
     if promote:
         x, cos, sin = _promoted(x, cos, sin)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradscope.kernels import pays
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
-from gradscope.kernels.choice import Choice, choose, explained_by
+from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.once import first_derivative_only
 from gradscope.kernels.support import why_no_triton
 from gradscope.kernels.swiglu import launch
@@ -50,7 +50,7 @@ _REASONS = {
 }
 
 
-def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> Choice:
+def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> BackendChoice:
     """What :func:`swiglu` would do with these arguments, and why."""
     require_dtype(_NAME, "gate", gate)
     if not gate.dim():

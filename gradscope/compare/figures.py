@@ -27,7 +27,7 @@ from gradscope.report.figures.frame import FlameFrame
 from gradscope.report.figures.layertypes import OTHER, mixed
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import prune
-from gradscope.report.fold import Node
+from gradscope.report.fold import FoldedNode
 from gradscope.report.view import LEDGER_WORDS
 from gradscope.tables import LayerRow, RunData
 
@@ -81,7 +81,7 @@ def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[FlameFr
     require_measured(comparison.after, metric, "the run after")
     if metric == "saved" or whole_of(comparison.before, metric) > 0:
         require_measured(comparison.before, metric, "the run before")
-    builder = _Builder(comparison, options)
+    builder = _FrameBuilder(comparison, options)
     root = with_outside(comparison.after, metric, builder.layers())
     totals = {change.metric: change for change in comparison.totals}
     builder.paint(root, _sum([totals[name] for name in _TOTALS[metric] if name in totals]))
@@ -122,7 +122,7 @@ class _Side:
         return [row for path in paths for row in self.below.get(path, ())]
 
 
-class _Builder:
+class _FrameBuilder:
     """Frames of the layers of the run after, and their changes."""
 
     def __init__(self, comparison: Comparison, options: FlameOptions) -> None:
@@ -152,7 +152,7 @@ class _Builder:
         frame.remark = messages.relative(change) if change.real and change.difference else ""
         frame.about = (*_words(change, self._text), *frame.about)
 
-    def _frame(self, node: Node) -> FlameFrame:
+    def _frame(self, node: FoldedNode) -> FlameFrame:
         children = [self._frame(child) for child in node.children]
         repeats = len(node.paths)
         known = sum(1 for path in node.paths if path in self._sides[0].below)
@@ -173,7 +173,7 @@ class _Builder:
         self.paint(frame, self._change(node, known > 0))
         return frame
 
-    def _change(self, node: Node, known: bool) -> Change:
+    def _change(self, node: FoldedNode, known: bool) -> Change:
         if not known:
             return Change(
                 self._metric, "bytes" if self._metric == "saved" else "ns", None, self._value(node.total), None

@@ -12,7 +12,7 @@ from gradscope.compare.changes import Basis, Change, GroupChange, MemoryChange, 
 from gradscope.compare.layers import SIZES, TIMES, Spreads, time_change, time_of
 from gradscope.compare.measured import RunSpread, own_backward_ns
 from gradscope.compare.noise import Measured, odd_one
-from gradscope.report.fold import Node, build_tree
+from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.tables import LayerRow, RunData
 
 _BACKWARD, _FORWARD = "backward_own_ns", "forward_self_ns"
@@ -108,12 +108,12 @@ def _repeats(before: RunData, after: RunData) -> Iterator[_Group]:
             yield _part(_Group(_address(node), node.paths), paths)
 
 
-def _nodes(run: RunData) -> list[Node]:
+def _nodes(run: RunData) -> list[FoldedNode]:
     """Nodes of the folded tree, also of those rows that stand for a container and its only child."""
     return [node for root in build_tree(run.layers, 0, run.workload.model) for node in root.walk()]
 
 
-def _address(node: Node) -> str:
+def _address(node: FoldedNode) -> str:
     return node.address or node.label
 
 

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from gradscope.tables import CallFact, Facts, Finding, LayerRow, Limits, LineRow, OpRow, PlaceFact, RunData, SavedRow
+from gradscope.tables import (
+    CallFact,
+    Finding,
+    LayerRow,
+    Limits,
+    LineRow,
+    OpRow,
+    PlaceFact,
+    RunData,
+    SavedRow,
+    StepFacts,
+)
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 from gradscope.units import size as size_text
@@ -21,7 +32,7 @@ class Case:
     """One run, everything that is known of it."""
 
     run: RunData
-    facts: Facts
+    facts: StepFacts
     limits: Limits | None = None
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradscope.fitting.result import LayerGrowth
-from gradscope.report.fold import Node, build_tree
+from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.tables import LayerRow, ModuleInfo
 
 
@@ -41,7 +41,7 @@ def folded_growth(layers: Sequence[LayerGrowth], model: str) -> list[FoldedGrowt
     return sorted(grown, key=lambda item: -item.bytes)
 
 
-def _folded(node: Node, model: str) -> FoldedGrowth:
+def _folded(node: FoldedNode, model: str) -> FoldedGrowth:
     return FoldedGrowth(
         node.address or node.label or model, node.class_name, len(node.paths), node.own.saved_bytes or 0
     )

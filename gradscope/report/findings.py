@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope import units
-from gradscope.report.fold import Node
+from gradscope.report.fold import FoldedNode
 from gradscope.report.nofinding import nothing_found
 from gradscope.report.tree import ViewOptions
 from gradscope.tables import Finding, RunData
@@ -61,7 +61,7 @@ class FindingsView:
 
 
 def build_findings(
-    run: RunData, nodes: Mapping[str, Node], options: ViewOptions | None = None, path: str | Path | None = None
+    run: RunData, nodes: Mapping[str, FoldedNode], options: ViewOptions | None = None, path: str | Path | None = None
 ) -> FindingsView:
     """What to show of a run's findings.
 
@@ -103,7 +103,7 @@ def chosen(run: RunData, options: ViewOptions) -> tuple[list[Finding], list[Find
     return shown + hints[:MOST_HINTS], small, hints[MOST_HINTS:]
 
 
-def finding_row(finding: Finding, run: RunData, nodes: Mapping[str, Node]) -> FindingRow:
+def finding_row(finding: Finding, run: RunData, nodes: Mapping[str, FoldedNode]) -> FindingRow:
     """A finding in words."""
     texts = {f"{row.file}:{row.line}": row.text for row in run.lines}
     line = finding.line or ""
@@ -123,7 +123,7 @@ def finding_row(finding: Finding, run: RunData, nodes: Mapping[str, Node]) -> Fi
     )
 
 
-def layers_text(paths: Sequence[str], nodes: Mapping[str, Node], model: str) -> str:
+def layers_text(paths: Sequence[str], nodes: Mapping[str, FoldedNode], model: str) -> str:
     """Layers by name, repeats as one: ``transformer.h.*.attn ×12``, ``3 of 12 transformer.h.*.attn``."""
     by_node: dict[object, list[str]] = {}
     for path in dict.fromkeys(paths):

@@ -40,7 +40,7 @@ class Outlier:
 
 
 @dataclass(slots=True)
-class Node:
+class FoldedNode:
     """One row of the folded tree: a module, or several repeats of one."""
 
     label: str  # last part of the path, or a range: "h.0-h.11"
@@ -51,7 +51,7 @@ class Node:
     calls: float
     own: Amounts
     total: Amounts
-    children: list[Node] = field(default_factory=list)
+    children: list[FoldedNode] = field(default_factory=list)
     outlier: Outlier | None = None
 
     @property
@@ -59,7 +59,7 @@ class Node:
         """Label and number of repeats: ``h.0-h.11 ×12``."""
         return f"{self.label} ×{self.repeats}" if self.repeats > 1 else self.label
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[FoldedNode]:
         """This node and all below it, parents first."""
         yield self
         for child in self.children:
@@ -79,14 +79,14 @@ class _Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Parent:
     """Where siblings stand: what their labels and addresses begin with."""
 
     name: str  # the parent's own last name, "" below a root
     address: str
 
 
-def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "", *, steady: bool = True) -> list[Node]:
+def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "", *, steady: bool = True) -> list[FoldedNode]:
     """The roots, children in the order of ``rows``.
 
     ``backward_ns`` is the whole backward pass, against which an outlier must matter; ``model`` is the label of a
@@ -146,7 +146,7 @@ def _sign(raw: _Raw, signatures: dict[object, int]) -> None:
     raw.signature = signatures.setdefault(shape, len(signatures))
 
 
-def _root_node(root: _Raw, model: str, least: float) -> Node:
+def _root_node(root: _Raw, model: str, least: float) -> FoldedNode:
     label = root.name or root.row.class_name or model
     node = _merge([root], label, root.name, least, repeats=1)
     if not root.name:
@@ -154,15 +154,15 @@ def _root_node(root: _Raw, model: str, least: float) -> Node:
     return node
 
 
-def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: int) -> Node:
+def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: int) -> FoldedNode:
     """One node for ``raws``, which are of one structure."""
-    place = _Place(raws[0].name.rpartition(".")[2], address)
+    place = _Parent(raws[0].name.rpartition(".")[2], address)
     children = [
         _elide(node, place)
         for node in _fold([[raw.children[i] for raw in raws] for i in range(len(raws[0].children))], place, least)
     ]
     own = add_up([amounts_of(raw.row) for raw in raws])
-    return Node(
+    return FoldedNode(
         label=label,
         address=address,
         class_name=raws[0].row.class_name,
@@ -176,7 +176,7 @@ def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: in
     )
 
 
-def _fold(siblings: list[list[_Raw]], place: _Place, least: float) -> list[Node]:
+def _fold(siblings: list[list[_Raw]], place: _Parent, least: float) -> list[FoldedNode]:
     """Nodes of the children of one node; each sibling comes as the list of its counterparts in every repeat."""
     groups: dict[object, list[list[_Raw]]] = {}
     for i, counterparts in enumerate(siblings):
@@ -189,7 +189,7 @@ def _fold(siblings: list[list[_Raw]], place: _Place, least: float) -> list[Node]
     return [_group_node(members, numbered, place, least) for members in groups.values()]
 
 
-def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Place, least: float) -> Node:
+def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Parent, least: float) -> FoldedNode:
     names = [member[0].name for member in members]
     before = f"{place.address}." if place.address else ""
     # A bare number says nothing: put the parent's name before it.
@@ -228,7 +228,7 @@ def _short(spans: list[str]) -> str:
     return ",".join(spans) if len(spans) <= 3 else f"{spans[0]},{spans[1]},…,{spans[-1]}"
 
 
-def _elide(node: Node, place: _Place) -> Node:
+def _elide(node: FoldedNode, place: _Parent) -> FoldedNode:
     """A container that is never called and holds one row says nothing: its child takes its place, with its name."""
     own = node.own
     busy = node.calls or own.backward_ns or own.forward_ns or own.saved_bytes

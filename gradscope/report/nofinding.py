@@ -24,7 +24,7 @@ _OUTSIDE = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _LayerClass:
     """Layers of one class."""
 
     name: str
@@ -46,7 +46,7 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
     return tuple(filter(None, (head, _where(run, shown), _phases(run), _limits(shown))))
 
 
-def _where(run: RunData, kinds: Sequence[_Kind]) -> str:
+def _where(run: RunData, kinds: Sequence[_LayerClass]) -> str:
     """Where the backward pass spends its time: the costliest kinds of layers, and what is more than these."""
     whole = run.ledger.backward_ns
     parts = [(kind.ns, _layers_text(kind)) for kind in kinds if kind.ns > 0]
@@ -56,7 +56,7 @@ def _where(run: RunData, kinds: Sequence[_Kind]) -> str:
     return f"Of backward, {', '.join(texts)}." if texts else ""
 
 
-def _layers_text(kind: _Kind) -> str:
+def _layers_text(kind: _LayerClass) -> str:
     words = f"{units.count(kind.layers)} {kind.name} layer{'s' * (kind.layers > 1)}"
     if not kind.limit_ns or kind.ns <= 0:
         return words
@@ -79,7 +79,7 @@ def _phases(run: RunData) -> str:
     return f"A step of {units.ns(step.wall_ns)} is {', '.join(parts)}."
 
 
-def _limits(kinds: Sequence[_Kind]) -> str:
+def _limits(kinds: Sequence[_LayerClass]) -> str:
     if any(kind.limit_ns for kind in kinds):
         return ""
     return (
@@ -87,7 +87,7 @@ def _limits(kinds: Sequence[_Kind]) -> str:
     )
 
 
-def _kinds(rows: Sequence[LayerRow]) -> list[_Kind]:
+def _kinds(rows: Sequence[LayerRow]) -> list[_LayerClass]:
     """Layers that spend time by themselves, by class, the costliest first."""
     found: defaultdict[str, list[LayerRow]] = defaultdict(list)
     for row in rows:
@@ -98,5 +98,5 @@ def _kinds(rows: Sequence[LayerRow]) -> list[_Kind]:
         limits = [row.backward_limit_ns for row in members]
         known = [limit for limit in limits if limit is not None]
         limit = sum(known) if len(known) == len(members) else None
-        kinds.append(_Kind(name, len(members), sum(row.backward_self_ns for row in members), limit))
+        kinds.append(_LayerClass(name, len(members), sum(row.backward_self_ns for row in members), limit))
     return sorted(kinds, key=lambda kind: -kind.ns)

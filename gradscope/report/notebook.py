@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradscope import units
-from gradscope.report.fold import Node
+from gradscope.report.fold import FoldedNode
 from gradscope.report.fragment import MUTED, SENTENCE, WARN, Cell, bar, box, heading, line, table, text
 from gradscope.report.tree import TreeRow, ViewOptions
 from gradscope.report.view import View, build_view
@@ -42,7 +42,7 @@ def _layers(view: View) -> list[str]:
     if not tree.rows:
         return [line("no layers were seen", MUTED)]
     saved = any(row.node.total.saved_bytes is not None for row in tree.rows)
-    columns: list[tuple[str, Callable[[Node], str]]] = [
+    columns: list[tuple[str, Callable[[FoldedNode], str]]] = [
         (f"fwd {view.scale.unit}", lambda node: view.scale.text(node.total.forward_ns)),
         ("bwd:fwd", lambda node: units.ratio(node.total.ratio)),
     ]
@@ -67,7 +67,7 @@ def _layers(view: View) -> list[str]:
     return [heading("Layers", about), table(head, rows)]
 
 
-def _row(row: TreeRow, view: View, columns: list[tuple[str, Callable[[Node], str]]]) -> list[list[Cell]]:
+def _row(row: TreeRow, view: View, columns: list[tuple[str, Callable[[FoldedNode], str]]]) -> list[list[Cell]]:
     node = row.node
     name = text(node.name)
     cells = [

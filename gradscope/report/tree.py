@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from gradscope import units
 from gradscope.errors import UsageError
-from gradscope.report.fold import Node
+from gradscope.report.fold import FoldedNode
 from gradscope.report.layer_cost import Amounts, add_up
 
 Sort = Literal["backward", "forward", "ratio", "memory"]
@@ -54,7 +54,7 @@ class ViewOptions:
 class TreeRow:
     """One shown layer, or one shown set of repeats."""
 
-    node: Node
+    node: FoldedNode
     guides: tuple[bool, ...]  # for each level from the first below the roots: is this the last child there?
     share: float  # total over the whole of the metric, 0..1
     own_share: float
@@ -94,7 +94,7 @@ class Tree:
 
 
 def select(
-    roots: Sequence[Node], options: ViewOptions, backward_ns: int, forward_ns: int, saved_bytes: int | None = None
+    roots: Sequence[FoldedNode], options: ViewOptions, backward_ns: int, forward_ns: int, saved_bytes: int | None = None
 ) -> Tree:
     """The tree as the reader asked for it.
 
@@ -135,7 +135,7 @@ def _metric(sort: Sort) -> tuple[str, Callable[[Amounts], int]]:
     return "backward", lambda amounts: amounts.backward_ns
 
 
-def _ordered(nodes: Sequence[Node], sort: Sort) -> list[Node]:
+def _ordered(nodes: Sequence[FoldedNode], sort: Sort) -> list[FoldedNode]:
     """Costliest first; equal ones as the model has them."""
     if sort == "ratio":
         return sorted(nodes, key=lambda node: -(node.total.ratio or 0.0))
@@ -143,12 +143,12 @@ def _ordered(nodes: Sequence[Node], sort: Sort) -> list[Node]:
     return sorted(nodes, key=lambda node: -value(node.total))
 
 
-def _hide(roots: Sequence[Node], options: ViewOptions, shares: _Shares) -> dict[int, str]:
+def _hide(roots: Sequence[FoldedNode], options: ViewOptions, shares: _Shares) -> dict[int, str]:
     """The reason why a node is not shown, by ``id(node)``."""
     reasons: dict[int, str] = {}
-    candidates: list[tuple[Node, tuple[Node, ...]]] = []
+    candidates: list[tuple[FoldedNode, tuple[FoldedNode, ...]]] = []
 
-    def visit(node: Node, above: tuple[Node, ...]) -> None:
+    def visit(node: FoldedNode, above: tuple[FoldedNode, ...]) -> None:
         if options.depth is not None and len(above) > options.depth:
             reason = f"deeper than level {options.depth}"
         elif above and shares.of(node.total) * 100 < options.min_percent:
@@ -168,11 +168,11 @@ def _hide(roots: Sequence[Node], options: ViewOptions, shares: _Shares) -> dict[
 
 
 def _hide_below_top(
-    candidates: list[tuple[Node, tuple[Node, ...]]], options: ViewOptions, reasons: dict[int, str]
+    candidates: list[tuple[FoldedNode, tuple[FoldedNode, ...]]], options: ViewOptions, reasons: dict[int, str]
 ) -> None:
     value = _metric(options.sort)[1]
 
-    def rank(candidate: tuple[Node, tuple[Node, ...]]) -> float:
+    def rank(candidate: tuple[FoldedNode, tuple[FoldedNode, ...]]) -> float:
         own = candidate[0].own
         return -(own.ratio or 0.0) if options.sort == "ratio" else -value(own)
 
@@ -185,7 +185,7 @@ def _hide_below_top(
 
 
 def _shown(
-    nodes: Sequence[Node], sort: Sort, reasons: dict[int, str], shares: _Shares, guides: tuple[bool, ...]
+    nodes: Sequence[FoldedNode], sort: Sort, reasons: dict[int, str], shares: _Shares, guides: tuple[bool, ...]
 ) -> Iterator[TreeRow]:
     """Rows of ``nodes``, each followed by what is below it; ``guides`` are those of the level above."""
     shown = [node for node in _ordered(nodes, sort) if id(node) not in reasons]
@@ -212,7 +212,7 @@ def _outlier_text(path: str, factor: float) -> str:
     return f"{path} takes {units.ratio(factor)} the backward time of its siblings"
 
 
-def _hidden_rows(roots: Sequence[Node], reasons: dict[int, str], shares: _Shares) -> tuple[HiddenRow, ...]:
+def _hidden_rows(roots: Sequence[FoldedNode], reasons: dict[int, str], shares: _Shares) -> tuple[HiddenRow, ...]:
     by_reason: dict[str, list[Amounts]] = {}
     for root in roots:
         for node in root.walk():

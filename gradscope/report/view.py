@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gradscope import units
 from gradscope.report.findings import FindingsView, build_findings
-from gradscope.report.fold import Node, build_tree
+from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.header import header_rows, partial_text
 from gradscope.report.layer_cost import Amounts, add_up
 from gradscope.report.memory import MemoryView, build_memory
@@ -208,7 +208,7 @@ def _ledger(ledger: Ledger) -> tuple[LedgerLine, ...]:
     return tuple(lines)
 
 
-def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, Node]) -> LineGroup:
+def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, FoldedNode]) -> LineGroup:
     whole = run.step.backward_ns
     spending = sorted((line for line in run.lines if line.backward_ns > 0), key=lambda line: -line.backward_ns)
     shown, more = spending[: options.lines], spending[options.lines :]
@@ -243,7 +243,7 @@ def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, Node]) ->
     )
 
 
-def _op_groups(run: RunData, roots: Sequence[Node], addresses: Mapping[str, Node]) -> tuple[OpGroup, ...]:
+def _op_groups(run: RunData, roots: Sequence[FoldedNode], addresses: Mapping[str, FoldedNode]) -> tuple[OpGroup, ...]:
     """The operations of the nodes that cost most by themselves, and of what is outside every module."""
     by_owner: dict[int | None, list[OpRow]] = {}
     for op in run.ops:
@@ -280,7 +280,7 @@ def _op_group(rows: Sequence[OpRow], address: str, class_name: str, own_ns: int,
     return OpGroup(address, class_name, own_ns, _share(own_ns, whole), shown, len(more), sum(op.ns for op in more))
 
 
-def _kernels(run: RunData, addresses: Mapping[str, Node]) -> tuple[Kernel, ...]:
+def _kernels(run: RunData, addresses: Mapping[str, FoldedNode]) -> tuple[Kernel, ...]:
     by_name: dict[str, dict[str, tuple[float, int]]] = {}
     for row in run.kernels:
         layers = by_name.setdefault(row.name, {})
@@ -299,14 +299,14 @@ def _kernels(run: RunData, addresses: Mapping[str, Node]) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.device_ns)[:TOP_KERNELS])
 
 
-def _address(layer: str | None, addresses: Mapping[str, Node], run: RunData) -> str:
+def _address(layer: str | None, addresses: Mapping[str, FoldedNode], run: RunData) -> str:
     if layer is None:
         return ""
     node = addresses.get(layer)
     return _name(node, run) if node else layer
 
 
-def _name(node: Node, run: RunData) -> str:
+def _name(node: FoldedNode, run: RunData) -> str:
     return node.address or node.label or run.workload.model
 
 

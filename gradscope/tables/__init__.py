@@ -24,11 +24,11 @@ from gradscope.tables.columns import (
 )
 from gradscope.tables.facts import (
     CallFact,
-    Facts,
     Limits,
     OptimizerFact,
     ParameterFact,
     PlaceFact,
+    StepFacts,
     TensorFact,
 )
 from gradscope.tables.memory import (
@@ -82,7 +82,7 @@ __all__ = [
     "ConservationError",
     "CopyRow",
     "EventTable",
-    "Facts",
+    "StepFacts",
     "Finding",
     "GraphNode",
     "HeldRow",

@@ -101,7 +101,7 @@ class OptimizerFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """Of one recorded step; empty where it was not recorded."""
 
     calls: Sequence[CallFact] = ()

@@ -25,7 +25,7 @@ def read_memory_trace(profiler: Any) -> EventTable:
     too: it says which part of a composite op allocated.
     """
     with no_garbage_collection():
-        walk = _Walk()
+        walk = _TreeWalk()
         walk.run(kineto_tree(profiler))
         columns = walk.columns()
         table = make_table(columns, walk.names, walk.scopes)
@@ -35,7 +35,7 @@ def read_memory_trace(profiler: Any) -> EventTable:
         return replace(table, allocations=walk.allocations(place))
 
 
-class _Walk:
+class _TreeWalk:
     """One walk over the trees; parents before children, siblings in order."""
 
     def __init__(self) -> None:

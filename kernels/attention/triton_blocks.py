@@ -17,8 +17,8 @@ HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """How one kernel is cut."""
+class Tiling:
+    """How one kernel cuts its tensors into blocks, and with what it runs them."""
 
     m: int  # queries
     n: int  # keys
@@ -31,7 +31,7 @@ def padded(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
-def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling:
     """For the forward kernel.
 
     A block of queries is large, for it is read once and decides how often all keys are read. Consumer cards (8.6, 8.9,
@@ -44,15 +44,15 @@ def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
         rich: scores get a bias, a mask or dropout. What these hold beside the sums spills from four warps' registers.
     """
     if dtype == torch.float32:  # without tensor cores registers are short first
-        return Blocks(32, 32, 8, 1) if size <= 32 else Blocks(64, 32, 8, 1) if size <= 64 else Blocks(16, 32, 8, 1)
+        return Tiling(32, 32, 8, 1) if size <= 32 else Tiling(64, 32, 8, 1) if size <= 64 else Tiling(16, 32, 8, 1)
     if size <= 64:
-        return Blocks(128, 64, 8 if rich else 4, 3)
+        return Tiling(128, 64, 8 if rich else 4, 3)
     if size <= 128:
-        return Blocks(128, 64 if rich else 128, 8, 2) if _large(capability) else Blocks(128, 32, 8, 2)
-    return Blocks(64 if rich else 128, 64, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
+        return Tiling(128, 64 if rich else 128, 8, 2) if _large(capability) else Tiling(128, 32, 8, 2)
+    return Tiling(64 if rich else 128, 64, 8, 2) if _large(capability) else Tiling(64, 32, 8, 1)
 
 
-def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks | None:
+def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling | None:
     """For the kernel of all three gradients; None where it would spill: there two kernels do it.
 
     Keys and values stay, and their two sums in registers, n · 2 size floats. A block of queries is small, for four
@@ -60,56 +60,56 @@ def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] |
     """
     if dtype == torch.float32:
         if size <= 32:
-            return Blocks(32 if rich else 16, 32, 8, 1)
+            return Tiling(32 if rich else 16, 32, 8, 1)
         if size <= 64:
-            return Blocks(16, 32, 8, 1)
-        return (Blocks(16, 16, 8, 1) if rich else Blocks(32, 32, 8, 1)) if size <= 128 else None
+            return Tiling(16, 32, 8, 1)
+        return (Tiling(16, 16, 8, 1) if rich else Tiling(32, 32, 8, 1)) if size <= 128 else None
     if size <= 32:
-        return Blocks(32 if rich else 64, 128, 8, 3)
-    return Blocks(16 if rich else 32, 128, 8, 3) if size <= 64 else None
+        return Tiling(32 if rich else 64, 128, 8, 3)
+    return Tiling(16 if rich else 32, 128, 8, 3) if size <= 64 else None
 
 
-def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling:
     """For the kernel of dk and dv alone."""
     if dtype == torch.float32:
-        return Blocks(16, 16, 8, 1) if rich or size > 64 else Blocks(32, 32, 8, 1)
+        return Tiling(16, 16, 8, 1) if rich or size > 64 else Tiling(32, 32, 8, 1)
     if size <= 32:
-        return Blocks(32 if rich else 64, 128, 8, 3)
+        return Tiling(32 if rich else 64, 128, 8, 3)
     if size <= 64:
-        return Blocks(16 if rich else 32, 128, 8, 3)
+        return Tiling(16 if rich else 32, 128, 8, 3)
     if size <= 128:
-        return Blocks(16, 32 if rich else 128, 8, 2) if _large(capability) else Blocks(16, 32 if rich else 64, 8, 2)
-    return Blocks(16 if rich else 32, 32, 8, 2) if _large(capability) else Blocks(16, 32, 8, 1)
+        return Tiling(16, 32 if rich else 128, 8, 2) if _large(capability) else Tiling(16, 32 if rich else 64, 8, 2)
+    return Tiling(16 if rich else 32, 32, 8, 2) if _large(capability) else Tiling(16, 32, 8, 1)
 
 
-def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Blocks:
+def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling:
     """For the kernel of dq alone, and that of the bias: as the other with queries and keys in each other's place."""
     if dtype == torch.float32:
-        return Blocks(32, 32, 8, 1) if size <= 64 else Blocks(32, 16, 8, 1) if size <= 128 else Blocks(16, 16, 8, 1)
+        return Tiling(32, 32, 8, 1) if size <= 64 else Tiling(32, 16, 8, 1) if size <= 128 else Tiling(16, 16, 8, 1)
     if size <= 64:
-        return Blocks(128, 32 if rich else 64, 8, 3)
+        return Tiling(128, 32 if rich else 64, 8, 3)
     if size <= 128:
-        return Blocks(128, 32 if rich else 64, 8, 2) if _large(capability) else Blocks(64, 32, 8, 1)
-    return Blocks(64, 32, 8, 2) if _large(capability) else Blocks(32, 16, 8, 1)
+        return Tiling(128, 32 if rich else 64, 8, 2) if _large(capability) else Tiling(64, 32, 8, 1)
+    return Tiling(64, 32, 8, 2) if _large(capability) else Tiling(32, 16, 8, 1)
 
 
 class BackwardBlocks(NamedTuple):
     """How a backward is cut."""
 
-    one_pass: Blocks | None  # None: two kernels
-    keys: Blocks
-    queries: Blocks
+    one_pass: Tiling | None  # None: two kernels
+    keys: Tiling
+    queries: Tiling
 
 
 def forward_candidates(
     size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool
-) -> tuple[Blocks, ...]:
+) -> tuple[Tiling, ...]:
     """What forward may be cut into; the default first, the others to be timed."""
     default = forward_blocks(size, dtype, capability, rich)
     if dtype == torch.float32 or size > 128 or not _large(capability):
         return (default,)
-    other = Blocks(128, 128, 8, 3) if size <= 64 else Blocks(128, 64, 8, 3)
-    return (default, Blocks(64, 64, 4, 3)) if rich else (default, other, Blocks(64, 64, 4, 3))
+    other = Tiling(128, 128, 8, 3) if size <= 64 else Tiling(128, 64, 8, 3)
+    return (default, Tiling(64, 64, 4, 3)) if rich else (default, other, Tiling(64, 64, 4, 3))
 
 
 def backward_candidates(
@@ -124,8 +124,8 @@ def backward_candidates(
     if dtype == torch.float32 or size > 128 or not _large(capability):
         return (default,)
     if size <= 64:
-        return (default, default._replace(one_pass=Blocks(64, 128, 8, 2)), default._replace(one_pass=None))
-    return (default, *(default._replace(one_pass=Blocks(m, 128, 8, 2)) for m in (16, 32)))
+        return (default, default._replace(one_pass=Tiling(64, 128, 8, 2)), default._replace(one_pass=None))
+    return (default, *(default._replace(one_pass=Tiling(m, 128, 8, 2)) for m in (16, 32)))
 
 
 def _large(capability: tuple[int, int] | None) -> bool:

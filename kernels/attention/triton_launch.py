@@ -16,7 +16,7 @@ from gradscope.kernels.attention import triton_blocks, triton_tuning
 from gradscope.kernels.attention.layout import empty_as
 from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.attention.triton_arguments import Form, Heads, form_of, heads_of, is_wide, terms_of
-from gradscope.kernels.attention.triton_blocks import BackwardBlocks, Blocks, padded
+from gradscope.kernels.attention.triton_blocks import BackwardBlocks, Tiling, padded
 from gradscope.kernels.check import dtype_text
 from gradscope.kernels.on_device import on_device
 from gradscope.kernels.support import interpreting, why_no_triton
@@ -67,7 +67,7 @@ def forward(
 
     inputs, form = _inputs(q, k, v, bias, options, seed), _form(q, k, v, bias, options, out)
 
-    def run(cut: Blocks) -> None:
+    def run(cut: Tiling) -> None:
         with on_device(q):
             kernel[(q.shape[0] * q.shape[1] * _count(q.shape[2], cut.m),)](
                 *inputs, heads_of(out), logsumexp, **_settings(q, k, options, form, cut)
@@ -168,7 +168,7 @@ def repeatable() -> bool:
 def _in_one_pass(
     inputs: tuple[Heads | Tensor, ...],
     form: Form,
-    cut: Blocks,
+    cut: Tiling,
     q: Tensor,
     k: Tensor,
     options: AttentionOptions,
@@ -216,7 +216,7 @@ def _in_two_kernels(
 def _of_bias(
     inputs: tuple[Heads | Tensor, ...],
     form: Form,
-    cut: Blocks,
+    cut: Tiling,
     q: Tensor,
     k: Tensor,
     bias: Tensor,
@@ -269,7 +269,7 @@ def _form(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: Attenti
     return form_of(q, v, bias, options, is_wide(q, k, v, *spread, *others))
 
 
-def _settings(q: Tensor, k: Tensor, options: AttentionOptions, form: Form, cut: Blocks) -> dict[str, Any]:
+def _settings(q: Tensor, k: Tensor, options: AttentionOptions, form: Form, cut: Tiling) -> dict[str, Any]:
     """The last arguments of every kernel."""
     import triton.language as tl
 
@@ -290,7 +290,7 @@ def _settings(q: Tensor, k: Tensor, options: AttentionOptions, form: Form, cut: 
     }
 
 
-def _bias_buffer(bias: Tensor, q: Tensor, k: Tensor, cut: Blocks) -> tuple[Tensor, Tensor]:
+def _bias_buffer(bias: Tensor, q: Tensor, k: Tensor, cut: Tiling) -> tuple[Tensor, Tensor]:
     """The bias as 4-D, and room for its gradient: for each block a part, where it broadcasts over queries or keys."""
     own = bias.reshape((1,) * (4 - bias.dim()) + bias.shape)
     rows = _count(q.shape[2], cut.m) if own.shape[2] == 1 else own.shape[2]

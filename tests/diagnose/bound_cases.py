@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.diagnose.case import Case
-from gradscope.tables import CallFact, Facts, Limits, RunData, TensorFact
+from gradscope.tables import CallFact, Limits, RunData, StepFacts, TensorFact
 from tests.report_fixtures import RunBuilder
 
 # 100 GFLOP/s, 10 GB/s, 1 µs a call: a ms is 100 MFLOP or 10 MB.
@@ -72,7 +72,7 @@ def case(data: RunData, calls: Iterable[CallFact] | None = None, limits: Limits 
     if calls is None:
         big = replace(PLAIN, inputs=(tensor(10_000, 1000, storage=4),), outputs=(tensor(10_000, 1000, storage=5),))
         calls = [replace(WIDE, layer="h.0"), replace(WIDE, layer="h.1", index=1), big]
-    return Case(data, Facts(calls=tuple(calls), recorded=True, **facts), limits)
+    return Case(data, StepFacts(calls=tuple(calls), recorded=True, **facts), limits)
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradscope.diagnose.bounds import Work, at_limit_ns, bound_by, bounded, calls_of_layers, works
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.traffic import call_bytes, tensor_bytes
-from gradscope.tables import CallFact, Facts, LayerRow, Limits, OpRow, TensorFact
+from gradscope.tables import CallFact, LayerRow, Limits, OpRow, StepFacts, TensorFact
 from tests.diagnose.bound_cases import LIMITS, MS, WIDE, Net, call, case, run, tensor
 from tests.diagnose.run_case import case_of
 from tests.report_fixtures import RunBuilder
@@ -192,7 +192,7 @@ def test_without_limits_there_are_bytes_only() -> None:
 
 def test_without_a_recorded_step_there_is_nothing() -> None:
     data = run()
-    assert bounded(Case(data, Facts(), LIMITS)) == tuple(data.layers)
+    assert bounded(Case(data, StepFacts(), LIMITS)) == tuple(data.layers)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gradscope.diagnose.rules import RULES
 from gradscope.errors import UsageError
 from gradscope.patching import facts
 from gradscope.patching.record import Recorder
-from gradscope.tables import Facts, Finding
+from gradscope.tables import Finding, StepFacts
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.timing_cases import MS, made_case, row
 
@@ -86,7 +86,7 @@ def test_nothing_is_found_where_nothing_is_known() -> None:
     case = plain_case()
     empty = replace(case.run, layers=[replace(row, bytes=None, bound_by=None) for row in case.run.layers], memory=None)
     for run in (case.run, empty):
-        assert diagnose(Case(run, Facts()))[1] == []
+        assert diagnose(Case(run, StepFacts()))[1] == []
 
 
 def test_every_rule_says_what_it_is() -> None:

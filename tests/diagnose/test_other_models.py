@@ -16,7 +16,7 @@ from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
 from gradscope.diagnose.rules.recipes.places import put_in
 from gradscope.diagnose.words import is_of_a_library
-from gradscope.tables import Facts, PlaceFact
+from gradscope.tables import PlaceFact, StepFacts
 from tests.diagnose import twins_recipes as twins
 from tests.diagnose.run_case import DEAR_PRODUCTS, case_of, findings_of, in_case, of_rule, timed_by_operations
 
@@ -228,7 +228,7 @@ def test_a_librarys_line_is_not_to_be_edited() -> None:
 def test_a_few_bytes_are_not_spoken_of() -> None:
     case = case_of(twins.GeluByHand(), torch.randn(4096, 16))
     places = [replace(each, predicted_saving_ns=10_000, predicted_saving_bytes=8) for each in case.facts.places]
-    (found,) = RULES["activation-by-hand"].find(Case(case.run, Facts(case.facts.calls, places, recorded=True)))
+    (found,) = RULES["activation-by-hand"].find(Case(case.run, StepFacts(case.facts.calls, places, recorded=True)))
     assert "are held" not in found.evidence
 
 

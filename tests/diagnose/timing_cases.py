@@ -9,7 +9,6 @@ from typing import Any
 from gradscope.diagnose.case import Case
 from gradscope.tables import (
     CallFact,
-    Facts,
     Finding,
     LayerRow,
     Ledger,
@@ -17,6 +16,7 @@ from gradscope.tables import (
     OpRow,
     RunData,
     Spread,
+    StepFacts,
     StepTimes,
     TensorFact,
     WorkloadInfo,
@@ -66,7 +66,7 @@ def made_case(
     layers: Sequence[LayerRow] = (),
     ops: Sequence[OpRow] = (),
     lines: Sequence[LineRow] = (),
-    facts: Facts | None = None,
+    facts: StepFacts | None = None,
     *,
     wall: int = 100 * MS,
     forward: int = 30 * MS,
@@ -102,7 +102,7 @@ def made_case(
         lines=tuple(lines),
         ops=tuple(ops),
     )
-    return Case(run, facts or Facts())
+    return Case(run, facts or StepFacts())
 
 
 def op(layer: str | None, phase: str, name: str, ns: int, calls: float = 1.0) -> OpRow:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscope.kernels.attention import triton_blocks, triton_launch
-from gradscope.kernels.attention.triton_blocks import Blocks
+from gradscope.kernels.attention.triton_blocks import Tiling
 
 from .attention_triton import check, problem
 
@@ -20,10 +20,10 @@ from .attention_triton import check, problem
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks in each direction at small lengths, and other ones in each kernel."""
-    monkeypatch.setattr(triton_blocks, "forward_blocks", lambda *_: Blocks(32, 16, 4, 1))
-    monkeypatch.setattr(triton_blocks, "keys_blocks", lambda *_: Blocks(16, 32, 4, 1))
-    monkeypatch.setattr(triton_blocks, "queries_blocks", lambda *_: Blocks(32, 16, 4, 1))
-    monkeypatch.setattr(triton_blocks, "one_pass_blocks", lambda *_: Blocks(32, 16, 4, 1))
+    monkeypatch.setattr(triton_blocks, "forward_blocks", lambda *_: Tiling(32, 16, 4, 1))
+    monkeypatch.setattr(triton_blocks, "keys_blocks", lambda *_: Tiling(16, 32, 4, 1))
+    monkeypatch.setattr(triton_blocks, "queries_blocks", lambda *_: Tiling(32, 16, 4, 1))
+    monkeypatch.setattr(triton_blocks, "one_pass_blocks", lambda *_: Tiling(32, 16, 4, 1))
 
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -116,7 +116,7 @@ def test_edge_15_any_length(triton_device: torch.device, length: int) -> None:
 def test_edge_15_a_length_of_1025(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edge case 15: T = 1025 leaves one row in the last block."""
     for name in ("forward_blocks", "keys_blocks", "queries_blocks", "one_pass_blocks"):
-        monkeypatch.setattr(triton_blocks, name, lambda *_: Blocks(128, 128, 8, 1))
+        monkeypatch.setattr(triton_blocks, name, lambda *_: Tiling(128, 128, 8, 1))
     check(problem(triton_device, 1025, 1025, 8, heads=1, is_causal=True))
 
 

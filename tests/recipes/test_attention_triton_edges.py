@@ -14,7 +14,7 @@ from gradscope.kernels.attention import triton_blocks, triton_launch
 from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.attention.reference import attention
 from gradscope.kernels.attention.triton_arguments import form_of
-from gradscope.kernels.attention.triton_blocks import Blocks
+from gradscope.kernels.attention.triton_blocks import Tiling
 
 from .attention_triton import check, kernels, problem
 
@@ -22,7 +22,7 @@ from .attention_triton import check, kernels, problem
 @pytest.fixture(autouse=True)
 def _small(triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("forward_blocks", "keys_blocks", "queries_blocks", "one_pass_blocks"):
-        monkeypatch.setattr(triton_blocks, name, lambda *_: Blocks(16, 16, 4, 1))
+        monkeypatch.setattr(triton_blocks, name, lambda *_: Tiling(16, 16, 4, 1))
 
 
 def test_edge_2_and_4_nothing_given_is_written(triton_device: torch.device) -> None:
@@ -180,7 +180,7 @@ def test_edge_14_dropout_does_not_depend_on_lengths_or_blocks(
     check(p)
     small = kernels(p)[1]
     for name in ("forward_blocks", "keys_blocks", "queries_blocks", "one_pass_blocks"):
-        monkeypatch.setattr(triton_blocks, name, lambda *_: Blocks(64, 32, 4, 1))
+        monkeypatch.setattr(triton_blocks, name, lambda *_: Tiling(64, 32, 4, 1))
     for got, want in zip(kernels(p)[1], small, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)  # one other element dropped would be 0.1 or more
 
@@ -224,7 +224,7 @@ def test_edge_21_tf32_is_the_users(triton_device: torch.device) -> None:
         for setting, used in (("ieee", "ieee"), ("tf32", "tf32")):
             matmul.fp32_precision = setting
             form = form_of(p.q, p.v, None, p.options, wide=False)
-            found = triton_launch._settings(p.q, p.k, p.options, form, Blocks(16, 16, 4, 1))
+            found = triton_launch._settings(p.q, p.k, p.options, form, Tiling(16, 16, 4, 1))
             assert found["PRECISION"] == used and matmul.fp32_precision == setting
     finally:
         matmul.fp32_precision = was

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradscope.kernels.attention import triton_blocks, triton_launch, triton_tuning
-from gradscope.kernels.attention.triton_blocks import BackwardBlocks, Blocks
+from gradscope.kernels.attention.triton_blocks import BackwardBlocks, Tiling
 
 from .attention_triton import check, problem
 
@@ -110,10 +110,10 @@ def _always_timed(monkeypatch: pytest.MonkeyPatch, taken: int, before: Callable[
         timed.append(len(timed))
         return 1.0 if len(timed) % 3 == (taken + 1) % 3 else 2.0
 
-    small = Blocks(16, 16, 4, 1)
+    small = Tiling(16, 16, 4, 1)
     ways = (BackwardBlocks(small, small, small), BackwardBlocks(None, small, small))
-    ways += (BackwardBlocks(Blocks(32, 16, 4, 1), small, small),)
-    monkeypatch.setattr(triton_blocks, "forward_candidates", lambda *_: (small, Blocks(32, 16, 4, 1), small))
+    ways += (BackwardBlocks(Tiling(32, 16, 4, 1), small, small),)
+    monkeypatch.setattr(triton_blocks, "forward_candidates", lambda *_: (small, Tiling(32, 16, 4, 1), small))
     monkeypatch.setattr(triton_blocks, "backward_candidates", lambda *_: ways)
     monkeypatch.setattr(triton_tuning, "times", lambda *_: True)
     monkeypatch.setattr(triton_tuning, "device_ms", clock)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gradscope.report.fold import OUTLIER_RATIO, OUTLIER_SHARE, Node, build_tree
+from gradscope.report.fold import OUTLIER_RATIO, OUTLIER_SHARE, FoldedNode, build_tree
 from gradscope.tables import LayerRow
 
 WHOLE = 1_000_000
@@ -44,7 +44,7 @@ def blocks(costs: Sequence[int], steps: Sequence[Sequence[int]] = (), first: int
     return found
 
 
-def folded(rows: Sequence[LayerRow], whole: int = WHOLE) -> Node:
+def folded(rows: Sequence[LayerRow], whole: int = WHOLE) -> FoldedNode:
     """The one row that the blocks became."""
     (root,) = build_tree(rows, whole)
     (node,) = root.children

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from gradscope.report import Report
 from gradscope.report.csvfile import to_csv
 from gradscope.report.figures.flame import METRICS, layer_words
-from gradscope.report.fold import Node, build_tree
+from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.header import header_rows
 from gradscope.report.layer_cost import Amounts, add_up, amounts_of
 from gradscope.report.limited import ENOUGH, Limited, backward_of, limited
@@ -53,7 +53,7 @@ def text_of(
     return to_text(build_view(run, ViewOptions(**options), path), width, encoding)  # type: ignore[arg-type]
 
 
-def nodes_of(run: RunData) -> dict[str, Node]:
+def nodes_of(run: RunData) -> dict[str, FoldedNode]:
     roots = build_tree(run.layers, run.step.backward_ns)
     return {node.address: node for root in roots for node in root.walk()}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gradscope.errors import UsageError
-from gradscope.report.fold import Node, build_tree
+from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.tree import Sort
 from gradscope.report.view import LEDGER_WORDS, View, ViewOptions, build_view
 from gradscope.tables import ConservationError, Ledger, RunData, Spread, is_unreliable
@@ -26,7 +26,7 @@ OPTIONS = (
 )
 
 
-def tree_of(run: RunData) -> list[Node]:
+def tree_of(run: RunData) -> list[FoldedNode]:
     return build_tree(run.layers, run.step.backward_ns, run.workload.model)
 
 

@@ -13,7 +13,7 @@ from gradscope.report.figures.frame import FlameFrame, Kind
 from gradscope.report.figures.layertypes import ALL, LAYER_TYPES, OTHER, OUTSIDE, mixed, type_of_layer
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import Pruned, prune
-from gradscope.report.fold import Node, build_tree
+from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.header import partial_text
 from gradscope.report.layer_cost import Amounts
 from gradscope.report.memorywords import tensor_words
@@ -86,7 +86,7 @@ def build_frames(run: RunData, options: FlameOptions) -> FlameFrame:
     return with_outside(run, options.metric, layers, operations)
 
 
-def layer_nodes(run: RunData, merge: bool) -> list[Node]:
+def layer_nodes(run: RunData, merge: bool) -> list[FoldedNode]:
     """The roots of the tree of layers, as the terminal folds them, or not folded at all."""
     rows = run.layers
     if not merge:
@@ -161,7 +161,7 @@ def drawn_words(pruned: Pruned, options: FlameOptions, text: Callable[[float | N
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _layer_frame(node: Node, metric: Metric, operations: _Operations, above: str) -> FlameFrame:
+def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations, above: str) -> FlameFrame:
     kind = type_of_layer(node.class_name, node.label.rpartition(".")[2], above)
     colour = LAYER_TYPES[kind].colour
     children = [_layer_frame(child, metric, operations, kind) for child in node.children]
@@ -179,12 +179,12 @@ def _layer_frame(node: Node, metric: Metric, operations: _Operations, above: str
     )
 
 
-def address(node: Node) -> str:
+def address(node: FoldedNode) -> str:
     """The path, repeats as a star; the label of a root that has none."""
     return node.address or node.label
 
 
-def layer_words(node: Node, metric: Metric) -> tuple[str, ...]:
+def layer_words(node: FoldedNode, metric: Metric) -> tuple[str, ...]:
     """What a hover text says of a layer: class and repeats, its own part, both passes, calls."""
     repeats = len(node.paths)
     own, total = node.own, node.total
@@ -211,7 +211,7 @@ def _part(words: str, value: int, meaning: str, phase: str, operations: _Operati
 
 
 @dataclass(slots=True)
-class _Sum:
+class _EqualOps:
     """Equal operations of one frame."""
 
     value: int = 0
@@ -223,9 +223,9 @@ class _Sum:
 class _Operations:
     """Operations, or saved tensors, by the node that they belong to."""
 
-    def __init__(self, run: RunData, metric: FlameMetric, roots: Sequence[Node]) -> None:
+    def __init__(self, run: RunData, metric: FlameMetric, roots: Sequence[FoldedNode]) -> None:
         self._nodes = {path: id(node) for root in roots for node in root.walk() for path in node.paths}
-        self._sums: dict[object, dict[tuple[str, str], _Sum]] = {}
+        self._sums: dict[object, dict[tuple[str, str], _EqualOps]] = {}
         self._text = METRICS[metric].text
         self._kind: Kind = "tensor" if metric == "saved" else "operation"
         if metric == "saved":
@@ -239,13 +239,13 @@ class _Operations:
 
     def _add(self, layer: str | None, phase: str, name: str, value: int, calls: float, shape: str | None) -> None:
         owner: object = phase if layer is None else self._nodes.get(layer)
-        entry = self._sums.setdefault(owner, {}).setdefault((name, phase), _Sum())
+        entry = self._sums.setdefault(owner, {}).setdefault((name, phase), _EqualOps())
         entry.value += value
         entry.calls += calls
         if value > entry.most:
             entry.most, entry.shape = value, shape
 
-    def of(self, node: Node, own: int, colour: str, kind: str) -> list[FlameFrame]:
+    def of(self, node: FoldedNode, own: int, colour: str, kind: str) -> list[FlameFrame]:
         """The operations of a layer itself, the largest first."""
         return self._frames(self._sums.get(id(node), {}), own, colour, kind, address(node))
 
@@ -254,7 +254,7 @@ class _Operations:
         return self._frames(self._sums.get(phase, {}), own, colour, OUTSIDE, "outside the layers")
 
     def _frames(
-        self, sums: Mapping[tuple[str, str], _Sum], own: int, colour: str, kind: str, where: str
+        self, sums: Mapping[tuple[str, str], _EqualOps], own: int, colour: str, kind: str, where: str
     ) -> list[FlameFrame]:
         # They are listed by another pass: where they are more than the layer has, the layer is right.
         if sum(entry.value for entry in sums.values()) > own or any(entry.value < 0 for entry in sums.values()):
@@ -273,7 +273,7 @@ class _Operations:
             for (name, phase), entry in ordered
         ]
 
-    def _words(self, phase: str, entry: _Sum) -> Iterable[str]:
+    def _words(self, phase: str, entry: _EqualOps) -> Iterable[str]:
         if self._kind == "tensor":
             yield f"{units.calls(entry.calls)} {'tensor' if entry.calls == 1 else 'tensors'}"
         else:

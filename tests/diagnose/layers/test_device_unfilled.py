@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradscope.diagnose.bounds import bounded
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Facts, Finding, KernelRow, Limits, StepTimes
+from gradscope.tables import Finding, KernelRow, Limits, StepFacts, StepTimes
 from tests.diagnose.bound_cases import LIMITS
 from tests.diagnose.run_case import case_of, timed_by_operations
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
@@ -163,7 +163,7 @@ def test_a_gpu_that_is_left_alone(case: Case) -> None:
 
 def test_settings_that_make_every_launch_wait_are_left_alone() -> None:
     case = on_gpu()
-    assert found(Case(case.run, Facts(settings={"launch_blocking": True}))) == []
+    assert found(Case(case.run, StepFacts(settings={"launch_blocking": True}))) == []
 
 
 # ---------------------------------------------------------------------------------------------- autocast-norms
@@ -184,7 +184,7 @@ def norms(given: Any = LOW, made: Any = HIGH, casts: float = 1.0, device: str = 
         op("norm", "backward", "aten::copy_", 2 * MS),
     ]
     rows = [row("norm", 12 * MS, 3 * MS, "LayerNorm"), row("up", MS, MS, "Linear")]
-    facts = Facts(calls=(first, second), recorded=True)
+    facts = StepFacts(calls=(first, second), recorded=True)
     return made_case(rows, ops, facts=facts, device=device)
 
 

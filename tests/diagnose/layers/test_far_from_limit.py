@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Facts, Finding, Limits, PlaceFact
+from gradscope.tables import Finding, Limits, PlaceFact, StepFacts
 from tests.diagnose.bound_cases import LIMITS, MS, PLAIN, WIDE, Net, case, run
 from tests.diagnose.run_case import case_of
 
@@ -59,7 +59,7 @@ def test_where_it_is_silent() -> None:
     assert not found_in(case(run(slow=3)))  # three times is near enough
     assert not found_in(case(far, limits=slow))
     assert not found_in(case(far, limits=None))
-    assert not found_in(Case(far, Facts(), LIMITS))
+    assert not found_in(Case(far, StepFacts(), LIMITS))
     assert not found_in(case(far, settings={"anomaly": True}))
     assert not found_in(case(run(overhead=2.0)))
     assert not found_in(case(far, places=(place("h.0"), place("h.1"))))

@@ -9,7 +9,7 @@ import pytest
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules.layers import backward_ratio, slow_repeat, vocabulary_multiple
-from gradscope.tables import Facts
+from gradscope.tables import StepFacts
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 
 
@@ -116,7 +116,7 @@ def test_an_interrupted_block_is_not_slow() -> None:
 def test_experts_called_more_often_are_not_slow() -> None:
     case = _blocks((8 * MS, 9 * MS, 8 * MS, 9 * MS))
     rows = [replace(each, calls=3.0) if each.path == "h.2" else each for each in case.run.layers]
-    assert list(slow_repeat.find(Case(replace(case.run, layers=tuple(rows)), Facts()))) == []
+    assert list(slow_repeat.find(Case(replace(case.run, layers=tuple(rows)), StepFacts()))) == []
 
 
 def _head(classes: int, device: str, dtype: str = "float32") -> Case:
@@ -124,7 +124,7 @@ def _head(classes: int, device: str, dtype: str = "float32") -> Case:
     y = tensor(512, classes, device=device, dtype=dtype)
     product = call("linear", (x, weight), (y,), layer="head", module="Linear")
     ops = [op("head", "forward", "aten::addmm", 10 * MS)]
-    return made_case([row("head", 10 * MS, 20 * MS, "Linear")], ops, facts=Facts(calls=(product,), recorded=True))
+    return made_case([row("head", 10 * MS, 20 * MS, "Linear")], ops, facts=StepFacts(calls=(product,), recorded=True))
 
 
 def test_an_odd_vocabulary_on_a_gpu_has_no_estimate() -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules.loop import data_loading
-from gradscope.tables import Facts, Finding, LineRow
+from gradscope.tables import Finding, LineRow, StepFacts
 from tests.diagnose.run_case import loop_case, with_quick_phases
 from tests.diagnose.timing_cases import MS, check_words, made_case, op
 from tests.diagnose.twins_loops import Samples, Training
@@ -123,7 +123,7 @@ def _made(
         optimizer=10 * MS,
         device=device,
         lines=lines or (),
-        facts=Facts(settings={"loaders": loaders, "between": between or []}),
+        facts=StepFacts(settings={"loaders": loaders, "between": between or []}),
     )
     environment = {**case.run.environment, "cpus": 64, "usable_cpus": cores, "threads": 8}
     return list(data_loading.find(Case(replace(case.run, environment=environment), case.facts)))

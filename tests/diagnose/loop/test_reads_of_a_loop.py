@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules.loop import host_sync
-from gradscope.tables import CallFact, Facts, Finding, TensorFact
+from gradscope.tables import CallFact, Finding, StepFacts, TensorFact
 from tests.diagnose.run_case import loop_case
 
 LOG = logging.Logger("a training script")
@@ -68,7 +68,7 @@ def _on_gpu(case: Case) -> list[Finding]:
         outputs = each.outputs if stays else tuple(map(_moved, each.outputs))
         calls.append(replace(each, inputs=inputs, outputs=outputs))
     run = replace(case.run, environment={**case.run.environment, "device": "cuda"})
-    facts: Facts = replace(case.facts, calls=tuple(calls))
+    facts: StepFacts = replace(case.facts, calls=tuple(calls))
     return list(host_sync.find(Case(run, facts)))
 
 

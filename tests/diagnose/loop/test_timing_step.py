@@ -11,7 +11,7 @@ from torch import nn
 import gradscope
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules.loop import data_loading, host_sync, unused_gradients
-from gradscope.tables import CallFact, Facts, Finding, LineRow, OptimizerFact, ParameterFact
+from gradscope.tables import CallFact, Finding, LineRow, OptimizerFact, ParameterFact, StepFacts
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 
 
@@ -20,9 +20,9 @@ def _parameter(path: str, *, has_grad: bool, optimized: bool | None = None) -> P
 
 
 def test_gradients_that_were_set_to_none_say_nothing() -> None:
-    none = Facts(parameters=(_parameter("a.weight", has_grad=False), _parameter("b.weight", has_grad=False)))
+    none = StepFacts(parameters=(_parameter("a.weight", has_grad=False), _parameter("b.weight", has_grad=False)))
     assert list(unused_gradients.find(made_case(facts=none))) == []
-    some = Facts(parameters=(_parameter("a.weight", has_grad=True), _parameter("b.weight", has_grad=False)))
+    some = StepFacts(parameters=(_parameter("a.weight", has_grad=True), _parameter("b.weight", has_grad=False)))
     assert len(list(unused_gradients.find(made_case(facts=some)))) == 1
     run = made_case([row("a", MS, MS), row("b", MS, 0)]).run
     ledger = replace(run.ledger, accumulate_ns=5, outside_modules_ns=run.ledger.outside_modules_ns)
@@ -36,7 +36,7 @@ def test_gradients_that_were_set_to_none_say_nothing() -> None:
 
 def test_a_parameter_that_another_step_led_to_is_used() -> None:
     first, second = _parameter("a.weight", has_grad=True), _parameter("b.weight", has_grad=False)
-    reached = Facts(parameters=(first, replace(second, reached=True)))
+    reached = StepFacts(parameters=(first, replace(second, reached=True)))
     assert list(unused_gradients.find(made_case(facts=reached))) == []
 
 
@@ -57,9 +57,9 @@ def test_an_expert_that_no_measured_step_led_to_is_used_where_it_was_stepped() -
 
 def test_no_optimizer_known_means_no_gradient_is_wasted() -> None:
     parameters = (_parameter("a.weight", has_grad=True, optimized=False),)
-    assert list(unused_gradients.find(made_case(facts=Facts(parameters=parameters)))) == []
+    assert list(unused_gradients.find(made_case(facts=StepFacts(parameters=parameters)))) == []
     other = _parameter("b.weight", has_grad=True, optimized=True)
-    known = Facts(parameters=(*parameters, other), optimizers=(OptimizerFact("SGD", None, None, 1, 16),))
+    known = StepFacts(parameters=(*parameters, other), optimizers=(OptimizerFact("SGD", None, None, 1, 16),))
     assert len(list(unused_gradients.find(made_case(facts=known)))) == 1
 
 
@@ -88,7 +88,7 @@ def test_time_between_the_phases_that_is_no_reason() -> None:
 
 def _waiting(*calls: CallFact, text: str = "", device: str = "cuda") -> list[Finding]:
     line = LineRow("model.py", 12, "forward", text, "body", 5 * MS, 0)
-    facts = Facts(calls=calls, recorded=True)
+    facts = StepFacts(calls=calls, recorded=True)
     ops = [op("body", "forward", "aten::item", 2 * MS, len(calls))]
     return list(host_sync.find(made_case(ops=ops, lines=[line], facts=facts, device=device)))
 
@@ -189,5 +189,5 @@ def test_reads_that_cost_next_to_nothing_are_fine() -> None:
     many = [call("item", [tensor(device="cpu")], index=n) for n in range(20)]
     line = LineRow("model.py", 12, "forward", "", "body", 50 * MS, 20 * MS)
     ops = [op("body", "forward", "aten::item", MS // 10, 20)]
-    facts = Facts(calls=tuple(many), recorded=True)
+    facts = StepFacts(calls=tuple(many), recorded=True)
     assert list(host_sync.find(made_case(ops=ops, lines=[line], facts=facts, device="cpu"))) == []

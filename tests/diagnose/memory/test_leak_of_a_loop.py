@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules.memory import leak
 from gradscope.report.view import build_view
-from gradscope.tables import Facts, Finding, TensorFact
+from gradscope.tables import Finding, StepFacts, TensorFact
 from tests.diagnose.run_case import loop_case
 from tests.diagnose.timing_cases import call, check_words, made_case
 
@@ -260,7 +260,7 @@ def test_sums_after_the_optimizer_of_a_script(old: tuple[TensorFact, ...], made:
         call("item", [made], index=1, layer=None),
         call("backward", [made], index=2, layer=None),
     )
-    found = list(leak.find(made_case(facts=Facts(calls=calls, recorded=True))))
+    found = list(leak.find(made_case(facts=StepFacts(calls=calls, recorded=True))))
     assert len(found) == is_sum
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Facts, Finding, SavedRow
+from gradscope.tables import Finding, SavedRow, StepFacts
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.twins_memory import TWINS, WIDTH, Checkpointed, Dropped, Gate, Items, Remembering, Wide
 
@@ -79,7 +79,7 @@ def case() -> Case:
 @pytest.mark.parametrize("rule", NAMES)
 def test_nothing_recorded_and_nothing_measured(rule: str, case: Case) -> None:
     ops = tuple(replace(row, self_ns=0) for row in case.run.ops)
-    for facts in (Facts(), case.facts):
+    for facts in (StepFacts(), case.facts):
         for memory in (None, case.run.memory):
             for found_ops in (case.run.ops, ops, ()):
                 run = replace(case.run, memory=memory, ops=found_ops, lines=())

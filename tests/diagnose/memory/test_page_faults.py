@@ -16,7 +16,7 @@ from gradscope.capture import faults
 from gradscope.capture.faults import FaultMeter
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules.memory import page_faults
-from gradscope.tables import Facts
+from gradscope.tables import StepFacts
 from tests.diagnose.timing_cases import MS, check_words, made_case
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -49,7 +49,7 @@ def _case(
     kept: bool = False,
 ) -> Case:
     seen = {"system": {"page_faults": count, "system_ns": system_ns, "kept": kept}}
-    case = made_case(wall=100 * MS, device=device, facts=Facts(settings=seen))
+    case = made_case(wall=100 * MS, device=device, facts=StepFacts(settings=seen))
     environment = {**case.run.environment, "platform": platform, "threads": threads}
     return Case(replace(case.run, environment=environment), case.facts)
 

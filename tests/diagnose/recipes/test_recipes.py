@@ -16,7 +16,7 @@ from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose
 from gradscope.diagnose.rules.recipes.attention import why_math
 from gradscope.diagnose.worth import LEFT
-from gradscope.tables import Facts, Finding, PlaceFact
+from gradscope.tables import Finding, PlaceFact, StepFacts
 from tests.diagnose import twins_recipes as twins
 from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_operations
 from tests.diagnose.twins_recipes import TWINS
@@ -278,7 +278,7 @@ def test_the_advice_holds_the_statements_that_would_stand_there() -> None:
 @pytest.mark.parametrize("recorded", [True, False])
 def test_empty_facts_are_no_findings(recorded: bool) -> None:
     case = case_of(twins.Causal(), torch.randn(1, 16, 64), memory=False)
-    assert not of_recipes(Case(case.run, Facts(recorded=recorded)))
+    assert not of_recipes(Case(case.run, StepFacts(recorded=recorded)))
 
 
 def test_a_place_without_times_or_memory_is_no_error() -> None:

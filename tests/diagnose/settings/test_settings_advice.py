@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradscope
 from gradscope.capture.torch_flags import optimizer_fact
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Facts, Finding, OpRow, OptimizerFact, ParameterFact
+from gradscope.tables import Finding, OpRow, OptimizerFact, ParameterFact, StepFacts
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.settings.test_settings_made import ADAMW, CONV, LINEAR, NCHW, STEP, TURN, made_case, tensor
 from tests.diagnose.twins_settings import CastByHand, Repeated, stack
@@ -175,7 +175,7 @@ def test_sparse_gradients_are_not_fused(bag: bool) -> None:
     batch = torch.zeros(8, 4, dtype=torch.long)
     case = case_of(model, batch, optimizer=torch.optim.Adagrad(model.parameters()))
     assert list(RULES["optimizer-unfused"].find(case)) == []
-    assert list(RULES["optimizer-unfused"].find(replace(case, facts=Facts(optimizers=case.facts.optimizers)))) == []
+    assert list(RULES["optimizer-unfused"].find(replace(case, facts=StepFacts(optimizers=case.facts.optimizers)))) == []
 
 
 def test_adagrad_on_cuda_is_left_alone() -> None:

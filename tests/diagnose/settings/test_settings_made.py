@@ -13,13 +13,13 @@ from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import (
     CallFact,
-    Facts,
     Finding,
     KernelRow,
     Ledger,
     OpRow,
     OptimizerFact,
     RunData,
+    StepFacts,
     StepTimes,
     TensorFact,
     WorkloadInfo,
@@ -61,7 +61,7 @@ def made_case(
         ops=tuple(ops),
         kernels=tuple(kernels),
     )
-    facts = Facts(calls=tuple(calls), optimizers=tuple(optimizers), settings=settings, recorded=bool(calls))
+    facts = StepFacts(calls=tuple(calls), optimizers=tuple(optimizers), settings=settings, recorded=bool(calls))
     return Case(run, facts)
 
 
@@ -95,7 +95,7 @@ def test_is_silent_where_nothing_is_known(name: str, device: str) -> None:
     case = made_case(device=device)
     assert found(name, case) == []
     step = replace(case.run.step, wall_ns=0, forward_ns=0)
-    assert found(name, Case(replace(case.run, step=step), Facts())) == []
+    assert found(name, Case(replace(case.run, step=step), StepFacts())) == []
 
 
 def check_words(finding: Finding) -> None:
