@@ -94,7 +94,7 @@ def _norms() -> Iterator[Case]:
 
 
 def _rope() -> Iterator[Case]:
-    """Of tensors that are contiguous in their last dimension."""
+    """Cases of rope on tensors that are contiguous in their last dimension."""
     for dtype in DTYPES:
         for size in (64, 128):
             for interleaved in (False, True):

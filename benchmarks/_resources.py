@@ -76,7 +76,7 @@ def _typed(value: Any, path: tuple[int, ...], constants: dict[Any, Any], attribu
 
 
 def _ptxas(text: str) -> str:
-    """What it says of a program in PTX; it comes with triton."""
+    """What ptxas says of a program in PTX; it comes with triton."""
     target = re.search(r"^\.target (\w+)", text, re.MULTILINE)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -44,7 +44,7 @@ def _block(step: Step, calls: int) -> tuple[int, int]:
 
 
 def _calls(step: Step) -> int:
-    """How many fill a block."""
+    """The number of calls that fill a block of the measurement."""
     step()
     return max(1, min(2000, _BLOCK_NS // max(1, min(_block(step, 1)[0] for _ in range(3)))))
 

@@ -168,7 +168,7 @@ def every_pair() -> list[Any]:
 
 
 def _profiled(model: Any = None, batch: Any = None, *, step: Any = None, **options: Any) -> RunData:
-    """Of the model on its batch, or of a loop that does ``step`` again and again."""
+    """The report of the model on its batch, or of a loop that does ``step`` again and again."""
     options = {**options, "steps": max(options.get("steps", 0), 5), "warmup": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

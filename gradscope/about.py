@@ -157,7 +157,7 @@ def _needed(capture: Capture) -> str:
 
 
 def _device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
-    """Where the parameters lie; those without storage stand for what is passed to ``functional_call``, or offloaded."""
+    """The parameters' device; those without storage stand for what is passed to ``functional_call``, or offloaded."""
     return next((each.device for each in parameters if not each.is_meta), torch.device("cpu"))
 
 

@@ -44,7 +44,7 @@ class Config:
 
 
 def find_config(folder: Path) -> Config:
-    """What the nearest pyproject.toml at or above ``folder`` that has a table for gradscope says.
+    """Settings of the nearest pyproject.toml at or above ``folder`` that has a table for gradscope.
 
     Raises:
         UsageError: one on the way cannot be read or is not TOML, or has a key that there is not, or a value of another

@@ -17,7 +17,7 @@ from gradscope.tables import ParameterFact, StepFacts
 
 
 def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
-    """What is known without a recorded step."""
+    """The facts that are known without a recorded step."""
     reached = set(capture.with_state)
     if capture.timed is not None:
         reached |= {id(leaf) for leaf in capture.timed.passes.leaves}
@@ -63,7 +63,7 @@ def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, s
 
 
 def _named_parameters(names: ModuleNames) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each once, under its first name."""
+    """Each parameter once, under its first name."""
     seen: set[int] = set()
     for module in names.modules:
         path = names.infos[names.index[id(module)]].path

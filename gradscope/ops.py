@@ -9,7 +9,7 @@ import re
 
 
 def names(*lines: str) -> frozenset[str]:
-    """Of operations, separated by spaces."""
+    """The names of operations in ``lines``, separated by spaces."""
     return frozenset(name for line in lines for name in line.split())
 
 
@@ -38,6 +38,6 @@ HALVES = names("float16 bfloat16")
 
 
 def item_bytes(dtype: str) -> int:
-    """Of one element: the first number in the name of its dtype has the bits."""
+    """Bytes of one element: the first number in the name of its dtype has the bits."""
     bits = re.search(r"\d+", dtype)
     return max(int(bits.group()) // 8, 1) if bits else 1

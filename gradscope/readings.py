@@ -136,14 +136,14 @@ class MemoryPassOnce:
         self._input: MemoryInput | None = None
 
     def input(self) -> MemoryInput:
-        """What is to be read; only where there was a memory pass."""
+        """The input of the memory's attribution; only where there was a memory pass."""
         assert self._found is not None
         if self._input is None:
             self._input = _memory_input(self._found, self._names, self._parents)
         return self._input
 
     def steps(self, lines: list[LineInfo]) -> list[Traced]:
-        """Its steps, with lines by their place in ``lines``, to which those are added that are not there yet."""
+        """Steps of the memory pass, with lines by their place in ``lines``, which gets those that it lacks."""
         found: list[Traced] = []
         if self._found is not None and self._found.lines:
             with self._guard.over(READING_MEMORY):
@@ -214,7 +214,7 @@ def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:
 
 
 def source_text(lines: Sequence[LineInfo]) -> dict[tuple[str, int], tuple[str, str]]:
-    """Of each file and line the file's name for the report, and what stands there."""
+    """The text of each file and line, with the file's name for the report."""
     return {
         (info.file, info.line): (local_path(info.file), linecache.getline(info.file, info.line).strip())
         for info in lines

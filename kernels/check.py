@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """What a recipe was given does not fit.
+    """An argument that a recipe was given does not fit.
 
     torch raises ``ValueError`` for some arguments and ``RuntimeError`` for most: code that catches either of its
     functions' errors catches the recipes' as well.

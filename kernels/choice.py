@@ -82,7 +82,7 @@ class OrTorch(Generic[P, R]):
         return self._plain(*args, **kwargs)
 
     def _check(self, why: str, kwargs: Mapping[str, Any]) -> BackendChoice:
-        """What runs, where own code cannot; ``ValueError`` where that is what is asked for."""
+        """The choice where own code cannot run; ``ValueError`` where that is what is asked for."""
         return BackendChoice("torch", f"torch's operations, for {why}")
 
     def __reduce__(self) -> str:

@@ -13,7 +13,7 @@ G = TypeVar("G", bound=tuple[Tensor | None, ...])
 
 
 def first_derivative_only(recipe: str, instead: str) -> Callable[[Callable[..., G]], Callable[..., G]]:
-    """For an autograd Function's backward: differentiating its gradients raises ``RuntimeError``.
+    """Make differentiating the gradients of an autograd Function's backward raise ``RuntimeError``.
 
     ``torch.autograd.function.once_differentiable`` leaves two ways on which a second derivative is silently without its
     term. Where the upstream gradient needs no gradient it hands out constants. Where it does, the node that raises has

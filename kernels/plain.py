@@ -40,7 +40,7 @@ def why_torch(values: Collection[Any]) -> str | None:
 
 
 def _why_of(values: Collection[Any], given: Collection[Any]) -> str | None:
-    """Why for what tensors these are, which are all that are ``given`` or a tuple among them."""
+    """Why torch's operations must run for tensors of these kinds: all that are ``given``, or a tuple among them."""
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
@@ -66,7 +66,7 @@ def _all_meta(values: Collection[Any]) -> bool:
 
 
 def _why_now() -> str | None:
-    """Why whatever the arguments are."""
+    """Why torch's operations must run now, whatever the arguments are."""
     if transform_running() is not None:
         return "a torch.func transform runs"
     if forward_ad._current_level >= 0:

@@ -137,7 +137,7 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """As :func:`torch.nn.functional.scaled_dot_product_attention`, by a backend that holds no scores.
+    """Compute :func:`torch.nn.functional.scaled_dot_product_attention` by a backend that holds no scores.
 
     A row that sees no key gives 0, and finite gradients. Query i and key j count from 0, also where there are not as
     many of the one as of the other: a causal mask begins at the top left.

@@ -108,7 +108,7 @@ def arguments(
 
 
 def _under_autocast(tensor: Tensor) -> Tensor:
-    """As autocast treats SDPA: float64 stays, the rest becomes the lower precision."""
+    """Cast q, k and v as autocast does for SDPA: float64 stays, the rest becomes the lower precision."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
@@ -131,7 +131,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _broadcast_batch(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
-    """What stands before the heads, of all three."""
+    """The batch shape, before the heads, that q, k and v broadcast to."""
     batch = query.shape[:-3]
     if batch == key.shape[:-3] and batch == value.shape[:-3]:
         return batch  # torch.broadcast_shapes takes as long as a small attention

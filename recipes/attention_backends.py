@@ -226,7 +226,7 @@ def by_sdpa(
 
 
 def _cast(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added, in ``dtype``: no number becomes minus infinity, behind which hidden rows would see nothing."""
+    """Cast a bias to ``dtype``: no number becomes minus infinity, behind which hidden rows would see nothing."""
     lowest = torch.finfo(dtype).min
     if mask.is_floating_point() and torch.finfo(mask.dtype).min < lowest:
         mask = torch.where(mask == -torch.inf, mask, mask.clamp(min=lowest))
@@ -254,7 +254,7 @@ def _by_plain_operations(given: Arguments) -> Tensor:
 
 
 def _soft_capped(given: Arguments, softcap: float) -> Tensor:
-    """As :func:`_by_plain_operations`, in as few passes as torch's own attention; for the CPU."""
+    """Compute :func:`_by_plain_operations` in as few passes as torch's own attention; for the CPU."""
     q, k, v = given.q, given.k, given.v
     if given.grouped:
         k, v = (x.repeat_interleave(q.shape[1] // max(1, x.shape[1]), dim=1) for x in (k, v))
@@ -269,7 +269,7 @@ def _soft_capped(given: Arguments, softcap: float) -> Tensor:
 
 
 def _against_all(given: Arguments) -> str | None:
-    """What none of torch's fused kernels takes."""
+    """The reason against all of torch's fused kernels; None where some may take the call."""
     extras = given.extras()
     if extras is not None:
         return f"it knows no {extras}"
@@ -279,7 +279,7 @@ def _against_all(given: Arguments) -> str | None:
 
 
 def _against_layout(given: Arguments) -> str | None:
-    """What of the shapes and strides none of torch's fused kernels takes."""
+    """The reason in shapes and strides against all of torch's fused kernels; None where some may take them."""
     q, k, v = given.q, given.k, given.v
     if q.shape[3] != v.shape[3]:
         return f"the sizes of query ({q.shape[3]}) and value ({v.shape[3]}) differ"

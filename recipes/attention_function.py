@@ -14,7 +14,7 @@ from gradscope.kernels.once import first_derivative_only
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What is no tensor; as kernels/attention/options.py has them."""
+    """Arguments of the Function that are no tensors; as kernels/attention/options.py has them."""
 
     scale: float
     is_causal: bool
@@ -26,7 +26,7 @@ class AttentionSettings:
 
 
 class AttentionFunction(torch.autograd.Function):
-    """Of q [batch, heads, queries, size], k and v [batch, kv heads, keys, size], bias, slopes and seed."""
+    """Attention of q [batch, heads, queries, size], k and v [batch, kv heads, keys, size], bias, slopes and seed."""
 
     @staticmethod
     def forward(

@@ -127,7 +127,7 @@ def _earlier(after: dict[str, Any] | str) -> list[tuple[Tensor, str, bool] | Non
 
 
 def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
-    """What several masks say together, the last word being the last one's."""
+    """Combine several masks, each laid over those before it, into arguments of :func:`attention`."""
     causal: Tensor | bool = False
     bias: Tensor | None = None
     for each in masks:
@@ -150,7 +150,7 @@ def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:
 
 
 def _seen(mask: Tensor, hides: str) -> Tensor:
-    """Where nothing is hidden; of numbers to be added, where that is 0."""
+    """The places of a mask that are seen: where it hides nothing, or the number to add is 0."""
     if not hides and mask.dtype is torch.bool:
         return mask
     return mask != 0 if hides == "zero" else mask == 0

@@ -130,7 +130,7 @@ def cross_entropy(
     softcap: float | None = None,
     backend: str = "auto",
 ) -> Tensor | None:
-    """As :func:`torch.nn.functional.cross_entropy`, holding one copy of the logits' size instead of three.
+    """Compute :func:`torch.nn.functional.cross_entropy`, holding one copy of the logits' size instead of three.
 
     Where a gradient is wanted, forward computes it beside the loss, and backward only scales it, in place unless the
     graph is retained. A second derivative raises ``RuntimeError``. Under autocast the loss is float32 while logits and
@@ -200,7 +200,7 @@ class _Settings:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of logits [batch, classes, positions] and targets [batch, positions]."""
+    """Cross-entropy of logits [batch, classes, positions] and targets [batch, positions]."""
 
     @staticmethod
     def forward(

@@ -74,7 +74,7 @@ def _plain(
 def dropout(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, backend: str = "auto"
 ) -> Tensor | None:
-    """As :func:`torch.nn.functional.dropout`, keeping 8 bytes for backward.
+    """Drop elements as :func:`torch.nn.functional.dropout` does, saving 8 bytes for backward.
 
     Every call draws a seed from torch's generator of the device; whether an element is dropped is a hash of its index
     and that seed. So ``torch.manual_seed`` and checkpointing work as ever, but other elements are dropped than by

@@ -109,7 +109,7 @@ def embedding(
     *,
     backend: str = "auto",
 ) -> Tensor:
-    """As :func:`torch.nn.functional.embedding`; backward touches only the rows of the tokens that occur.
+    """Compute :func:`torch.nn.functional.embedding`; backward touches only the rows of the tokens that occur.
 
     ``backward()`` adds the rows in place to the dense ``weight.grad`` of an earlier backward, or to the gradient of the
     weight's other use, a tied head. Where somebody looks at the gradient before (a hook on the weight,

@@ -71,7 +71,7 @@ def _plain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "aut
 
 @explained_by(_explain_gelu, _plain_gelu, ("torch",))
 def gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> None:
-    """As :func:`torch.nn.functional.gelu`, which it calls: the cure for units written out by hand.
+    """Call :func:`torch.nn.functional.gelu`: the cure for units written out by hand.
 
     Args:
         input: any shape; float16, bfloat16, float32 or float64.

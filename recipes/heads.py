@@ -42,7 +42,7 @@ _INSTEAD = "torch's split, unflatten, transpose and flatten have a second deriva
 
 @or_torch(torch.split)
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """As :func:`torch.split`. Its backward copies nothing where the gradients of the parts lie beside each other.
+    """Split as :func:`torch.split`. Backward copies nothing where the gradients of the parts lie beside each other.
 
     Otherwise it allocates the whole once and copies each part once. A part that is not used costs its zeros.
 
@@ -73,7 +73,7 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
 
 @or_torch(torch.chunk)
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """As :func:`torch.chunk`, with the backward of :func:`split`.
+    """Chunk as :func:`torch.chunk`, with the backward of :func:`split`.
 
     Raises:
         ValueError: ``chunks`` is not positive, or ``dim`` none of the tensor's.

@@ -127,7 +127,7 @@ def _log_softmax(
 
 
 def _loss_dtype(logits: LazyTensor) -> torch.dtype:
-    """What log_softmax and losses of the logits give: autocast has them in float32."""
+    """The dtype that log_softmax and losses of the logits give: autocast has them in float32."""
     return torch.float32 if logits.dtype in _HALVES and torch.is_autocast_enabled(logits.device.type) else logits.dtype
 
 

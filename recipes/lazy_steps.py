@@ -116,7 +116,7 @@ def _items(index: Any, rank: int) -> list[Any] | None:
 
 
 def _position(items: list[Any], dimension: int) -> int:
-    """Where the item of a dimension stands."""
+    """The position in the index of a dimension's item."""
     return [at for at, item in enumerate(items) if item is not None][dimension]
 
 

@@ -118,7 +118,7 @@ def mapped(arguments: Any, each: Callable[[LazyTensor], Tensor]) -> Any:
 
 
 def looked_at(logits: LazyTensor) -> Tensor:
-    """What has the tensor's form and graph."""
+    """The tensor that has the logits' form and graph: themselves, or what they were computed to."""
     return logits if logits._lazy.plain is None else logits._lazy.plain
 
 

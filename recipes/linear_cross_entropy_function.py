@@ -17,7 +17,7 @@ from gradscope.kernels.scaling.launch import scale_in_place
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """What is no tensor."""
+    """Settings of the loss: the Function's arguments that are no tensors."""
 
     reduction: str
     ignore_index: int
@@ -32,7 +32,7 @@ class LossSettings:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Of inputs [rows, features] and targets [rows]; returns the loss, the logits, empty where not wanted, and a token.
+    """The loss of inputs [rows, features] and targets [rows], the logits, empty where not wanted, and a token.
 
     A mean or a sum gives each row the same upstream gradient: forward computes the gradients, and backward scales them.
     With ``reduction="none"`` each row has its own, by which the weight's gradient cannot be scaled afterwards: backward

@@ -127,7 +127,7 @@ class LinearCrossEntropyHead(nn.Linear):
         }
 
     def extra_repr(self) -> str:
-        """As ``nn.Linear``, and the loss's settings that are not the defaults."""
+        """The words of ``nn.Linear``, and the loss's settings that are not the defaults."""
         return ", ".join(text for text in (super().extra_repr(), _loss_text(self)) if text)
 
 

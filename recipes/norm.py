@@ -111,7 +111,7 @@ def rms_norm(
     promote: bool = False,
     backend: str = "auto",
 ) -> Tensor | None:
-    """As :func:`torch.nn.functional.rms_norm`, which takes it on a GPU; on a CPU without its intermediate results.
+    """Compute :func:`torch.nn.functional.rms_norm`: by it on a GPU, without its intermediate results on a CPU.
 
     Args:
         input: [..., *normalized_shape]; float16, bfloat16, float32 or float64.
@@ -195,7 +195,7 @@ def layer_norm(
     promote: bool = False,
     backend: str = "auto",
 ) -> Tensor | None:
-    """As :func:`torch.nn.functional.layer_norm`, which it is; on a CPU its parameters' gradients can be more exact.
+    """Compute :func:`torch.nn.functional.layer_norm` by itself; on a CPU its weight's gradient can be more exact.
 
     Torch adds them up row by row in one float32, a norm of plain operations does not. With ``exact=True`` they are as
     exact as those, so that it can stand in the place of such a norm; that takes longer than torch's own.

@@ -171,7 +171,7 @@ def add_rms_norm(
     promote: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor] | None:
-    """As :func:`add_layer_norm`, by the root of the mean square: without a mean and a bias.
+    """Add and normalise as :func:`add_layer_norm`, by the root of the mean square: without a mean and a bias.
 
     ``eps`` is added to the mean square; None stands for the dtype's own, as for :func:`rms_norm`.
     """
@@ -206,7 +206,7 @@ def _added(
 
 
 class _AddNormModule(nn.Module):
-    """What both modules share."""
+    """The base of both modules: parameters, settings and dropout."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from gradscope.kernels.once import first_derivative_only
 
 @dataclass(frozen=True, slots=True)
 class NormSettings:
-    """Of one normalisation."""
+    """Settings of one normalisation."""
 
     eps: float
     p: float  # share that is dropped
@@ -56,7 +56,7 @@ class LayerNorm(torch.autograd.Function):
 
 
 class AddNorm(torch.autograd.Function):
-    """Of input and residual [..., features]: the normalised sum, and the sum.
+    """The normalised sum of input and residual [..., features], and the sum.
 
     They are made rows in here: without dropout input and residual are given one tensor as their gradient, and a view of
     it for each would not tell autograd that they share it.

@@ -297,7 +297,7 @@ class RotaryEmbedding(nn.Module):
 def _promoted(
     x: Tensor | tuple[Tensor, Tensor], cos: Tensor, sin: Tensor
 ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, Tensor]:
-    """What is turned in the dtype of its product with the tables, and these in one dtype."""
+    """Promote what is turned to the dtype of its product with the tables, and these to one dtype."""
     first, last = x if isinstance(x, tuple) else (x, x)
     dtype = torch.promote_types(cos.dtype, sin.dtype)
     if not dtype.is_floating_point and not dtype.is_complex:

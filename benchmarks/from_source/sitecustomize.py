@@ -19,7 +19,7 @@ class Beside:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """As importlib asks."""
+        """Find a module as importlib asks for it."""
         if name not in ("gradscope.recipes", "gradscope.kernels"):
             return None
         folder = REPOSITORY / name.removeprefix("gradscope.")

@@ -16,7 +16,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # query, key, value,
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """As nanoGPT and makemore write it; the mask is made once a length, as their buffer is."""
+    """Attention as nanoGPT and makemore write it; the mask is made once a length, as their buffer is."""
     scores = (query @ key.transpose(-2, -1)) * (1.0 / math.sqrt(key.shape[-1]))
     scores = scores.masked_fill(_mask(query.shape[-2], query.device) == 0, float("-inf"))
     weights = F.dropout(F.softmax(scores, dim=-1), dropout_p)

@@ -17,14 +17,14 @@ HEADS, SIZE = 12, 64
 
 
 def _sdpa_with_split(qkv: Tensor, heads: int, dropout_p: float) -> Tensor:
-    """As nanoGPT has it."""
+    """Split and attend as nanoGPT does."""
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in qkv.chunk(3, dim=2))
     y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
     return y.transpose(1, 2).contiguous().flatten(2)
 
 
 def _by_hand(qkv: Tensor, heads: int, dropout_p: float) -> Tensor:
-    """As makemore has it."""
+    """Write the scores out as makemore does."""
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in qkv.chunk(3, dim=2))
     later = torch.ones(qkv.shape[1], qkv.shape[1], dtype=torch.bool).triu(1)
     scores = (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(later, -torch.inf)

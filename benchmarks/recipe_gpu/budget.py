@@ -12,7 +12,7 @@ COMPILE_SECONDS = 12.0  # that the compiler takes at first, on 16 cores
 
 @dataclass
 class Budget:
-    """Until when a run may go on."""
+    """The time until which a run may go on."""
 
     deadline: float  # of ``clock``
     clock: Callable[[], float] = time.time
@@ -34,5 +34,5 @@ class Budget:
         return f"no time to compile: {max(spare, 0):.0f} s to spare, it may take {self.longest_compile:.0f}"
 
     def compiled_in(self, seconds: float) -> None:
-        """What the compiler took is what it may take again."""
+        """Note how long the compiler took: that is what it may take again."""
         self.longest_compile = max(self.longest_compile, seconds)

@@ -14,7 +14,7 @@ from recipe_gpu.problem import Kind, Way
 
 @functools.cache
 def why_not() -> str | None:
-    """Why it cannot be used, in words; None where it can."""
+    """Why Liger-Kernel cannot be used, in words; None where it can."""
     if importlib.util.find_spec("liger_kernel") is None:
         return "not installed"
     try:
@@ -25,7 +25,7 @@ def why_not() -> str | None:
 
 
 def version() -> str | None:
-    """Of the package; None where it is not installed."""
+    """The package's version; None where it is not installed."""
     try:
         return importlib.metadata.version("liger_kernel")
     except importlib.metadata.PackageNotFoundError:

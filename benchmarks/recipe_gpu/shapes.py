@@ -24,7 +24,7 @@ class Model:
 
     @property
     def size(self) -> int:
-        """Of a head."""
+        """The size of a head."""
         return self.width // self.heads
 
     @property

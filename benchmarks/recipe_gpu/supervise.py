@@ -68,7 +68,7 @@ def supervise(
 
 
 def _lines(process: subprocess.Popen[bytes], patience: float) -> Iterator[Line]:
-    """What it says, until it ends; ``TimeoutError`` where it says nothing for too long."""
+    """The lines that the process writes, until it ends; ``TimeoutError`` where it says nothing for too long."""
     assert process.stdout is not None
     file, held, heard = process.stdout.fileno(), b"", time.monotonic()
     while True:

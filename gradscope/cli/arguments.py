@@ -71,7 +71,7 @@ def _stem(target: str, *, module: bool) -> str:
 
 
 def refuse_leftovers(context: typer.Context, target: str, module: bool) -> None:
-    """What is left on the command line was meant for the script, or is misspelled: say how to write it."""
+    """Refuse what is left on the command line, meant for the script or misspelled, and say how to write it."""
     leftovers: Sequence[str] = context.args
     if target.startswith("-"):  # unknown options come first where there is no target
         raise UsageError(

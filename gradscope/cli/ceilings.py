@@ -66,7 +66,7 @@ def _load() -> float:
 
 
 def ceilings(torch: Any) -> Ceilings:
-    """What is kept, and what would have to be measured."""
+    """The ceilings that are kept, and the devices that would have to be measured."""
     from gradscope.devices import device_name
     from gradscope.limits import Store, limits_file, read
     from gradscope.limits.measure import devices
@@ -118,7 +118,7 @@ _AGES = ((86_400, "day"), (3_600, "hour"), (60, "minute"))
 
 
 def age(seconds: float) -> str:
-    """How long ago: ``just now``, ``3 hours ago``, ``12 days ago``."""
+    """How long ago something was, in words: ``just now``, ``3 hours ago``, ``12 days ago``."""
     for length, name in _AGES:
         count = int(seconds // length)
         if count >= 1:

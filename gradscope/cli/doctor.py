@@ -137,7 +137,7 @@ def _version(package: str) -> str | None:
 
 
 def _nvidia_driver() -> str | None:
-    """From the kernel module itself: what a CUDA library says of it needs a working CUDA."""
+    """The NVIDIA driver's version, from the kernel module itself: a CUDA library tells it only where CUDA works."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:

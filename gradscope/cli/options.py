@@ -105,7 +105,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that 
 
 
 def view_options(depth: int | None, sort: Sort | None, top: int | None, min_percent: float | None) -> dict[str, Any]:
-    """Those that were given, as keyword arguments of ``Report.print``: what was not is the report's to choose."""
+    """The options that were given, as keyword arguments of ``Report.print``: the report chooses the others."""
     given = {
         "depth": depth,
         "sort": sort.value if sort is not None else None,

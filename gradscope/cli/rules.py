@@ -61,7 +61,7 @@ def rules_markdown(chosen: Iterable[Rule]) -> str:
 
 
 def floor_text(rule: Rule) -> str:
-    """From where on a finding of the rule is given, in a sentence or two."""
+    """The least that a finding of the rule must be worth, in a sentence or two."""
     text = f"Floor: {rule.floor.text()}; less is not said."
     if rule.beyond_numbers:
         text += " What the rule says beside its savings is said in any case."

@@ -79,7 +79,7 @@ class Checked:
 
     @property
     def over(self) -> Sequence[Judged]:
-        """What makes the check fail."""
+        """The limits that are exceeded: what makes the check fail."""
         return [one for one in self.judged if one.result == "over"]
 
 

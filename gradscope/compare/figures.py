@@ -205,7 +205,7 @@ def colour_of(change: Change | None) -> str:
 
 
 def _sum(changes: Sequence[Change]) -> Change:
-    """Of times measured together: the limits of noise are added, which is on the safe side."""
+    """The sum of changes measured together: their limits of noise are added, which is on the safe side."""
     first = changes[0]
     if len(changes) == 1:
         return first

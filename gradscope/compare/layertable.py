@@ -18,7 +18,7 @@ def is_changed(group: GroupChange) -> bool:
 
 
 def is_listed(group: GroupChange) -> bool:
-    """What is changed, and with one step, where nothing is known, what differs."""
+    """Check that the table lists the group: it changed, or differs where one step tells nothing of noise."""
     return is_changed(group) or None in (group.backward.real, group.forward.real)
 
 
@@ -62,7 +62,7 @@ def choose(
 
 
 def _effect_ns(group: GroupChange) -> int:
-    """What it adds to the step."""
+    """The time that the change of a group adds to the step."""
     return (group.backward.difference or 0) + (group.forward.difference or 0)
 
 
@@ -117,7 +117,7 @@ def _sums(
     scale: units.TimeScale,
     options: DiffOptions,
 ) -> list[Row]:
-    """What is not shown, line by line, and the whole."""
+    """Rows of the sums: of what is not shown, line by line, and of the whole."""
     before, after = comparison.before, comparison.after
     lines = [
         (f"… {_count(more)} more changed", _sum(more)),
@@ -165,7 +165,7 @@ def _sum(groups: Sequence[GroupChange]) -> tuple[int, ...]:
 
 
 def _present(comparison: Comparison, side: int) -> tuple[int, ...]:
-    """As :func:`_sum`, of the new layers (1) or of the removed ones (-1)."""
+    """Sum the new layers (1) or the removed ones (-1), as :func:`_sum` sums changes."""
     found = comparison.new if side > 0 else comparison.removed
     backward, forward = sum(one.backward_ns for one in found), sum(one.forward_ns for one in found)
     return (0, backward, 0, forward) if side > 0 else (backward, 0, forward, 0)

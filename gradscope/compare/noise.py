@@ -45,17 +45,17 @@ class Error:
 
     @classmethod
     def of(cls, *means: Measured) -> Error:
-        """Of the sum, or of the difference, of ``means``; each of at least two steps."""
+        """The error of the sum, or of the difference, of ``means``; each of at least two steps."""
         variances = [one.deviation**2 / one.steps for one in means]
         pairs = zip(variances, means, strict=True)
         return cls(sum(variances), sum(variance**2 / (one.steps - 1) for variance, one in pairs))
 
     def plus(self, other: Error, weight: float = 1.0) -> Error:
-        """Of the sum with ``weight`` times what ``other`` is the error of."""
+        """The error of the sum with ``weight`` times what ``other`` is the error of."""
         return Error(self.variance + weight**2 * other.variance, self.fourth + weight**4 * other.fourth)
 
     def without(self, part: Error) -> Error:
-        """Of the same sum without one of its terms."""
+        """The error of the same sum without one of its terms."""
         return Error(max(self.variance - part.variance, 0.0), max(self.fourth - part.fourth, 0.0))
 
     def limit_ns(self, rows: int) -> float:

@@ -27,7 +27,7 @@ def _absent(name: str) -> Callable[..., Any]:
 
 
 def private_or(name: str, instead: Callable[[], Any]) -> Callable[[], Any]:
-    """As :func:`private`; ``instead`` where this torch has it no more, for what must go on without."""
+    """Find a private name as :func:`private` does; ``instead`` where this torch has it no more, for what must go on."""
     found: Callable[[], Any] = private(name)
     return found if found.__module__ != __name__ else instead
 

@@ -97,7 +97,7 @@ def require_no_profiler() -> None:
 
 @contextlib.contextmanager
 def watch_profilers(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """Until the block is left, be told of every profiler that is not gradscope's own.
+    """Be told of every profiler that is not gradscope's own, until the block is left.
 
     All ways to a profiler in Python (``torch.profiler``, ``torch.autograd.profiler``, ``emit_nvtx``) go through three
     functions that one module looks up at each call.
@@ -173,7 +173,7 @@ def _without_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_rows() -> Iterator[None]:
-    """On this thread a profiler sees what is allocated, and no operation. What opens a row inside never closes one."""
+    """Let this thread's profiler see what is allocated, and no operation. What opens a row inside never closes one."""
     enable = torch._C._autograd._enable_record_function  # type: ignore[attr-defined]
     enable(False)
     try:

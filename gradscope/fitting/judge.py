@@ -101,7 +101,7 @@ class Predictor:
                 self._others = [Forecast(three, slack) for three in combinations(runs.values(), 3)]
 
     def measured_rows(self) -> tuple[MeasuredRow, ...]:
-        """What was run, beside what the forecast says of it."""
+        """Rows of the batch sizes that were run: measured beside forecast."""
         return tuple(
             MeasuredRow(
                 batch_size=size,

@@ -46,7 +46,7 @@ def mapped(value: Any, change: Callable[[str, Any], Any], name: str = "batch") -
 
 
 def _parts(value: Any, name: str) -> list[tuple[str, Any]] | None:
-    """What lies directly inside; None for a leaf."""
+    """The parts that lie directly in ``value``, by the expressions that find them; None for a leaf."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided and not value.is_nested:
             return None

@@ -19,7 +19,7 @@ class SizeSource(Protocol):
 
     @property
     def target(self) -> str:
-        """As the user wrote it, for messages."""
+        """The TARGET as the user wrote it, for messages."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ class SiteRow:
 
     @property
     def first(self) -> FixSite:
-        """Of which recipe, source, status and reason are everyone's."""
+        """The site whose recipe, source, status and reason are everyone's."""
         return self.sites[0]
 
 

@@ -88,7 +88,7 @@ def _profile(job: Job, script: Script, progress: Progress) -> None:
 
 
 def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
-    """What can be replaced in the script's models, proved where that is asked for; the script runs one step."""
+    """Find what can be replaced in the script's models, and prove it where asked; the script runs one step."""
     found = _Finder(job, progress)
     limit = StepLimit(1)
     with Roots(limit.unnoted(found.look)).watching():
@@ -175,7 +175,7 @@ class _Finder:
         return False
 
     def result(self) -> dict[str, Any]:
-        """What is handed on."""
+        """The result of the job, as it is handed on."""
         changed = self._changed()
         return {
             "sites": to_record(self._sites),
@@ -214,7 +214,7 @@ class _Finder:
 
 @dataclass
 class _Texts:
-    """Of one model: the files that hold its classes, and those that would change: text before, after, and diff."""
+    """A model's files: those that hold its classes, and those that would change: text before, after, and diff."""
 
     files: set[str]
     changed: dict[str, tuple[str, str, str]] = field(default_factory=dict)
@@ -227,7 +227,7 @@ def _files_of(model: nn.Module) -> set[str]:
 
 
 def _device(workload: Workload) -> str:
-    """Where the script has put its model."""
+    """The device that the script has put its model on."""
     return str(next(parameter.device for parameter in parameters_of(workload.model)))
 
 

@@ -98,7 +98,7 @@ def _places(count: int) -> str:
 
 
 def reason_of(site: FixSite) -> str:
-    """Why it is not replaced, and what can be done about it."""
+    """The site's status and reason, and what can be done about it."""
     advice = what_to_do(site.reason)
     return f"{site.status}: {site.reason}{f'; {advice}' if advice else ''}" if site.reason else site.status
 
@@ -148,7 +148,7 @@ def _measuring(data: FixData) -> Iterator[str]:
 
 
 def left_out(count: int) -> tuple[str, ...]:
-    """Of kept places that the diff does not hold: how many, and why."""
+    """Say how many kept places the diff does not hold, and why."""
     if not count:
         return ()
     places = "1 place is" if count == 1 else f"{count} places are"

@@ -88,7 +88,7 @@ class FixData:
 
     @property
     def memory(self) -> Literal["less", "more", "nothing"]:
-        """What a step needs after, beside before; in turns by the rule that keeps a place or undoes it."""
+        """Tell how a step's memory changed; in turns by the rule that keeps a place or undoes it."""
         before, after = self.before, self.after
         if before is None or after is None or before.peak_bytes is None or after.peak_bytes is None:
             return "nothing"
@@ -101,7 +101,7 @@ class FixData:
 
     @property
     def change(self) -> Literal["less", "more", "nothing", "unknown"]:
-        """What a step takes after, beside before.
+        """Tell how a step's time changed.
 
         Unknown of two profiles, each in a process of its own: what else the machine did meanwhile may be more.
         """

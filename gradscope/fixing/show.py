@@ -76,7 +76,7 @@ def _sites(data: FixData, width: int, marks: Glyphs) -> list[Line]:
 
 
 def _about_errors(headers: Collection[str]) -> str:
-    """What those columns are of which there is room."""
+    """Say what the columns of errors are, those that there is room for."""
     if "error" not in headers:
         return ""
     return "; error: of the worst gradient" + (", and before" if "before" in headers else "")

@@ -47,5 +47,5 @@ def side_of(side: Side) -> StepSide:
 
 
 def key_of(site: Site) -> tuple[str, str, str]:
-    """What tells a site from the others in every run of the same program."""
+    """The key that tells a site from the others in every run of the same program."""
     return site.path, site.source, site.recipe

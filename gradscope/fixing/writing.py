@@ -27,7 +27,7 @@ class Edited:
 
     @property
     def shown(self) -> str:
-        """Its path from the working folder where it lies below that."""
+        """The file's path, from the working folder where it lies below that."""
         path = Path(self.name)
         return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else self.name
 

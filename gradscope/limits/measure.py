@@ -43,7 +43,7 @@ class Clock:
     now: Callable[[], int] = time.perf_counter_ns
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Wait until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -43,7 +43,7 @@ class KeptLimits:
 
     @property
     def key(self) -> tuple[str, int | None, str]:
-        """What there is one entry for."""
+        """The device, threads and torch that the file holds one entry for."""
         return self.limits.device, self.threads, self.torch
 
     def fits(self, device_name: str, threads: int, torch: str) -> bool:
@@ -53,7 +53,7 @@ class KeptLimits:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What the file held.
+    """The entries of the file of limits, and what is wrong with it.
 
     Attributes:
         problem: why nothing of it could be read; "" where it could, or where there is no file.

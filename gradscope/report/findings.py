@@ -169,7 +169,7 @@ def _range(finding: Finding, unit: int) -> str:
 
 
 def _part(amount: int, whole: int, of: str) -> str:
-    """As a share of the whole; nothing where the estimate is beyond it."""
+    """An estimate as a share of the whole; nothing where it is beyond that."""
     if not 0 < amount < whole:
         return ""
     share = amount / whole
@@ -204,7 +204,7 @@ def _is_small(finding: Finding, run: RunData, least: float) -> bool:
 
 
 def _shares(finding: Finding, run: RunData) -> tuple[float, float]:
-    """Of the step and of the peak. A whole that was not measured counts nothing if the other is known."""
+    """Shares of the step and of the peak. A whole that was not measured counts nothing if the other is known."""
     saved, freed = max(finding.predicted_saving_ns or 0, 0), max(finding.predicted_saving_bytes or 0, 0)
     peak = _peak(run)
     unknown = 1.0 if freed and not saved else 0.0

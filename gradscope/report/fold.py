@@ -80,7 +80,7 @@ class _Raw:
 
 @dataclass(frozen=True, slots=True)
 class _Parent:
-    """Where siblings stand: what their labels and addresses begin with."""
+    """What siblings stand below: their labels and addresses begin with it."""
 
     name: str  # the parent's own last name, "" below a root
     address: str

@@ -78,7 +78,7 @@ def heading(title: str, about: str = "") -> str:
 
 
 def box(parts: Sequence[str]) -> str:
-    """All of a cell's output. The classes keep MathJax off where it looks for them."""
+    """Box in all output of a notebook's cell. The classes keep MathJax off where it looks for them."""
     return f'<div class="gradscope tex2jax_ignore mathjax_ignore" style="{_BOX}">{"".join(parts)}</div>'
 
 

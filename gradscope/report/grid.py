@@ -70,7 +70,7 @@ class Grid:
         self.spans.setdefault(len(self.columns[0].cells), []).append(line)
 
     def headers(self, width: int) -> list[str]:
-        """Those of the columns that there is room for."""
+        """Headers of the columns that there is room for."""
         return [column.header for column in _fit(self.columns, width)]
 
     def lines(self, width: int, glyphs: Glyphs) -> list[Line]:

@@ -88,7 +88,7 @@ def add_up(parts: Sequence[Amounts]) -> Amounts:
 
 
 def amounts_of(row: LayerRow) -> Amounts:
-    """Of one layer, without those below it."""
+    """Amounts of one layer, without those below it."""
     return Amounts(
         layers=1,
         backward_self_ns=row.backward_self_ns,

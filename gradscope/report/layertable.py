@@ -135,7 +135,7 @@ def _memory_fields(top: Amounts, backward: _Field) -> list[_Field]:
 
 
 def _rate(own: Amounts, total: Amounts) -> str:
-    """On a device of forward and backward over kernel time; on the CPU of backward over its time."""
+    """The rate of FLOPs: on a device of forward and backward over kernel time; on the CPU of backward over its time."""
     if total.device_ns:
         return units.rate_gflops(total.flops, total.device_ns)
     return units.rate_gflops(total.backward_flops, total.backward_ns)

@@ -22,7 +22,7 @@ _LEAST = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Of one pass: what is known of its limits.
+    """What is known of the limits of one pass, forward or backward.
 
     Attributes:
         known_ns: measured time of the layers that have a limit, of their own operations.
@@ -69,14 +69,14 @@ class Limited:
 
 
 def limited(limit_ns: int | None, measured_ns: int, kind: str | None) -> Limited | None:
-    """Of one layer; None where its limit is not known."""
+    """One layer as :class:`Limited`; None where its limit is not known."""
     if limit_ns is None:
         return None
     return Limited(measured_ns, limit_ns, tuple(measured_ns if kind == each else 0 for each in KINDS))
 
 
 def sum_of(parts: Sequence[Limited]) -> Limited:
-    """Of several layers."""
+    """Several layers as one :class:`Limited`."""
     return Limited(
         sum(part.known_ns for part in parts),
         sum(part.limit_ns for part in parts),

@@ -49,7 +49,7 @@ class Largest(Generic[Row]):
 
     @property
     def percents(self) -> list[str]:
-        """Of each row and, last, of what is left out; the texts add up to 100.0 %."""
+        """The share of each row and, last, of what is left out; the texts add up to 100.0 %."""
         return units.percents_of([*(row.bytes for row in self.rows), self.more_bytes], self.whole)
 
     def share(self, part: int) -> float:

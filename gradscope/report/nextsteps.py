@@ -44,7 +44,7 @@ def _wants_limits(run: RunData) -> bool:
 
 
 def _fix(work: WorkloadInfo) -> str:
-    """On the command line, or in Python where what was measured has no name that the command line could take."""
+    """How to run fix: as a command, or in Python where what was measured has no name that a command could take."""
     if not work.target or work.mode == "loop":
         return "gradscope.patch(model, batch)"
     # A script without a file's ending was run as a module, as with python -m.

@@ -39,7 +39,7 @@ def heading(title: str, about: str, width: int, marks: Glyphs) -> Line:
 
 
 def titled(title: str, about: str, width: int, marks: Glyphs) -> list[Line]:
-    """As :func:`heading`, for what must not be cut: in several lines where it is long."""
+    """A heading as :func:`heading` makes them, of what must not be cut: in several lines where it is long."""
     first, *rest = wrapped(about, width, marks, first=f"{title}  ", style="dim")
     return [[(first[0][0], "title"), *first[1:]], *rest]
 

@@ -23,7 +23,7 @@ class TensorFact:
 
     @property
     def elements(self) -> int:
-        """Of its shape."""
+        """The number of elements of the shape."""
         found = 1
         for size in self.shape:
             found *= size
@@ -102,7 +102,7 @@ class OptimizerFact:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """Of one recorded step; empty where it was not recorded."""
+    """The facts of one recorded step; empty where it was not recorded."""
 
     calls: Sequence[CallFact] = ()
     places: Sequence[PlaceFact] = ()

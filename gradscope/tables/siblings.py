@@ -44,7 +44,7 @@ def _typical(ratios: Sequence[float]) -> float | None:
 
 
 def _ratios(steps_ns: Sequence[int], others_ns: Sequence[Sequence[int]]) -> list[float]:
-    """Of each step in which the others took any time."""
+    """The layer's ratio to the others in each step in which these took any time."""
     found = []
     for step, own in enumerate(steps_ns):
         there = [each[step] for each in others_ns if step < len(each)]
@@ -99,7 +99,7 @@ def _median_without(ordered: Sequence[int], own: int) -> float:
 
 
 def _times(ratio: float, longer: bool) -> float:
-    """How many times as long, or as short: without end for a layer that takes no time, as a frozen one in backward."""
+    """How many times as long, or as short, a layer takes: without end where it takes no time, as frozen in backward."""
     if longer:
         return ratio
     return 1 / ratio if ratio > 0 else inf

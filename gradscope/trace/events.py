@@ -112,7 +112,7 @@ def without_parts_of_ops(table: EventTable) -> EventTable:
 
 
 def _kept(parent: Int32Column, drop: npt.NDArray[np.bool_]) -> IntColumn:
-    """For each row the innermost row around it that is not dropped, itself if it is not."""
+    """The innermost undropped row around each row: itself if it is not dropped."""
     found = np.arange(len(parent))
     while (inside := np.flatnonzero(drop[found])).size:
         found[inside] = parent[found[inside]]

@@ -14,7 +14,7 @@ from gradscope.tables import EventTable, IntColumn, KernelTable, RowKind
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is kept of one stretch."""
+    """The table of one stretch, and what is kept of it."""
 
     table: EventTable
     rows: IntColumn
@@ -91,7 +91,7 @@ def _parts(tables: Sequence[EventTable]) -> list[_Part]:
 
 
 def _end_of_step(table: EventTable, mark: int) -> int:
-    """Where the step ends that a STEP row marks: with the optimizer's row around it, as attribution has it."""
+    """The end of the step that a STEP row marks: with the optimizer's row around it, as attribution has it."""
     row = int(table.parent[mark])
     while row >= 0:
         if table.kind[row] == RowKind.OPTIMIZER:

@@ -58,7 +58,7 @@ def read_kernels(events: Sequence[Any], correlation: IntColumn) -> KernelTable:
 
 
 def launchers(of_rows: IntColumn, of_kernels: IntColumn) -> IntColumn:
-    """For each kernel the row with its correlation; -1 where there is none."""
+    """The row that launched each kernel, by its correlation; -1 where there is none."""
     if not len(of_rows):
         return np.full(len(of_kernels), -1, np.int64)
     order = np.argsort(of_rows, kind="stable")

@@ -105,7 +105,7 @@ class _TreeWalk:
         )
 
     def allocations(self, place: Int32Column) -> AllocationTable:
-        """What the allocators did, by time.
+        """The allocators' events, in order of time.
 
         Args:
             place: row of the finished table for each row of the walk; its last entry stands for no row.
@@ -124,7 +124,7 @@ class _TreeWalk:
 
 
 def _forward_thread(thread: Int32Column, sequence: IntColumn, backward: np.ndarray) -> Int32Column:  # type: ignore[type-arg]
-    """For backward rows the thread that drew their number: only one does, in a profiler of one thread."""
+    """The thread that drew the numbers of backward rows: only one does, in a profiler of one thread."""
     drew = thread[(sequence >= 0) & ~backward]
     made_by = np.bincount(drew).argmax() if len(drew) else 0
     return np.where(backward & (sequence >= 0), made_by, 0).astype(np.int32)

@@ -108,7 +108,7 @@ def _slopes(
     values: Tensor,
     bias_sum: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Of a block [group, row, key]: the gradient of scaled q kᵀ, and the weights that values were summed with.
+    """The gradient of a block of scaled q kᵀ [group, row, key], and the weights that values were summed with.
 
     Adds the gradient of the bias to ``bias_sum``. Both results are scratch memory.
     """

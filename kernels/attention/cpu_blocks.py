@@ -24,7 +24,7 @@ SCORES = 1 << 18  # of a block, over its groups, for each thread: a core's secon
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What of the batch, the key heads, the queries and the keys."""
+    """The part of batch, key heads, queries and keys that is computed at once."""
 
     batch: slice
     heads: slice
@@ -198,6 +198,6 @@ def grouped_bias(bias: Tensor, kv_heads: int) -> Tensor:
 
 
 def bias_part(bias: Tensor, block: Block) -> Tensor:
-    """What of the grouped bias a block adds."""
+    """The part of the grouped bias that a block adds."""
     sides = (block.batch, block.heads, slice(None), block.queries, block.keys)
     return bias[tuple(slice(None) if size == 1 else side for size, side in zip(bias.shape, sides, strict=True))]

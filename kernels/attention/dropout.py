@@ -35,7 +35,7 @@ def keys_of(seed: int, side: int, count: int, device: torch.device) -> Tensor:
 
 
 def kept_bits(rows: Tensor, columns: Tensor, below: int, out: Tensor, scratch: Tensor) -> Tensor:
-    """All ones where a weight is kept, 0 where it is dropped; int32, to be and-ed with a float's own bits.
+    """Bits that are all ones where a weight is kept, 0 where it is dropped; int32, to be and-ed with a float's own.
 
     Args:
         rows, columns: from :func:`keys_of`, broadcastable to ``out``.
@@ -61,7 +61,7 @@ def zero_dropped(weights: Tensor, kept: Tensor, out: Tensor) -> Tensor:
 
 
 def keep_mask(seed: Tensor, shape: tuple[int, int, int, int], dropout_p: float) -> Tensor:
-    """What the CPU path keeps, all at once: boolean [batch, heads, queries, keys]."""
+    """The mask of the weights that the CPU path keeps, all at once: boolean [batch, heads, queries, keys]."""
     batch, heads, queries, keys = shape
     rows = keys_of(int(seed), 0, batch * heads * queries, seed.device).view(batch, heads, queries, 1)
     out = torch.empty(shape, dtype=torch.int32, device=seed.device)

@@ -42,7 +42,7 @@ class AttentionOptions:
         return left, right
 
     def keep_scale(self) -> float:
-        """What kept probabilities are multiplied by; 0 where everything is dropped."""
+        """The factor that kept probabilities are multiplied by; 0 where everything is dropped."""
         return 0.0 if self.dropout_p >= 1 else 1 / (1 - self.dropout_p)
 
 

@@ -54,7 +54,7 @@ def masked_scores(q: Tensor, k: Tensor, bias: Tensor | None, options: AttentionO
 
 
 def _positions(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Of queries and keys, broadcast to the scores; of a subclass if they are: DTensor mixes no others."""
+    """Positions of queries and keys, broadcast to the scores; of a subclass if they are: DTensor mixes no others."""
     if type(scores) is Tensor:
         _, _, queries, keys = scores.shape
         return torch.arange(queries, device=scores.device)[:, None], torch.arange(keys, device=scores.device)[None, :]

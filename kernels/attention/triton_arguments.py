@@ -85,7 +85,7 @@ def terms_of(q: Tensor, k: Tensor, options: AttentionOptions) -> ScoreTerms:
 
 
 def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, wide: bool) -> Form:
-    """What must be compiled for one call.
+    """The form that must be compiled for one call.
 
     Args:
         wide: :func:`is_wide` of all its tensors.

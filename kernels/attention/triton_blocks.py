@@ -32,7 +32,7 @@ def padded(size: int) -> int:
 
 
 def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling:
-    """For the forward kernel.
+    """The tiling of the forward kernel.
 
     A block of queries is large, for it is read once and decides how often all keys are read. Consumer cards (8.6, 8.9,
     12.0) have 99 kB of shared memory, of which queries take m · size and each stage n · 2 size elements; an H100 has
@@ -53,7 +53,7 @@ def forward_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
 
 
 def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling | None:
-    """For the kernel of all three gradients; None where it would spill: there two kernels do it.
+    """The tiling of the kernel of all three gradients; None where it would spill: there two kernels do it.
 
     Keys and values stay, and their two sums in registers, n · 2 size floats. A block of queries is small, for four
     tiles of scores and a part of dq are alive at once.
@@ -70,7 +70,7 @@ def one_pass_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] |
 
 
 def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling:
-    """For the kernel of dk and dv alone."""
+    """The tiling of the kernel of dk and dv alone."""
     if dtype == torch.float32:
         return Tiling(16, 16, 8, 1) if rich or size > 64 else Tiling(32, 32, 8, 1)
     if size <= 32:
@@ -83,7 +83,7 @@ def keys_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | Non
 
 
 def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool) -> Tiling:
-    """For the kernel of dq alone, and that of the bias: as the other with queries and keys in each other's place."""
+    """The tiling of the kernel of dq alone, and of the bias's: as the other, queries and keys in each other's place."""
     if dtype == torch.float32:
         return Tiling(32, 32, 8, 1) if size <= 64 else Tiling(32, 16, 8, 1) if size <= 128 else Tiling(16, 16, 8, 1)
     if size <= 64:
@@ -94,7 +94,7 @@ def queries_blocks(size: int, dtype: torch.dtype, capability: tuple[int, int] | 
 
 
 class BackwardBlocks(NamedTuple):
-    """How a backward is cut."""
+    """The tilings of the kernels of a backward."""
 
     one_pass: Tiling | None  # None: two kernels
     keys: Tiling
@@ -104,7 +104,7 @@ class BackwardBlocks(NamedTuple):
 def forward_candidates(
     size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool
 ) -> tuple[Tiling, ...]:
-    """What forward may be cut into; the default first, the others to be timed."""
+    """The tilings that forward may take; the default first, the others to be timed."""
     default = forward_blocks(size, dtype, capability, rich)
     if dtype == torch.float32 or size > 128 or not _large(capability):
         return (default,)
@@ -115,7 +115,7 @@ def forward_candidates(
 def backward_candidates(
     size: int, dtype: torch.dtype, capability: tuple[int, int] | None, rich: bool
 ) -> tuple[BackwardBlocks, ...]:
-    """What backward may be cut into, as :func:`forward_candidates`.
+    """The tilings that backward may take, as :func:`forward_candidates`.
 
     Among them is one pass where it spills some hundred bytes: what these cost, only a GPU tells.
     """

@@ -240,7 +240,7 @@ def _of_bias(
 
 
 def kept(q: Tensor, k: Tensor, options: AttentionOptions, seed: Tensor) -> Tensor:
-    """What dropout keeps: [batch, heads, queries, keys], boolean. A function of the seed and the position alone."""
+    """The weights that dropout keeps: [batch, heads, queries, keys], boolean, by seed and position alone."""
     from gradscope.kernels.attention.triton_scores.triton_kernels import keep
 
     shape = (*q.shape[:3], k.shape[2])
@@ -264,7 +264,7 @@ def _inputs(
 
 
 def _form(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, *others: Tensor) -> Form:
-    """What the kernels of a call are compiled for; ``others`` are tensors [batch, heads, rows, columns] of the call."""
+    """The form that a call's kernels are compiled for; ``others`` are its tensors [batch, heads, rows, columns]."""
     spread = () if bias is None else (bias.expand(*q.shape[:3], k.shape[2]),)
     return form_of(q, v, bias, options, is_wide(q, k, v, *spread, *others))
 
@@ -299,7 +299,7 @@ def _bias_buffer(bias: Tensor, q: Tensor, k: Tensor, cut: Tiling) -> tuple[Tenso
 
 
 def _kind(q: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions) -> _Kind:
-    """What the block sizes depend on."""
+    """The kind of call that the block sizes depend on."""
     capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
     return padded(max(q.shape[3], v.shape[3])), q.dtype, capability, bias is not None or options.dropout_p > 0
 

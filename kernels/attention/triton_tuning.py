@@ -73,7 +73,7 @@ def _found(candidates: Sequence[C], run: Callable[[C], object], clock: Callable[
 
 
 def _too_large() -> tuple[type[Exception], ...]:
-    """What a launch raises whose tiles do not fit, or for which no memory is left."""
+    """Errors of a launch whose tiles do not fit, or for which no memory is left."""
     from triton.runtime.errors import OutOfResources
 
     return OutOfResources, torch.OutOfMemoryError

@@ -25,7 +25,7 @@ def by_torch(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> Tensor:
-    """As :func:`gradscope.recipes.cross_entropy`; all derivatives exist, on any kind of tensor that torch's takes."""
+    """Compute :func:`gradscope.recipes.cross_entropy` by torch's, with all derivatives, of any tensor that it takes."""
     if target.dtype is torch.uint8:  # torch takes them of rows alone, without weights or smoothing
         target = target.long()
     if weight is not None:

@@ -16,7 +16,7 @@ LONG_ROW = 128 << 10  # bytes; three programs on each of 132 multiprocessors hol
 
 
 def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, gradient: Tensor | None) -> Tensor:
-    """As :func:`gradscope.kernels.cross_entropy.cpu.losses`, for all dtypes but float64. Not yet run on a GPU."""
+    """Compute what :func:`gradscope.kernels.cross_entropy.cpu.losses` does, but for float64. Not yet run on a GPU."""
     import triton
 
     batch, classes, positions = logits.shape

@@ -42,7 +42,7 @@ class Bits:
     """Hashes of consecutive elements on the CPU, a chunk at a time, in memory that is used again."""
 
     def __init__(self, seed: int, most: int) -> None:
-        """Of ``seed``, for chunks of up to ``most`` elements."""
+        """Prepare the hash of ``seed`` for chunks of up to ``most`` elements."""
         self._low, self._high = signed(seed), signed(seed >> 32)
         self._index = torch.arange(most, dtype=torch.int32)
         self._hash, self._shifted = (torch.empty(most, dtype=torch.int32) for _ in range(2))

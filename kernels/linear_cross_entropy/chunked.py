@@ -34,7 +34,7 @@ class LossAndGradients:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is computed beside the loss."""
+    """The gradients, and logits, to compute beside the loss."""
 
     input: bool  # gradients
     linear_weight: bool
@@ -58,7 +58,7 @@ def counted(
     rows: int,
     backend: str,
 ) -> LossAndGradients:
-    """As :func:`chunked`, leaving out the rows whose target is ignored.
+    """Run :func:`chunked` without the rows whose target is ignored.
 
     For the CPU: elsewhere their number would have to be waited for.
     """

@@ -22,5 +22,5 @@ def as_rows(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def output_shape(gate: Tensor, up: Tensor | None) -> list[int]:
-    """Of the result."""
+    """The shape of the result."""
     return [*gate.shape[:-1], gate.shape[-1] // 2] if up is None else list(gate.shape)

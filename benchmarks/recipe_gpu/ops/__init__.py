@@ -36,7 +36,7 @@ OPS: dict[str, Callable[[Model], list[Problem]]] = {
 
 
 def all_problems(only: str | None = None) -> list[Problem]:
-    """Of every op, or of ``only``, at every model's shapes."""
+    """The problems of every op, or of ``only``, at every model's shapes."""
     return [
         problem for name, make in OPS.items() if only in (None, name) for model in MODELS for problem in make(model)
     ]

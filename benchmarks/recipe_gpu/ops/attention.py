@@ -34,12 +34,12 @@ class Options:
 
 
 def flop(model: Model, causal: bool = True) -> int:
-    """Of forward and backward: two products and five, of which a causal mask needs half."""
+    """FLOPs of forward and backward: two matmuls and five, of which a causal mask needs half."""
     return 7 * model.batch * model.heads * model.tokens**2 * model.size * (1 if causal else 2)
 
 
 def by_hand(options: Options, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As nanoGPT writes it."""
+    """Attention as nanoGPT writes it."""
     group = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (key, value))
     scores = (query @ key.transpose(-2, -1)) * query.shape[-1] ** -0.5

@@ -13,7 +13,7 @@ from recipe_gpu.shapes import Model
 
 
 def by_hand(logits: Tensor, target: Tensor) -> Tensor:
-    """As textbooks have it, with the upcast that models add."""
+    """Cross-entropy as textbooks have it, with the upcast that models add."""
     return -logits.float().log_softmax(-1).gather(1, target[:, None]).mean()
 
 

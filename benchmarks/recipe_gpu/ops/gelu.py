@@ -14,7 +14,7 @@ from recipe_gpu.shapes import Model
 
 
 def by_hand(x: Tensor) -> Tensor:
-    """As GPT-2's code has it."""
+    """GELU as GPT-2's code has it."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 

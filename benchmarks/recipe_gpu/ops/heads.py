@@ -13,7 +13,7 @@ from recipe_gpu.shapes import Model
 
 
 def by_torch(model: Model, qkv: Tensor, inner: Tensor) -> tuple[Tensor, ...]:
-    """As nanoGPT has it."""
+    """Split heads as nanoGPT does."""
     sizes = [heads * model.size for heads in (model.heads, model.kv_heads, model.kv_heads)]
     parts = [part.view(*part.shape[:2], -1, model.size).transpose(1, 2) for part in qkv.split(sizes, dim=2)]
     merged = inner.transpose(1, 2).contiguous().view(model.batch, model.tokens, -1)

@@ -17,7 +17,7 @@ def eager(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def eager_upcast(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """As Hugging Face's models have it."""
+    """The loss as Hugging Face's models have it, upcast."""
     return F.cross_entropy(F.linear(x, weight).float(), target)
 
 

@@ -18,7 +18,7 @@ SHARE = 0.1  # that dropout drops
 
 
 def rms_by_hand(x: Tensor, weight: Tensor) -> Tensor:
-    """As Llama's code has it."""
+    """RMS normalisation as Llama's code has it."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
 

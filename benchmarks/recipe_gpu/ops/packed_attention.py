@@ -14,7 +14,7 @@ from recipe_gpu.shapes import Model
 
 
 def _split(model: Model, qkv: Tensor) -> list[Tensor]:
-    """As nanoGPT has it."""
+    """Split q, k and v as nanoGPT does."""
     parts = qkv.split([heads * model.size for heads in (model.heads, model.kv_heads, model.kv_heads)], dim=2)
     return [part.view(*part.shape[:2], -1, model.size).transpose(1, 2) for part in parts]
 

@@ -17,7 +17,7 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def by_hand(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As Hugging Face's models have it: the tables doubled, of the activations' dtype."""
+    """Rotary embeddings as Hugging Face's models have them: the tables doubled, of the activations' dtype."""
     return query * cos + _rotate_half(query) * sin, key * cos + _rotate_half(key) * sin
 
 

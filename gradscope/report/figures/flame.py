@@ -250,7 +250,7 @@ class _Operations:
         return self._frames(self._sums.get(id(node), {}), own, colour, kind, address(node))
 
     def outside(self, phase: str, own: int, colour: str) -> list[FlameFrame]:
-        """Those of no layer in ``phase``."""
+        """Frames of the operations of no layer in ``phase``."""
         return self._frames(self._sums.get(phase, {}), own, colour, OUTSIDE, "outside the layers")
 
     def _frames(

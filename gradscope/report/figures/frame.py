@@ -30,7 +30,7 @@ class FlameFrame:
 
     @property
     def own(self) -> int:
-        """What no child takes."""
+        """The part of the frame that no child takes."""
         return self.value - sum(child.value for child in self.children)
 
     def walk(self) -> Iterator[FlameFrame]:

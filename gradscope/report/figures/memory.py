@@ -185,7 +185,7 @@ def _lay_out(figure: go.Figure, memory: MemoryInfo, end: int, title: str) -> Non
 
 
 def _mark_phase(figure: go.Figure, span: PhaseSpan, end: int) -> None:
-    """Its border, and its name above the graph where there is room for it."""
+    """Draw a phase's border, and its name above the graph where there is room for it."""
     line: dict[str, Any] = {"width": 1, "dash": "dot", "color": "#8a8f98"}
     if span.start_ns > 0:
         figure.add_vline(x=span.start_ns / 1e9, line=line)

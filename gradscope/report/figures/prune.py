@@ -21,7 +21,7 @@ _NEUTRAL = "#d0d4db"
 
 @dataclass(slots=True)
 class Pruned:
-    """What is drawn, and what is not."""
+    """Frames that are drawn, and what is not."""
 
     root: FlameFrame
     left_out: Counter[str] = field(default_factory=Counter)  # frames by kind; layers by module
