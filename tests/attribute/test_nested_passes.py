@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .test_passes import MISFIT, STEPS, WALKING, X, calls, passes_of, sums_of
+from .counted_passes import MISFIT, STEPS, WALKING, X, calls, passes_of, sums_of
 
 
 class Residual(nn.Module):

@@ -2,68 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-import gradscope
-from gradscope.capture.modules import CallRecorder
-from gradscope.capture.passes import PassRecorder
-from gradscope.tables import OWN, RunData
+from gradscope.tables import OWN
 
-X = torch.ones(2, 4)
-STEPS = 4
-
-
-def measured(model: nn.Module, sums: dict[str, int] | None = None) -> tuple[RunData, Counter[str], Counter[str]]:
-    """The report of a loop, and how many gradients each layer's parameters were given in the measured steps.
-
-    Args:
-        sums: gradient sums that the model says it caused, by layer; it adds to it in each step.
-    """
-    each: list[tuple[Counter[str], Counter[str]]] = []
-    owner: dict[int, str] = {}
-    for path, module in model.named_modules():
-        for parameter in module._parameters.values():
-            owner.setdefault(id(parameter), path)  # a tied one is its first holder's
-    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
-        while True:
-            profiled = bool(torch.autograd.profiler._is_profiler_enabled)
-            model.zero_grad(set_to_none=True)
-            if sums is not None:
-                sums.clear()
-            model(X).sum().backward()
-            if profiled:
-                found = Counter(owner[id(p)] for p in model.parameters() if p.grad is not None)
-                each.append((found, Counter(sums or {})))
-            if prof.step():
-                break
-    given, added = Counter[str](), Counter[str]()
-    for one, other in each[1 : 1 + STEPS]:
-        given += one
-        added += other
-    return prof.report.data, given, added
-
-
-def calls(data: RunData, phase: str, name: str) -> Counter[str]:
-    """Calls of an operation over all measured steps, by layer."""
-    found = Counter[str]()
-    for op in data.ops:
-        if op.phase == phase and op.name == name:
-            found[op.layer if op.layer is not None else "(outside)"] += round(op.calls * STEPS)
-    return found
-
-
-def sums_of(data: RunData) -> Counter[str]:
-    return calls(data, "gradient_sum", "aten::add") + calls(data, "gradient_sum", "aten::add_")
+from .counted_passes import MISFIT, STEPS, WALKING, X, calls, measured, passes_of, sums_of
 
 
 class Weight(nn.Module):
@@ -300,18 +249,6 @@ def test_a_tied_weight_is_its_first_holders(noted: bool, monkeypatch: pytest.Mon
     assert sums_of(data) == {"a": STEPS}
 
 
-def test_gradients_for_what_is_not_run_are_nobodys_and_no_error() -> None:
-    """A pass that is asked for some gradients runs no node that leads to none of them, whoever may hand it some."""
-    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def step(_: int) -> None:
-        h, u = a(X), b(X)
-        torch.autograd.backward((u * h).sum() + (u.exp() * h).sum(), inputs=[b.weight])
-
-    _, data = passes_of(step)
-    assert calls(data, "accumulate", "AccumulateGrad") == sums_of(data) == {"Linear#2": STEPS}
-
-
 class Rewired(nn.Module):
     """The same calls and numbers in each step; which value is used a second time differs."""
 
@@ -326,10 +263,6 @@ class Rewired(nn.Module):
         b = self.b(a)
         self.sums["a" if self.seen % 2 else "b"] = 1
         return torch.add(self.c(b), a if self.seen % 2 else b)
-
-
-WALKING = "gradscope.capture.phases.timed.WALKING"
-MISFIT = "their values were used otherwise"
 
 
 def test_a_sum_in_steps_that_are_wired_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,128 +310,11 @@ def test_no_mark_stays_on_a_parameter() -> None:
     assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())  # type: ignore[attr-defined]
 
 
-def test_steps_that_are_alike_are_walked_once() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    prof: Any
-    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
-        while True:
-            model(X).sum().backward()
-            if prof.step():
-                break
-    passes = prof._session.capture.timed.passes
-    assert len(passes.graphs) == 1 and len(passes.passes) == STEPS + 1
-
-
 def test_noting_a_pass_is_gradscopes_own() -> None:
     """Each has a row of its own in the trace, also one inside of another: what it takes is no layer's, nor engine's."""
     data, _, _ = measured(Again(reentrant=True))
     (own,) = [op for op in data.ops if op.name == OWN]
     assert (own.layer, own.phase, own.calls) == (None, "other", 3)
-
-
-def test_what_walking_may_take_is_counted_in_each_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time is left for one of a step's two passes, which are known from the first step on."""
-    clock = itertools.count(step=10)  # a walk takes 10
-    monkeypatch.setattr("gradscope.capture.passes.time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
-    model, calls = nn.Linear(4, 4), CallRecorder()
-    recorder = PassRecorder(calls)
-    recorder.spare_ns = 15
-    with calls.recording():
-        for _ in range(3):
-            recorder.begin_step()
-            for _ in range(2):
-                with recorder.around(model(X).sum()):
-                    pass
-    assert [note.own for note in recorder.passes] == [True, True, True, False, True, False]
-
-
-# -- replayed by hand --------------------------------------------------------------------------------------------------
-
-
-class Asked(nn.Sequential):
-    """Three layers; each step asks for the gradients of one of them, in one of two ways."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-
-    def parameters_of(self, step: int) -> list[nn.Parameter]:
-        layer = self[step % 3]
-        return [layer.weight] if step % 2 else [layer.weight, layer.bias]
-
-
-def test_a_pass_that_is_asked_for_some_gradients_alone() -> None:
-    model, each = Asked(), list[Counter[str]]()
-    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
-        for step in range(100):
-            profiled = bool(torch.autograd.profiler._is_profiler_enabled)
-            asked = model.parameters_of(step)
-            torch.autograd.backward(model(X).sum(), inputs=asked)
-            if profiled:
-                each.append(Counter({str(step % 3): len(asked)}))
-            if prof.step():
-                break
-    given = sum(each[1 : 1 + STEPS], Counter[str]())
-    assert calls(prof.report.data, "accumulate", "AccumulateGrad") == given
-
-
-def test_a_pass_from_an_edge_of_the_graph() -> None:
-    """torch.autograd.graph.GradientEdge stands for the tensor, which may be gone."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    with gradscope.profiling(model, steps=STEPS, warmup=1, memory=False) as prof:
-        while True:
-            torch.autograd.backward(get_gradient_edge(model(X).sum()))
-            if prof.step():
-                break
-    passes = prof._session.capture.timed.passes  # type: ignore[union-attr]
-    assert [graph.names[0] for graph in passes.graphs] == ["SumBackward0"]
-    assert calls(prof.report.data, "accumulate", "AccumulateGrad") == {"0": 2 * STEPS, "1": 2 * STEPS}
-
-
-class Keeps(torch.autograd.Function):
-    """Keeps a tensor under the name that an AccumulateGrad has for its parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.variable = torch.ones(3)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 2
-
-
-def passes_of(step: Callable[[int], Any], **options: Any) -> tuple[Any, RunData]:
-    """What was noted of the passes of a loop, and its report."""
-    with gradscope.profiling(steps=STEPS, warmup=1, memory=False, **options) as prof:
-        for number in range(100):
-            step(number)
-            if prof.step():
-                break
-    return prof._session.capture.timed.passes, prof.report.data  # type: ignore[union-attr]
-
-
-def test_a_function_that_keeps_a_variable_is_no_parameter() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    passes, data = passes_of(lambda _: Keeps.apply(model(X)).sum().backward())
-    kinds = {
-        name: node.parameter >= 0 for name, node in zip(passes.graphs[0].names, passes.graphs[0].nodes, strict=True)
-    }
-    assert kinds["KeepsBackward"] is False and kinds["AccumulateGrad"] is True
-    assert calls(data, "accumulate", "AccumulateGrad") == {"0": 2 * STEPS, "1": 2 * STEPS}
-
-
-def test_passes_from_other_values_are_walked_by_themselves() -> None:
-    """The same modules were called and drew the same numbers: what a pass starts from differs."""
-    stem, heads = nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
-
-    def step(number: int) -> None:
-        h = stem(X)
-        losses = [head(h).sum() for head in heads]
-        torch.autograd.backward(losses if number % 2 else losses[1:])
-
-    passes, _ = passes_of(step)
-    assert len(passes.graphs) == 2
-    assert sorted(graph.names.count("AccumulateGrad") for graph in passes.graphs) == [4, 6]
 
 
 def test_graphs_are_noted_up_to_so_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,26 +324,3 @@ def test_graphs_are_noted_up_to_so_many_nodes(monkeypatch: pytest.MonkeyPatch) -
     passes, data = passes_of(lambda _: model(X).sum().backward())
     assert len(passes.graphs) == 1 and {note.graph for note in passes.passes} == {0, -1}
     assert sum(calls(data, "accumulate", "AccumulateGrad").values()) == 5 * STEPS
-
-
-class Joined(nn.Module):
-    """Multiplies by the weights of two layers at once, and calls neither."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ torch.cat([part.weight for part in self.parts], 1)  # type: ignore[misc]
-
-
-def test_parameters_of_two_layers_behind_one_node_are_marked() -> None:
-    """In which order the engine serves them is its own."""
-    model, marked = Joined(), set[tuple[bool, ...]]()
-
-    def step(_: int) -> None:
-        model(X).sum().backward()
-        marked.add(tuple(bool(each._post_accumulate_grad_hooks) for each in model.parameters()))  # type: ignore[attr-defined]
-
-    passes_of(step)
-    assert marked == {(False, False), (True, True)}

@@ -9,12 +9,22 @@ import pytest
 import torch
 import torch._inductor.config
 from hypothesis import configuration
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gradscope.kernels import pays
+
+from ..process_group import alone
 
 # What hypothesis keeps between runs does not belong into the repository. It begins to when tests are collected.
 _KEPT = tempfile.TemporaryDirectory(prefix="gradscope-hypothesis-")
 configuration.set_hypothesis_home_dir(_KEPT.name)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    """One CPU in a process group of its own."""
+    with alone():
+        yield init_device_mesh("cpu", (1,))
 
 
 @pytest.fixture
