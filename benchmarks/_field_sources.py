@@ -20,7 +20,7 @@ PICTURES = ("*.gif", "*.mp4", "*.ipynb", "*.pdf", "*.svg")
 
 
 class Missing(Exception):
-    """A program cannot be run: what lacks, and how to get it."""
+    """A program or a model cannot be run: what lacks, and how to get it."""
 
 
 def check_ready(program: Program, sources: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from _common import ROOT
-from _field_sources import read_tree
+from _field_sources import Missing, read_tree
 
 from gradscope.workload import Workload, load_factory
 
@@ -38,10 +38,6 @@ class Case:
     repo: str = ""
     commit: str = ""
     module: str = ""
-
-
-class Missing(Exception):
-    """A case cannot be made: what lacks, and how to get it."""
 
 
 def workload_of(case: Case, sources: Path | None, *, tiny: bool) -> Workload:

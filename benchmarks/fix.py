@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 from _common import Result, finish, parser, print_table
-from _fix_cases import CASES, Case, Missing, workload_of
+from _field_sources import Missing
+from _fix_cases import CASES, Case, workload_of
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
