@@ -273,9 +273,17 @@ def _new_text(site: Site) -> str:
                 made += text[at : each.start].decode() + each.text
                 at = each.end
         made += text[at:done].decode()
-        one_line = " ".join(line.strip() for line in made.splitlines())
+        one_line = " ".join(line.strip() for line in _first_branch(made).splitlines())
         found.append(one_line.replace("( ", "(").replace(", )", ")").strip())
     return "\n".join(found)
+
+
+def _first_branch(text: str) -> str:
+    """What is new of a condition whose other branch holds the old code."""
+    lines = text.splitlines()
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
+    end = lines.index(f"{indent}else:") if f"{indent}else:" in lines else len(lines)
+    return "\n".join(lines[:end])
 
 
 def _elements(value: Value) -> int:

@@ -99,7 +99,23 @@ def _given(home: ast.Assign, name: str, texts: Texts) -> ast.expr | None:
         if isinstance(target, ast.Tuple) and isinstance(home.value, ast.Tuple):
             pairs = zip(target.elts, home.value.elts, strict=False)
             return next((value for each, value in pairs if names_in(each) == {name}), None)
+    if isinstance(home.value, (ast.GeneratorExp, ast.ListComp)):
+        return _of_each(home.value, texts)
     return home.value if all(isinstance(each, ast.Name) for each in home.targets) else _parts(home.value, texts)
+
+
+def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: Texts) -> ast.expr | None:
+    """What ``(each.view(...) for each in parts)`` is taken from, where every part keeps its rows."""
+    loop, part = made.generators[0], made.elt
+    while (
+        isinstance(part, ast.Call)
+        and isinstance(part.func, ast.Attribute)
+        and part.func.attr in _ROW_BY_ROW - {"mul", "div"}
+    ):
+        part = part.func.value
+    if len(made.generators) > 1 or loop.ifs or not isinstance(part, ast.Name) or names_in(loop.target) != {part.id}:
+        return None
+    return _parts(loop.iter, texts) if isinstance(loop.target, ast.Name) else None
 
 
 def _parts(whole: ast.expr, texts: Texts) -> ast.expr | None:
