@@ -233,7 +233,7 @@ def _number(value: Value) -> Tensor:
 
 
 def _form(nodes: Iterable[Node], output: Value, given: Sequence[Value]) -> object:
-    """Equal for equal calls of tensors of equal shapes, with the same numbers."""
+    """Equal for equal calls of tensors of equal shapes, with the same numbers, in place or not."""
     names = {value: f"given {number}" for number, value in enumerate(given)}
     origins = {uncast(value): name for value, name in names.items()}
 
@@ -249,7 +249,7 @@ def _form(nodes: Iterable[Node], output: Value, given: Sequence[Value]) -> objec
 
     calls = []
     for node in nodes:
-        calls.append((node.op, shown(node.args), shown(node.kwargs)))
+        calls.append((node.op, bool(node.changed), shown(node.args), shown(node.kwargs)))
         for value in node.outputs:
             names[value] = f"made {len(names)}"
     shapes = tuple((value.shape, value.dtype) for value in given)

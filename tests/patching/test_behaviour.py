@@ -120,6 +120,20 @@ def test_a_proof_asks_for_gradients() -> None:
     assert not proved(lambda x: x * x.tanh(), lambda x: x * x.detach().tanh())
 
 
+def test_what_is_proved_is_not_proved_for_the_same_in_place() -> None:
+    """On a tensor that was there before it is none."""
+    known = Proofs()
+
+    def proves(run: Callable[[Tensor], Tensor]) -> bool:
+        with torch.no_grad():
+            recording, _, _, _ = recorded(lambda one, _: run(one))
+        (node,) = (each for each in recording.nodes if each.op == "tanh")
+        return known.proves([node], node.output, node.inputs, torch.tanh)
+
+    assert proves(torch.tanh)
+    assert not proves(torch.tanh_)
+
+
 def test_a_proof_asks_for_another_size_too() -> None:
     """At 1 the two are equal to seven digits; where eps is as large as the mean square they are not."""
 

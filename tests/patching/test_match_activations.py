@@ -200,6 +200,21 @@ def test_reasons(name: str, reason: str) -> None:
     assert site.reasons == [reason]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "q = x.to(torch.DTYPE).to(x.dtype)\ny = 0.5 * x * (1 + torch.erf(q / math.sqrt(2)))",
+        "q = F.silu(x).to(torch.DTYPE).to(x.dtype)\ny = q * u",
+    ],
+)
+def test_what_is_rounded_on_the_way_is_left(tmp_path: Path, body: str, dtype: str) -> None:
+    """As quantisation in training does; the recipe would round nothing."""
+    entry = spelled.entry(tmp_path, body.replace("DTYPE", dtype), "activation")
+    (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert site.reasons == ["it is rounded on the way, to a dtype smaller than the input's"]
+
+
 class Recurrence(nn.Module):
     """A step's activation is a function of the step before: written out, its formula has no end."""
 

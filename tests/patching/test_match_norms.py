@@ -221,6 +221,35 @@ def test_deep_in_a_residual_stream(tmp_path: Path, recipe: str, formula: str) ->
     swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("vector", "taken"),
+    [
+        ("self.w.view(1, 1, -1)", True),
+        ("(1 + self.w[None])", True),
+        ("u.mean(1, keepdim=True).sigmoid()", False),
+    ],
+)
+def test_a_vector_that_may_be_several_later(tmp_path: Path, vector: str, taken: bool) -> None:
+    """Recorded with a batch of one, what modulates each of a batch has the form of a weight."""
+    entry = spelled.entry(tmp_path, f"y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) * {vector}", "norm")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch[:1], RECIPES)
+    assert swapped.supported(found) == [("", "rms_norm")]
+    assert ("weight=" in Patches(found).diff) == taken
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_what_is_rounded_on_the_way_is_left(tmp_path: Path, dtype: str) -> None:
+    """A mean in a smaller dtype is another number."""
+    mean = f"x.pow(2).mean(-1, keepdim=True).to(torch.{dtype}).float()"
+    entry = spelled.entry(tmp_path, f"x * torch.rsqrt({mean} + 1e-3)", "norm")
+    assert not swapped.planned(entry, *swapped.built(entry), RECIPES).supported
+    entry = spelled.entry(tmp_path, "x * torch.rsqrt(x.pow(2).mean(-1, True, dtype=torch.bfloat16) + 1e-3)", "norm")
+    (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert site.reasons == ["it is rounded on the way, to a dtype smaller than the input's"]
+
+
 def test_what_is_made_once_is_not_made_twice(tmp_path: Path) -> None:
     """The norm's form is read off the input's name; without one it would be computed again."""
     body = "y = self.rms_of(self.up(x).float())"

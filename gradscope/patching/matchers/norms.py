@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradscope import recipes
 from gradscope.patching.behaviour import CLOSE, REDUCTIONS, Proofs, Trial, rows
-from gradscope.patching.graph import CASTS, argument, is_half, uncast
+from gradscope.patching.graph import CASTS, argument, is_half, reached, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, begins, read_by, region
@@ -19,6 +20,8 @@ from gradscope.patching.recording import Node, Recording, Value
 
 # How near what is normalised comes to unit variance that is divided by one less than the number of features.
 _NEAR = 0.2
+
+_MOST_FORMING = 8  # tensors between a parameter and the weight that it is made into
 
 _SMALL = 1e-9  # rows of this size are normalised by eps alone
 
@@ -234,9 +237,20 @@ def _vectors(output: Value, x: Value) -> list[Value]:
     shape = x.shape
     for value in [output, *before(output, shape, x)]:  # not beyond: a residual stream has read many by then
         for read in value.producer.inputs if value.producer is not None else ():
-            if read.shape != shape and read.shape[-1:] == shape[-1:] and math.prod(read.shape) == shape[-1]:
+            fits = read.shape != shape and read.shape[-1:] == shape[-1:] and math.prod(read.shape) == shape[-1]
+            if fits and (len(read.shape) == 1 or _keeps_its_form(read)):
                 found.setdefault(uncast(read).index, read)
     return list(found.values())
+
+
+def _keeps_its_form(value: Value) -> bool:
+    """Whether it is made of parameters of as many numbers: [1, 1, C] of data has more rows in a larger batch."""
+    way = list(islice(reached(value), _MOST_FORMING + 1))
+    return len(way) <= _MOST_FORMING and all(
+        math.prod(each.shape) == value.shape[-1]
+        and (each.producer is not None or isinstance(each.tensor(), nn.Parameter))
+        for each in way
+    )
 
 
 def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Value | None]]:

@@ -38,6 +38,8 @@ class Region:
             reasons.append("the result has another dtype than the input")
         if self._is_identity_seen:
             reasons.append("in evaluation an operand is the same tensor before and after dropout")
+        if any(made.dtype.itemsize < self.x.dtype.itemsize for node in self.nodes for made in node.outputs):
+            reasons.append("it is rounded on the way, to a dtype smaller than the input's")
         if any(value.device != self.output.device for value in self.given):
             reasons.append("the operands are on different devices")
         return reasons
