@@ -105,7 +105,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
         if not isinstance(error, StopRun):
             say(f"while it was being stopped the script raised {type(error).__name__}: the report is complete")
         error = None
-    known = _modules_in(script.namespace)
+    known = modules_in(script.namespace)
     about = WorkloadInfo(target=script.target, mode="script", steps=options.steps, warmup=options.warmup, loss=None)
     session.capture.cycle = finder.cycle
     session.capture.passed_over = finder.cycles.passed_over
@@ -132,7 +132,7 @@ def _seconds_of_children() -> float:
     return used.children_user + used.children_system
 
 
-def _modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
+def modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
     """The script's modules by variable name."""
     # type(), not isinstance: that asks the object for its __class__, which may compute something, or raise.
     return {name: value for name, value in namespace.items() if issubclass(type(value), nn.Module) and name}

@@ -31,6 +31,11 @@ class ModuleNames:
         """Row of each called module; -1 for one that no model holds, and for None."""
         return [self.index.get(id(module), -1) for module in called]
 
+    def path_of(self, module: nn.Module) -> str:
+        """Where a module lies; its class for one that no model holds."""
+        row = self.index.get(id(module))
+        return type(module).__name__ if row is None else self.infos[row].path
+
     def calling_parents(self, called: Sequence[int]) -> list[int]:
         """Of each row the nearest parent that is called itself (a ModuleList never is); -1 where there is none.
 

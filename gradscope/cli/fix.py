@@ -240,19 +240,25 @@ def _deliver(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdou
     except OutputError as error:  # the files are worth all the more
         unprinted = error
     if request.html_path is not None and unwritten is None:
-        page = report.to_html(request.html_path, source=request.source, force=request.force)
-        made += [page] if page is not None else []
-    if unwritten is not None:
-        raise unwritten
+        try:
+            page = report.to_html(request.html_path, source=request.source, force=request.force)
+            made += [page] if page is not None else []
+        except OutputError as error:
+            unwritten = error
     if not request.quiet:
-        import sys
+        _say_made(backups, made)
+    if failed := unwritten or unprinted:
+        raise failed
 
-        for name, backup in backups:
-            say(f"changed {visible(name)}; as it was: {visible(backup)}")
-        for path in made:
-            say(f"wrote {link(path, sys.stderr)}")
-    if unprinted is not None:
-        raise unprinted
+
+def _say_made(backups: Sequence[tuple[str, str]], made: Sequence[Path]) -> None:
+    """Also where more was to be made: who has no room for all of it must know what became of the source."""
+    import sys
+
+    for name, backup in backups:
+        say(f"changed {visible(name)}; as it was: {visible(backup)}")
+    for path in made:
+        say(f"wrote {link(path, sys.stderr)}")
 
 
 def _print(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdout: bool, beside_files: bool) -> None:

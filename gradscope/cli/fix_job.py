@@ -11,10 +11,11 @@ from gradscope.errors import GradscopeError
 
 def main(path: str) -> int:
     """Do the job at ``path`` and return the exit code."""
-    from gradscope.fixing.jobs import Job, run_job
-
-    job = Job.load(path)
     try:
+        # Not above: whoever presses Ctrl-C while this loads torch gets no traceback either.
+        from gradscope.fixing.jobs import Job, run_job
+
+        job = Job.load(path)
         run_job(job, make_progress(quiet=job.quiet, live=False))
     except GradscopeError as error:
         say_error(str(error))

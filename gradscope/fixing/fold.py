@@ -21,6 +21,15 @@ class SiteRow:
     worst: FixSite  # the one whose error is largest beside the original's
 
     @property
+    def told(self) -> bool:
+        """Whether a step takes less time, or more, with these places, beyond noise, and by as much as is shown."""
+        words = {site.time for site in self.sites}
+        if words == {None}:  # of a file that does not say it
+            return True
+        saved = self.measured_saving_ns or 0
+        return ("less" if saved > 0 else "more") in words
+
+    @property
     def first(self) -> FixSite:
         """The site whose recipe, source, status and reason are everyone's."""
         return self.sites[0]

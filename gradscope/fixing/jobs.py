@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from gradscope import pipeline
+from gradscope.capture.naming import ModuleNames, name_modules
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
 from gradscope.fixing.messages import left_out
@@ -91,9 +92,10 @@ def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
     """Find what can be replaced in the script's models, and prove it where asked; the script runs one step."""
     found = _Finder(job, progress)
     limit = StepLimit(1)
-    with Roots(limit.unnoted(found.look)).watching():
+    roots = Roots(limit.unnoted(found.look))
+    with roots.watching():
         limit.run(script)
-    return found.result()
+    return found.result(name_modules(roots.called, pipeline.modules_in(script.namespace)))
 
 
 def _curve(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
@@ -144,7 +146,7 @@ class _Finder:
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self._job, self._progress = job, progress
-        self._sites: list[FixSite] = []
+        self._sites: list[tuple[nn.Module, FixSite]] = []  # with the model
         self._keys: list[tuple[str, ...]] = []
         self._models: list[_Texts] = []
         self._notes: list[str] = []
@@ -168,17 +170,17 @@ class _Finder:
             patches, rows = Patches(found, verified), verified_sites(verified)
             self._failed |= verified.failed
             self._steps.append(verified)
-        self._sites += [_renamed(row, name) for row in rows]
+        self._sites += [(workload.model, row) for row in rows]
         self._keys += [_key(name, key_of(site)) for site in patches.kept]
         self._notes += left_out(len(patches.kept) - len(patches.in_source))
         texts.changed = {file: (*both, patches.diff_of(file)) for file, both in patches.texts.items()}
         return False
 
-    def result(self) -> dict[str, Any]:
-        """The result of the job, as it is handed on."""
+    def result(self, names: ModuleNames) -> dict[str, Any]:
+        """The result of the job, as it is handed on: each model has the name that a profile gives it."""
         changed = self._changed()
         return {
-            "sites": to_record(self._sites),
+            "sites": to_record([_renamed(site, names.path_of(model)) for model, site in self._sites]),
             "kept": self._keys,
             "files": [[file, before, after] for file, (before, after, _) in changed.items()],
             "diff": "".join(diff for _, _, diff in changed.values()),
@@ -204,8 +206,9 @@ class _Finder:
             return {}
         before, gain = self._steps[0].before, self._steps[0].step
         if gain is None:
-            return {"before": to_record(side_of(before))}
+            return {"before": to_record(side_of(before)), "loss": self._steps[0].loss}
         return {
+            "loss": self._steps[0].loss,
             "before": to_record(side_of(gain.before)),
             "after": to_record(side_of(gain.after)),
             "time": gain.time.value,

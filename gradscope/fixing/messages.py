@@ -26,7 +26,7 @@ def header_rows(data: FixData) -> list[tuple[str, str]]:
     rows = [("target", target or "a model in Python")]
     if work.model:
         rows.append(("model", model))
-    if work.loss == MEAN_OF_OUTPUTS:
+    if work.loss == MEAN_OF_OUTPUTS and work.mode != "script":  # whose own loss is compared below
         rows.append(("loss", NOT_ITS_LOSS))
     rows.append(("device", device_text(data.environment)))
     if data.dry_run:
@@ -131,18 +131,23 @@ def _measuring(data: FixData) -> Iterator[str]:
             "time and memory before and after: one process, in turns, the same batch; memory is the peak above what "
             "lived when the step began"
             if after.measured == "in turns"
-            else "time and memory before and after: two profiles, each in a process of its own"
+            else "time and memory before and after: two profiles, each in a process of its own; no ratio of times is "
+            "told of them, for what else the machine did meanwhile may be more than the change"
         )
     elif before is not None and before.measured == "profile":
-        yield "time and memory are of the profile"
+        yield f"time{' and memory' if before.peak_bytes is not None else ''} of the step: one profile"
     elif before is not None:
         yield "time and memory: rounds of the same batch; memory is the peak above what lived when the step began"
     if model_alone(data):
+        ours = data.workload.loss == MEAN_OF_OUTPUTS
+        loss = "from the mean of its outputs, for it returns no loss" if ours else "with its own loss"
         yield (
-            "the model's part of a step is its forward and backward of one batch, with its own loss: further batches "
-            "whose gradients are added up, a loss outside of the model, data and the optimizer come on top, in time "
-            "and in memory"
+            f"the model's part of a step is its forward and backward of one batch, {loss}: further batches whose "
+            "gradients are added up, a loss outside of the model, data and the optimizer come on top, in time and in "
+            "memory"
         )
+    if any(side is not None and side.peak_bytes is None for side in (before, after)):
+        yield "the peak of memory was not measured: the profile has none"
     if data.loss_difference is not None:
         yield "the losses are of one batch without dropout, before any step of an optimizer"
 

@@ -46,6 +46,7 @@ class FixSite:
     measured_saving_bytes: int | None = None
     max_grad_error: float | None = None  # against float64, as a share of the gradient
     original_grad_error: float | None = None
+    time: Literal["less", "more", "nothing"] | None = None  # a step takes with it: what a sign test tells from noise
 
 
 @dataclass(frozen=True, slots=True)

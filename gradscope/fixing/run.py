@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import gradscope
@@ -25,6 +25,7 @@ from gradscope.report import Report
 from gradscope.tables import Progress, RunData, WorkloadInfo
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload, resolve_device
+from gradscope.workload.step import LossKind
 
 BASELINE = "the model as given"
 
@@ -44,6 +45,7 @@ class FixOutcome:
     time: Literal["less", "more", "nothing"] | None = None
     loss_difference: float | None = None
     notes: tuple[str, ...] = ()
+    loss: LossKind | None = None  # of a script's model, which its profile does not know
 
 
 def fix_workload(
@@ -149,7 +151,7 @@ def report_of(found: FixOutcome, before: Report, after: Report | None) -> FixRep
     data = FixData(
         gradscope=gradscope.__version__,
         environment=before.data.environment,
-        workload=before.data.workload,
+        workload=before.data.workload if found.loss is None else replace(before.data.workload, loss=found.loss),
         baseline=BASELINE,
         sites=found.sites,
         diff=found.diff,

@@ -132,6 +132,7 @@ class _Runs:
             before=_side(record.get("before")),
             after=_side(record.get("after")),
             time=record.get("time"),
+            loss=record.get("loss"),
             notes=(*record["notes"], *_NOTES),
         )
 

@@ -91,10 +91,8 @@ def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool, noise: bo
         return [(marks.text(text), style)]
 
     if tried:
-        # The savings of what is kept add up to the step's: where that is noise, so are they.
-        saved = "noise" if noise and first.status == "kept" else units.ns(row.measured_saving_ns)
         savings = [
-            number(saved, "strong"),
+            number(_time_saved(row, noise=noise), "strong"),
             number(units.size(row.measured_saving_bytes), "strong"),
         ]
     else:
@@ -111,6 +109,15 @@ def _site_row(grid: Grid, row: SiteRow, marks: Glyphs, *, tried: bool, noise: bo
         *savings,
         *errors,
     )
+
+
+def _time_saved(row: SiteRow, *, noise: bool) -> str:
+    """No figure where none can be told: a place that is kept for its memory would read as a loss of time."""
+    saved = row.measured_saving_ns
+    # The savings of what is kept add up to the step's: where that is noise, so are they.
+    if saved is not None and ((noise and row.first.status == "kept") or not row.told):
+        return "noise"
+    return units.ns(saved)
 
 
 def _estimate(text: object, value: int | None) -> str:

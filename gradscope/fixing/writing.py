@@ -55,7 +55,7 @@ def check_writable(files: Sequence[Edited], *, force: bool) -> None:
                 f"{file.shown} belongs to an installed package.\n"
                 "Apply the diff to a copy of your own, or write all the same with --force."
             )
-        if not os.access(path, os.W_OK):
+        if not os.access(path, os.W_OK) or not path.stat().st_mode & 0o222:  # which does not keep root from it
             raise OutputError(
                 f"{file.shown} is write-protected.\nChange its permissions, or write all the same with --force."
             )

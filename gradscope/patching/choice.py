@@ -37,6 +37,7 @@ class Saved:
 
     ns: int
     bytes: int
+    time: Told = Told.NOTHING  # what a step takes with it, beside without
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class _Chain:
         self.gain = Gain(self._sides[0], self._sides[-1], told(times[0], times[-1]))
         self.change: Mapping[Group, Told] = dict(zip(groups, _changes(times), strict=True))
         self.saved = {
-            group: Saved(before.wall_ns - after.wall_ns, before.peak_bytes - after.peak_bytes)
+            group: Saved(before.wall_ns - after.wall_ns, before.peak_bytes - after.peak_bytes, self.change[group])
             for group, (before, after) in zip(groups, itertools.pairwise(self._sides), strict=True)
         }
 

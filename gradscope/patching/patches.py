@@ -109,6 +109,7 @@ COLUMNS = (
     "reason",
     "max_grad_error",
     "original_grad_error",
+    "time",
     "measured_saving_ns",
     "measured_saving_bytes",
 )
@@ -125,6 +126,7 @@ def row_of(result: Result) -> dict[str, Any]:
         "reason": result.reason,
         "max_grad_error": None if errors is None else errors.largest(),
         "original_grad_error": None if errors is None else errors.largest(original=True),
+        "time": None if saved is None else saved.time.value,
         "measured_saving_ns": None if saved is None else saved.ns,
         "measured_saving_bytes": None if saved is None else saved.bytes,
     }

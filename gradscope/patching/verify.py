@@ -47,6 +47,7 @@ class Verified:
     step: Gain | None  # None where nothing was kept
     before: Side | None  # the step as it is; None where no place was measured
     loss_difference: float  # of the same batch and random numbers, dropout aside; relative
+    loss: str | None = None  # what backward was called on; None where no place was measured
 
     @property
     def failed(self) -> bool:
@@ -79,7 +80,8 @@ def verify(workload: Workload, plan: Plan, device: str = "auto", say: Callable[[
         choice, kept = _chosen(right, results, step, plan, place, say)
         results |= _judged(choice, results)
         difference = step.loss_difference(kept) if kept else 0.0
-    return Verified([results[site] for site in plan.sites], choice.gain, choice.before, difference)
+    ordered = [results[site] for site in plan.sites]
+    return Verified(ordered, choice.gain, choice.before, difference, step.loss_kind if choice.before else None)
 
 
 # What these save shows only where the loss is: the logits that are not made, the gradient that two share.
@@ -204,7 +206,7 @@ def _judged(choice: Choice, results: dict[Site, Result]) -> dict[Site, Result]:
 def _part(saved: Saved, place: int, count: int) -> Saved:
     """Equal parts, which add up: what is over goes to the first."""
     rest = (saved.ns % count, saved.bytes % count) if place == 0 else (0, 0)
-    return Saved(saved.ns // count + rest[0], saved.bytes // count + rest[1])
+    return Saved(saved.ns // count + rest[0], saved.bytes // count + rest[1], saved.time)
 
 
 class _Step:
@@ -216,6 +218,11 @@ class _Step:
         self.units_of: dict[nn.Module, Unit] = {}  # by which the sites of a module are proved
         self.proved: set[frozenset[Site]] = set()  # sites of a module that are right together
         self._stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
+
+    @property
+    def loss_kind(self) -> str:
+        """What backward is called on."""
+        return self._stepper.loss_kind
 
     def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:
         """What each module with a site is given."""

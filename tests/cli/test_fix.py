@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gradscope import recipes
-from gradscope.errors import UsageError
+from gradscope.errors import OutputError, UsageError
 from gradscope.fixing import load_fix
 from gradscope.fixing import run as fixing
 from gradscope.fixing.report import FixReport
@@ -76,6 +76,7 @@ def test_found_proved_and_written_down(folder: Path, gains: Gains, run: Runner) 
     assert (found.before.wall_ns, found.after.wall_ns, found.after.peak_bytes) == (2_000_000, 1_000_000, 4 << 20)
     assert found.before.measured == "in turns" and found.before.backward_ns
     assert found.loss_difference is not None and found.loss_difference < 1e-6
+    assert [site.time for site in found.sites] == ["less", "less"]
     assert [site.measured_saving_ns for site in found.sites] == [500_000, 500_000], "they add up to the step's"
     assert found.sites[0].predicted_saving_ns is None and found.time == "less"
     assert EDIT in found.diff and Path("gradscope-model-fix.diff").read_text().endswith(found.diff)
@@ -282,6 +283,20 @@ def test_a_model_that_leaves_is_told(folder: Path, run: Runner, code: str) -> No
     assert ran.err.endswith(
         f"gradscope: error: model.py left with {text} while it was profiled: nothing can be proved.\n"
     )
+
+
+@pytest.mark.parametrize("file", ["save", "to_html"])
+def test_where_there_is_no_room_the_changed_file_is_named_all_the_same(
+    folder: Path, gains: Gains, run: Runner, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OutputError("it cannot be written: no space left.")
+
+    monkeypatch.setattr(FixReport, file, full)
+    ran = run("fix", "model.py", "--write", *[option for option in FAST if option != "-q"])
+    assert ran.code == 2 and Path("model.py.bak").read_text() == MODEL != Path("model.py").read_text()
+    assert "gradscope: changed model.py; as it was: model.py.bak\n" in ran.err
+    assert ran.err.endswith("gradscope: error: it cannot be written: no space left.\n")
 
 
 def test_nothing_matches(folder: Path, gains: Gains, run: Runner) -> None:

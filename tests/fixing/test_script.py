@@ -24,6 +24,7 @@ from gradscope.fixing import load_fix
 from gradscope.fixing import script as scripts
 from gradscope.fixing.curves import compare_curves, difference
 from gradscope.fixing.roots import Roots
+from gradscope.patching.patches import Patches
 from gradscope.workload import Workload
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.fixing.fix_fixtures import FAST, SCRIPT, folder_fixture, gains_fixture  # noqa: F401
@@ -171,8 +172,8 @@ for step in range(40):
 @pytest.mark.parametrize(
     ("second", "kept", "files"),
     [
-        ("nn.Dropout(0.1)", ["attention", "Second.attention"], ["model.py"]),
-        ("nn.Sequential(nn.Dropout(0.1), nn.Softmax(-1))", ["attention"], []),  # its line does something else
+        ("nn.Dropout(0.1)", ["First.attention", "Second.attention"], ["model.py"]),
+        ("nn.Sequential(nn.Dropout(0.1), nn.Softmax(-1))", ["First.attention"], []),  # its line does something else
     ],
 )
 def test_two_models_of_one_class(
@@ -185,6 +186,78 @@ def test_two_models_of_one_class(
     assert [site.path for site in found.kept] == kept
     assert list(found.written) == files
     assert ("model.py is not in the diff: several models run it" in " ".join(ran.out.split())) == (not files)
+
+
+THREE = """import copy
+import torch
+from torch import nn
+from model import Attention
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x):
+        return x + self.attention(x)
+
+torch.manual_seed(3)
+teacher, student, other, last = Net(), Net(), Net(), Net()
+student.attention.drop = nn.Sequential(nn.Dropout(0.1), nn.Softmax(-1))
+nets = student, other, last
+optimizer = torch.optim.SGD([parameter for net in nets for parameter in net.parameters()], lr=0.01)
+for step in range(40):
+    x = torch.randn(2, 12, 32)
+    with torch.no_grad():
+        wanted = teacher(x)
+    loss = sum((net(x) - wanted).square().mean() for net in nets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_models_have_the_names_that_a_profile_gives_them(
+    folder: Path, gains: Gains, here: list[str], run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is kept goes into each, whatever others of its class there are."""
+    put: list[list[str]] = []
+    real = Patches.apply
+
+    def apply(patches: Patches) -> Any:
+        put.append([site.path for site in patches.kept])
+        return real(patches)
+
+    monkeypatch.setattr(Patches, "apply", apply)
+    Path("train.py").write_text(THREE)
+    ran = run("fix", "train.py", *CURVE)
+    assert ran.code == 0, ran.err
+    found = load_fix("gradscope-train-fix.json")
+    assert [site.path for site in found.kept] == ["other.attention", "last.attention"]
+    assert put == [[], ["attention"], ["attention"]] * 2, "in the profile, and where the losses are compared"
+    assert "no ratio of times" in " ".join(ran.out.split())
+    assert "the peak of memory was not measured" in " ".join(ran.out.split())  # FAST asks for none
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_model_without_a_loss_of_its_own(folder: Path, gains: Gains, here: list[str], run: Runner, own: bool) -> None:
+    if own:
+        text = Path("train.py").read_text().replace("        return x\n", "        return x.square().mean()\n")
+        Path("train.py").write_text(text.replace("model(x).square().mean()", "model(x)"))
+    ran = run("fix", "train.py", *CURVE)
+    assert ran.code == 0, ran.err
+    said = " ".join(ran.out.split())
+    assert ("forward and backward of one batch, with its own loss" in said) == own
+    assert ("from the mean of its outputs, for it returns no loss" in said) == (not own)
+
+
+def test_interrupted_while_torch_is_loaded(tmp_path: Path) -> None:
+    """Of which each process of a fix takes seconds: no traceback; who waits says that it was interrupted."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+    command = [sys.executable, "-m", "gradscope.cli.fix_job", "job.json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (130, "")
 
 
 def test_the_scripts_own_exit_code(folder: Path, here: list[str], run: Runner) -> None:

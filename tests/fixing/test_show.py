@@ -91,6 +91,27 @@ def test_a_time_that_noise_hides_is_no_ratio() -> None:
     assert kept[4:7] == ["kept", "noise", "9.00"]  # whose savings add up to the step's
 
 
+@pytest.mark.parametrize(
+    ("told", "saved_ns", "shown"),
+    [
+        (("nothing",), -47_900_000, "noise"),
+        (("nothing",), 5_000_000, "noise"),
+        (("less",), 5_000_000, "5.00 ms"),
+        (("less",), -1_000_000, "noise"),  # medians that say otherwise than most rounds do
+        (("more",), -5_000_000, "-5.00 ms"),
+        (("less", "nothing"), 5_000_000, "10.0 ms"),
+        ((None,), -5_000_000, "-5.00 ms"),  # of a file of before
+    ],
+)
+def test_a_places_time_is_told_where_it_is_no_noise(told: tuple[Any, ...], saved_ns: int, shown: str) -> None:
+    """Whether the step's is told or not: a place may be kept for its memory alone."""
+    sites = tuple(block(k, measured_saving_ns=saved_ns, time=word) for k, word in enumerate(told))
+    data = fixed(sites=sites)
+    (row,) = [line for line in to_text(data, 140).splitlines() if line.startswith("h.")]
+    assert f" {shown} " in row.split("kept")[1]
+    assert from_json(to_json(data)) == data
+
+
 @pytest.mark.parametrize("width", range(50, 141, 5))
 def test_the_heading_names_the_columns_that_are_there(width: int) -> None:
     name = "first_attention_of_the_network.with_a_long_name"

@@ -55,9 +55,12 @@ def test_an_installed_package() -> None:
     check_writable([file], force=True)
 
 
-def test_a_protected_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", [0o644, 0o444])
+def test_a_protected_file(monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """Root may write everything, and is asked all the same."""
     file = edited("m.py")
-    monkeypatch.setattr(writing.os, "access", lambda path, mode: False)  # root may write everything
+    os.chmod("m.py", mode)
+    monkeypatch.setattr(writing.os, "access", lambda path, wanted: mode == 0o444)
     with pytest.raises(OutputError) as error:
         check_writable([file], force=False)
     assert str(error.value) == ("m.py is write-protected.\nChange its permissions, or write all the same with --force.")
