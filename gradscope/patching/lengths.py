@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from gradscope.ops import names
+from gradscope.patching.certain import resolved
 from gradscope.patching.conditions import Known
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
@@ -68,29 +69,37 @@ def equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
             yield Known(expression, f"{wanted} == {target}.shape")
 
 
-def _root(expression: ast.expr, texts: Texts) -> str | None:
-    """The name that an expression's rows are those of, on every way through the function; None where none is sure."""
-    seen: set[str] = set()
-    roots: set[str | None] = set()
-    left = [expression]
-    while left:
-        name = _first(left.pop(), texts)
-        if not isinstance(name, ast.Name):
+def _root(expression: ast.expr, texts: Texts) -> tuple[str, ast.Assign | None] | None:
+    """The name that an expression's rows are those of, and what bound it; None where that is not sure."""
+    while True:
+        name = _first(expression, texts)
+        if not isinstance(name, ast.Name) or not _is_sure(name, texts):
             return None
-        if name.id in seen:
-            continue
-        seen.add(name.id)
-        stored = any(isinstance(each.ctx, ast.Store) for each in texts.source.names(name.id))
-        homes = texts.source.assignments(name)
-        if stored and not homes:
-            return None
-        given = [_given(home, name.id, texts) for home in homes]
-        follow = [each for each in given if each is not None and isinstance(_first(each, texts), ast.Name)]
-        if len(follow) < len(given) and (len(given) > 1 or name.id in texts.source.arguments):
-            return None
-        left += follow
-        roots |= {name.id} if not follow or name.id in texts.source.arguments else set()
-    return roots.pop() if len(roots) == 1 else None
+        home = _home(name, texts)
+        given = None if home is None else _given(home, name.id, texts)
+        if given is None or not isinstance(_first(given, texts), ast.Name):
+            return name.id, home
+        expression = given
+
+
+def _is_sure(name: ast.Name, texts: Texts) -> bool:
+    """Check that a name holds what was bound last above, in the same round of a loop."""
+    source = texts.source
+    homes = source.assignments(name)
+    if not homes:
+        return not any(isinstance(each.ctx, ast.Store) for each in source.names(name.id))
+    block = source.block(source.statement(texts.expression(texts.last)))
+    is_looped = any(source.inside(home, (ast.For, ast.AsyncFor, ast.While)) for home in homes)
+    if _home(name, texts) is None:
+        return name.id in source.arguments and not is_looped
+    return not is_looped or all(home in block for home in homes)
+
+
+def _home(name: ast.Name, texts: Texts) -> ast.Assign | None:
+    """The last assignment above, of those that stand in one block."""
+    file = texts.source.file
+    above = [home for home in texts.source.assignments(name) if file.end(home) <= file.start(name)]
+    return max(above, key=file.start, default=None)
 
 
 def _given(home: ast.Assign, name: str, texts: Texts) -> ast.expr | None:
@@ -121,8 +130,10 @@ def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: Texts) -> ast.expr | 
 def _parts(whole: ast.expr, texts: Texts) -> ast.expr | None:
     """What holds parts of a tensor that have as many rows each; None for another container."""
     if isinstance(whole, ast.Name) and not texts.is_tensor(whole):
-        homes = texts.source.assignments(whole)
-        whole = homes[0].value if len(homes) == 1 else whole
+        home = _home(whole, texts)
+        if home is None or not _is_sure(whole, texts) or not all(isinstance(each, ast.Name) for each in home.targets):
+            return None  # ``*rest`` is a list, whose parts may be put in anew
+        whole = home.value
     node = _made(whole, texts)
     is_tensor = isinstance(whole, ast.Name) and texts.is_tensor(whole)
     return whole if is_tensor or (node is not None and node.op in _PARTS | {"unbind"}) else None
@@ -142,8 +153,8 @@ def _below(expression: ast.expr, texts: Texts) -> ast.expr | None:
         return _parts(expression.value, texts)
     if node is None or not _keeps_rows(node, expression):
         return None
-    if isinstance(expression, ast.BinOp):
-        return _factor(expression, node, texts)
+    if node.op in {"mul", "div"}:
+        return _scaled(expression, node, texts)
     if isinstance(expression, (ast.Attribute, ast.Subscript)):
         return expression.value
     if not isinstance(expression, ast.Call):
@@ -160,10 +171,22 @@ def _made(expression: ast.expr, texts: Texts) -> Node | None:
     return found[-1] if found and found[-1].places[0].frame is texts.frame else None
 
 
-def _factor(expression: ast.BinOp, node: Node, texts: Texts) -> ast.expr | None:
+def _scaled(expression: ast.expr, node: Node, texts: Texts) -> ast.expr | None:
+    """The factor that has rows, where the other is a number and no row of them another time."""
+    if isinstance(expression, ast.BinOp):
+        sides = [expression.left, expression.right]
+    elif isinstance(expression, ast.Call):
+        sides = [*(each.value for each in (expression.func,) if isinstance(each, ast.Attribute)), *expression.args]
+    else:
+        return None
     (value,) = (each for each in node.inputs if each.shape)
-    sides = (expression.left, expression.right)
-    return next((side for side in sides if texts.denotes(side, value, node)), None)
+    found = next((side for side in sides if texts.denotes(side, value, node)), None)
+    others = [resolved(side, texts.source) for side in sides if side is not found]
+    locals_ = texts.frame.code.co_varnames
+    may_differ = any(
+        isinstance(each, ast.IfExp) or (isinstance(each, ast.Name) and each.id in locals_) for each in others
+    )
+    return None if may_differ else found
 
 
 def _keeps_rows(node: Node, expression: ast.expr) -> bool:

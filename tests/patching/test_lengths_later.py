@@ -149,6 +149,60 @@ class Spread(Cached):
         return (scores.softmax(-1) @ values).squeeze(1)
 
 
+class Listed(Cached):
+    """A star makes a list, and its parts are put in anew."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, *rest = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        if past is not None:
+            rest[0], rest[1] = torch.cat((past, rest[0]), 2), torch.cat((past, rest[1]), 2)
+        k, v = rest
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Rounds(Cached):
+    """The queries are of a loop's first round, the keys of its last."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t, left = x.size(1), [x] if past is None else [x, torch.cat((past[:, 0], x), 1)]
+        turn = 0
+        while turn < len(left):
+            rows = self.qkv(left[turn])
+            if turn == 0:
+                q = rows[..., :WIDTH]
+            k, v = rows[..., WIDTH : 2 * WIDTH], rows[..., 2 * WIDTH :]
+            turn += 1
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return scores.softmax(-1) @ v
+
+
+class Weighed(Cached):
+    """What the keys are multiplied with is a number, or of several rows."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        by = 1.0 if past is None else past
+        keys, values = k * by, torch.mul(v, by)
+        scores = (q @ keys.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ values).squeeze(1)
+
+
+class Multiplied(Cached):
+    """A tensor of one number is the first factor of both."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t, by = x.size(1), torch.full((), 0.35).to(x)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        before = [] if past is None else [past]
+        keys, values = torch.cat([*before, k], 2), torch.cat([*before, v], 2)
+        query, key = torch.mul(by, q), torch.mul(by, keys)
+        scores = (query @ key.transpose(-2, -1)) + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ values).squeeze(1)
+
+
 class OtherForm(Cached):
     """The mask has the form of other products than the scores."""
 
@@ -177,7 +231,10 @@ def _patched(model: nn.Module) -> Patches:
     return patches
 
 
-@pytest.mark.parametrize("kind", [Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Spread, OtherForm])
+KINDS = [Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Spread, Listed, Rounds, Weighed, Multiplied, OtherForm]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_query_sees_all_that_is_cached(kind: type[Cached]) -> None:
     model = kind().double()
     original, x = copy.deepcopy(model), torch.randn(2, 1, WIDTH).double()
@@ -207,6 +264,48 @@ def test_nothing_is_asked_where_keys_are_as_many_as_queries() -> None:
 
     new = [line for line in _patched(Plain().double()).diff.splitlines() if line.startswith("+")]
     assert not any(" if " in line for line in new)
+
+
+class Centred(nn.Module):
+    """A function of the user's, of which it is not known how many rows it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+class Normed(Cached):
+    """The argument's name is bound anew before anything is made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Centred()
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        x = self.norm(x)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+class Split(Cached):
+    """Each gets its heads in a comprehension."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (q, k, v))
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"), [(Normed, "attention"), (Normed, "packed_attention"), (Split, "packed_attention")]
+)
+def test_nothing_is_asked_where_both_are_of_one_tensor(kind: type[Cached], recipe: str) -> None:
+    patches = Patches(gradscope.plan(kind().double(), torch.randn(2, TOKENS, WIDTH).double(), recipes=[recipe]))
+    assert len(patches.kept) == 1, patches.table.reasons.tolist()
+    assert not any(" if " in line for line in patches.diff.splitlines() if line.startswith("+"))
 
 
 @pytest.mark.parametrize("name", ["cap", "other"])

@@ -169,6 +169,7 @@ class _Packed:
             output=output,
             suffix="",
             like=self._like(),
+            lengths=None,  # the calls that made them of one tensor are part of the pattern
             idle=self._idle(),
             otherwise=None if below is None else _Packed.of(below),
         )
