@@ -11,7 +11,7 @@ from torch import nn
 import gradscope
 from gradscope import versions
 from gradscope.attribute.memory.result import MemoryResult
-from gradscope.attribute.result import Result
+from gradscope.attribute.result import Attribution
 from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.modules import MODULE_CALLS
@@ -29,7 +29,7 @@ def run_data(
     capture: Capture,
     about: WorkloadInfo,
     trace: TimedTrace,
-    result: Result,
+    result: Attribution,
     memory: MemoryResult | None,
     device: torch.device | None,
 ) -> RunData:
@@ -98,7 +98,7 @@ def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> St
 
 
 def _notes(
-    capture: Capture, about: WorkloadInfo, trace: TimedTrace, result: Result, memory: MemoryResult | None
+    capture: Capture, about: WorkloadInfo, trace: TimedTrace, result: Attribution, memory: MemoryResult | None
 ) -> list[str]:
     """What is missing and why, and what the figures stand for."""
     memory_notes = capture.memory.notes if capture.memory is not None else []

@@ -16,7 +16,7 @@ from gradscope.about import run_data, with_failures
 from gradscope.attribute.align_steps import assign
 from gradscope.attribute.memory.by_layer import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
-from gradscope.attribute.result import Result, build_result
+from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.survey import Notes
 from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.guard import Guard
@@ -213,7 +213,9 @@ def report_of(
     return Report(with_failures(run, capture))
 
 
-def _timed_with_survey(capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce, guard: Guard) -> Result | None:
+def _timed_with_survey(
+    capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce, guard: Guard
+) -> Attribution | None:
     """The timed steps with lines and FLOPs, which the survey noted; None where that cannot be read."""
     with guard.over(READING_SURVEY):
         notes = read_survey_step(capture.survey, trace.names, trace.parents)
@@ -225,7 +227,7 @@ def _timed_with_survey(capture: Capture, trace: TimedTrace, memory_pass: MemoryP
     return None
 
 
-def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | None) -> Result:
+def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | None) -> Attribution:
     assigned = assign(trace.skeleton, trace.settling, notes, trace.passes, trace.timed.interrupted)
     lines = survey.lines if survey is not None else []  # the steps of the memory pass may have added some
     return build_result(
@@ -239,8 +241,8 @@ def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | N
 
 
 def _with_memory(
-    result: Result, capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce
-) -> tuple[Result, MemoryResult | None]:
+    result: Attribution, capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce
+) -> tuple[Attribution, MemoryResult | None]:
     """The tables with what the memory pass measured, where there was one."""
     noted, infos = capture.memory, trace.names.infos
     if noted is None:

@@ -13,21 +13,21 @@ from typing import NamedTuple
 ANY = -3  # layer: whichever
 
 
-class Called(NamedTuple):
+class LayerCall(NamedTuple):
     """A call of a layer, as the one around it made it."""
 
     layer: int
     caller: int  # number of the instruction; -1: not known
 
 
-Ran = str | Called  # the name of an operation, or a call
+Ran = str | LayerCall  # the name of an operation, or a call
 Names = tuple[Ran, ...]  # what a call ran, in order
 Site = tuple[Names, int]  # what the caller did, and the place in it
 Callers = tuple[int, ...]  # the instruction that called; while it is one of torch's containers, that which called these
 Place = tuple[Site | None, Callers | None]
 
 
-class Known(NamedTuple):
+class KnownLines(NamedTuple):
     """What one layer ran in one call of a traced step."""
 
     names: Names
@@ -43,22 +43,24 @@ class Known(NamedTuple):
 
 def at_instructions(names: Names) -> Names:
     """Calls by the instruction alone: a loop that calls other layers than it did, or more of them, is the same loop."""
-    return tuple(Called(ANY, each.caller) if isinstance(each, Called) and each.caller >= 0 else each for each in names)
+    return tuple(
+        LayerCall(ANY, each.caller) if isinstance(each, LayerCall) and each.caller >= 0 else each for each in names
+    )
 
 
-def calls_beside(names: Names) -> list[tuple[Called | None, Called | None]]:
+def calls_beside(names: Names) -> list[tuple[LayerCall | None, LayerCall | None]]:
     """Of each place the last call before it and the first behind it; None where there is none."""
 
-    def last(ran: Iterable[Ran]) -> list[Called | None]:
-        found: list[Called | None] = [None]
+    def last(ran: Iterable[Ran]) -> list[LayerCall | None]:
+        found: list[LayerCall | None] = [None]
         for each in ran:
-            found.append(each if isinstance(each, Called) else found[-1])
+            found.append(each if isinstance(each, LayerCall) else found[-1])
         return found[:-1]
 
     return list(zip(last(names), last(reversed(names))[::-1], strict=True))
 
 
-def hidden_choices(calls: Sequence[Known]) -> set[int]:
+def hidden_choices(calls: Sequence[KnownLines]) -> set[int]:
     """Lines of one layer that it took, and did not take, where all that is noted was alike.
 
     Alike is a call that ran the same at the same place of its caller. Where it called other layers from the same
@@ -89,9 +91,9 @@ def _others_at_a_place(calls: Iterable[tuple[Names, Place, tuple[int, ...]]]) ->
                     yield taken
 
 
-def _lines_beside(calls: Iterable[Known]) -> tuple[list[set[int]], list[set[int]]]:
+def _lines_beside(calls: Iterable[KnownLines]) -> tuple[list[set[int]], list[set[int]]]:
     """The lines on which an operation was seen behind each call, and in front of each."""
-    sides: tuple[dict[tuple[Called | None, Ran], set[int]], ...] = (defaultdict(set), defaultdict(set))
+    sides: tuple[dict[tuple[LayerCall | None, Ran], set[int]], ...] = (defaultdict(set), defaultdict(set))
     for call in {(call.names, call.lines) for call in calls}:
         for ran, line, beside in zip(*call, calls_beside(call[0]), strict=True):
             if line >= 0:

@@ -30,9 +30,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gradscope.attribute.linechoice import (
-    Called,
     Callers,
-    Known,
+    KnownLines,
+    LayerCall,
     Names,
     Ran,
     Site,
@@ -54,7 +54,7 @@ _AROUND = (((32, 32),), ((32, 2), (2, 32)), ((8, 8),), ((8, 2), (2, 8)), ((2, 2)
 _MANY = 8  # on one side, where something was seen nowhere
 
 _At = tuple[Ran, int]  # an operation, and its line
-_Beside = tuple[Called | None, Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
+_Beside = tuple[LayerCall | None, Ran, int, bool]  # a call, what ran next to it at which line, and whether before it
 
 
 class Traced(NamedTuple):
@@ -83,7 +83,7 @@ class LineMatcher:
 
     def __init__(self, read: Callable[[], Iterable[Traced]]) -> None:
         self._unread = [read]
-        self._calls: dict[int, list[Known]] = defaultdict(list)
+        self._calls: dict[int, list[KnownLines]] = defaultdict(list)
         self._windows: dict[int, dict[int, int]] = {}
         self._beside: dict[int, set[_Beside]] = {}
         self._near: dict[int, set[int]] = {}  # see _pair
@@ -108,7 +108,7 @@ class LineMatcher:
                     result[place] = NOT_TOLD if line in hidden else line
         return result
 
-    def agreed(self, keys: Sequence[Key], called: Sequence[Called], lines: IntColumn) -> IntColumn:
+    def agreed(self, keys: Sequence[Key], called: Sequence[LayerCall], lines: IntColumn) -> IntColumn:
         """The lines of a step that ran these, without those where a traced step that ran the same had another.
 
         A layer that chose between two lines at one place may have done so wherever it has either.
@@ -138,7 +138,7 @@ class LineMatcher:
             for stretch in _stretches(ran):
                 found = tuple(int(lines[place]) if place >= 0 else NOT_TOLD for place in stretch.places)
                 place = ran.sites.get(stretch.call), ran.callers.get(stretch.call)
-                self._calls[stretch.owner].append(Known(stretch.names, found, *place))
+                self._calls[stretch.owner].append(KnownLines(stretch.names, found, *place))
         self._windows.clear()
         self._hidden.clear()
 
@@ -213,18 +213,18 @@ def _stretches(step: Operations) -> list[_Stretch]:
         places[owner, call].append(place)
     result = []
     for (owner, call), own in places.items():
-        ran: Sequence[int | Called] = own
+        ran: Sequence[int | LayerCall] = own
         if call >= 0 or owner == OUTSIDE:  # what is recomputed lies in no call, nor among what runs outside of all
             mine = set(own)
-            ran = [each for each in step.inside.get(call, ran) if isinstance(each, Called) or each in mine]
+            ran = [each for each in step.inside.get(call, ran) if isinstance(each, LayerCall) or each in mine]
         names = tuple(name_of(step.keys, each) for each in ran)
-        result.append(_Stretch(owner, call, names, tuple(-1 if isinstance(each, Called) else each for each in ran)))
+        result.append(_Stretch(owner, call, names, tuple(-1 if isinstance(each, LayerCall) else each for each in ran)))
     return result
 
 
 def _add_windows(found: dict[int, int], names: Names, lines: Sequence[int]) -> None:
     for place, line in enumerate(lines):
-        if isinstance(names[place], Called):
+        if isinstance(names[place], LayerCall):
             continue
         for size in chain.from_iterable(_AROUND):
             window = _window(names, place, *size)
@@ -264,7 +264,7 @@ def _doubted(
 
 
 def _between_calls(names: Names) -> Iterator[tuple[bool, list[int]]]:
-    for is_call, group in groupby(range(len(names)), lambda place: isinstance(names[place], Called)):
+    for is_call, group in groupby(range(len(names)), lambda place: isinstance(names[place], LayerCall)):
         yield is_call, list(group)
 
 

@@ -125,7 +125,7 @@ def _marked_places(table: EventTable, rows: IntColumn) -> list[tuple[int, int]]:
 
 def _run(graph: PassGraph, executed: list[int], names: list[str]) -> tuple[list[tuple[int, ...]], list[int]]:
     """``(added, parameters)`` of each row: the targets whose second gradient it delivered; what it accumulates into."""
-    finder = _Finder(graph)
+    finder = _NodeFinder(graph)
     arrived: set[tuple[int, int]] = set()
     ready: list[int] = []
     added: list[tuple[int, ...]] = []
@@ -156,7 +156,7 @@ _ONE_OF_SEVERAL = -2
 _RAN = -1  # in the place of how many gradients a node waits for
 
 
-class _Finder:
+class _NodeFinder:
     """Tells which node of a graph a row ran."""
 
     def __init__(self, graph: PassGraph) -> None:

@@ -60,7 +60,7 @@ _LAYER_COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Attribution:
     """What attribution gives a report."""
 
     step: StepTimes
@@ -80,7 +80,7 @@ def build_result(
     source_text: Mapping[tuple[str, int], tuple[str, str]],
     *,
     has_flops: bool,
-) -> Result:
+) -> Attribution:
     """Group the rows of the timed trace into a report's tables.
 
     Args:
@@ -108,7 +108,7 @@ def build_result(
         rows = _with_flops(rows, survey.flops, survey.calls)
     if device is not None:
         rows = _with_device(rows, assigned, device, self_times(table), own_ns)
-    return Result(
+    return Attribution(
         step=step,
         ledger=ledger,
         layers=rows,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradscope.attribute.linechoice import Called
+from gradscope.attribute.linechoice import LayerCall
 from gradscope.attribute.linematch import LineMatcher, Traced
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
 from gradscope.attribute.operations import calls_made, operations_of
@@ -56,7 +56,7 @@ class Notes:
     flops: dict[tuple[int, int], int]  # (layer, category) -> floating-point operations of the step
     shapes: dict[tuple[int, int, str], str]  # (layer, category, op) -> most frequent shapes
     calls: dict[int, int] = field(default_factory=dict)  # forward calls of each layer that was called
-    called: tuple[Called, ...] | None = None  # each module call of the step, in order; None: not noted
+    called: tuple[LayerCall, ...] | None = None  # each module call of the step, in order; None: not noted
     matcher: LineMatcher | None = None  # of steps that ran something else; None: they have no lines
     graphs_known: bool = True  # False where one was too deep to be walked
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradscope.capture.paths import inner_paths, own_parameters, shape_of, source_of, wrapped
-from gradscope.capture.registry import NOBODYS, ModuleRegistry, Place
+from gradscope.capture.registry import NOBODYS, ModuleRegistry, RegisteredPath
 from gradscope.tables import ModuleInfo, ParameterInfo
 from gradscope.tree import join, modules_of, parameters_of
 
@@ -213,7 +213,7 @@ def _shapes(registry: ModuleRegistry) -> dict[int, tuple[tuple[tuple[str, str], 
     }
 
 
-def _was_brief(place: Place, variables: set[int]) -> bool:
+def _was_brief(place: RegisteredPath, variables: set[int]) -> bool:
     """Check that a root was called in one step only, lay in no model, and has no name in the user's code."""
     module = place.module()
     return (
@@ -243,7 +243,7 @@ class _Rows:
         )
         return replace(self._names, infos=tuple(self._infos), rows=rows)
 
-    def _living(self, place: Place) -> int:
+    def _living(self, place: RegisteredPath) -> int:
         module = place.module()
         return -1 if module is None else self._names.index.get(id(module), -1)
 
@@ -254,7 +254,7 @@ class _Rows:
             row = self._found[label] = self._find(label, self._places[label])
         return row
 
-    def _find(self, label: int, place: Place) -> int:
+    def _find(self, label: int, place: RegisteredPath) -> int:
         row = self._living(place)
         if row >= 0:
             return row
@@ -264,7 +264,7 @@ class _Rows:
             return self._at(place, self._row(place.inside[0]), place.inside[1])
         return self._add(place, self._free_name(label, place), None)
 
-    def _at(self, place: Place, above: int, path: str) -> int:
+    def _at(self, place: RegisteredPath, above: int, path: str) -> int:
         full = join(self._infos[above].path, path)
         if full in self._row_of:
             return self._row_of[full]
@@ -273,12 +273,12 @@ class _Rows:
             parent = parent.rpartition(".")[0]
         return self._add(place, full, parent if parent in self._row_of else self._infos[above].path)
 
-    def _add(self, place: Place, path: str, parent: str | None) -> int:
+    def _add(self, place: RegisteredPath, path: str, parent: str | None) -> int:
         row = self._row_of[path] = len(self._infos)
         self._infos.append(ModuleInfo(path, place.class_name, parent, place.parameters, place.source))
         return row
 
-    def _free_name(self, label: int, place: Place) -> str:
+    def _free_name(self, label: int, place: RegisteredPath) -> str:
         """The root path where nothing else can be meant, else the class, numbered."""
         has_parameters = {self._merged.get(other.root, other.root) for other in self._places if other.parameters}
         if "" not in self._row_of and has_parameters & self._wanted == {label}:

@@ -33,7 +33,7 @@ _MOST_NODES = 1_000_000  # of all graphs together: some 300 bytes each
 
 
 @dataclass(slots=True)
-class _Kind:
+class _AlikePasses:
     """Passes that are alike."""
 
     graph: int  # the last that was walked
@@ -58,7 +58,7 @@ class PassRecorder:
         self._hooks = hooks or TensorHooks()
         self._from = 0
         self._before = 0  # how many calls had been opened when the last pass began
-        self._known: dict[Any, _Kind] = {}
+        self._known: dict[Any, _AlikePasses] = {}
         self._numbers: dict[PassGraph, int] = {}  # place of each in ``graphs``
         self._spent_ns = 0  # in this step
         self._nodes = 0
@@ -112,10 +112,10 @@ class PassRecorder:
         self._before = self._calls.opened()
         self.passes.append(PassNote(graph, base, nested, own))
 
-    def _walked(self, key: Any, starts: list[Any], base: int) -> _Kind:
+    def _walked(self, key: Any, starts: list[Any], base: int) -> _AlikePasses:
         began = time.perf_counter_ns()
         graph = self._noted(starts, base)
-        kind = self._known[key] = _Kind(graph, time.perf_counter_ns() - began)
+        kind = self._known[key] = _AlikePasses(graph, time.perf_counter_ns() - began)
         self._spent_ns += kind.walk_ns
         return kind
 

@@ -23,7 +23,7 @@ NOBODYS = -1  # label of a module that no root holds
 
 
 @dataclass(slots=True)
-class Place:
+class RegisteredPath:
     """One path in one root, and what stands there."""
 
     root: int  # label of the root; its own where it is one
@@ -42,7 +42,7 @@ class ModuleRegistry:
     """Labels modules by place, once each, when they are first called."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []  # by label
+        self.places: list[RegisteredPath] = []  # by label
         self.callers = Callers()  # of the modules
         self.step = 0  # told by the session: how many steps have ended
         self.models: Callable[[], Iterable[nn.Module]] = tuple  # those that the user has named
@@ -264,7 +264,9 @@ class ModuleRegistry:
             label = self._known[root, path] = len(self.places)
             reference = weakref.ref(module)
             self.places.append(
-                Place(root, path, type(shown).__name__, source_of(shown), own_parameters(shown), reference, -1, -1)
+                RegisteredPath(
+                    root, path, type(shown).__name__, source_of(shown), own_parameters(shown), reference, -1, -1
+                )
             )
         else:  # another one stands there now
             place = self.places[label]

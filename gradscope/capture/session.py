@@ -16,7 +16,7 @@ from gradscope.capture.engine import BackwardWatch
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
-from gradscope.capture.phases import Phase, Reader, Run, StepRecorder, plan
+from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
@@ -49,7 +49,7 @@ class Session:
         progress: Progress | None = None,
         surroundings: Surroundings | None = None,
         recorder: StepRecorder | None = None,
-        reader: Reader | None = None,
+        reader: EventReader | None = None,
     ) -> None:
         capture = Capture(options)
         guard = Guard(capture.failed)

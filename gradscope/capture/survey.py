@@ -63,7 +63,7 @@ class LineTracer:
         self.spans = SpanRecorder(markers.LINE)
         self.lines: list[LineInfo] = []
         self._labels: dict[tuple[CodeType, int], int] = {}
-        self._places: dict[CodeType, _Place] = {}
+        self._places: dict[CodeType, _CodeOf] = {}
         self._mode = mode
 
     @contextmanager
@@ -109,9 +109,9 @@ class LineTracer:
             place = self._places.get(code)
             if place is None:
                 place = self._places[code] = _place_of(code.co_filename)
-            if place is _Place.OURS:  # above it there is only what started gradscope
+            if place is _CodeOf.OURS:  # above it there is only what started gradscope
                 break
-            if place is _Place.USER:
+            if place is _CodeOf.USER:
                 key = (code, frame.f_lineno)
                 label = self._labels.get(key)
                 if label is None:
@@ -143,17 +143,17 @@ class LineTracer:
             del base.apply
 
 
-class _Place(Enum):
+class _CodeOf(Enum):
     USER = "user"
     LIBRARY = "library"
     OURS = "ours"
 
 
-def _place_of(filename: str) -> _Place:
+def _place_of(filename: str) -> _CodeOf:
     if filename.startswith(_OWN) and filename != _BETWEEN:
-        return _Place.OURS
+        return _CodeOf.OURS
     # What logging prints is the line's that logs.
-    return _Place.LIBRARY if filename.startswith((TORCH, _BETWEEN)) or is_standard(filename) else _Place.USER
+    return _CodeOf.LIBRARY if filename.startswith((TORCH, _BETWEEN)) or is_standard(filename) else _CodeOf.USER
 
 
 class Tracer(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradscope.diagnose.case import Case, Rule, Severity, severity_of
-from gradscope.diagnose.words import is_of_a_library
+from gradscope.diagnose.messages import is_of_a_library
 from gradscope.tables import Finding
 
 # Of what is measured this much is left at least, whatever the cure: something does the work after it.

@@ -90,7 +90,7 @@ def _profile(job: Job, script: Script, progress: Progress) -> None:
 
 def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
     """Find what can be replaced in the script's models, and prove it where asked; the script runs one step."""
-    found = _Finder(job, progress)
+    found = _ModelPlanner(job, progress)
     limit = StepLimit(1)
     roots = Roots(limit.unnoted(found.look))
     with roots.watching():
@@ -141,7 +141,7 @@ class _Putter:
         return not self._kept
 
 
-class _Finder:
+class _ModelPlanner:
     """Plans, and proves, each model."""
 
     def __init__(self, job: Job, progress: Progress) -> None:

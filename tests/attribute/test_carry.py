@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.align_steps import assign, assign_surveyed
-from gradscope.attribute.linechoice import Called
+from gradscope.attribute.linechoice import LayerCall
 from gradscope.attribute.linematch import LineMatcher
 from gradscope.attribute.passes import Passes
 from gradscope.attribute.rows import Category, read_skeleton
@@ -226,7 +226,7 @@ def test_a_step_that_called_from_other_instructions_ran_other_lines() -> None:
     table = trace(0)
     calls = replace(CALLS, caller=np.array([5, 6]))
     for callers, told in (((5, 6), 0), ((5, 8), 1)):
-        survey = replace(notes(table), called=tuple(map(Called, (0, 1), callers)))
+        survey = replace(notes(table), called=tuple(map(LayerCall, (0, 1), callers)))
         found = assign(read_skeleton(table, calls, [-1, -1]), 0, survey)
         assert len(found.notes) == told
     more = replace(survey, unit_key=(survey.unit_key[0], (1, "another")))

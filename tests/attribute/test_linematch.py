@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradscope.attribute.linechoice import Called, Site
+from gradscope.attribute.linechoice import LayerCall, Site
 from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Traced, lines_of_nodes
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.operations import Operations, calls_made
@@ -120,7 +120,7 @@ def test_the_optimizers_own_arithmetic_is_not_called_by_the_user() -> None:
 
 
 def test_a_layer_called_from_two_lines_is_told_by_what_its_caller_did() -> None:
-    called = Called(1, -1)
+    called = LayerCall(1, -1)
     did, other = ("mul", called, "add", called), ("add", called, "mul", called)
     survey = matcher(operations((1, "relu"), (1, "relu"), sites={0: (did, 1), 1: (did, 3)}), 5, 6)
 
@@ -136,8 +136,8 @@ def test_a_call_is_told_by_the_layers_that_it_called_too() -> None:
     """``f(a(x))`` on one line is not ``f(b(x))`` on another, nor is a layer between two operations nothing."""
 
     def ran(*layers: int) -> Operations:
-        first, *others = (Called(layer, -1) for layer in layers)
-        inside: list[int | Called] = [first, 0, *others, 1]
+        first, *others = (LayerCall(layer, -1) for layer in layers)
+        inside: list[int | LayerCall] = [first, 0, *others, 1]
         return Operations([(0, "relu"), (0, "add")], np.zeros(2, np.int64), {}, {0: inside})
 
     survey = matcher(ran(1, 2), 10, 11)
@@ -151,7 +151,7 @@ def around_calls(*ran: str | tuple[int, int]) -> Operations:
     """One call of layer 0 that ran these: names of operations, and (layer, number of the instruction) of calls."""
     names = [each for each in ran if isinstance(each, str)]
     places = iter(range(len(names)))
-    inside = [next(places) if isinstance(each, str) else Called(*each) for each in ran]
+    inside = [next(places) if isinstance(each, str) else LayerCall(*each) for each in ran]
     return Operations([(0, name) for name in names], np.zeros(len(names), np.int64), {}, {0: inside})
 
 
@@ -193,7 +193,7 @@ def test_where_the_layer_decides_which_line_follows_its_call_it_is_asked_for() -
 
 def test_a_layer_called_from_two_lines_is_told_by_which_instruction_called_it() -> None:
     """Their callers ran the same otherwise."""
-    did = {caller: (("mul", Called(1, caller)), 1) for caller in (50, 60, 70)}
+    did = {caller: (("mul", LayerCall(1, caller)), 1) for caller in (50, 60, 70)}
     survey = matcher(operations((1, "relu"), sites={0: did[50]}), 5)
     survey.learn(lambda: [Traced(operations((1, "relu"), sites={0: did[60]}), np.array([6]))])
     for caller, line in ((50, 5), (60, 6), (70, NOT_TOLD)):
@@ -246,7 +246,7 @@ def test_a_call_has_the_instruction_of_its_own_number() -> None:
     )
     calls = replace(spans((7, 0, 0), (8, 0, 0), (9, 0, 0)), caller=np.array([50, 60, 70]))
     skeleton = read_skeleton(table, calls, [-1] * 10)
-    assert calls_made(skeleton, np.array([0, 1])) == (Called(9, 70), Called(8, 60))
+    assert calls_made(skeleton, np.array([0, 1])) == (LayerCall(9, 70), LayerCall(8, 60))
 
 
 def test_a_node_has_the_line_of_what_drew_its_number() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from gradscope.attribute.memory.blocks import NEVER, Blocks, Seen
+from gradscope.attribute.memory.blocks import NEVER, Blocks, SeenAs
 from gradscope.attribute.memory.classify import SavedStorage, classify, needed_until, saved_storages
 from gradscope.attribute.memory.event_owners import MemoryTrace
 from gradscope.attribute.rows import Category
@@ -94,7 +94,7 @@ def classified(block: Block) -> tuple[MemoryCategory, int, int]:
         bytes=np.array([8]),
         born=np.array([-1 if block.born < 0 else 0]),
         died=np.array([NEVER if block.died == NEVER else count - 1]),
-        seen=[[Seen(0, role, layer) for role, layer in block.seen]],
+        seen=[[SeenAs(0, role, layer) for role, layer in block.seen]],
         of_saved=[],
         mark_event={},
     )

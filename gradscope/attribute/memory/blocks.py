@@ -14,7 +14,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenAs:
     """One sighting of a block."""
 
     mark: int
@@ -34,7 +34,7 @@ class Blocks:
     bytes: IntColumn
     born: IntColumn
     died: IntColumn
-    seen: Sequence[Sequence[Seen]]  # of each block
+    seen: Sequence[Sequence[SeenAs]]  # of each block
     of_saved: Sequence[int]  # block of each saved tensor; -1 for one of before the measured step
     mark_event: dict[int, int]  # number of the first event after each mark
 
@@ -103,7 +103,7 @@ class _Builder:
         self._bytes: list[int] = []
         self._born: list[int] = []
         self._died: list[int] = []
-        self._seen: list[list[Seen]] = []
+        self._seen: list[list[SeenAs]] = []
         self._of_saved = [-1] * len(saved)
 
     def build(self, marks: Sequence[tuple[int, int]]) -> Blocks:
@@ -153,7 +153,7 @@ class _Builder:
                 if mark != self._base:
                     continue
                 block = self._live[sighting.pointer] = self._new(sighting.bytes, -1)
-            self._seen[block].append(Seen(mark, sighting.role, sighting.layer))
+            self._seen[block].append(SeenAs(mark, sighting.role, sighting.layer))
         for index in self._saved_at.get(mark, ()):
             note = self._saved[index]
             block = self._live.get(note.pointer)

@@ -35,7 +35,7 @@ class StepRecorder(Tracer, Protocol):
         """Around what runs inside the engine."""
 
 
-class Reader(Protocol):
+class EventReader(Protocol):
     """Reads what profilers recorded, as ``gradscope.trace`` does, and lets go of what they hold."""
 
     def timed(self, profiler: Any, *, calls: bool = True) -> EventTable:
@@ -65,7 +65,9 @@ class Run:
     faults: FaultMeter = field(default_factory=FaultMeter)
     compiled_before: int = field(default_factory=compiled_frames)
     profiler: Any = None  # gradscope's own, while it runs
-    reader: Reader | None = None  # reads each pass before the next needs the memory; without it all is read at the end
+    reader: EventReader | None = (
+        None  # reads each pass before the next needs the memory; without it all is read at the end
+    )
     say: Callable[[str], None] = _say_nothing  # tells the user something while the run goes on
     budget: Budget = field(init=False)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import only
+from gradscope.diagnose.messages import only
 from gradscope.ops import HALVES
 from gradscope.tables import CallFact, Finding, OpRow, TensorFact
 from gradscope.units import count as counted
@@ -71,7 +71,7 @@ class _Repeated:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _Caster:
     """Who casts.
 
     Attributes:
@@ -94,7 +94,7 @@ def find(case: Case) -> Iterator[Finding]:
             yield _finding(case, kind, found)
 
 
-def _finding(case: Case, kind: _Kind, found: list[_Repeated]) -> Finding:
+def _finding(case: Case, kind: _Caster, found: list[_Repeated]) -> Finding:
     forward, backward = (sum(getattr(each, name) for each in found) for name in ("forward_ns", "backward_ns"))
     spent, saving = forward + backward, forward + backward // 2
     return make_finding(
@@ -207,13 +207,13 @@ def _named(rows: list[OpRow]) -> dict[str, OpRow]:
 
 
 _KINDS = (
-    _Kind(
+    _Caster(
         _by_autocast,
         "autocast casts the same float32 weights again at each use: its cache is off, or emptied in between",
         "Enter torch.autocast once around the whole forward pass, and leave cache_enabled at True.",
         'with torch.autocast("{device}", dtype=torch.bfloat16): loss = step(batch)',
     ),
-    _Kind(
+    _Caster(
         _by_code,
         "the code casts the same float32 weights again at each use",
         "Cast each weight once before its first use, and use the result.",

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.diagnose.measured import alive_at_peak
-from gradscope.diagnose.words import only
+from gradscope.diagnose.messages import only
 from gradscope.ops import HALVES
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import several
+from gradscope.diagnose.messages import several
 from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import ops_ns
-from gradscope.diagnose.words import is_of_a_library
+from gradscope.diagnose.messages import is_of_a_library
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import ns as time_text
 

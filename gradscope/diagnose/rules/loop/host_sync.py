@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
 from gradscope.diagnose.findings import at_most, make_finding
 from gradscope.diagnose.measured import ops_ns
-from gradscope.diagnose.words import is_of_a_library, shape_text
+from gradscope.diagnose.messages import is_of_a_library, shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

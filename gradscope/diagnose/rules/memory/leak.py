@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import where
+from gradscope.diagnose.messages import where
 from gradscope.tables import LEAK_SHARE, CallFact, Finding, RetainedRow, TensorFact
 from gradscope.units import size as size_text
 

@@ -23,7 +23,7 @@ from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import alive_at_peak, ops_ns
-from gradscope.diagnose.words import several
+from gradscope.diagnose.messages import several
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent

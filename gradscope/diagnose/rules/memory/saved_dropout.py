@@ -23,8 +23,8 @@ from gradscope.diagnose.calls import layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, Severity
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import alive_at_peak, ops_ns
+from gradscope.diagnose.messages import several, shape_text
 from gradscope.diagnose.rules.recipes.attention_by_hand import calls_without_recipe
-from gradscope.diagnose.words import several, shape_text
 from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent

@@ -29,7 +29,7 @@ from itertools import dropwhile, pairwise
 from gradscope.diagnose.calls import VIEWS, changed_in_place
 from gradscope.diagnose.case import Case, Rule, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import number_of, shape_text
+from gradscope.diagnose.messages import number_of, shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -41,7 +41,7 @@ _COPIES = ("aten::copy_", "aten::new_empty_strided", "CopySlices")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _PartPlace:
     """Where a part lies: in one dimension, or in neighbours that numbers pick together, counted through."""
 
     dimensions: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Written:
     """The assignments to parts of one tensor."""
 
     calls: tuple[CallFact, ...]
-    places: tuple[_Place, ...]
+    places: tuple[_PartPlace, ...]
     is_read: bool  # what was written, by those that follow
     changes: bool  # a value, behind its assignment: a list would hold what it is then
 
@@ -136,7 +136,7 @@ def _is_a_part(case: Case, whole: TensorFact) -> bool:
     )
 
 
-def _place(call: CallFact) -> _Place | None:
+def _place(call: CallFact) -> _PartPlace | None:
     """Where in its tensor a call reads or writes; None where that is not plain."""
     shape, index = call.inputs[0].shape, call.argument(1, "indices")
     parts = list(index) if isinstance(index, tuple) else [index]
@@ -154,12 +154,12 @@ def _place(call: CallFact) -> _Place | None:
         first = 0
         for i, _, number in cuts:
             first = first * shape[i] + number
-        return _Place(dimensions, True, first, first + 1)
+        return _PartPlace(dimensions, True, first, first + 1)
     (_, picked, span), several = cuts[0], len(cuts) > 1
-    return None if several or picked or span.step != 1 else _Place(dimensions, False, span.start, span.stop)
+    return None if several or picked or span.step != 1 else _PartPlace(dimensions, False, span.start, span.stop)
 
 
-def _place_of_value(call: CallFact) -> _Place | None:
+def _place_of_value(call: CallFact) -> _PartPlace | None:
     """The place that an assignment writes; None also where the value is not as large, and is repeated there."""
     place, value = _place(call), call.argument(2, "value")
     if place is None or not isinstance(value, TensorFact):
@@ -169,11 +169,11 @@ def _place_of_value(call: CallFact) -> _Place | None:
     return place if value.shape == tuple(shape) else None
 
 
-def _is_read(case: Case, calls: Sequence[CallFact], places: Sequence[_Place]) -> bool | None:
+def _is_read(case: Case, calls: Sequence[CallFact], places: Sequence[_PartPlace]) -> bool | None:
     """Check that parts are read before the last one is written; None where more than single parts are."""
     whole, written = calls[0].inputs[0], dict(zip((call.index for call in calls), places, strict=True))
     views: set[int | None] = set()
-    done: list[_Place] = []
+    done: list[_PartPlace] = []
     found = False
     for call in case.facts.calls[calls[0].index : calls[-1].index]:
         held = [each for each in call.inputs if each.storage == whole.storage]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from gradscope.diagnose.calls import changed_in_place, layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import number_of, shape_text
+from gradscope.diagnose.messages import number_of, shape_text
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

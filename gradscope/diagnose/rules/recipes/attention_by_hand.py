@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
+from gradscope.diagnose.messages import is_of_a_library, shape_text, where
 from gradscope.diagnose.rules.recipes.attention import FEWEST_SCORES, attention_call, saved_of_passes, scores_kept
 from gradscope.diagnose.rules.recipes.places import as_in_the_step, by_micro_run, found_places, lines_of, loses
-from gradscope.diagnose.words import is_of_a_library, shape_text, where
 from gradscope.ops import BATCHED_MATMULS
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import ns as time_text
@@ -68,7 +68,7 @@ _NOTHING = "nothing to do: "
 
 
 @dataclass(frozen=True, slots=True)
-class _Attention:
+class _ByHand:
     """The calls of one attention, softmax first, and the products at both ends."""
 
     softmax: CallFact
@@ -84,7 +84,7 @@ def find(case: Case) -> Iterator[Finding]:
     ):
         place = places[str(told.recipe), str(told.line)]
         yield replace(told, line=_line(case, place), evidence=told.evidence + _sliced(case, place))
-    found: defaultdict[str | None, list[_Attention]] = defaultdict(list)
+    found: defaultdict[str | None, list[_ByHand]] = defaultdict(list)
     for each in _without_recipe(case):
         found[each.softmax.source].append(each)
     for source, attentions in found.items():
@@ -138,7 +138,7 @@ def _kept(case: Case, calls: Sequence[CallFact], lines: Sequence[str]) -> int:
     return scores_kept(case, lines, scores) if scores else 0
 
 
-def _without_recipe(case: Case) -> Iterator[_Attention]:
+def _without_recipe(case: Case) -> Iterator[_ByHand]:
     """Attention that no recipe can take the place of."""
     places = [place for place in case.facts.places if place.recipe in _RECIPES]
     known = {index for place in places if place.supported or place.idle for index in place.calls}
@@ -149,7 +149,7 @@ def _without_recipe(case: Case) -> Iterator[_Attention]:
             if before and after:
                 calls = (*before, call, *after)
                 reason = next((reasons[each.index] for each in calls if each.index in reasons), "")
-                yield _Attention(call, calls, reason)
+                yield _ByHand(call, calls, reason)
 
 
 def _is_large(call: CallFact) -> bool:
@@ -200,7 +200,7 @@ def _of_activations(product: CallFact) -> bool:
     return len(given) == 2 and all(each.requires_grad and each.parameter is None for each in given)
 
 
-def _estimate(case: Case, attentions: Sequence[_Attention], lines: Sequence[str]) -> Estimate | None:
+def _estimate(case: Case, attentions: Sequence[_ByHand], lines: Sequence[str]) -> Estimate | None:
     """Of micro-runs with torch's attention there, or of the passes over scores; None where it would gain nothing."""
     calls = [call for each in attentions for call in each.calls]
     indices = {call.index for call in calls}
@@ -212,7 +212,7 @@ def _estimate(case: Case, attentions: Sequence[_Attention], lines: Sequence[str]
     return None if loses(alone, case.lines_ns(lines)) else as_in_the_step(case, places, lines, alone)
 
 
-def _drops_on_cpu(attentions: Sequence[_Attention]) -> bool:
+def _drops_on_cpu(attentions: Sequence[_ByHand]) -> bool:
     """Check that weights are dropped on a CPU, where torch's own attention has no kernel for that."""
     calls = [call for each in attentions for call in each.calls if call.op == "dropout"]
     return any(
@@ -221,7 +221,7 @@ def _drops_on_cpu(attentions: Sequence[_Attention]) -> bool:
     )
 
 
-def _finding(case: Case, source: str | None, attentions: Sequence[_Attention]) -> Finding | None:
+def _finding(case: Case, source: str | None, attentions: Sequence[_ByHand]) -> Finding | None:
     calls = [call for each in attentions for call in each.calls]
     lines = sorted({call.source for call in calls if call.source is not None})
     layers = tuple(dict.fromkeys(each.softmax.layer for each in attentions if each.softmax.layer is not None))

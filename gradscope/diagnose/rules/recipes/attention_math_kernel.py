@@ -27,6 +27,7 @@ from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding, parts_of
 from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.messages import is_of_a_library, shape_text
 from gradscope.diagnose.rules.recipes.attention import (
     FEWEST_SCORES,
     NO_DROPOUT,
@@ -38,7 +39,6 @@ from gradscope.diagnose.rules.recipes.attention import (
     why_math,
 )
 from gradscope.diagnose.rules.recipes.places import finding_of
-from gradscope.diagnose.words import is_of_a_library, shape_text
 from gradscope.ops import ATTENTION
 from gradscope.tables import CallFact, Finding, PlaceFact
 from gradscope.units import count as counted

@@ -9,7 +9,7 @@ from gradscope.diagnose.calls import VIEWS
 from gradscope.diagnose.case import Case, Floor, by_source
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import alive_at_peak
-from gradscope.diagnose.words import is_of_a_library, where
+from gradscope.diagnose.messages import is_of_a_library, where
 from gradscope.tables import Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.words import only, several
+from gradscope.diagnose.messages import only, several
 from gradscope.tables import CallFact, Finding, TensorFact
 from gradscope.units import calls as calls_text
 from gradscope.units import ns as time_text

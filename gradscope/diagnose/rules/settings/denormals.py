@@ -23,7 +23,7 @@ from typing import Any
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.words import of_step, only, several, shape_text
+from gradscope.diagnose.messages import of_step, only, several, shape_text
 from gradscope.ops import MATMULS
 from gradscope.tables import CallFact, Finding
 from gradscope.units import ns as time_text

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.findings import make_finding
-from gradscope.diagnose.words import of_step
+from gradscope.diagnose.messages import of_step
 from gradscope.tables import Finding, OpRow
 from gradscope.units import calls as calls_text
 

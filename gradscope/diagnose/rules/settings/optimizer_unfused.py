@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.words import of_step
+from gradscope.diagnose.messages import of_step
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 

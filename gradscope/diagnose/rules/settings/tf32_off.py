@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.words import of_step
+from gradscope.diagnose.messages import of_step
 from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.tables import CallFact, Finding
 from gradscope.units import count as counted
@@ -34,7 +34,7 @@ _LEAST = 0.01
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _Switched:
     """What has a switch of its own.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind(
+    _Switched(
         "matmul",
         "products of float32 matrices",
         MATMULS,
@@ -61,7 +61,7 @@ _KINDS = (
         'torch.set_float32_matmul_precision("high")',
         'torch.backends.cuda.matmul.fp32_precision = "tf32"',
     ),
-    _Kind(
+    _Switched(
         "conv",
         "convolutions of float32",
         CONVOLUTIONS,
@@ -84,7 +84,7 @@ def find(case: Case) -> Iterator[Finding]:
                 yield finding
 
 
-def _is_off(case: Case, kind: _Kind) -> bool:
+def _is_off(case: Case, kind: _Switched) -> bool:
     """Known to be so."""
     settings = case.facts.settings
     if f"{kind.name}_fp32" in settings:
@@ -94,7 +94,7 @@ def _is_off(case: Case, kind: _Kind) -> bool:
     return settings.get("matmul_precision") == "highest" and not case.run.environment.get("tf32")
 
 
-def _finding(case: Case, kind: _Kind, capability: tuple[int, ...]) -> Finding | None:
+def _finding(case: Case, kind: _Switched, capability: tuple[int, ...]) -> Finding | None:
     layers = _layers(case, kind)
     rows = [row for row in case.run.ops if row.name in kind.rows and row.layer in layers]
     spent = sum(row.self_ns for row in rows)
@@ -120,7 +120,7 @@ def _finding(case: Case, kind: _Kind, capability: tuple[int, ...]) -> Finding | 
     )
 
 
-def _layers(case: Case, kind: _Kind) -> set[str | None]:
+def _layers(case: Case, kind: _Switched) -> set[str | None]:
     """Those all of whose calls of this kind are of float32."""
     found: defaultdict[str | None, list[bool]] = defaultdict(list)
     for call in case.facts.calls:
