@@ -209,20 +209,24 @@ def _run(node: Node, operand: Callable[[Value], Tensor], *, apart: bool = False)
     if node.op in CASTS:
         return iter([(node.output, operand(node.inputs[0]))])
 
-    def filled(argument: Any) -> Any:
-        if isinstance(argument, Value):
-            return operand(argument)
-        if isinstance(argument, torch.dtype):
-            return torch.float64 if argument.is_floating_point else argument
-        if isinstance(argument, (tuple, list)):
-            return type(argument)(filled(each) for each in argument)
-        return argument
-
-    args, kwargs = filled(node.args), {name: filled(each) for name, each in node.kwargs.items()}
+    args, kwargs = _filled(node.args, operand), _filled(node.kwargs, operand)
     if apart and node.changed:
         args = (args[0].clone(), *args[1:])
     result = node.function(*args, **kwargs)
     return zip(node.outputs, [result] if isinstance(result, Tensor) else list(result), strict=True)
+
+
+# Not inside of the function above: one that calls itself is freed with all that it holds by the collector alone.
+def _filled(argument: Any, operand: Callable[[Value], Tensor]) -> Any:
+    if isinstance(argument, Value):
+        return operand(argument)
+    if isinstance(argument, torch.dtype):
+        return torch.float64 if argument.is_floating_point else argument
+    if isinstance(argument, (tuple, list)):
+        return type(argument)(_filled(each, operand) for each in argument)
+    if isinstance(argument, dict):
+        return {name: _filled(each, operand) for name, each in argument.items()}
+    return argument
 
 
 def _number(value: Value) -> Tensor:
@@ -234,26 +238,26 @@ def _number(value: Value) -> Tensor:
 
 def _form(nodes: Iterable[Node], output: Value, given: Sequence[Value]) -> object:
     """Equal for equal calls of tensors of equal shapes, with the same numbers, in place or not."""
-    names = {value: f"given {number}" for number, value in enumerate(given)}
-    origins = {uncast(value): name for value, name in names.items()}
-
-    def shown(argument: Any) -> object:
-        if isinstance(argument, Value):
-            name = names.get(argument, origins.get(uncast(argument)))
-            return name if name is not None else ("number", constant(argument))
-        if isinstance(argument, (tuple, list)):
-            return tuple(shown(each) for each in argument)
-        if isinstance(argument, dict):
-            return tuple((name, shown(each)) for name, each in argument.items())
-        return repr(argument)
-
+    names = {uncast(value): f"given {number}" for number, value in enumerate(given)}
+    names |= {value: f"given {number}" for number, value in enumerate(given)}
     calls = []
     for node in nodes:
-        calls.append((node.op, bool(node.changed), shown(node.args), shown(node.kwargs)))
+        calls.append((node.op, bool(node.changed), _shown(node.args, names), _shown(node.kwargs, names)))
         for value in node.outputs:
             names[value] = f"made {len(names)}"
     shapes = tuple((value.shape, value.dtype) for value in given)
     return shapes, tuple(calls), names.get(output)
+
+
+def _shown(argument: Any, names: Mapping[Value, str]) -> object:
+    if isinstance(argument, Value):
+        name = names.get(argument, names.get(uncast(argument)))
+        return name if name is not None else ("number", constant(argument))
+    if isinstance(argument, (tuple, list)):
+        return tuple(_shown(each, names) for each in argument)
+    if isinstance(argument, dict):
+        return tuple((name, _shown(each, names)) for name, each in argument.items())
+    return repr(argument)
 
 
 def _index(node: Node) -> int:
