@@ -108,6 +108,8 @@ def rows(value: Value, *scales: float) -> Tensor:
     scales = scales or (1.0,)
     shape = [_ROWS] * (len(value.shape) - 1) + list(value.shape[-1:])
     found = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(value.index))
+    first, second = found.view(-1)[:1], found.view(-1)[1:2]
+    first.abs_(), second.abs_().neg_()  # of both signs, however few there are: a size is not the number itself
     factors = torch.tensor([scales[row % len(scales)] for row in range(found[..., 0].numel())], dtype=torch.float64)
     return found * factors.view(*shape[:-1], 1)
 

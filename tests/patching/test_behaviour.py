@@ -165,3 +165,22 @@ def test_close() -> None:
     assert not close(ones[0], ones)
     assert not close(None, ones)
     assert close(ones * 1e-12, ones * 0)  # a gradient that is nothing but rounding
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_numbers_of_both_signs_are_tried(seed: int) -> None:
+    """However few there are: the root of a square is the number itself for positive ones alone."""
+    column = torch.randn(4, 1).requires_grad_()
+
+    def run() -> Tensor:
+        x = column
+        for _ in range(seed):
+            x = x + 1.0
+        return (x * x).sqrt()
+
+    recording, made = record(run)
+    output = next(each for each in reversed(recording.values) if each.tensor() is made)
+    x = recording.nodes[-2].inputs[0]
+    found = region(output, (x,))
+    assert found is not None
+    assert not Proofs().proves(found.nodes, output, found.given, lambda x: 1.0 * x)

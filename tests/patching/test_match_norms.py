@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradscope.patching.patches import Patches
-from gradscope.patching.plan import Plan
+from gradscope.patching.plan import Plan, plan
 from tests.patching import spelled, swapped
 from tests.patching.corpus import (
     lookalikes_layers,
@@ -352,3 +352,22 @@ def test_reasons(name: str, reason: str) -> None:
     entry = swapped.named(LOOKALIKES, name)
     (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
     assert site.reasons == [reason]
+
+
+@pytest.mark.parametrize("before", range(16))
+def test_one_number_over_its_sum_is_no_norm(before: int) -> None:
+    """A router of one expert: of two the weights are another thing. The calls before say what a trial draws."""
+
+    class Router(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.experts = torch.nn.Linear(8, 4), 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(before):
+                x = x + 1.0
+            scores = torch.sigmoid(self.gate(x))
+            weights = scores.topk(self.experts, dim=-1).values
+            return weights / weights.sum(dim=-1, keepdim=True) * self.gate.bias.sum()
+
+    assert plan(Router(), torch.randn(32, 8), recipes=RECIPES).sites == []

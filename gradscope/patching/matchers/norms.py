@@ -78,13 +78,18 @@ def norms(recording: Recording) -> list[Norm]:
     inside: set[Node] = set()
     proofs = Proofs()
     for node in recording.nodes:
-        if node.op in REDUCTIONS and node.inputs and len(node.inputs[0].shape) > 1 and node not in inside:
+        if node.op in REDUCTIONS and node.inputs and _has_features(node.inputs[0]) and node not in inside:
             found = _around(node, proofs)
             if found is not None:
                 inside |= found.region.nodes
                 norms.append(found)
     recording.found["norms"] = norms
     return norms
+
+
+def _has_features(value: Value) -> bool:
+    """Check that there is more than one: a positive number over its own sum is 1, as over its own size."""
+    return len(value.shape) > 1 and value.shape[-1] > 1
 
 
 def _match(found: Norm) -> Match:
