@@ -160,6 +160,9 @@ _TODO: dict[str, tuple[str, ...]] = {
         "it is a part of {} on line {}",
         "two patterns overlap in the source",
     ),
+    "compute it in its input's dtype, or in a larger one, up to the result": (
+        "it is rounded on the way, to a dtype smaller than the input's",
+    ),
     "put the logits and the targets into names of their own before the loss": (
         "line {}: {} may have other rows next time, and has no name to ask",
     ),
