@@ -163,9 +163,7 @@ _TODO: dict[str, tuple[str, ...]] = {
     "compute it in its input's dtype, or in a larger one, up to the result": (
         "it is rounded on the way, to a dtype smaller than the input's",
     ),
-    "put the logits and the targets into names of their own before the loss": (
-        "line {}: {} may have other rows next time, and has no name to ask",
-    ),
+    "put it into a name of its own before": ("line {}: {} may have another form next time, and has no name to ask",),
     "nothing to do: the place keeps its code; please report it with this line": (
         "{} was not found in the edited source",
         "the edit adds or removes a function",

@@ -99,14 +99,15 @@ class Trial:
         return sorted(found, key=_index)
 
 
-def rows(value: Value, *scales: float) -> Tensor:
+def rows(value: Value, *scales: float, more: tuple[int, int] = (0, 0)) -> Tensor:
     """Random numbers with the features of ``value``, [2, ..., C] in float64.
 
     Args:
         scales: sizes of the rows, in turns; 1 without any.
+        more: dimensions and features than ``value`` has.
     """
     scales = scales or (1.0,)
-    shape = [_ROWS] * (len(value.shape) - 1) + list(value.shape[-1:])
+    shape = [_ROWS] * (len(value.shape) - 1 + more[0]) + [size + more[1] for size in value.shape[-1:]]
     found = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(value.index))
     first, second = found.view(-1)[:1], found.view(-1)[1:2]
     first.abs_(), second.abs_().neg_()  # of both signs, however few there are: a size is not the number itself
@@ -136,29 +137,36 @@ class Proofs:
         *,
         name: str = "",
         scale: float = 1.0,
+        more: tuple[int, int] = (0, 0),
     ) -> bool:
         """Compare results and all gradients on random numbers of size 1 and of size ``scale``.
 
         Args:
             function: of tensors in the order of ``given``, a vector of the features as [C].
             name: tells functions apart.
+            more: dimensions and features of the main operand than it was recorded with.
         """
         nodes = sorted(nodes, key=_index)
-        key = (name, scale, _form(nodes, output, given))
+        key = (name, scale, more, _form(nodes, output, given))
         if key not in self._known:
-            self._known[key] = _proves(nodes, output, given, function, scale)
+            self._known[key] = _proves(nodes, output, given, function, scale, more)
         return self._known[key]
 
 
 def _proves(
-    nodes: list[Node], output: Value, given: Sequence[Value], function: Callable[..., Tensor], scale: float
+    nodes: list[Node],
+    output: Value,
+    given: Sequence[Value],
+    function: Callable[..., Tensor],
+    scale: float,
+    more: tuple[int, int],
 ) -> bool:
     main, *others = given
     random = torch.Generator().manual_seed(_SEED)
     try:
         with torch.enable_grad(), torch.autocast("cpu", enabled=False):
             for size in (1.0, scale):
-                tensors = [rows(main, size), *(_operand(other, main, random) for other in others)]
+                tensors = [rows(main, size, more=more), *(_operand(other, main, random) for other in others)]
                 leaves = [tensor.requires_grad_() for tensor in tensors]
                 made = _again(nodes, output, dict(zip(given, leaves, strict=True)))
                 wanted = function(*(_flat(tensor, main) for tensor in leaves))

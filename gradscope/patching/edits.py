@@ -12,7 +12,7 @@ from gradscope.patching.dynamics import check_run
 from gradscope.patching.effects import check_calls
 from gradscope.patching.forms import Forms
 from gradscope.patching.gaps import gaps
-from gradscope.patching.lengths import equal_lengths, equal_rows
+from gradscope.patching.lengths import known_sizes
 from gradscope.patching.match import Match
 from gradscope.patching.names import Names
 from gradscope.patching.otherwise import otherwise
@@ -88,7 +88,7 @@ class _Region:
         self._check_names()
         check_calls(match, self.texts, self.statements, self.spelling.spelled)
         known = relied_on(match, recording, self.texts, self.spelling.helper)
-        self.statements.require([*known, *equal_lengths(match, self.texts), *equal_rows(match, self.texts)])
+        self.statements.require([*known, *known_sizes(match, self.texts)])
         self.second = second_of(match, recording, self.texts, self.statements)
 
     def _check_result(self, frame: Frame) -> None:

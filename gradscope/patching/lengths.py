@@ -33,7 +33,20 @@ _ROW_BY_ROW = (
 _PARTS = names("chunk split")
 
 
-def equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
+def known_sizes(match: Match, texts: Texts) -> Iterator[Known]:
+    """The conditions that sizes are equal, and forms what they were, that a match relies on.
+
+    Raises:
+        Refusal: they are those of no tensors of the function's own.
+    """
+    yield from _equal_lengths(match, texts)
+    yield from _equal_rows(match, texts)
+    for value, test in match.forms:
+        expression = texts.operand(value, match.nodes)[0]
+        yield _asked(expression, f"{texts.source.file.of(expression)}{test}", texts)
+
+
+def _equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
     """The condition, once for what it asks of either; none where the source says so.
 
     Raises:
@@ -50,7 +63,7 @@ def equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
         yield Known(expression, " == ".join(sizes))
 
 
-def equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
+def _equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
     """The condition, once for either tensor.
 
     Raises:
@@ -63,10 +76,14 @@ def equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
             f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"
         )
         for expression in asked:
-            if not reads_only(expression):
-                name = texts.source.file.of(expression)
-                raise Refusal(f"line {expression.lineno}: {name} may have other rows next time, and has no name to ask")
-            yield Known(expression, f"{wanted} == {target}.shape")
+            yield _asked(expression, f"{wanted} == {target}.shape", texts)
+
+
+def _asked(expression: ast.expr, test: str, texts: Texts) -> Known:
+    if not reads_only(expression):
+        name = texts.source.file.of(expression)
+        raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
+    return Known(expression, test)
 
 
 def _root(expression: ast.expr, texts: Texts) -> tuple[str, ast.Assign | None] | None:

@@ -137,6 +137,7 @@ class Match:
     like: Like | None = None  # the form of what is made on the way, for statements that ask for it
     lengths: tuple[tuple[Value, int], tuple[Value, int]] | None = None  # sizes that must be equal: tensor, dimension
     rows: tuple[Value, Value] | None = None  # the second must have the first's sizes but the last, or 1 in its place
+    forms: tuple[tuple[Value, str], ...] = ()  # what is asked of a tensor's form: ".dim() == 3"
     otherwise: Match | None = None  # what to do where the source does not allow this
     also: Node | None = None  # a later call of the output: the new call gives its result too, before the output
 

@@ -255,3 +255,30 @@ def test_the_result_has_the_dtype_it_had(tmp_path: Path, form: str) -> None:
         model.up.register_forward_hook(lambda _module, _given, output: (4 * output).to(kind))
     results = swapped.before_and_after(model, found, batch, autocast=form == "autocast")
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("split", ["h.chunk(2, dim=2)", "(h[:, :, :C], h[:, :, C:])", "h.chunk(2, -1)"])
+def test_halves_of_more_dimensions(tmp_path: Path, split: str) -> None:
+    """The last dimension counted from the front is another one of an input of more."""
+    entry = spelled.entry(
+        tmp_path, f"h = torch.cat([x, u], -1)\ngate, up = {split}\ny = F.silu(gate) * up", "activation"
+    )
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "swiglu")]
+    patches = Patches(found)
+    assert ("h.dim() == 3" in patches.diff) is ("-1" not in split)
+    if "chunk" in split:
+        x = torch.randn(2, 3, 4, spelled.WIDTH)
+        form = None
+        try:
+            wanted = model(x)
+        except RuntimeError as error:  # halves of another dimension: the sum of the model has no such form
+            form = str(error)
+        patches.apply()
+        if form is None:
+            torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)  # float32, one rounding fewer
+        else:
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                model(x)
+        patches.revert()

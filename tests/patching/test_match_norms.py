@@ -371,3 +371,42 @@ def test_one_number_over_its_sum_is_no_norm(before: int) -> None:
             return weights / weights.sum(dim=-1, keepdim=True) * self.gate.bias.sum()
 
     assert plan(Router(), torch.randn(32, 8), recipes=RECIPES).sites == []
+
+
+FORMS = [
+    ("x * torch.rsqrt(x.pow(2).mean(2, keepdim=True) + self.eps) * self.w", (2, 3, 4, spelled.WIDTH)),
+    ("x * torch.rsqrt(x.pow(2).mean(-1)[:, :, None] + self.eps) * self.w", (2, 5, spelled.WIDTH)),
+    ("x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / C + self.eps)", (2, 5, spelled.WIDTH)),
+]
+
+
+@pytest.mark.parametrize(("body", "shape"), FORMS)
+def test_the_form_that_the_proof_relied_on_is_asked_for(tmp_path: Path, body: str, shape: tuple[int, ...]) -> None:
+    """Dimensions counted from the front are others of an input of more; a written count is of this width alone."""
+    entry = spelled.entry(tmp_path, body, "norm")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "rms_norm")]
+    patches = Patches(found)
+    assert "x.dim() == 3" in patches.diff or f"x.size(-1) == {spelled.WIDTH}" in patches.diff
+    x = torch.randn(shape)
+    wanted = model(x)
+    patches.apply()
+    # float32: means of 24 features in another order
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+    patches.revert()
+
+
+@pytest.mark.parametrize(
+    "body", [body for recipe, body in SPELLED if "-1" in body and "[..." not in body and "2," not in body]
+)
+def test_no_form_is_asked_for_without_need(tmp_path: Path, body: str) -> None:
+    """Dimensions are counted from the last, and a weight says how many features there are."""
+    if "self.w" in body:
+        patches = Patches(swapped.planned(*_built(tmp_path, body), RECIPES))
+        assert ".dim() ==" not in patches.diff and ".size(-1) ==" not in patches.diff
+
+
+def _built(folder: Path, body: str) -> tuple[Entry, torch.nn.Module, torch.Tensor]:
+    entry = spelled.entry(folder, body, "norm")
+    return entry, *swapped.built(entry)

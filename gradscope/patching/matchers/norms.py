@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import torch
@@ -44,6 +45,7 @@ class Norm:
     bias: Value | None
     eps: tuple[Piece, ...]
     reasons: tuple[str, ...] = field(default=())
+    forms: tuple[str, ...] = ()  # what it relies on of the form of what is normalised
 
     def arguments(self) -> list[Argument]:
         """Weight, bias and eps of a recipe's call, and whether they promote its result."""
@@ -104,6 +106,7 @@ def _match(found: Norm) -> Match:
         found.region.output,
         optional=found.region.constants,
         reasons=list(found.reasons),
+        forms=tuple((x, each) for each in found.forms),
         idle="" if found.centred else _idle(x),
     )
 
@@ -220,11 +223,16 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
             return recipes.layer_norm(x, x.shape[-1:], weight, bias, eps, exact=True)
         return recipes.rms_norm(x, x.shape[-1:], weight, eps)
 
+    rank, features = len(found.x.shape), found.x.shape[-1]
     roles = f"{form.centred} {form.weight is None} {form.weight is spelled.used[0] if spelled.used else None} {eps}"
     scale = math.sqrt(eps) or 1e-2
-    if not proofs.proves(found.nodes, found.output, found.given, unit, name=roles, scale=scale):
+    proves = partial(proofs.proves, found.nodes, found.output, found.given, unit, name=roles, scale=scale)
+    if not proves():
         return None
-    return _with_reasons(found, form.centred, form.weight, form.bias, eps)
+    asked = [] if proves(more=(1, 0)) else [f".dim() == {rank}"]
+    if not spelled.used and not proves(more=(0, 1)):  # a weight says how many features there are
+        asked.append(f".size(-1) == {features}")
+    return replace(_with_reasons(found, form.centred, form.weight, form.bias, eps), forms=tuple(asked))
 
 
 def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:

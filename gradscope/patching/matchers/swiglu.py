@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gradscope import recipes
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
-from gradscope.patching.graph import CASTS, COPIES, uncast
+from gradscope.patching.graph import CASTS, COPIES, argument, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, begins, common_frame, region
@@ -130,6 +130,7 @@ def _match(found: Region) -> Match:
         found.nodes | nodes,
         found.output,
         optional=found.constants,
+        forms=() if _is_last(nodes) else ((whole, f".dim() == {len(whole.shape)}"),),
         otherwise=one_by_one,
         idle=why_idle("swiglu of a packed tensor", gate, elements=math.prod(gate.shape)),
     )
@@ -156,6 +157,18 @@ def _packed(found: Region) -> tuple[Value, set[Node]] | None:
             and _is_half(other, slice(width, None))
         )
     return (whole, {one, other}) if halves else None
+
+
+def _is_last(nodes: set[Node]) -> bool:
+    """Check that what splits a tensor says that it is along the last dimension, however many there are."""
+    for node in nodes:
+        if node.op == "getitem":
+            index = node.args[1]
+            if not isinstance(index, tuple) or Ellipsis not in index:
+                return False
+        elif argument(node, 2, "dim") != -1:
+            return False
+    return True
 
 
 def _is_half(node: Node, wanted: slice) -> bool:
