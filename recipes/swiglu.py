@@ -58,8 +58,8 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
     if up is None and gate.shape[-1] % 2:
         refuse(_NAME, "gate", shape_text(gate), "an even last dimension, for up is None and so its second half")
     if up is not None:
-        if up.shape != gate.shape:
-            refuse(_NAME, "up", shape_text(up), f"{tuple(gate.shape)}, as gate")
+        if not _fit(gate, up):
+            refuse(_NAME, "up", shape_text(up), f"{tuple(gate.shape)}, as gate, or what broadcasts with it")
         require_dtype(_NAME, "up", up)
         require_same_device(_NAME, ("gate", gate), up=up)
     double = "float64 is computed by the other backends" if gate.dtype == torch.float64 else None
@@ -69,7 +69,9 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
     elif torch.compiler.is_compiling():
         not_cpu = "inside a compiled graph the compiler fuses it"
     mixed = None
-    if up is not None and up.dtype != gate.dtype:
+    if up is not None and up.shape != gate.shape:
+        mixed = f"torch broadcasts gate {shape_text(gate)} and up {shape_text(up)}"
+    elif up is not None and up.dtype != gate.dtype:
         mixed = f"torch promotes {dtype_text(gate.dtype)} and {dtype_text(up.dtype)}"
     few = _against_size(gate, up) if backend == "auto" else None
     against = {"triton": mixed or double or why_no_triton(gate.device), "cpu": mixed or not_cpu or few}
@@ -91,11 +93,12 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
     Args:
         gate: [..., features]; float16, bfloat16, float32 or float64. Without ``up`` [..., 2 features]: the gate, then
             what it gates, as a Linear of twice the width gives them; their gradient is one tensor then.
-        up: of the gate's shape; of another dtype, as under autocast, it goes to torch, which promotes.
+        up: of the gate's shape; of one that broadcasts with it, or of another dtype, as under autocast, it goes to
+            torch.
         backend: "auto", "triton", "cpu" or "torch"; ``swiglu.explain`` tells what "auto" takes.
 
     Returns:
-        [..., features], of the dtype of ``gate * up``.
+        [..., features], of the shape and dtype of ``gate * up``.
 
     Raises:
         ValueError: a shape, dtype, device or setting does not fit.
@@ -104,6 +107,12 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
     if choice.backend == "torch":
         return None
     return _SwiGLU.apply(gate, up, choice.backend)  # type: ignore[no-untyped-call]
+
+
+def _fit(gate: Tensor, up: Tensor) -> bool:
+    """Whether one product has both shapes."""
+    sizes = zip(reversed(gate.shape), reversed(up.shape), strict=False)
+    return all(one == other or 1 in {one, other} for one, other in sizes)
 
 
 def _against_size(gate: Tensor, up: Tensor | None) -> str | None:

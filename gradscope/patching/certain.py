@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+from collections.abc import Collection
 from types import ModuleType
 
-from gradscope.patching.recording import Frame
+from gradscope.patching.graph import uncast
+from gradscope.patching.reading import size_read
+from gradscope.patching.recording import Frame, Node, Value
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
@@ -56,6 +59,48 @@ def is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
     elif certain:
         parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
     return certain and all(is_certain(part, texts, depth + 1) for part in parts)
+
+
+def is_of_other_sizes(
+    expression: ast.expr, at: Node, features: Collection[Value], texts: Texts, depth: int = 0
+) -> bool:
+    """Whether a certain number is made of another size than the last one of ``features``: equal by chance, then."""
+    if depth > _DEEPEST:
+        return True
+    expression = resolved(expression, texts.source)
+    if isinstance(expression, ast.Name) and not texts.is_tensor(expression):
+        homes = [each for each in texts.source.assignments(expression) if not _hands_on(each.value, expression.id)]
+        return any(
+            not _unpacks_last(home, expression.id, at, features, texts)
+            and is_of_other_sizes(home.value, at, features, texts, depth + 1)
+            for home in homes
+        )
+    asked = expression.func if isinstance(expression, ast.Call) else expression
+    asked = asked.value if isinstance(asked, ast.Subscript) else asked
+    if isinstance(asked, ast.Attribute) and asked.attr in {"shape", "ndim", *_ASKED} and texts.is_tensor(asked.value):
+        is_last = isinstance(asked.value, ast.Name) and size_read(asked.value, texts.source) == -1
+        return not (is_last and _is_one_of(asked.value, at, features, texts))
+    if texts.is_tensor(expression):  # whose dtype is asked for
+        return False
+    parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
+    return any(is_of_other_sizes(part, at, features, texts, depth + 1) for part in parts)
+
+
+def _unpacks_last(home: ast.Assign, name: str, at: Node, features: Collection[Value], texts: Texts) -> bool:
+    """Whether it is the last one of ``B, T, C = x.shape``, which fits tensors of so many dimensions alone."""
+    read = home.value.func if isinstance(home.value, ast.Call) else home.value
+    return (
+        isinstance(read, ast.Attribute)
+        and read.attr in {"shape", "size"}
+        and _is_one_of(read.value, at, features, texts)
+        and all(isinstance(each, ast.Tuple) and is_name(each.elts[-1], name) for each in home.targets)
+    )
+
+
+def _is_one_of(expression: ast.expr, at: Node, features: Collection[Value], texts: Texts) -> bool:
+    place = at.place_in(texts.frame)
+    held = place.names.get(expression.id) if isinstance(expression, ast.Name) and place is not None else None
+    return held is not None and uncast(held).content in {uncast(each).content for each in features}
 
 
 def _hands_on(value: ast.expr, name: str) -> bool:

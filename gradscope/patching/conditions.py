@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from gradscope.patching.callees import (
     name_of,
     settings_of,
 )
-from gradscope.patching.certain import is_certain, resolved
+from gradscope.patching.certain import is_certain, is_of_other_sizes, resolved
 from gradscope.patching.file_bindings import is_given
 from gradscope.patching.graph import number
 from gradscope.patching.match import Scalar
@@ -57,15 +57,25 @@ class Conditions:
         self.recording, self.texts, self.frame = recording, texts, texts.frame
         self.files: dict[str, SourceFile] = {texts.source.file.name: texts.source.file}
 
-    def known(self, scalar: Scalar, value: Any) -> Known | None:
-        """The condition that a number is the same; None where it always is."""
+    def known(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> Known | None:
+        """The condition that a number is the same; None where it always is, as the last size of one of ``operands``."""
         texts = self._texts_at(scalar.node)
         if not isinstance(texts.spelled(scalar.node), _WRITTEN):
             return None
         found = texts.scalar(scalar)
         if isinstance(found, str):
             return None
-        return self._asked(found, value, texts, scalar.node.op in _ARITHMETIC)
+        multiplies = scalar.node.op in _ARITHMETIC
+        is_size = scalar.node.op == "full" and (scalar.position == 0 or scalar.name == "size")
+        if (
+            multiplies
+            and not is_size
+            and is_certain(found, texts)
+            and is_of_other_sizes(found, scalar.node, operands, texts)
+        ):
+            expression = resolved(found, texts.source)
+            return Known(expression, f"{_bracketed(expression, self._text(expression, texts))} == {value}")
+        return self._asked(found, value, texts, multiplies)
 
     def places(self, node: Node) -> Iterator[Known]:
         """The conditions that an index shows the same part.

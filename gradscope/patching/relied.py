@@ -47,6 +47,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
     # What is handed on whole is called there as it is, whatever it is.
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
+    operands = _operands(match)
     found: dict[str, Known] = {}
     meeting = [list(conditions.places(node)) for node in match.nodes if _meets_a_table(node, match)]
     fitting = {places[0].text for places in meeting if len(places) == 1}  # two may change together
@@ -65,7 +66,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             if _fits_or_raises(node, scalar, match):
                 continue
             if (node, scalar.position) not in read and (node, scalar.name) not in read:
-                asked = conditions.known(scalar, value)
+                asked = conditions.known(scalar, value, operands)
                 if asked is not None:
                     found.setdefault(asked.text, asked)
         for value in _held(node, match, read):

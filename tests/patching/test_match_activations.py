@@ -240,6 +240,17 @@ def test_a_recurrence_is_looked_at_in_the_time_of_its_length(kind: str) -> None:
     assert gradscope.plan(Recurrence(kind), torch.randn(2, 200, 8)).sites == []
 
 
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [("0.5 * x * (1 + torch.erf(x / math.sqrt(2)))", "gelu"), ("u * torch.sigmoid(u) * x", "swiglu")],
+)
+def test_what_comes_after_a_recurrence_is_found(tmp_path: Path, body: str, wanted: str) -> None:
+    """Two hundred calls of tanh in vain at one place of the source say nothing of another."""
+    rounds = f"state = x\nfor _ in range(200):\n    state = torch.tanh(state + x)\nx = x + state\ny = {body}"
+    model, batch = swapped.built(spelled.entry(tmp_path, rounds, "activation"))
+    assert [site.recipe for site in gradscope.plan(model, batch, recipes=["gelu", "swiglu"]).sites] == [wanted]
+
+
 @pytest.mark.parametrize("form", ["autocast", "bfloat16", "float64 bias", "integers"])
 def test_the_result_has_the_dtype_it_had(tmp_path: Path, form: str) -> None:
     """Recorded in float32; a bias of another dtype promotes the sum."""

@@ -198,7 +198,10 @@ def test_explain_says_why() -> None:
         (lambda: swiglu(torch.tensor(1.0)), "swiglu: gate is a scalar; expected [..., features]"),
         (lambda: swiglu(torch.ones(3)), "gate is of shape (3,); expected an even last dimension"),
         (lambda: swiglu(torch.ones(4).long()), "gate is of dtype int64; expected float32"),
-        (lambda: swiglu(torch.ones(4), torch.ones(2)), "up is of shape (2,); expected (4,), as gate"),
+        (
+            lambda: swiglu(torch.ones(4), torch.ones(2)),
+            "up is of shape (2,); expected (4,), as gate, or what broadcasts",
+        ),
         (lambda: swiglu(torch.ones(4), torch.ones(4).int()), "up is of dtype int32; expected float32 or float64"),
         (lambda: swiglu(torch.ones(4), torch.ones(4, device="meta")), "up is on meta; expected cpu, where gate is"),
         (lambda: swiglu(torch.ones(4), backend="fast"), "backend is 'fast'; expected 'auto' or 'triton' or 'cpu'"),

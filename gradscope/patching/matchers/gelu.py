@@ -12,7 +12,7 @@ from gradscope.patching.behaviour import Proofs, Trial, close, rows
 from gradscope.patching.graph import number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.matchers.search import Region, after, begins, region
+from gradscope.patching.matchers.search import Fruitless, Region, after, begins, keeps_its_form, region
 from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "gelu"
@@ -26,10 +26,6 @@ _NEAR = 0.02
 
 # One of these is in every spelling.
 _SIGNS = frozenset({"tanh", "erf", "erfc", "special_erfc", "special_ndtr", "sigmoid", "exp"})
-
-# After so many of them that are no GELU's, one after the other, the rest is taken for more of the same: a recurrence
-# has some in each of its steps, and looking at one takes 1 ms there.
-_FRUITLESS = 150
 
 _KEPT = 100  # tensors for which what is made of them is kept: calls nearby begin with the same
 
@@ -72,6 +68,7 @@ def with_bias(recording: Recording) -> Iterator[Match]:
             found.output,
             optional=found.constants,
             reasons=reasons,
+            forms=() if keeps_its_form(bias) else ((bias, ".dim() == 1"),),
             idle=why_idle("bias_gelu", x, elements=math.prod(x.shape)) if len(found.nodes) == 1 else "",
         )
 
@@ -91,26 +88,23 @@ def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
     """GELUs with their approximation, and functions that nearly are."""
     inside: set[Node] = set()
     known: dict[Value, _Tried] = {}
-    fruitless = 0
+    fruitless = Fruitless()
     for node in recording.nodes:
         if len(known) > _KEPT:
             known.clear()
         if not node.outputs or not node.inputs or node in inside:
             continue
-        if fruitless == _FRUITLESS:
-            return
         if own and node.op == "gelu":
             x = node.inputs[0]
             if not _is_added(x):  # not worth a proof
                 continue
             found = _unit(node.output, x, _Tried(x))
-        elif node.op in _SIGNS:
+        elif node.op in _SIGNS and not fruitless.enough(node):
             found = _around(node, known)
         else:
             continue
-        fruitless += 1
+        fruitless.count(node, found)
         if found is not None:
-            fruitless = 0
             inside |= found.region.nodes
             yield found
 

@@ -6,23 +6,29 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching.behaviour import CLOSE, REDUCTIONS, Proofs, Trial, rows
-from gradscope.patching.graph import CASTS, argument, is_half, reached, uncast
+from gradscope.patching.graph import CASTS, argument, is_half, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
-from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, begins, read_by, region
+from gradscope.patching.matchers.search import (
+    NOT_CONTIGUOUS,
+    Region,
+    after,
+    before,
+    begins,
+    keeps_its_form,
+    read_by,
+    region,
+)
 from gradscope.patching.recording import Node, Recording, Value
 
 # How near what is normalised comes to unit variance that is divided by one less than the number of features.
 _NEAR = 0.2
-
-_MOST_FORMING = 8  # tensors between a parameter and the weight that it is made into
 
 _SMALL = 1e-9  # rows of this size are normalised by eps alone
 
@@ -230,6 +236,9 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
     if not proves():
         return None
     asked = [] if proves(more=(1, 0)) else [f".dim() == {rank}"]
+    deepest = max((len(each.shape) for each in spelled.used), default=1)
+    if deepest > 1 and len(asked) == 0:  # of [1, 1, C] the result of fewer dimensions would have more
+        asked.append(f".dim() >= {deepest}")
     if not spelled.used and not proves(more=(0, 1)):  # a weight says how many features there are
         asked.append(f".size(-1) == {features}")
     return replace(_with_reasons(found, form.centred, form.weight, form.bias, eps), forms=tuple(asked))
@@ -251,19 +260,9 @@ def _vectors(output: Value, x: Value) -> list[Value]:
     for value in [output, *before(output, shape, x)]:  # not beyond: a residual stream has read many by then
         for read in value.producer.inputs if value.producer is not None else ():
             fits = read.shape != shape and read.shape[-1:] == shape[-1:] and math.prod(read.shape) == shape[-1]
-            if fits and (len(read.shape) == 1 or _keeps_its_form(read)):
+            if fits and (len(read.shape) == 1 or keeps_its_form(read)):
                 found.setdefault(uncast(read).index, read)
     return list(found.values())
-
-
-def _keeps_its_form(value: Value) -> bool:
-    """Whether it is made of parameters of as many numbers: [1, 1, C] of data has more rows in a larger batch."""
-    way = list(islice(reached(value), _MOST_FORMING + 1))
-    return len(way) <= _MOST_FORMING and all(
-        math.prod(each.shape) == value.shape[-1]
-        and (each.producer is not None or isinstance(each.tensor(), nn.Parameter))
-        for each in way
-    )
 
 
 def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Value | None]]:

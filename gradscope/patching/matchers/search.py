@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
+
+from torch import nn
 
 from gradscope.patching.behaviour import FUNCTIONS, is_understood, operands
-from gradscope.patching.graph import CASTS, COPIES, constant, makers, uncast
+from gradscope.patching.graph import CASTS, COPIES, constant, makers, reached, uncast
 from gradscope.patching.recording import Frame, Node, Value
 
 _FAR = 14  # calls between what gives a pattern away and its ends
 _MANY = 24  # tensors on either side
+_MOST_FORMING = 8  # tensors between a parameter and the vector that it is made into
 _LONGEST = 40  # calls of a pattern; those that are written have up to fifteen
+
+# After so many calls at one place that are no pattern's, one after the other, the rest is taken for more of the same: a
+# recurrence makes them in each of its steps, and looking at one takes 1 ms there.
+_FRUITLESS = 40
 
 NOT_CONTIGUOUS = "the result lies in memory in another order than the recipe's"
 
@@ -65,6 +75,25 @@ class Region:
             if any(read.content == node.output.content for read in node.inputs):
                 return True
         return False
+
+
+class Fruitless:
+    """Counts the looks in vain at each place of the source."""
+
+    def __init__(self) -> None:
+        self._looks: Counter[object] = Counter()
+
+    def enough(self, node: Node) -> bool:
+        """Tell a call at a place that was looked at often enough."""
+        return self._looks[_standing(node)] >= _FRUITLESS
+
+    def count(self, node: Node, found: object | None) -> None:
+        """Count a look that ``found`` nothing; something found begins the count anew."""
+        self._looks[_standing(node)] = 0 if found is not None else self._looks[_standing(node)] + 1
+
+
+def _standing(node: Node) -> object:
+    return (node.places[0].frame.code, node.places[0].span) if node.places else None
 
 
 def begins(value: Value, shape: tuple[int, ...]) -> list[Value]:
@@ -225,3 +254,16 @@ def common_frame(nodes: Iterable[Node]) -> Frame | None:
         if all(node.place_in(place.frame) is not None for node in nodes):
             return place.frame
     return None
+
+
+def keeps_its_form(value: Value) -> bool:
+    """Whether it is made of parameters of as many numbers.
+
+    [1, 1, C] of data has more rows in a larger batch, and a row of [B, C] is a matrix of [B, T, C].
+    """
+    way = list(islice(reached(value), _MOST_FORMING + 1))
+    return len(way) <= _MOST_FORMING and all(
+        math.prod(each.shape) == value.shape[-1]
+        and (each.producer is not None or isinstance(each.tensor(), nn.Parameter))
+        for each in way
+    )

@@ -10,12 +10,20 @@ from gradscope.patching.behaviour import Proofs, Trial, close, rows
 from gradscope.patching.graph import CASTS, COPIES, argument, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.matchers.search import NOT_CONTIGUOUS, Region, after, before, begins, common_frame, region
+from gradscope.patching.matchers.search import (
+    NOT_CONTIGUOUS,
+    Fruitless,
+    Region,
+    after,
+    before,
+    begins,
+    common_frame,
+    region,
+)
 from gradscope.patching.recording import Node, Recording, Value
 
 RECIPE = "swiglu"
 
-_FRUITLESS = 150  # as for GELU: a recurrence has some in each of its steps
 _MULTIPLIES = frozenset({"mul", "div", "rdiv", "addcmul", "neg", "positive", "reciprocal", *CASTS, *COPIES})
 _MOST_FACTORS = 24
 _KEPT = 100  # gates for which what is made of them is kept
@@ -27,14 +35,14 @@ def matches(recording: Recording) -> Iterator[Match]:
     """Every gated unit by silu."""
     seen: set[Value] = set()
     known: dict[Value, Trial] = {}
-    fruitless = 0
+    fruitless = Fruitless()
     for node in recording.nodes:
-        if node.op in _SIGNS and node.outputs and node.inputs and fruitless < _FRUITLESS:
+        if node.op in _SIGNS and node.outputs and node.inputs and not fruitless.enough(node):
             if len(known) > _KEPT:
                 known.clear()
             gates = begins(node.inputs[0], node.output.shape)
             found = next(filter(None, (_from(gate, node, known) for gate in gates)), None)
-            fruitless = 0 if found is not None else fruitless + 1
+            fruitless.count(node, found)
             if found is not None and found.output not in seen:
                 seen.add(found.output)
                 yield _match(found)

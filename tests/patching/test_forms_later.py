@@ -1,0 +1,95 @@
+"""A tensor has another form after the proof: numbers were equal by chance, or shapes were."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradscope
+from gradscope.patching.patches import Patches
+from tests.patching import spelled
+from tests.patching.exactness import TOLERANCE, difference, results
+
+WIDTH = spelled.WIDTH
+BY_SUM = "x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / {} + self.eps) * self.w"
+
+CHANCE = {
+    "size of another dimension": BY_SUM.format("x.shape[1]"),
+    "by a name": "n = x.size(1)\ny = " + BY_SUM.format("n"),
+    "taken apart": "b, n, c = x.shape\ny = " + BY_SUM.format("n"),
+    "another tensor's last": "s = x @ u.mT\ny = " + BY_SUM.format("s.shape[-1]"),
+    "a root": "n = math.sqrt(x.shape[-2])\ny = x / x.norm(dim=-1, keepdim=True) * n * self.w",
+    "of all": BY_SUM.format("(x.numel() // (2 * WIDTH))").replace("WIDTH", str(WIDTH)),
+    "counted from the front": BY_SUM.format("x.size(2)"),
+    "gelu's root of the batch": "y = 0.5 * x * (1 + torch.erf(x / math.sqrt(x.shape[0])))",
+}
+
+CERTAIN = {
+    "last": BY_SUM.format("x.shape[-1]"),
+    "last by size": BY_SUM.format("x.size(-1)"),
+    "taken apart": "b, t, c = x.shape\ny = " + BY_SUM.format("c"),
+    "of a cast": "h = x.double()\ny = h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) / h.shape[-1] + 1e-3) * self.w",
+    "a root": "x / x.norm(dim=-1, keepdim=True) * x.shape[-1] ** 0.5 * self.w",
+}
+
+
+def difference_later(folder: Path, body: str, first: tuple[int, ...], later: tuple[int, ...]) -> tuple[float, str]:
+    """How far a patched model is from the plain one on a batch of another form; and the change."""
+    model = spelled.entry(folder, body, "form").build()[0].double()
+    original = copy.deepcopy(model)
+    patches = Patches(gradscope.plan(model, torch.randn(first, dtype=torch.float64)))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    batch = torch.randn(later, dtype=torch.float64)
+    found = difference(results(original, batch), results(model, batch))
+    diff = patches.diff
+    patches.revert()
+    return found, diff
+
+
+@pytest.mark.parametrize("later", [(2, 7, WIDTH), (3, WIDTH, WIDTH), (2, 3, 7, WIDTH)], ids=str)
+@pytest.mark.parametrize("body", CHANCE.values(), ids=CHANCE)
+def test_sizes_that_are_equal_by_chance(tmp_path: Path, body: str, later: tuple[int, ...]) -> None:
+    if len(later) == 4 and "b, n, c" in body:
+        later = (4, 5, WIDTH)
+    found, diff = difference_later(tmp_path, body, (2, WIDTH, WIDTH), later)
+    assert found <= TOLERANCE
+    assert "+        if " in diff
+
+
+@pytest.mark.parametrize("body", CERTAIN.values(), ids=CERTAIN)
+def test_nothing_is_asked_for_the_last_size(tmp_path: Path, body: str) -> None:
+    found, diff = difference_later(tmp_path, body, (2, 5, WIDTH), (3, 7, WIDTH))
+    assert found <= TOLERANCE
+    assert " if " not in diff
+
+
+@pytest.mark.parametrize(
+    ("body", "first", "later"),
+    [
+        pytest.param(
+            "y = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)) * self.w[None, None]",
+            (2, 5, WIDTH),
+            (5, WIDTH),
+            id="a weight of more dimensions than the input",
+        ),
+        pytest.param("y = F.gelu(x + u[0])", (2, WIDTH), (3, 3, WIDTH), id="a row is a matrix"),
+        pytest.param(
+            "g = u.mean(0) if u.shape[0] == 3 else u\ny = F.silu(g) * x",
+            (2, 5, WIDTH),
+            (3, 5, WIDTH),
+            id="a gate of one row",
+        ),
+        pytest.param(
+            "v = u[:1] if u.shape[0] == 3 else u\ny = F.silu(x) * v",
+            (2, 5, WIDTH),
+            (3, 5, WIDTH),
+            id="one row is gated",
+        ),
+    ],
+)
+def test_another_form_later(tmp_path: Path, body: str, first: tuple[int, ...], later: tuple[int, ...]) -> None:
+    assert difference_later(tmp_path, body, first, later)[0] <= TOLERANCE
