@@ -13,8 +13,8 @@ from gradscope.capture.memory import Surroundings
 from gradscope.capture.session import Session
 from gradscope.diagnose.engine import require_known
 from gradscope.errors import UsageError
-from gradscope.patching.record import Recorder
 from gradscope.pipeline import outcome_of, profile_workload
+from gradscope.recording.record import Recorder
 from gradscope.report.report import Report
 from gradscope.size_parser import bytes_of
 from gradscope.tables import MEMORY_BUDGET, Options, WorkloadInfo

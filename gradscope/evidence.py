@@ -12,7 +12,7 @@ from gradscope.capture.naming import ModuleNames
 from gradscope.capture.paths import local_path
 from gradscope.capture.result import Capture
 from gradscope.patching.facts import Facts as RecordedFacts
-from gradscope.patching.recording import Recording
+from gradscope.recording.graph import Recording
 from gradscope.tables import ParameterFact, StepFacts
 
 

@@ -34,7 +34,6 @@ from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
 from gradscope.limits import kept
-from gradscope.patching.record import Recorder
 from gradscope.readings import (
     READING_MEMORY,
     READING_SURVEY,
@@ -45,6 +44,7 @@ from gradscope.readings import (
     source_text,
     traced_later,
 )
+from gradscope.recording.record import Recorder
 from gradscope.report.report import Report
 from gradscope.tables import Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
 from gradscope.trace.reader import TraceReader

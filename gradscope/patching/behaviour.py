@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.patching.graph import CASTS, COPIES, cast_source, constant, uncast
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 # How far results and gradients may be from the recipe's, relatively to the largest: what a constant written with seven
 # digits makes of them, as 0.7978846 for the root of 2 / pi. In float64 everything else is equal to fourteen.

@@ -20,11 +20,11 @@ from gradscope.patching.file_bindings import (
     is_set_from_outside,
     may_be_set,
 )
-from gradscope.patching.recording import Frame, Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import SourceFile
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Frame, Node
 
 # What of a torch module says what it does, where matchers take it as given.
 _SETTINGS: dict[type, tuple[str, ...]] = {

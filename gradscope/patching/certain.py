@@ -10,10 +10,10 @@ from types import ModuleType
 
 from gradscope.patching.graph import uncast
 from gradscope.patching.reading import size_read
-from gradscope.patching.recording import Frame, Node, Value
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Frame, Node, Value
 
 
 def resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:

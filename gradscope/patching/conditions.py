@@ -27,10 +27,10 @@ from gradscope.patching.file_bindings import is_given
 from gradscope.patching.graph import number
 from gradscope.patching.match import Scalar
 from gradscope.patching.reading import INLINE
-from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Frame, Node, Recording, Value
 
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.
 _WRITTEN = (ast.Call, ast.BinOp, ast.Compare, ast.AugAssign, ast.Assign)

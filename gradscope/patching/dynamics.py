@@ -9,13 +9,13 @@ from torch import nn
 from gradscope.patching.forms import is_asked_for_form
 from gradscope.patching.graph import CASTS
 from gradscope.patching.match import Match, Scalar
-from gradscope.patching.operations import LIKE
 from gradscope.patching.reading import INLINE, is_fixed
-from gradscope.patching.recording import Frame, Node, Recording, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.syntax import is_straight
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Frame, Node, Recording, Value
+from gradscope.recording.operations import LIKE
 
 
 def check_run(match: Match, recording: Recording, frame: Frame, source: FunctionSource) -> None:

@@ -16,7 +16,6 @@ from gradscope.patching.lengths import known_sizes
 from gradscope.patching.match import Match
 from gradscope.patching.names import Names
 from gradscope.patching.otherwise import otherwise
-from gradscope.patching.recording import Frame, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.relied import relied_on
 from gradscope.patching.replacement import Replacement, edited
@@ -26,6 +25,7 @@ from gradscope.patching.spelling import Spelling
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import bound_names, names_in, spelled_condition, statements_in, walked
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Frame, Recording
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from torch import nn
 from gradscope.patching.dynamics import is_hooked, is_no_cast
 from gradscope.patching.match import Match
 from gradscope.patching.reading import LOOKING, called_name
-from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import bound_names, is_name, walked, within
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Node
 
 if TYPE_CHECKING:
     from gradscope.patching.statements import Statements

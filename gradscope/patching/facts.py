@@ -15,10 +15,10 @@ from gradscope.patching.mask_facts import Masks
 from gradscope.patching.match import Called, Layer
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.predict import FEWEST_ROUNDS, Saving, predict
-from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.replay import CACHE_BYTES
 from gradscope.patching.sites import Site, find_sites
 from gradscope.patching.source import SourceFile
+from gradscope.recording.graph import Node, Recording, Value
 from gradscope.tables import CallFact, PlaceFact, TensorFact
 from gradscope.tree import modules_of
 

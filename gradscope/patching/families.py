@@ -7,9 +7,9 @@ import builtins
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradscope.patching.recording import Frame
 from gradscope.patching.source import SourceFile
 from gradscope.patching.syntax import is_name, walked
+from gradscope.recording.graph import Frame
 
 _EVERY, _ELSE = "__getattribute__", "__getattr__"  # the second gives a module its parts
 _LIBRARIES = frozenset({"torch", "builtins"})

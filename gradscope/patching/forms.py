@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from gradscope.patching.match import Match
-from gradscope.patching.recording import Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import names_in
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Node, Value
 
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})
 _METHODS = frozenset({"size", "dim", "numel"})

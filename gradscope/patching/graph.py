@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.patching.operations import LIKE
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
+from gradscope.recording.operations import LIKE
 
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
 COPIES = frozenset({"contiguous", "clone"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradscope.kernels import pays
-from gradscope.patching.recording import Value
+from gradscope.recording.graph import Value
 
 
 def why_idle(recipe: str, on: Value, **amounts: int) -> str:

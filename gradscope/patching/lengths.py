@@ -15,10 +15,10 @@ from gradscope.patching.conditions import Known
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
 from gradscope.patching.reading import reads_only
-from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.syntax import names_in
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Node
 
 # What gives as many rows as it reads, whatever the numbers beside the tensor are.
 _ROW_BY_ROW = (

@@ -9,7 +9,7 @@ import torch
 
 from gradscope.patching.graph import CASTS, COPIES, argument, remade
 from gradscope.patching.matchers.masks import Mask, causal, is_causal
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 CAUSAL, OPEN = "causal", "open"
 

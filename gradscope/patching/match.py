@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 
 @dataclass(frozen=True, eq=False)

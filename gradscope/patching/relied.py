@@ -12,9 +12,9 @@ from typing import Any
 from gradscope.patching.conditions import Conditions, Known
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting
-from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.texts import Texts
 from gradscope.patching.views import is_view
+from gradscope.recording.graph import Node, Recording, Value
 
 # Their numbers are sizes: another one does not fit.
 _OF_FORM = frozenset(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gradscope import recipes
 from gradscope.patching.graph import remade
 from gradscope.patching.match import Argument, Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
-from gradscope.patching.recording import Node, Value
 from gradscope.patching.views import is_view
+from gradscope.recording.graph import Node, Value
 from gradscope.tree import parameters_of
 
 # More than the caches of most processors hold for two threads; reading it takes 2 to 4 ms.

@@ -6,11 +6,11 @@ import ast
 from dataclasses import dataclass
 
 from gradscope.patching.match import Match
-from gradscope.patching.recording import Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import names_in, walked
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Recording
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
 _UNDER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.BoolOp, ast.NamedExpr)

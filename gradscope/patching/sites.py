@@ -14,11 +14,11 @@ from torch import nn
 from gradscope.capture.paths import inner_paths
 from gradscope.patching.edits import Edit, edit_of
 from gradscope.patching.match import Match
-from gradscope.patching.recording import Frame, Node, Recording
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.switch import attention_switch
 from gradscope.patching.syntax import private
+from gradscope.recording.graph import Frame, Node, Recording
 
 Matcher = Callable[[Recording], Iterator[Match]]
 

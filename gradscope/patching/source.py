@@ -14,10 +14,10 @@ from pathlib import Path
 from types import CodeType
 from typing import TypeVar
 
-from gradscope.patching.recording import Span
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.style import Style
 from gradscope.patching.syntax import walked, within
+from gradscope.recording.graph import Span
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _Node = TypeVar("_Node", bound=ast.AST)

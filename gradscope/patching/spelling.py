@@ -13,11 +13,11 @@ from gradscope.patching.imports import imported
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
 from gradscope.patching.program import is_hidden_by
 from gradscope.patching.reading import reads_only
-from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.statements import Statements
 from gradscope.patching.syntax import bound_names, names_in, within
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Node
 from gradscope.tree import children_of
 
 

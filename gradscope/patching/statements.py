@@ -10,7 +10,6 @@ from gradscope.patching.effects import check_only_serves, hands_on
 from gradscope.patching.forms import only_forms
 from gradscope.patching.match import Match
 from gradscope.patching.reading import reads_only
-from gradscope.patching.recording import Node
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import (
@@ -27,6 +26,7 @@ from gradscope.patching.syntax import (
     within,
 )
 from gradscope.patching.texts import Texts
+from gradscope.recording.graph import Node
 
 
 class Statements:

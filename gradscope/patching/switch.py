@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from gradscope.patching.match import Match
-from gradscope.patching.recording import Frame
+from gradscope.recording.graph import Frame
 
 _LIBRARY = "transformers"
 # What its attention modules look the implementation up in, or ask for its name.

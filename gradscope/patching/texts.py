@@ -9,12 +9,12 @@ from types import BuiltinFunctionType, ModuleType
 from torch import Tensor, nn
 
 from gradscope.patching.match import Scalar, Size
-from gradscope.patching.operations import canonical, canonical_name
 from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
-from gradscope.patching.recording import Frame, Node, Value
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import names_in, private, walked
+from gradscope.recording.graph import Frame, Node, Value
+from gradscope.recording.operations import canonical, canonical_name
 
 
 class Texts:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from gradscope import ops
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 # Done again on a tensor of other strides as_strided would show other numbers.
 VIEWS = (ops.VIEWS - {"as_strided"}) | ops.names("contiguous clone repeat repeat_interleave")

@@ -16,7 +16,7 @@ from gradscope.diagnose.engine import diagnose, every_rule, require_known
 from gradscope.diagnose.rules import RULES
 from gradscope.errors import UsageError
 from gradscope.patching import facts
-from gradscope.patching.record import Recorder
+from gradscope.recording.record import Recorder
 from gradscope.tables import Finding, StepFacts
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.timing_cases import MS, made_case, row

@@ -10,7 +10,7 @@ import pytest
 from gradscope.kernels import pays
 from gradscope.patching.idle import why_idle
 from gradscope.patching.matchers import embedding, linear_cross_entropy
-from gradscope.patching.recording import Value
+from gradscope.recording.graph import Value
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
 from gradscope.patching.matchers.search import region
-from gradscope.patching.record import record
-from gradscope.patching.recording import Recording, Value
+from gradscope.recording.graph import Recording, Value
+from gradscope.recording.record import record
 
 X = torch.randn(3, 4, 8)
 

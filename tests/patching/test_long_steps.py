@@ -13,8 +13,8 @@ from gradscope.patching.facts import Facts
 from gradscope.patching.graph import constant, made_from, makers, remade, uncast
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.matchers.products import leads_to_product
-from gradscope.patching.record import record
-from gradscope.patching.recording import Recording, Value
+from gradscope.recording.graph import Recording, Value
+from gradscope.recording.record import record
 
 X = torch.ones(2, 4)
 

@@ -11,7 +11,7 @@ from gradscope.patching.graph import argument, is_half, number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.norms import norms
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "add_norm"
 

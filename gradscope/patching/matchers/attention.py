@@ -14,7 +14,7 @@ from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
 from gradscope.patching.matchers.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.matchers.products import VIEWS, factors, is_product, leads_to_product, sides
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 __all__ = ["RECIPE", "matches"]
 

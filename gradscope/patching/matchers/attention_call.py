@@ -12,7 +12,7 @@ from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Like, Match, Of, Piece, Scalar
 from gradscope.patching.matchers.masks import HIDDEN, Made, Mask, causal
 from gradscope.patching.matchers.products import Operand, is_product
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 RECIPE = "attention"
 

@@ -11,7 +11,7 @@ from gradscope.patching.graph import argument
 from gradscope.patching.match import Argument, Match, Of, Scalar
 from gradscope.patching.matchers.attention_call import RECIPE
 from gradscope.patching.matchers.masks import Mask, causal
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 
 def with_causal_mask(node: Node) -> Iterator[Match]:

@@ -13,7 +13,7 @@ from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.patching.matchers import gathered_loss
 from gradscope.patching.matchers.linear_cross_entropy import lazily_read
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "cross_entropy"
 

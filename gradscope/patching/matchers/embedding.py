@@ -10,7 +10,7 @@ import torch
 from gradscope.ops import MATMULS
 from gradscope.patching.graph import CASTS, COPIES, argument
 from gradscope.patching.match import Argument, Match, Of, Scalar, Setting
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "embedding"
 

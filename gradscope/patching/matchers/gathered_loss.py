@@ -10,7 +10,7 @@ from gradscope.patching.behaviour import lifts
 from gradscope.patching.graph import dimension
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "cross_entropy"
 

@@ -13,7 +13,7 @@ from gradscope.patching.graph import number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import Fruitless, Region, after, begins, keeps_its_form, region
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "gelu"
 BIAS_RECIPE = "bias_gelu"

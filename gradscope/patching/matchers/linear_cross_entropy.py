@@ -11,8 +11,8 @@ import torch
 from gradscope.patching.graph import argument, number, swaps_last_two
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
-from gradscope.patching.recording import Node, Recording, Value
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "linear_cross_entropy"
 

@@ -12,7 +12,7 @@ import torch
 from gradscope.patching.graph import CASTS, COPIES, argument, number, remade
 from gradscope.patching.match import Scalar
 from gradscope.patching.matchers.products import leads_to_product
-from gradscope.patching.recording import Frame, Node, Value
+from gradscope.recording.graph import Frame, Node, Value
 
 # A number that stands for minus infinity: far enough below any score that its weight is 0.
 HIDDEN = -1e4

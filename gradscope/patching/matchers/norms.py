@@ -25,7 +25,7 @@ from gradscope.patching.matchers.search import (
     read_by,
     region,
 )
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 # How near what is normalised comes to unit variance that is divided by one less than the number of features.
 _NEAR = 0.2

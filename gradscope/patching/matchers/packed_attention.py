@@ -16,8 +16,8 @@ from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, FromSizes, Like, Match, Of, Piece, Scalar, Size
 from gradscope.patching.matchers import attention
 from gradscope.patching.matchers.packed_masks import QUERY, is_carried, without_query
-from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.views import called, is_view, replayed
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "packed_attention"
 

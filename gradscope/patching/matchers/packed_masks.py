@@ -9,7 +9,7 @@ from torch import Tensor
 from gradscope.patching.graph import made_from
 from gradscope.patching.match import Match, Of, Piece
 from gradscope.patching.matchers.masks import Mask
-from gradscope.patching.recording import Value
+from gradscope.recording.graph import Value
 
 # How attention_mask is handed the queries, which it changes where a row is hidden altogether by a finite number.
 QUERY = ", query="

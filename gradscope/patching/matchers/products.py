@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradscope.patching.graph import COPIES, argument, cast_source, swaps_last_two
 from gradscope.patching.match import Of
-from gradscope.patching.recording import Node, Value
+from gradscope.recording.graph import Node, Value
 
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
 

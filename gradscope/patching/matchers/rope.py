@@ -14,8 +14,8 @@ from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.rotation import Layout, layout_of, rotations
 from gradscope.patching.matchers.rotation_proof import Rotation, Way
-from gradscope.patching.recording import Node, Recording, Value
 from gradscope.patching.views import is_view
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "rope"
 

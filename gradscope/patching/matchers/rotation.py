@@ -11,8 +11,8 @@ import torch
 
 from gradscope.patching.graph import CASTS, remade
 from gradscope.patching.matchers.rotation_proof import Rotation, Way, key_of, proves
-from gradscope.patching.recording import Node, Value
 from gradscope.patching.views import VIEWS, is_view, replayed
+from gradscope.recording.graph import Node, Value
 
 _ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "neg", "cat", "stack", "hstack", "addcmul"})
 _COMPLEX = frozenset({"view_as_complex", "view_as_real"})

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradscope.patching.graph import CASTS
-from gradscope.patching.recording import Node, Value
 from gradscope.patching.views import is_view
 from gradscope.recipes.rope import rope
+from gradscope.recording.graph import Node, Value
 
 # What brings a table to [tokens, pairs] or [batch, tokens, pairs], as text and as an index.
 _PARTS: dict[str, Any] = {"": ..., "[:, 0]": (slice(None), 0), "[:, :, 0]": (slice(None), slice(None), 0)}

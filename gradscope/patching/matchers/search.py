@@ -12,7 +12,7 @@ from torch import nn
 
 from gradscope.patching.behaviour import FUNCTIONS, is_understood, operands
 from gradscope.patching.graph import CASTS, COPIES, constant, makers, reached, uncast
-from gradscope.patching.recording import Frame, Node, Value
+from gradscope.recording.graph import Frame, Node, Value
 
 _FAR = 14  # calls between what gives a pattern away and its ends
 _MANY = 24  # tensors on either side

@@ -20,7 +20,7 @@ from gradscope.patching.matchers.search import (
     common_frame,
     region,
 )
-from gradscope.patching.recording import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "swiglu"
 

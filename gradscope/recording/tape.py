@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from gradscope.capture.compiled import under_compile
 from gradscope.capture.guard import Guard
 from gradscope.capture.user_stack import is_standard, stack
-from gradscope.patching.operations import LOOKS, canonical
-from gradscope.patching.recording import Frame, Node, Place, Span, Value, version_of
-from gradscope.patching.stack import above_logging, is_skipped
+from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
+from gradscope.recording.operations import LOOKS, canonical
+from gradscope.recording.stack import above_logging, is_skipped
 
 # Calls that read a tensor's content into Python, or need it to know how large their result is.
 _SHOWS = frozenset({"__repr__", "__format__"})

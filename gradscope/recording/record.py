@@ -9,9 +9,9 @@ from typing import Any
 
 from gradscope.capture.compiled import uncompiled
 from gradscope.capture.guard import Guard
-from gradscope.patching.operations import canonical
-from gradscope.patching.recording import Recording
-from gradscope.patching.tape import Reads, Tape, reads_content
+from gradscope.recording.graph import Recording
+from gradscope.recording.operations import canonical
+from gradscope.recording.tape import Reads, Tape, reads_content
 
 
 def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
