@@ -177,8 +177,9 @@ def _with_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tens
 
 def _four_of_mask(mask: Tensor, query: Tensor, batch: torch.Size, sides: tuple[int, int, int]) -> Tensor:
     """[batch or 1, heads or 1, queries or 1, keys or 1]."""
-    if query.dtype == torch.float32 and mask.dtype in (torch.float16, torch.bfloat16):
-        mask = mask.float()
+    if mask.dtype in (torch.float16, torch.bfloat16) and mask.dtype != query.dtype != torch.float64:
+        # Autocast would give it the queries' dtype, in which a mask of the smallest bfloat16 is minus infinity.
+        mask = mask.float() if query.dtype == torch.float32 or autocasts(query.device.type) else mask
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         refuse(NAME, "attn_mask", f"of dtype {dtype_text(mask.dtype)}", f"bool, float32 or {dtype_text(query.dtype)}")
     require_same_device(NAME, ("query", query), attn_mask=mask)

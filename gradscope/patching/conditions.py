@@ -25,10 +25,12 @@ from gradscope.patching.callees import (
 from gradscope.patching.certain import is_certain, is_of_other_sizes, resolved
 from gradscope.patching.file_bindings import is_given
 from gradscope.patching.graph import number
+from gradscope.patching.handed import handed
 from gradscope.patching.match import Scalar
 from gradscope.patching.reading import INLINE
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
+from gradscope.patching.syntax import within
 from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Frame, Node, Recording, Value
 
@@ -65,6 +67,7 @@ class Conditions:
         found = texts.scalar(scalar)
         if isinstance(found, str):
             return None
+        found, texts = self._outside(found, scalar.node, texts)
         multiplies = scalar.node.op in _ARITHMETIC
         is_size = scalar.node.op == "full" and (scalar.position == 0 or scalar.name == "size")
         if (
@@ -76,6 +79,15 @@ class Conditions:
             expression = resolved(found, texts.source)
             return Known(expression, f"{_bracketed(expression, self._text(expression, texts))} == {value}")
         return self._asked(found, value, texts, multiplies)
+
+    def _outside(self, found: ast.expr, node: Node, texts: Texts) -> tuple[ast.expr, Texts]:
+        """What the function that is edited hands a helper for an argument of the helper's; any other as it is."""
+        if texts is self.texts:
+            return found, texts
+        given = handed(found, node, texts.source, self.frame, self.texts.source)
+        if given is None:
+            return found, texts
+        return given, self.texts if within(self.texts.source.definition, given) else texts
 
     def places(self, node: Node) -> Iterator[Known]:
         """The conditions that an index shows the same part.

@@ -8,11 +8,12 @@ from types import BuiltinFunctionType, ModuleType
 
 from torch import Tensor, nn
 
+from gradscope.patching.handed import handed
 from gradscope.patching.match import Scalar, Size
 from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import names_in, private, walked
+from gradscope.patching.syntax import names_in, private, walked, within
 from gradscope.recording.graph import Frame, Node, Value
 from gradscope.recording.operations import canonical, canonical_name
 
@@ -113,14 +114,17 @@ class Texts:
                 return scalar.otherwise
         raise Refusal(f"how {node.op} spells its {scalar.name or 'number'} is not understood")
 
-    def _scalar_below(self, scalar: Scalar) -> str:
-        """A number that another method of the same module spells as its own attribute, or as such."""
+    def _scalar_below(self, scalar: Scalar) -> ast.expr | str:
+        """A number that a helper is handed or writes down, or that a method of the same module has as its attribute."""
         inner = scalar.node.places[0].frame
         source = FunctionSource.of(inner.code, {self.source.file.name: self.source.file})
         texts = Texts(source, inner, [node for node in self.nodes if node.place_in(inner) is not None], scalar.node)
         found = texts.scalar(scalar)
         if isinstance(found, (str, ast.Constant)):
             return found if isinstance(found, str) else source.file.of(found)
+        given = handed(found, scalar.node, source, self.frame, self.source)
+        if given is not None:
+            return given if within(self.source.definition, given) else source.file.of(given)
         part: ast.expr = found
         while isinstance(part, ast.Attribute):
             part = part.value

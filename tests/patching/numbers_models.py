@@ -61,6 +61,24 @@ class NormInAHelper(Numbers):
         return self._norm(x) * self.weight
 
 
+def _over_mean_power(x: Tensor, power: float, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.pow(power).mean(-1, keepdim=True) + eps)
+
+
+class NormIsHandedNumbers(Numbers):
+    """What the helper is handed is the module's, one by name."""
+
+    changes: ClassVar = {"power": 4.0, "eps": 0.5}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power, self.eps, self.weight = 2.0, 1e-3, nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x)
+        return _over_mean_power(x, self.power, eps=self.eps) * self.weight
+
+
 class Exact(Numbers):
     changes: ClassVar = {"root": 1.0, "share": 0.75, "one": 0.5}
 

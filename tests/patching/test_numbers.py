@@ -26,6 +26,7 @@ from tests.patching.numbers_models import (
     ByTanh,
     Exact,
     NormInAHelper,
+    NormIsHandedNumbers,
     Numbers,
     RMSNorm,
     Swish,
@@ -62,7 +63,7 @@ def test_another_number_later(kind: type[Numbers], name: str, value: Any, monkey
 
 _LEARNT = [
     (kind, name)
-    for kind in (RMSNorm, NormInAHelper, Exact, ByTanh, Swish)
+    for kind in (RMSNorm, NormInAHelper, NormIsHandedNumbers, Exact, ByTanh, Swish)
     for name in kind.changes
     if name != "global SLOPE" and name != "size"
 ]

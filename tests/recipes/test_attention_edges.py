@@ -99,6 +99,22 @@ def test_autocast(dropout_p: float) -> None:
     assert all(grad.dtype == torch.float32 for grad in torch.autograd.grad(out.sum(), tensors))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cast_to", [torch.float16, torch.bfloat16])
+def test_a_mask_of_half_the_width_under_autocast(cast_to: torch.dtype, dtype: torch.dtype) -> None:
+    """As torch's own attention takes it: hidden stays hidden, and the mask's gradient is in its dtype."""
+    tensors = qkv(2, 2, 2, 9, 9, 4, dtype=torch.float32)
+    seen = torch.ones(9, 9, dtype=torch.bool).tril()
+    added = torch.randn(9, 9, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min).requires_grad_()
+    with torch.autocast("cpu", cast_to):
+        out = attention(*tensors, added)
+        expected = functional.scaled_dot_product_attention(*tensors, added)
+    assert out.dtype == expected.dtype == cast_to
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    (grad,) = torch.autograd.grad(out.sum(), (added,))
+    assert grad.dtype == dtype and not grad[~seen].any()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("as_bool", [True, False])
 def test_fully_masked_rows(backend: str, as_bool: bool) -> None:

@@ -60,6 +60,59 @@ class TimesInverse(Capped):
         return self.merge(scores.softmax(-1) @ v)
 
 
+def cap_scores(scores, cap=5.0):
+    scores = scores / cap
+    return torch.tanh(scores) * cap
+
+
+def cap_more(scores, cap):
+    cap = cap + 1.0
+    return cap * torch.tanh(scores / cap)
+
+
+def cap_twice_told(scores, cap, above):
+    return above * torch.tanh(scores / cap)
+
+
+class InHelper(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = cap_scores(q @ k.mT * self.scale, self.cap)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class InHelperByDefault(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = q @ k.mT * self.scale
+        return self.merge(F.softmax(cap_scores(scores=scores), dim=-1) @ v)
+
+
+class InMethod(Capped):
+    def capped(self, scores, cap):
+        return cap * torch.tanh(scores / cap)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = q @ k.mT * self.scale
+        scores = self.capped(scores, cap=self.cap)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class HelperBindsAnew(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = cap_more(q @ k.mT * self.scale, self.cap)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+class HelperIsHandedTwo(Capped):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = cap_twice_told(q @ k.mT * self.scale, self.cap, 4.0)
+        return self.merge(scores.softmax(-1) @ v)
+
+
 class OtherInverse(Capped):
     def forward(self, x):
         q, k, v = self.qkv(x)
@@ -120,6 +173,11 @@ ENTRIES = [
     spelling("soft-cap on one line, no mask", OneLine),
     spelling("soft-cap in place", InPlace),
     spelling("soft-cap by the inverse", TimesInverse),
+    spelling("soft-cap in a helper", InHelper),
+    spelling("soft-cap in a helper that has the number", InHelperByDefault),
+    spelling("soft-cap in a method that is handed the number", InMethod),
+    _refused("like_soft_cap_in_a_helper_that_binds_it_anew", HelperBindsAnew, "gets its number in cap_more"),
+    _refused("like_soft_cap_of_two_numbers_in_a_helper", HelperIsHandedTwo, "one positive number"),
     _refused("like_soft_cap_of_another_inverse", OtherInverse, "one positive number"),
     Entry("like_soft_cap_of_the_inverse_scores", lambda: (OnesAbove(), tokens())),
     _refused("like_soft_cap_of_two_numbers", TwoNumbers, "one positive number"),
