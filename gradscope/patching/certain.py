@@ -9,7 +9,7 @@ from collections.abc import Collection
 from types import ModuleType
 
 from gradscope.patching.graph import uncast
-from gradscope.patching.reading import size_read
+from gradscope.patching.reading import called_name, size_read
 from gradscope.patching.source import FunctionSource
 from gradscope.patching.syntax import is_name
 from gradscope.patching.texts import Texts
@@ -64,7 +64,10 @@ def is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
 def is_of_other_sizes(
     expression: ast.expr, at: Node, features: Collection[Value], texts: Texts, depth: int = 0
 ) -> bool:
-    """Whether a certain number is made of another size than the last one of ``features``: equal by chance, then."""
+    """Whether a certain number is made of another size than the last one of ``features``: equal by chance, then.
+
+    Of that one it is the size itself or a root of it: a part of it is a number of this one width.
+    """
     if depth > _DEEPEST:
         return True
     expression = resolved(expression, texts.source)
@@ -83,7 +86,17 @@ def is_of_other_sizes(
     if texts.is_tensor(expression):  # whose dtype is asked for
         return False
     parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
+    features = features if _is_power(expression) else ()
     return any(is_of_other_sizes(part, at, features, texts, depth + 1) for part in parts)
+
+
+def _is_power(expression: ast.expr) -> bool:
+    """Whether it is a root, a power or the reciprocal of a number."""
+    if isinstance(expression, ast.Call):
+        return called_name(expression) in {"sqrt", "rsqrt", "float", "int"}
+    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Div):
+        return isinstance(expression.left, ast.Constant)
+    return isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Pow)
 
 
 def _unpacks_last(home: ast.Assign, name: str, at: Node, features: Collection[Value], texts: Texts) -> bool:

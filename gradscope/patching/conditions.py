@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.patching.behaviour import REDUCTIONS
 from gradscope.patching.callees import (
     check_helper,
     check_kept,
@@ -42,6 +43,8 @@ _ARITHMETIC = frozenset(
     | {"addcdiv", "masked_fill", "clamp", "where", "full", "lerp", "maximum", "minimum", "setitem"}
     | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
+# Other calls whose results depend on a number, and fit whatever it is: the power of a norm, a tensor of it.
+_COUNTING = REDUCTIONS | {"tensor", "as_tensor", "scalar_tensor", "new_tensor", "new_full", "fill_"}
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,17 @@ class Conditions:
         if isinstance(found, str):
             return None
         found, texts = self._outside(found, scalar.node, texts)
-        multiplies = scalar.node.op in _ARITHMETIC
-        is_size = scalar.node.op == "full" and (scalar.position == 0 or scalar.name == "size")
+        op = scalar.node.op
+        multiplies = op in _ARITHMETIC
+        is_size = op == "full" and (scalar.position == 0 or scalar.name == "size")
         if (
-            multiplies
+            (multiplies or op in _COUNTING)
             and not is_size
             and is_certain(found, texts)
             and is_of_other_sizes(found, scalar.node, operands, texts)
         ):
             expression = resolved(found, texts.source)
-            return Known(expression, f"{_bracketed(expression, self._text(expression, texts))} == {value}")
+            return Known(expression, f"{bracketed(expression, self._text(expression, texts))} == {value}")
         return self._asked(found, value, texts, multiplies)
 
     def _outside(self, found: ast.expr, node: Node, texts: Texts) -> tuple[ast.expr, Texts]:
@@ -229,14 +233,14 @@ def _bounds(written: list[ast.expr], values: tuple[Any, ...]) -> Iterator[tuple[
 def _test(expression: ast.expr, text: str, value: Any, multiplies: bool) -> str:
     """The condition that it is ``value`` and no tensor, which might want a gradient or hold several numbers."""
     if value is None or isinstance(value, bool):  # for None a mask or a weight may be given next time
-        return f"{_bracketed(expression, text)} is {value}"
-    equal = f"{_bracketed(expression, text)} == {_spelled(value, text, expression.lineno)}"
+        return f"{bracketed(expression, text)} is {value}"
+    equal = f"{bracketed(expression, text)} == {_spelled(value, text, expression.lineno)}"
     if type(value) is float or (type(value) is int and multiplies):  # any other is a dimension, a class, a size
         return f"isinstance({text}, {type(value).__name__}) and {equal}"
     return equal
 
 
-def _bracketed(expression: ast.expr, text: str) -> str:
+def bracketed(expression: ast.expr, text: str) -> str:
     simple = isinstance(expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
     return text if simple else f"({text})"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gradscope.ops import names
 from gradscope.patching.certain import resolved
-from gradscope.patching.conditions import Known
+from gradscope.patching.conditions import Known, bracketed
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
 from gradscope.patching.reading import reads_only
@@ -43,7 +43,7 @@ def known_sizes(match: Match, texts: Texts) -> Iterator[Known]:
     yield from _equal_rows(match, texts)
     for value, test in match.forms:
         expression = texts.operand(value, match.nodes)[0]
-        yield _asked(expression, f"{texts.source.file.of(expression)}{test}", texts)
+        yield _asked(expression, f"{_text(expression, texts)}{test}", texts)
 
 
 def _equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
@@ -58,7 +58,7 @@ def _equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
     query, key = (_root(expression, texts) for expression, _ in asked)
     if query is not None and query == key:
         return
-    sizes = [f"{texts.source.file.of(expression)}.size({dimension})" for expression, dimension in asked]
+    sizes = [f"{_text(expression, texts)}.size({dimension})" for expression, dimension in asked]
     for expression, _ in asked:
         yield Known(expression, " == ".join(sizes))
 
@@ -71,12 +71,16 @@ def _equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
     """
     if match.rows is not None:
         asked = [texts.operand(value, match.nodes)[0] for value in match.rows]
-        rows, target = (texts.source.file.of(expression) for expression in asked)
+        rows, target = (_text(expression, texts) for expression in asked)
         wanted = (
             f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"
         )
         for expression in asked:
             yield _asked(expression, f"{wanted} == {target}.shape", texts)
+
+
+def _text(expression: ast.expr, texts: Texts) -> str:
+    return bracketed(expression, texts.source.file.of(expression))
 
 
 def _asked(expression: ast.expr, test: str, texts: Texts) -> Known:

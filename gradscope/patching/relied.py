@@ -27,6 +27,7 @@ _PARTS = frozenset(
 )
 _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
 _TURNS = "rope"
+_ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "swiglu"})  # how many features there are is nothing to these
 # Their numbers say in which dimension something lies.
 _PLACING = frozenset({"unsqueeze", "squeeze", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis"})
 _PLAIN = (bool, int, float, str, type(None))
@@ -47,7 +48,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
     # What is handed on whole is called there as it is, whatever it is.
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
-    operands = _operands(match)
+    counted = set() if match.recipe in _ONE_BY_ONE else _operands(match)
     found: dict[str, Known] = {}
     meeting = [list(conditions.places(node)) for node in match.nodes if _meets_a_table(node, match)]
     fitting = {places[0].text for places in meeting if len(places) == 1}  # two may change together
@@ -66,7 +67,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             if _fits_or_raises(node, scalar, match):
                 continue
             if (node, scalar.position) not in read and (node, scalar.name) not in read:
-                asked = conditions.known(scalar, value, operands)
+                asked = conditions.known(scalar, value, counted)
                 if asked is not None:
                     found.setdefault(asked.text, asked)
         for value in _held(node, match, read):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import gradscope
 from gradscope.patching.patches import Patches
@@ -24,6 +25,11 @@ CHANCE = {
     "a root": "n = math.sqrt(x.shape[-2])\ny = x / x.norm(dim=-1, keepdim=True) * n * self.w",
     "of all": BY_SUM.format("(x.numel() // (2 * WIDTH))").replace("WIDTH", str(WIDTH)),
     "counted from the front": BY_SUM.format("x.size(2)"),
+    "a tensor of it": "n = torch.tensor(x.shape[1])\ny = " + BY_SUM.format("n"),
+    "picked out of a tensor": "n = torch.tensor(x.shape)[1]\ny = " + BY_SUM.format("n"),
+    "the correction of a variance": "v = x.var(-1, correction=x.shape[0] - 2, keepdim=True)\n"
+    "y = (x - x.mean(-1, keepdim=True)) / torch.sqrt(v + self.eps)",
+    "the power of a norm": "y = x / x.norm(x.dim() - 1, dim=-1, keepdim=True) * math.sqrt(24) * self.w",
     "gelu's root of the batch": "y = 0.5 * x * (1 + torch.erf(x / math.sqrt(x.shape[0])))",
 }
 
@@ -60,6 +66,29 @@ def test_sizes_that_are_equal_by_chance(tmp_path: Path, body: str, later: tuple[
     assert "+        if " in diff
 
 
+PART_OF_THE_WIDTH = {
+    "gelu": "k = x.shape[-1] / 48\ny = k * x * (1 + torch.erf(x / 2**0.5))",
+    "gelu, divided": "y = x / x.shape[-1] * 12 * (1 + torch.erf(x / 2**0.5))",
+    "swiglu": "y = x * torch.sigmoid(x * x.shape[-1] / 24) * (x * 2 + 1)",
+    "a norm's factor": "k = x.shape[-1] / 24\ny = k * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
+}
+
+
+@pytest.mark.parametrize("body", PART_OF_THE_WIDTH.values(), ids=PART_OF_THE_WIDTH)
+def test_a_number_of_this_width_alone(tmp_path: Path, body: str) -> None:
+    """It is 1, or what the function has there, for so many features and for no others."""
+    model = spelled.entry(tmp_path, body, "width").build()[0].double()
+    model.inp, model.up, model.out, model.b = nn.Identity(), nn.Identity(), nn.Identity(), model.w
+    batch = torch.randn(2, 5, 2 * WIDTH, dtype=torch.float64)
+    original = copy.deepcopy(model)
+    patches = Patches(gradscope.plan(model, batch[..., :WIDTH]))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    found = difference(results(original, batch), results(model, batch))
+    patches.revert()
+    assert found <= TOLERANCE
+
+
 @pytest.mark.parametrize("body", CERTAIN.values(), ids=CERTAIN)
 def test_nothing_is_asked_for_the_last_size(tmp_path: Path, body: str) -> None:
     found, diff = difference_later(tmp_path, body, (2, 5, WIDTH), (3, 7, WIDTH))
@@ -93,3 +122,41 @@ def test_nothing_is_asked_for_the_last_size(tmp_path: Path, body: str) -> None:
 )
 def test_another_form_later(tmp_path: Path, body: str, first: tuple[int, ...], later: tuple[int, ...]) -> None:
     assert difference_later(tmp_path, body, first, later)[0] <= TOLERANCE
+
+
+PICKED = {
+    "dimensions counted from the front": "nll = -x.log_softmax(2).gather(-1, t.unsqueeze(-1)).squeeze(-1)",
+    "all dimensions by an index": "nll = -x.log_softmax(-1).gather(-1, t[:, :, None])[:, :, 0]",
+    "logits of an expression": "nll = -(x / self.beta).log_softmax(-1).gather(-1, t[..., None]).squeeze(-1)",
+    "the batch's dimension dropped": "nll = -x.log_softmax(-1).gather(-1, t[..., None])[0]",
+    "the batch's dimension added": "nll = -x.log_softmax(-1).gather(-1, t[:, None])",
+    "by the log-sum-exp in another form": "nll = x.logsumexp(-1) - x.gather(-1, t[..., None])",
+    "a dtype that is today's": "nll = -x.log_softmax(-1, torch.float32).gather(-1, t[..., None]).squeeze(-1)",
+    "a dtype by its name": "nll = -x.log_softmax(-1, dtype=torch.float32).gather(-1, t[..., None]).squeeze(-1)",
+    "short indices": "nll = -x.log_softmax(-1).gather(-1, t.int()[..., None]).squeeze(-1)",
+}
+
+
+@pytest.mark.parametrize("later", [(1, 1, WIDTH), (3, 3, WIDTH), (2, 7, WIDTH), (3, WIDTH), (2, 3, 3, WIDTH)], ids=str)
+@pytest.mark.parametrize("body", PICKED.values(), ids=PICKED)
+def test_losses_of_rows_in_another_form(tmp_path: Path, body: str, later: tuple[int, ...]) -> None:
+    """What the plain model raises aside, the patched one does the same, and in the same dtype."""
+    first = (1, 1, WIDTH) if any(each in body for each in ("[0]", "logsumexp", "t[:, None]")) else (2, 5, WIDTH)
+    lines = f"t = (u[..., 0].abs() * 7).long() % {WIDTH}\n{body}\ny = x + nll.sum() + nll.dtype.itemsize"
+    model = spelled.entry(tmp_path, lines, "picked").build()[0]
+    patches = Patches(gradscope.plan(model, torch.randn(first), recipes=["cross_entropy"]))
+    model.double()
+    original, batch = copy.deepcopy(model), torch.randn(later, dtype=torch.float64)
+    try:
+        wanted = results(original, batch)
+    except (RuntimeError, IndexError):  # of so many dimensions it is not written for
+        return
+    patches.apply()
+    found = results(model, batch)
+    patches.revert()
+    assert difference(wanted, found) <= TOLERANCE
+
+
+def test_losses_of_rows_of_a_matrix_later_of_more_dimensions(tmp_path: Path) -> None:
+    body = f"t = (u[..., 0].abs() * 7).long() % {WIDTH}\ny = x - x.log_softmax(-1).gather(-1, t[..., None])"
+    assert difference_later(tmp_path, body, (5, WIDTH), (2, 5, WIDTH))[0] <= TOLERANCE

@@ -58,7 +58,7 @@ def _nll(node: Node) -> Iterator[Match]:
     reasons = _why_not(node, torch.nn.NLLLoss)
     if not isinstance(over, int) or over % rank != min(1, rank - 1):
         reasons.append("the softmax is over another dimension than the loss")
-    if argument(softmax, 3, "dtype") is not None or probabilities.dtype != softmax.inputs[0].dtype:
+    if gathered_loss.gives_a_dtype(softmax) or probabilities.dtype != softmax.inputs[0].dtype:
         reasons.append("the logarithmic softmax changes the dtype")
     logits = Argument("", (Of(softmax.inputs[0], "logits"),))
     if node.caller is None:
