@@ -99,6 +99,17 @@ def _is_power(expression: ast.expr) -> bool:
     return isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Pow)
 
 
+def is_half_of_last(expression: ast.expr, at: Node, texts: Texts) -> bool:
+    """Whether it is ``x.shape[-1] // 2``, where ``at`` reads ``x``."""
+    if not isinstance(expression, ast.BinOp) or not isinstance(expression.op, ast.FloorDiv):
+        return False
+    if ast.unparse(expression.right) != "2":
+        return False
+    reads = any(texts.is_tensor(part) for part in ast.walk(expression.left) if isinstance(part, ast.expr))
+    reads = reads or isinstance(expression.left, ast.Name)
+    return reads and not is_of_other_sizes(expression.left, at, at.inputs[:1], texts)
+
+
 def _unpacks_last(home: ast.Assign, name: str, at: Node, features: Collection[Value], texts: Texts) -> bool:
     """Whether it is the last one of ``B, T, C = x.shape``, which fits tensors of so many dimensions alone."""
     read = home.value.func if isinstance(home.value, ast.Call) else home.value

@@ -23,7 +23,7 @@ from gradscope.patching.callees import (
     name_of,
     settings_of,
 )
-from gradscope.patching.certain import is_certain, is_of_other_sizes, resolved
+from gradscope.patching.certain import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.file_bindings import is_given
 from gradscope.patching.graph import number
 from gradscope.patching.handed import handed
@@ -112,6 +112,19 @@ class Conditions:
             known = self._asked(part, held, texts, False)
             if known is not None:
                 yield known
+
+    def width(self, node: Node) -> Known | None:
+        """The condition that the last dimension is as long as it was; None where an index ends by that length."""
+        texts = self._texts_at(node)
+        spelled = texts.spelled(node)
+        if not isinstance(spelled, ast.Subscript):
+            return None
+        last = spelled.slice.elts[-1] if isinstance(spelled.slice, ast.Tuple) else spelled.slice
+        ends = (last.lower, last.upper) if isinstance(last, ast.Slice) else (last,)
+        if all(end is None or is_half_of_last(resolved(end, texts.source), node, texts) for end in ends):
+            return None
+        text = bracketed(spelled.value, self._text(spelled.value, texts))
+        return Known(spelled.value, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def _asked(self, found: ast.expr, value: Any, texts: Texts, multiplies: bool) -> Known | None:
         expression = resolved(found, texts.source)

@@ -60,6 +60,9 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             found |= {known.text: known for known in conditions.on_the_way(node)}
         if node.caller is not None or node.op in _OF_FORM or node in given_whole:
             continue
+        if match.recipe == "swiglu" and node.op == "getitem":  # one half begins where the other ends
+            width = conditions.width(node)
+            found |= {} if width is None else {width.text: width}
         for known in conditions.places(node) if node.op in {"getitem", "setitem"} else ():
             if known.text not in fitting:
                 found.setdefault(known.text, known)

@@ -124,6 +124,27 @@ def test_another_form_later(tmp_path: Path, body: str, first: tuple[int, ...], l
     assert difference_later(tmp_path, body, first, later)[0] <= TOLERANCE
 
 
+HALVES = {
+    "both ends": "y = F.silu(x[..., :24]) * x[..., 24:48]",
+    "from the end": "y = F.silu(x[..., :24]) * x[..., -24:]",
+    "by a name": "d = C\ny = F.silu(x[..., :d]) * x[..., d : 2 * d]",
+    "of as many rows": "d = x.shape[1] // 2\ny = F.silu(x[..., :d]) * x[..., d : 2 * d]",
+}
+
+
+@pytest.mark.parametrize("body", HALVES.values(), ids=HALVES)
+def test_what_were_halves_are_parts_of_more(tmp_path: Path, body: str) -> None:
+    model = spelled.entry(tmp_path, body, "halves").build()[0].double()
+    model.inp, model.up, model.out = nn.Identity(), nn.Identity(), nn.Identity()
+    original, batch = copy.deepcopy(model), torch.randn(2, 2 * WIDTH, 3 * WIDTH, dtype=torch.float64)
+    patches = Patches(gradscope.plan(model, batch[..., : 2 * WIDTH]))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    found = difference(results(original, batch), results(model, batch))
+    patches.revert()
+    assert found <= TOLERANCE
+
+
 PICKED = {
     "dimensions counted from the front": "nll = -x.log_softmax(2).gather(-1, t.unsqueeze(-1)).squeeze(-1)",
     "all dimensions by an index": "nll = -x.log_softmax(-1).gather(-1, t[:, :, None])[:, :, 0]",
