@@ -87,6 +87,7 @@ _TODO: dict[str, tuple[str, ...]] = {
     "write the whole pattern in one block: in a single round of the loop, or inside the `with` or `try`": (
         "line {} stands behind the result: the pattern spans two rounds of a loop",
         "line {} runs in a loop, a with or a try of its own",
+        "line {} stands outside of the block in which the result is made",
     ),
     "write the pattern in the module's `forward` itself, or in a plain function of its file, called by its name": (
         "the pattern is spread over several functions",

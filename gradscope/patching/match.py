@@ -139,6 +139,7 @@ class Match:
     rows: tuple[Value, Value] | None = None  # the second must have the first's sizes but the last, or 1 in its place
     forms: tuple[tuple[Value, str], ...] = ()  # what is asked of a tensor's form: ".dim() == 3"
     otherwise: Match | None = None  # what to do where the source does not allow this
+    less: Match | None = None  # a part of it that is a pattern as well, where the source does not allow the whole
     also: Node | None = None  # a later call of the output: the new call gives its result too, before the output
 
     @property

@@ -126,29 +126,40 @@ class _Finder:
         return sorted(self.found.values(), key=lambda site: min(match.last.index for match in site.matches))
 
     def add(self, match: Match) -> None:
-        """Make a site of a match, or add it to the one of the same code and module; of a recipe's own code nothing."""
+        """Make a site of a match, or add it to the one of the same code and module; of a recipe's own code nothing.
+
+        Where the match is refused, of the part of it that is a pattern as well, if that is not.
+        """
+        site = self._added(match)
+        if site is not None and site.reasons and match.less is not None:
+            less = self._added(match.less)
+            if less is not None and not less.supported:
+                self.found = {key: each for key, each in self.found.items() if each is not less}
+
+    def _added(self, match: Match) -> Site | None:
+        """The site that a match is one of."""
         if any(_is_of_recipes(place.frame) for node in match.nodes for place in node.places):
-            return
+            return None
         frame = _common(match)
         compiled = any(node.compiled for node in match.nodes | match.optional | match.later)
         if frame is None:
             place = match.last.places[0] if match.last.places else None
             if place is None:  # torch's own code
-                return
+                return None
             site = self._site(match, place.frame, place.span.line if place.span else 0)
             if compiled:
                 site.reasons.append(COMPILED)
             else:
                 self._refuse(site, "the pattern is spread over several functions", match, place.frame)
-            return
+            return site
         place = match.last.place_in(frame)
         line = place.span.line if place is not None and place.span is not None else 0
         site = self._site(match, frame, line)
         if site.reasons:
-            return
+            return site
         if compiled:
             site.reasons.append(COMPILED)
-            return
+            return site
         try:
             chain = self._chain(match, frame)
             source = FunctionSource.of(frame.code, self.files)
@@ -162,6 +173,7 @@ class _Finder:
             site.edit, site.chain = edit, chain
         except Refusal as refusal:
             self._refuse(site, str(refusal), match, frame)
+        return site
 
     def _refuse(self, site: Site, reason: str, match: Match, frame: Frame) -> None:
         switch = attention_switch(match, frame, site.module, self.paths)

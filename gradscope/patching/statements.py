@@ -103,6 +103,8 @@ class Statements:
         top: ast.AST = statement
         while top not in self.block:
             top = self.source.file.parents[top]
+            if within(top, self.statement):
+                raise Refusal(f"line {statement.lineno} stands outside of the block in which the result is made")
             if not isinstance(top, ast.If):
                 raise Refusal(f"line {statement.lineno} runs in a loop, a with or a try of its own")
         assert isinstance(top, ast.stmt)

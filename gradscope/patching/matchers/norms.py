@@ -52,6 +52,7 @@ class Norm:
     eps: tuple[Piece, ...]
     reasons: tuple[str, ...] = field(default=())
     forms: tuple[str, ...] = ()  # what it relies on of the form of what is normalised
+    bare: Norm | None = None  # without weight and bias, which may stand under a condition
 
     def arguments(self) -> list[Argument]:
         """Weight, bias and eps of a recipe's call, and whether they promote its result."""
@@ -114,6 +115,7 @@ def _match(found: Norm) -> Match:
         reasons=list(found.reasons),
         forms=tuple((x, each) for each in found.forms),
         idle="" if found.centred else _idle(x),
+        less=None if found.bare is None else _match(found.bare),
     )
 
 
@@ -144,20 +146,23 @@ def _around(statistic: Node, proofs: Proofs) -> Norm | None:
     One with another factor where there is none.
     """
     near: list[tuple[_Spelled, _Form]] = []
+    whole: Norm | None = None
     for x in begins(statistic.inputs[0], statistic.inputs[0].shape):
         outputs = {output for made in statistic.outputs for output in after(made, x.shape)}
         for output in sorted(outputs, key=lambda each: -each.index):
             spelled = _spelled(x, output)
-            if spelled is None:
+            if spelled is None or (whole is not None and spelled.used):
                 continue
             for form in _forms(spelled):
                 if abs(form.factor - 1) > CLOSE:
                     near.append((spelled, form))
                     continue
                 norm = _norm(spelled, form, proofs)
-                if norm is not None:
-                    return norm
-    return next(filter(None, (_unlike(*each) for each in near)), None)
+                if norm is not None and whole is None and spelled.used:
+                    whole = norm
+                elif norm is not None:
+                    return norm if whole is None else replace(whole, bare=norm)
+    return whole or next(filter(None, (_unlike(*each) for each in near)), None)
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,20 @@ class PartialRms(nn.Module):
         return x * torch.rsqrt(partial.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
+class WeightUnderAConditionInTheSquares(nn.Module):
+    """What is weighted under a condition is read again: it is not normalised alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.eps, self.weight = 1e-6, nn.Parameter(torch.rand(HIDDEN) + 0.5)
+
+    def forward(self, x):
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            x = x * scale * self.weight
+        return x * scale.sqrt()
+
+
 class AnnotatedLayerNorm(nn.Module):
     """Unbiased deviation, eps outside: not torch's layer norm."""
 
@@ -503,6 +517,11 @@ ENTRIES = [
     refused("like_rms_statistics_stored", lambda: (Net(StatisticsStored()), tokens()), "kept"),
     refused("like_rms_of_a_part", lambda: (Net(PartialRms()), tokens()), "another"),
     refused("like_rms_weight_before", lambda: (Net(WeightBeforeNorm()), tokens()), "weight", NORM),
+    refused(
+        "like_rms_weight_under_a_condition",
+        lambda: (Net(WeightUnderAConditionInTheSquares()), tokens()),
+        "the scale is read again",
+    ),
     refused("like_layer_norm_annotated", lambda: (Net(AnnotatedLayerNorm(HIDDEN)), tokens()), "unbiased"),
     refused("like_layer_norm_unbiased", lambda: (Net(UnbiasedVariance()), tokens()), "unbiased"),
     refused("like_layer_norm_of_median", lambda: (Net(WrongMean()), tokens()), "mean"),

@@ -189,6 +189,51 @@ class SquareOfMean(nn.Module):
 
 
 RMS, LAYER = (("norm", "rms_norm"),), (("norm", "layer_norm"),)
+
+
+class OptionalWeight(nn.Module):
+    """As in many diffusion models: ``elementwise_affine`` decides whether there is a weight."""
+
+    def __init__(self, dim, eps=1e-6, affine=True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.rand(dim) + 0.5) if affine else None
+
+    def forward(self, x):
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            x = x * self.weight
+        return x
+
+
+class UnitOffset(nn.Module):
+    """As in Gemma's own code: a flag says what the weight is added to."""
+
+    def __init__(self, dim, eps=1e-6, add_unit_offset=True):
+        super().__init__()
+        self.eps, self.add_unit_offset = eps, add_unit_offset
+        self.weight = nn.Parameter(torch.rand(dim))
+
+    def _norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x):
+        x = self._norm(x.float()).type_as(x)
+        if self.add_unit_offset:
+            return x * (1 + self.weight)
+        return x * self.weight
+
+
+class BothOrNone(OptionalWeight):
+    def forward(self, x):
+        mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+        x = (x - mean) / torch.sqrt(variance + self.eps)
+        if self.weight is not None:
+            x = self.weight * x + 0.5 * self.weight
+        return x
+
+
 ENTRIES = [
     Entry("rms_float_type_as", lambda: (Net(RMSNorm(HIDDEN)), tokens()), RMS),
     Entry("rms_variance_pow", lambda: (Net(VarianceRMSNorm(HIDDEN)), tokens()), RMS),
@@ -196,6 +241,9 @@ ENTRIES = [
     Entry("rms_by_vector_norm", lambda: (Net(NormScaled(HIDDEN)), tokens()), RMS),
     Entry("rms_function_no_weight", lambda: (WithoutWeight(), tokens()), (("", "rms_norm"),)),
     Entry("rms_inline_power", lambda: (InlineInBlock(), tokens()), (("", "rms_norm"),)),
+    Entry("rms_optional_weight", lambda: (Net(OptionalWeight(HIDDEN)), tokens()), RMS),
+    Entry("rms_plus_one_by_a_flag", lambda: (Net(UnitOffset(HIDDEN)), tokens()), RMS),
+    Entry("layer_norm_optional_weight", lambda: (Net(BothOrNone(HIDDEN)), tokens()), LAYER),
     Entry("layer_norm_var_biased", lambda: (Net(LayerNorm(HIDDEN)), tokens()), LAYER),
     Entry("layer_norm_second_moment", lambda: (Net(BertLayerNorm(HIDDEN)), tokens()), LAYER),
     Entry("layer_norm_var_mean", lambda: (Net(VarMean(HIDDEN)), tokens()), LAYER),
