@@ -21,6 +21,7 @@ CHANCE = {
     "size of another dimension": BY_SUM.format("x.shape[1]"),
     "by a name": "n = x.size(1)\ny = " + BY_SUM.format("n"),
     "taken apart": "b, n, c = x.shape\ny = " + BY_SUM.format("n"),
+    "another tensor's, taken apart": "s = x @ u.mT\nb, n, c = s.shape\ny = " + BY_SUM.format("c"),
     "another tensor's last": "s = x @ u.mT\ny = " + BY_SUM.format("s.shape[-1]"),
     "a root": "n = math.sqrt(x.shape[-2])\ny = x / x.norm(dim=-1, keepdim=True) * n * self.w",
     "of all": BY_SUM.format("(x.numel() // (2 * WIDTH))").replace("WIDTH", str(WIDTH)),
@@ -40,6 +41,25 @@ CERTAIN = {
     "of a cast": "h = x.double()\ny = h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) / h.shape[-1] + 1e-3) * self.w",
     "a root": "x / x.norm(dim=-1, keepdim=True) * x.shape[-1] ** 0.5 * self.w",
 }
+
+NORMED = "y = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))"
+
+# A vector of the features in a batch of two, and something else in one of three.
+VECTORS = {
+    "a row, then a matrix": "c = u[0] if u.shape[0] == 2 else u",
+    "a row, then a number": "c = u[0] if u.shape[0] == 2 else u[0, :1]",
+    "made in many steps": "c = u[0] if u.shape[0] == 2 else u\nfor _ in range(9):\n    c = c * 1.1",
+    "rows of a parameter": "c = self.inp.weight[0 if u.shape[0] == 2 else [3, 1, 2]]",
+    "no parameter": "c = torch.from_numpy(np.linspace(1, 2, 24 if u.shape[0] == 2 else 1))",
+}
+USES = {
+    "a bias": "y = F.gelu(x + c)",
+    "a weight": NORMED + " * c",
+    "a shift": "m = x - x.mean(-1, keepdim=True)\ny = m / (m.square().mean(-1, keepdim=True) + 1e-5).sqrt() + c",
+}
+
+# Of 48 features, and later of 72.
+HALVES = ["F.silu(h[..., :24]) * h[..., 24:48]", "F.silu(h[..., :24]) * h[..., -24:]"]
 
 
 def difference_later(folder: Path, body: str, first: tuple[int, ...], later: tuple[int, ...]) -> tuple[float, str]:
@@ -120,12 +140,28 @@ def test_a_weight_under_a_condition_is_left_to_the_code(tmp_path: Path, body: st
     ("body", "first", "later"),
     [
         pytest.param(
-            "y = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)) * self.w[None, None]",
+            NORMED + " * self.w[None, None]",
             (2, 5, WIDTH),
             (5, WIDTH),
             id="a weight of more dimensions than the input",
         ),
+        pytest.param(NORMED + " * self.w[None]", (2, 5, WIDTH), (WIDTH,), id="a weight of one more than the input"),
         pytest.param("y = F.gelu(x + u[0])", (2, WIDTH), (3, 3, WIDTH), id="a row is a matrix"),
+        *(
+            pytest.param(f"{form.format('u')}\n{body}", (2, WIDTH), (3, WIDTH), id=f"{name}: {one}")
+            for one, form in VECTORS.items()
+            for name, body in USES.items()
+        ),
+        *(
+            pytest.param(f"h = torch.cat([x, u, u][:u.shape[0]], -1)\ny = {body}", (2, WIDTH), (3, WIDTH), id=body)
+            for body in HALVES
+        ),
+        pytest.param(
+            "h = torch.cat([x, u], -1 if x.dim() == 1 else 0)\ny = F.silu(h[:C]) * h[C:]",
+            (WIDTH,),
+            (WIDTH, WIDTH),
+            id="halves of rows",
+        ),
         pytest.param(
             "g = u.mean(0) if u.shape[0] == 3 else u\ny = F.silu(g) * x",
             (2, 5, WIDTH),

@@ -184,6 +184,28 @@ def test_the_module_fits_a_packed_linear() -> None:
     torch.testing.assert_close(twin(x), block[2](eager(block[0](x))))
 
 
+SHAPES = [(), (1,), (3,), (4,), (1, 3), (2, 3), (3, 3), (2, 1), (5, 1, 3), (5, 2, 1), (5, 2, 3), (0, 3)]
+
+
+@pytest.mark.parametrize("up", SHAPES, ids=str)
+@pytest.mark.parametrize("gate", SHAPES[1:], ids=str)
+def test_what_torch_broadcasts(gate: tuple[int, ...], up: tuple[int, ...]) -> None:
+    """And nothing else; both gradients too, of another dtype as well."""
+    for kind in (torch.float32, torch.float64):
+        operands = [torch.randn(gate, requires_grad=True), torch.randn(up, dtype=kind, requires_grad=True)]
+        try:
+            wanted = functional.silu(operands[0]) * operands[1]
+        except RuntimeError:
+            with pytest.raises(ValueError, match="or what broadcasts with it"):
+                swiglu(*operands)
+            continue
+        made = swiglu(*operands)
+        assert made.dtype == wanted.dtype
+        torch.testing.assert_close(made, wanted)
+        gradients = [torch.autograd.grad(result.square().sum(), operands) for result in (made, wanted)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_explain_says_why() -> None:
     x = torch.randn(3, 4)
     assert str(swiglu.explain(x)).splitlines() == [

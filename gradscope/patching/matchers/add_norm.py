@@ -39,7 +39,7 @@ def matches(recording: Recording) -> Iterator[Match]:
                 optional=region.constants,
                 suffix="[0]",
                 reasons=reasons,
-                forms=tuple((sum_.residual, each) for each in norm.forms),
+                forms=norm.asked(sum_.residual),
             )
 
 

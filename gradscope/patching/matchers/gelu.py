@@ -12,7 +12,7 @@ from gradscope.patching.behaviour import Proofs, Trial, close, rows
 from gradscope.patching.graph import number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
-from gradscope.patching.matchers.search import Fruitless, Region, after, begins, keeps_its_form, region
+from gradscope.patching.matchers.search import Fruitless, Region, after, asked_forms, begins, region
 from gradscope.recording.graph import Node, Recording, Value
 
 RECIPE = "gelu"
@@ -68,7 +68,7 @@ def with_bias(recording: Recording) -> Iterator[Match]:
             found.output,
             optional=found.constants,
             reasons=reasons,
-            forms=() if keeps_its_form(bias) else ((bias, ".dim() == 1"),),
+            forms=asked_forms([bias]),
             idle=why_idle("bias_gelu", x, elements=math.prod(x.shape)) if len(found.nodes) == 1 else "",
         )
 

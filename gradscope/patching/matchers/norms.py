@@ -19,6 +19,7 @@ from gradscope.patching.matchers.search import (
     NOT_CONTIGUOUS,
     Region,
     after,
+    asked_forms,
     before,
     begins,
     keeps_its_form,
@@ -63,6 +64,11 @@ class Norm:
         ]
         promotes = any(_promotes(self.region, value) for value in (self.weight, self.bias) if value is not None)
         return [*found, Argument("eps", self.eps), *(_PROMOTE if promotes else ())]
+
+    def asked(self, x: Value) -> tuple[tuple[Value, str], ...]:
+        """What the new code asks of forms, where it reads what is normalised as ``x``."""
+        vectors = [each for each in (self.weight, self.bias) if each is not None]
+        return (*((x, each) for each in self.forms), *asked_forms(vectors))
 
 
 def rms(recording: Recording) -> Iterator[Match]:
@@ -113,7 +119,7 @@ def _match(found: Norm) -> Match:
         found.region.output,
         optional=found.region.constants,
         reasons=list(found.reasons),
-        forms=tuple((x, each) for each in found.forms),
+        forms=found.asked(x),
         idle="" if found.centred else _idle(x),
         less=None if found.bare is None else _match(found.bare),
     )

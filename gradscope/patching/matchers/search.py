@@ -267,3 +267,8 @@ def keeps_its_form(value: Value) -> bool:
         and (each.producer is not None or isinstance(each.tensor(), nn.Parameter))
         for each in way
     )
+
+
+def asked_forms(vectors: Iterable[Value]) -> tuple[tuple[Value, str], ...]:
+    """What is asked of vectors of the features that may have another form next time: a row of data, say."""
+    return tuple((each, f".shape == {tuple(each.shape)}") for each in vectors if not keeps_its_form(each))

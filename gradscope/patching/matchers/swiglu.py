@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from gradscope import recipes
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
@@ -130,21 +131,21 @@ def _match(found: Region) -> Match:
     packed = _packed(found)
     if packed is None or reasons:
         return one_by_one
-    whole, nodes = packed
+    whole, splits = packed
     return Match(
         RECIPE,
         "swiglu",
         (Argument("", (Of(whole, "packed"),)),),
-        found.nodes | nodes,
+        found.nodes.union(splits),
         found.output,
         optional=found.constants,
-        forms=() if _is_last(nodes) else ((whole, f".dim() == {len(whole.shape)}"),),
+        forms=tuple((whole, test) for test in _tests(whole, splits)),
         otherwise=one_by_one,
         idle=why_idle("swiglu of a packed tensor", gate, elements=math.prod(gate.shape)),
     )
 
 
-def _packed(found: Region) -> tuple[Value, set[Node]] | None:
+def _packed(found: Region) -> tuple[Value, list[Node]] | None:
     """The tensor whose halves gate and up are, in this order, and the calls that split it; None where they are not."""
     gate, up = found.given
     one, other = gate.producer, up.producer
@@ -164,19 +165,28 @@ def _packed(found: Region) -> tuple[Value, set[Node]] | None:
             and _is_half(one, slice(None, width))
             and _is_half(other, slice(width, None))
         )
-    return (whole, {one, other}) if halves else None
+    return (whole, [one] if one is other else [one, other]) if halves else None
 
 
-def _is_last(nodes: set[Node]) -> bool:
+def _tests(whole: Value, splits: list[Node]) -> Iterator[str]:
+    """What is asked of the form of ``whole``, that it is split into its halves another time too."""
+    if not all(map(_is_last, splits)):
+        yield f".dim() == {len(whole.shape)}"
+    if len(splits) > 1:
+        first, second = map(_last_index, splits)
+        if first.stop != second.start or second.stop is not None:  # else only halves can be multiplied
+            yield f".size(-1) == {whole.shape[-1]}"
+
+
+def _is_last(node: Node) -> bool:
     """Check that what splits a tensor says that it is along the last dimension, however many there are."""
-    for node in nodes:
-        if node.op == "getitem":
-            index = node.args[1]
-            if not isinstance(index, tuple) or Ellipsis not in index:
-                return False
-        elif argument(node, 2, "dim") != -1:
-            return False
-    return True
+    if node.op == "getitem":
+        return isinstance(node.args[1], tuple) and Ellipsis in node.args[1]
+    return bool(argument(node, 2, "dim") == -1)
+
+
+def _last_index(node: Node) -> Any:
+    return node.args[1][-1] if isinstance(node.args[1], tuple) else node.args[1]
 
 
 def _is_half(node: Node, wanted: slice) -> bool:
@@ -185,7 +195,7 @@ def _is_half(node: Node, wanted: slice) -> bool:
     rank, size = len(node.inputs[0].shape), node.inputs[0].shape[-1]
     full = index[0] is Ellipsis or len(index) == rank
     rest = [each for each in index[:-1] if each is not Ellipsis]
-    last = index[-1]
+    last = _last_index(node)
     if not full or any(each != slice(None) for each in rest) or not isinstance(last, slice):
         return False
     return last.step in (None, 1) and range(size)[last] == range(size)[wanted]
