@@ -52,7 +52,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         else 0
     )
     for name, each in one.items():
-        assert each.dtype == other[name].dtype, name
+        assert (each.dtype, each.shape) == (other[name].dtype, other[name].shape), name
         size = float(each.abs().max()) if name in {"loss", "output"} else top
         worst = max(worst, float((each.double() - other[name].double()).abs().max()) / (size + 1e-12))
     return worst

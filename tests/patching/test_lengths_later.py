@@ -178,6 +178,22 @@ class Rounds(Cached):
         return scores.softmax(-1) @ v
 
 
+class FromTheFirst(Cached):
+    """The queries stay those of a loop's first round, and are bound in each."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t, left = x.size(1), [x] if past is None else [x, torch.cat((past[:, 0], x), 1)]
+        for turn, part in enumerate(left):
+            rows = self.qkv(part)
+            if turn == 0:
+                q = rows[..., :WIDTH]
+            q = q * 1.0
+            k, v = rows[..., WIDTH : 2 * WIDTH], rows[..., 2 * WIDTH :]
+            scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+            y = scores.softmax(-1) @ v
+        return y
+
+
 class Weighed(Cached):
     """What the keys are multiplied with is a number, or of several rows."""
 
@@ -231,7 +247,10 @@ def _patched(model: nn.Module) -> Patches:
     return patches
 
 
-KINDS = [Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Spread, Listed, Rounds, Weighed, Multiplied, OtherForm]
+KINDS = [
+    *(Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Spread, Listed, Rounds, FromTheFirst, Weighed),
+    *(Multiplied, OtherForm),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -288,6 +307,18 @@ class Normed(Cached):
         return (scores.softmax(-1) @ v).squeeze(1)
 
 
+class Again(Cached):
+    """Both names are bound anew to what keeps their rows."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q = q.contiguous()
+        k = k.contiguous()
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return scores.softmax(-1) @ v
+
+
 class Split(Cached):
     """Each gets its heads in a comprehension."""
 
@@ -300,7 +331,13 @@ class Split(Cached):
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipe"), [(Normed, "attention"), (Normed, "packed_attention"), (Split, "packed_attention")]
+    ("kind", "recipe"),
+    [
+        (Normed, "attention"),
+        (Normed, "packed_attention"),
+        (Again, "attention"),
+        (Split, "packed_attention"),
+    ],
 )
 def test_nothing_is_asked_where_both_are_of_one_tensor(kind: type[Cached], recipe: str) -> None:
     patches = Patches(gradscope.plan(kind().double(), torch.randn(2, TOKENS, WIDTH).double(), recipes=[recipe]))
