@@ -271,4 +271,4 @@ def keeps_its_form(value: Value) -> bool:
 
 def asked_forms(vectors: Iterable[Value]) -> tuple[tuple[Value, str], ...]:
     """What is asked of vectors of the features that may have another form next time: a row of data, say."""
-    return tuple((each, f".shape == {tuple(each.shape)}") for each in vectors if not keeps_its_form(each))
+    return tuple((each, f".shape == {tuple(each.shape)}") for each in vectors if not keeps_its_form(uncast(each)))
