@@ -11,9 +11,12 @@ import torch
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.paths import local_path
 from gradscope.capture.result import Capture
-from gradscope.patching.facts import Facts as RecordedFacts
+from gradscope.diagnose.case import StepFacts
+from gradscope.patching.mask_facts import note_masks
+from gradscope.patching.places import find_places
 from gradscope.recording.graph import Recording
-from gradscope.tables import ParameterFact, StepFacts
+from gradscope.recording.naming import name_calls
+from gradscope.tables import ParameterFact
 
 
 def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
@@ -50,16 +53,21 @@ def _graphs_left(capture: Capture) -> int:
 
 
 def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int) -> StepFacts:
-    """The calls of the recorded step, and where recipes could be put in."""
+    """The facts with the calls of the recorded step, and where recipes could be put in.
+
+    Rules read the recording itself, which must be kept until they have.
+    """
     paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
     tensors = {id(each): path for path, each in _named_parameters(names)}
     for module in names.modules:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 tensors[id(buffer)] = ".".join(filter(None, (paths[id(module)], name)))
-    read = RecordedFacts(recording, lambda module: paths.get(id(module)), tensors, local_path)
+    name_calls(recording, lambda module: paths.get(id(module)), tensors, local_path)
+    note_masks(recording)
     tops = {paths[id(top)]: top for top in names.tops}
-    return replace(facts, calls=read.calls(), places=read.places(tops, step_ns), recorded=True)
+    places = find_places(recording, tops, step_ns, local_path)
+    return replace(facts, calls=recording.nodes, places=places, recorded=True)
 
 
 def _named_parameters(names: ModuleNames) -> Iterator[tuple[str, torch.Tensor]]:

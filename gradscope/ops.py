@@ -33,9 +33,6 @@ VIEWS = RESHAPES | TURNS | EXPANSIONS | PARTS
 # Another dtype, or the tensor itself where it has that already.
 CASTS = names("to type type_as float double half bfloat16")
 
-# Dtypes of half the width of float32.
-HALVES = names("float16 bfloat16")
-
 
 def item_bytes(dtype: str) -> int:
     """Bytes of one element: the first number in the name of its dtype has the bits."""

@@ -263,10 +263,15 @@ def _with_memory(
 
 
 def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
-    """``run`` with what bounds each layer, and with the rules' findings; the recorder forgets its step.
+    """``run`` with what bounds each layer, and with the rules' findings; the recorder forgets its step."""
+    try:
+        return _with_findings(run, capture, names, recorder)
+    finally:
+        recorder.forget()
 
-    Nothing that goes wrong here costs the user what was measured: it becomes a note.
-    """
+
+def _with_findings(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
+    """Nothing that goes wrong here costs the user what was measured: it becomes a note."""
     facts = known_facts(capture, names)
     notes = []
     if recorder.overflowed:
@@ -276,8 +281,6 @@ def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Rec
             facts = with_recording(facts, names, recorder.recording, run.step.wall_ns)
     except Exception as error:  # a user's objects are behind it
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
-    finally:
-        recorder.forget()
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
     try:
         run = replace(run, layers=bounded(Case(run, facts, limits)))

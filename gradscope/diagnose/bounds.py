@@ -14,10 +14,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.traffic import call_bytes, has_numbers
 from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS, names
-from gradscope.tables import CallFact, LayerRow, Limits, OpRow
+from gradscope.recording.graph import Node
+from gradscope.tables import LayerRow, Limits, OpRow
 
 # Their FLOPs decide at which rate a layer can compute.
 _PRODUCTS = CONVOLUTIONS | MATMULS | {ATTENTION} | names("mv dot addmv bilinear outer inner")
@@ -134,11 +137,11 @@ def works(case: Case) -> dict[str, Work]:
     return found
 
 
-def calls_of_layers(case: Case) -> dict[str, list[CallFact]]:
+def calls_of_layers(case: Case) -> dict[str, list[Node]]:
     """By the path of the innermost layer, also inside modules of torch's own: those of an nn.Linear in an nn.Sequential
     are recorded as the latter's."""
-    found: defaultdict[str, list[CallFact]] = defaultdict(list)
-    inside: defaultdict[str, list[CallFact]] = defaultdict(list)
+    found: defaultdict[str, list[Node]] = defaultdict(list)
+    inside: defaultdict[str, list[Node]] = defaultdict(list)
     parents = {row.parent for row in case.run.layers}
     for call in case.facts.calls:
         if call.layer is not None:
@@ -164,7 +167,7 @@ def _below(case: Case, paths: Collection[str]) -> dict[str, list[LayerRow]]:
     return found
 
 
-def _owners(calls: Sequence[CallFact], layers: Sequence[LayerRow]) -> list[str | None]:
+def _owners(calls: Sequence[Node], layers: Sequence[LayerRow]) -> list[str | None]:
     """Which of these layers made each call: by its parameters, or the layers in their order by their class."""
     paths = {row.path for row in layers}
     found = [next((path for path in _parameters_of(call) if path in paths), None) for call in calls]
@@ -180,12 +183,12 @@ def _owners(calls: Sequence[CallFact], layers: Sequence[LayerRow]) -> list[str |
     return found
 
 
-def _parameters_of(call: CallFact) -> list[str]:
+def _parameters_of(call: Node) -> list[str]:
     """Layers whose parameters and buffers the call was given."""
     return [each.parameter.rpartition(".")[0] for each in call.inputs if each.parameter is not None]
 
 
-def _work(row: LayerRow, calls: Sequence[CallFact], ops: Iterable[OpRow], tf32: Mapping[str, bool]) -> Work:
+def _work(row: LayerRow, calls: Sequence[Node], ops: Iterable[OpRow], tf32: Mapping[str, bool]) -> Work:
     moved = [call_bytes(call) for call in calls]
     return Work(
         forward_bytes=sum(forward for forward, _ in moved),
@@ -197,7 +200,7 @@ def _work(row: LayerRow, calls: Sequence[CallFact], ops: Iterable[OpRow], tf32: 
     )
 
 
-def _whole(calls: Sequence[CallFact], ops: Sequence[OpRow]) -> bool:
+def _whole(calls: Sequence[Node], ops: Sequence[OpRow]) -> bool:
     """Check that the recorded calls hold all that the layer's rows of the trace are from."""
     if any(call.op in _UNKNOWN for call in calls):
         return False
@@ -217,7 +220,7 @@ def _tf32(case: Case) -> Mapping[str, bool]:
     }
 
 
-def _dtypes(calls: Sequence[CallFact], tf32: Mapping[str, bool]) -> tuple[str, ...]:
+def _dtypes(calls: Sequence[Node], tf32: Mapping[str, bool]) -> tuple[str, ...]:
     """Of the outputs, which under autocast have the dtype that the product was computed in."""
     found: dict[str, None] = {}
     for call in calls:
@@ -225,5 +228,6 @@ def _dtypes(calls: Sequence[CallFact], tf32: Mapping[str, bool]) -> tuple[str, .
             continue
         for made in filter(has_numbers, call.outputs[:1]):
             kind = "conv" if call.op in CONVOLUTIONS else "matmul"
-            found["tf32" if made.dtype == "float32" and tf32.get(kind) else made.dtype] = None
+            is_tf32 = made.dtype == torch.float32 and tf32.get(kind)
+            found["tf32" if is_tf32 else made.dtype_name] = None
     return tuple(found)

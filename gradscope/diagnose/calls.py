@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from gradscope import ops
 from gradscope.diagnose.case import Case
-from gradscope.ops import item_bytes
-from gradscope.tables import CallFact, TensorFact
+from gradscope.recording.graph import Node
 
 # Calls whose result is the memory they were given, unchanged.
 VIEWS = ops.VIEWS | {"detach", "contiguous", "to"}
-
-
-def tensor_bytes(tensor: TensorFact) -> int:
-    """Of its elements; a view of a larger tensor holds more."""
-    return tensor.elements * item_bytes(tensor.dtype)
 
 
 def replaced_calls(case: Case) -> set[int]:
@@ -22,7 +16,7 @@ def replaced_calls(case: Case) -> set[int]:
     return {index for place in places for index in place.calls}
 
 
-def layers_of(case: Case, call: CallFact) -> list[str]:
+def layers_of(case: Case, call: Node) -> list[str]:
     """Paths of the layers that may have made the call: a call of torch's own module is known by that module alone."""
     if call.layer is None:
         return []

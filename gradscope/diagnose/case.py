@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+from gradscope.recording.graph import Node
 from gradscope.tables import (
-    CallFact,
     Finding,
     LayerRow,
     Limits,
     LineRow,
     OpRow,
+    OptimizerFact,
+    ParameterFact,
     PlaceFact,
     RunData,
     SavedRow,
-    StepFacts,
 )
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 from gradscope.units import size as size_text
 
 Severity = Literal["info", "warning", "critical"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """The facts of one recorded step; empty where it was not recorded."""
+
+    calls: Sequence[Node] = ()
+    places: Sequence[PlaceFact] = ()
+    parameters: Sequence[ParameterFact] = ()
+    optimizers: Sequence[OptimizerFact] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.torch_flags
+    classes: Mapping[str, str] = field(default_factory=dict)  # path -> class of torch's own it is or derives from
+    recorded: bool = False
+    graphs: int = 0  # so many more tensors with a graph behind them were alive after each of the last steps
 
 
 @dataclass(frozen=True)
@@ -66,9 +81,9 @@ class Case:
         return dict(found)
 
     @cached_property
-    def calls_of_line(self) -> dict[str, list[CallFact]]:
+    def calls_of_line(self) -> dict[str, list[Node]]:
         """By source, "model.py:12"."""
-        found: defaultdict[str, list[CallFact]] = defaultdict(list)
+        found: defaultdict[str, list[Node]] = defaultdict(list)
         for call in self.facts.calls:
             if call.source is not None:
                 found[call.source].append(call)
@@ -89,7 +104,7 @@ class Case:
         """Check that the model ran on a GPU."""
         return str(self.run.environment.get("device", "cpu")).startswith("cuda")
 
-    def call(self, index: int) -> CallFact:
+    def call(self, index: int) -> Node:
         """By its index."""
         return self.facts.calls[index]
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from gradscope.ops import CASTS, CONVOLUTIONS, VIEWS, item_bytes, names
-from gradscope.tables import CallFact, TensorFact
+import torch
+
+from gradscope.ops import CASTS, CONVOLUTIONS, VIEWS, names
+from gradscope.recording.graph import Node, Value
 
 # Calls that may return their argument's memory as it is: then they move nothing.
 _VIEWS = (
@@ -41,7 +43,7 @@ _KEEPS_NO_NUMBERS = names(
 _PAIRS = CONVOLUTIONS | names("matmul rmatmul linear bmm mm mv dot mul div rdiv outer inner tensordot")
 
 
-def call_bytes(call: CallFact) -> tuple[int, int]:
+def call_bytes(call: Node) -> tuple[int, int]:
     """What a call must move in forward, and its node in backward; an estimate, see the top."""
     inputs, outputs = _different(call.inputs), _different(call.outputs)
     shared = {each.storage for each in inputs}
@@ -57,7 +59,7 @@ def call_bytes(call: CallFact) -> tuple[int, int]:
     return read + made, _backward_bytes(call, inputs, outputs)
 
 
-def _backward_bytes(call: CallFact, inputs: Sequence[TensorFact], outputs: Sequence[TensorFact]) -> int:
+def _backward_bytes(call: Node, inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
     wanting = [each for each in inputs if each.requires_grad and has_numbers(each)]
     given = [each for each in outputs if each.requires_grad and has_numbers(each)]
     if not call.grad or not wanting or not given or call.op in _SPLITS_GRADIENT:
@@ -69,7 +71,7 @@ def _backward_bytes(call: CallFact, inputs: Sequence[TensorFact], outputs: Seque
     return _bytes(given) + _kept_bytes(call, inputs) + _bytes(wanting)
 
 
-def _kept_bytes(call: CallFact, inputs: Sequence[TensorFact]) -> int:
+def _kept_bytes(call: Node, inputs: Sequence[Value]) -> int:
     """What backward reads of what forward kept."""
     if call.op in _KEEPS_NO_NUMBERS:
         return _bytes(each for each in inputs if not has_numbers(each))
@@ -81,29 +83,29 @@ def _kept_bytes(call: CallFact, inputs: Sequence[TensorFact]) -> int:
     return _bytes(inputs)
 
 
-def _different(tensors: Iterable[TensorFact]) -> list[TensorFact]:
+def _different(tensors: Iterable[Value]) -> list[Value]:
     """Each once."""
     return list({(each.storage, each.shape, each.strides, each.dtype): each for each in tensors}.values())
 
 
-def _bytes(tensors: Iterable[TensorFact]) -> int:
-    return sum(tensor_bytes(each) for each in tensors)
+def _bytes(tensors: Iterable[Value]) -> int:
+    return sum(map(memory_bytes, tensors))
 
 
-def tensor_bytes(tensor: TensorFact) -> int:
+def memory_bytes(tensor: Value) -> int:
     """Of the memory behind it: an expanded dimension is there once."""
     return _form_bytes(tensor.shape, tensor.strides, tensor.dtype)
 
 
 @lru_cache(4096)
-def _form_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: str) -> int:
+def _form_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: torch.dtype) -> int:
     count = 1
     for index, size in enumerate(shape):
         expanded = strides is not None and size > 0 and strides[index] == 0
         count *= 1 if expanded else size
-    return count * item_bytes(dtype)
+    return count * dtype.itemsize
 
 
-def has_numbers(tensor: TensorFact) -> bool:
+def has_numbers(tensor: Value) -> bool:
     """Check that the tensor's numbers can have a gradient: they are floating or complex."""
-    return tensor.dtype.startswith(("float", "bfloat", "complex"))
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
+from gradscope.ops import ATTENTION
 from gradscope.patching.graph import CASTS, COPIES, argument, remade
 from gradscope.patching.matchers.masks import Mask, causal, is_causal
-from gradscope.recording.graph import Node, Value
+from gradscope.recording.graph import Node, Recording, Value
 
 CAUSAL, OPEN = "causal", "open"
 
@@ -29,15 +29,18 @@ _FILLED = frozenset(
 )
 
 
-class Masks:
-    """Reads the masks of one recording.
+def note_masks(recording: Recording) -> None:
+    """Write down, on each call of torch's attention, what its mask says; names must be known, see recording.naming."""
+    masks = _Masks()
+    for node in recording.nodes:
+        if node.op == ATTENTION:
+            node.mask = masks.what_it_says(node)
 
-    Args:
-        name_of: the path of the buffer or parameter that a value is.
-    """
 
-    def __init__(self, name_of: Callable[[Value], str | None]) -> None:
-        self._name_of = name_of
+class _Masks:
+    """Reads the masks of one recording."""
+
+    def __init__(self) -> None:
         self._known: list[tuple[torch.Tensor, bool]] = []  # each block may have a buffer of the same content
 
     def what_it_says(self, node: Node) -> str | None:
@@ -53,7 +56,7 @@ class Masks:
         shape = (node.inputs[0].shape[-2], node.inputs[1].shape[-2])
         hides = "zero" if mask.dtype is torch.bool else ""
         root = _root(mask)
-        if root is None or (root.producer is None and (self._name_of(root) is None or root.requires_grad)):
+        if root is None or (root.producer is None and (root.parameter is None or root.requires_grad)):
             frame = node.places[-1].frame if node.places else None
             given = Mask(mask, hides, -math.inf)
             return CAUSAL if frame is not None and causal(given, shape, frame) is not None else None

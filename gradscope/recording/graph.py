@@ -6,6 +6,7 @@ Tensors are held by weak references only, so that what is still alive after the 
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Set
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 from gradscope.capture.storages import tensors_in
 from gradscope.tree import modules_of
+
+# Of half the width of float32.
+HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(eq=False)
@@ -41,10 +45,26 @@ class Value:
     kept: bool | None = None  # whether the tensor outlived the run, once that is settled
     same: bool = True  # whether it was still at this version then
     strides: tuple[int, ...] | None = None  # None: it has none, being sparse or nested
+    parameter: str | None = None  # path of the parameter or buffer that it is; see recording.naming
     # What was found out about it, so that in a long chain it is looked up once.
     number: tuple[float | None] | None = None  # its number; see graph.number
     fixed: bool | None = None  # see graph.is_fixed
     uncast: Value | None = None  # see graph.uncast
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the shape."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype_name(self) -> str:
+        """As in tables: "float32"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements; a view of a larger tensor holds more."""
+        return self.elements * self.dtype.itemsize
 
     @property
     def alive(self) -> bool:
@@ -140,6 +160,12 @@ class Node:
     autocast: bool = False  # whether torch chose dtypes then
     compiled: bool = False  # whether torch.compile has made what it is a part of
     called_by: Callable[[], nn.Module | None] | None = None
+    # Names that stay when frames and modules are gone; see recording.naming.
+    layer: str | None = None  # path of the innermost module of the user's, or of torch's own, that made it
+    source: str | None = None  # "model.py:12", as the table of lines has it
+    function_name: str | None = None  # of the function of the user's that stands there
+    module: str | None = None  # class of torch's own module that made it, as "Linear"
+    mask: str | None = None  # given to torch's attention on every batch: "causal", or "open", which hides nothing
 
     @property
     def caller(self) -> nn.Module | None:
@@ -160,6 +186,12 @@ class Node:
     def output(self) -> Value:
         """The only or first output."""
         return self.outputs[0]
+
+    def argument(self, position: int, name: str, otherwise: Any = None) -> Any:
+        """The argument by name, or by position."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[position] if len(self.args) > position else otherwise
 
     def place_in(self, frame: Frame) -> Place | None:
         """Where ``frame`` stood when this call was made under it."""

@@ -23,13 +23,10 @@ from gradscope.tables.columns import (
     SpanTable,
 )
 from gradscope.tables.facts import (
-    CallFact,
     Limits,
     OptimizerFact,
     ParameterFact,
     PlaceFact,
-    StepFacts,
-    TensorFact,
 )
 from gradscope.tables.memory import (
     LEAK_SHARE,
@@ -77,12 +74,10 @@ __all__ = [
     "BlockTable",
     "CHECKPOINT",
     "OF_TORCHS_LAYER",
-    "CallFact",
     "CategoryCourse",
     "ConservationError",
     "CopyRow",
     "EventTable",
-    "StepFacts",
     "Finding",
     "GraphNode",
     "HeldRow",
@@ -122,7 +117,6 @@ __all__ = [
     "SpanTable",
     "Spread",
     "StepTimes",
-    "TensorFact",
     "TimelinePoint",
     "WorkloadInfo",
     "check_conservation",

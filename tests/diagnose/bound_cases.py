@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.diagnose.case import Case
-from gradscope.tables import CallFact, Limits, RunData, StepFacts, TensorFact
+from gradscope.diagnose.case import Case, StepFacts
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Limits, RunData
+from tests.diagnose.made_graph import made_call, made_value
 from tests.report_fixtures import RunBuilder
 
 # 100 GFLOP/s, 10 GB/s, 1 µs a call: a ms is 100 MFLOP or 10 MB.
@@ -18,30 +20,17 @@ LIMITS = Limits("cpu", {"float32": 1e11, "bfloat16": 4e11, "tf32": 8e11}, 1e10, 
 MS = 1_000_000
 
 
-def tensor(*shape: int, dtype: str = "float32", grad: bool = True, storage: int = 0, **given: Any) -> TensorFact:
+def tensor(*shape: int, dtype: str = "float32", grad: bool = True, storage: int = 0, **given: Any) -> Value:
     strides = [1]
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * size)
     given = {"strides": tuple(strides[: len(shape)]), **given}
     grad = grad and dtype.startswith(("float", "bfloat"))
-    return TensorFact(shape=shape, dtype=dtype, device="cpu", requires_grad=grad, storage=storage, **given)
+    return made_value(shape, dtype, requires_grad=grad, storage=storage, **given)
 
 
-def call(
-    op: str, inputs: Sequence[TensorFact], outputs: Sequence[TensorFact], layer: str | None = "a", **given: Any
-) -> CallFact:
-    settings: dict[str, Any] = {"grad": True, "source": "model.py:5", "index": 0, **given}
-    return CallFact(
-        op=op,
-        layer=layer,
-        function="forward",
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        args=tuple(inputs),
-        kwargs={},
-        autocast=False,
-        **settings,
-    )
+def call(op: str, inputs: Sequence[Value], outputs: Sequence[Value], layer: str | None = "a", **given: Any) -> Node:
+    return made_call(op, inputs, outputs, layer=layer, **{"source": "model.py:5", **given})
 
 
 # 1 GFLOP and 12 MB in forward: 10 ms at the limit, 20 ms in backward.
@@ -68,7 +57,7 @@ def run(slow: int = 10, **build: Any) -> RunData:
     return builder.build(**build)
 
 
-def case(data: RunData, calls: Iterable[CallFact] | None = None, limits: Limits | None = LIMITS, **facts: Any) -> Case:
+def case(data: RunData, calls: Iterable[Node] | None = None, limits: Limits | None = LIMITS, **facts: Any) -> Case:
     if calls is None:
         big = replace(PLAIN, inputs=(tensor(10_000, 1000, storage=4),), outputs=(tensor(10_000, 1000, storage=5),))
         calls = [replace(WIDE, layer="h.0"), replace(WIDE, layer="h.1", index=1), big]

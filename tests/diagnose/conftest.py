@@ -6,7 +6,7 @@ import pytest
 
 from gradscope.diagnose import engine
 from gradscope.kernels import pays
-from gradscope.patching import facts
+from gradscope.patching import places as found_places
 from tests.diagnose.corpus import fixed_predictions, rules_without_floors
 
 
@@ -19,8 +19,8 @@ def certain_predictions(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     if request.node.get_closest_marker("micro_runs") is not None:
         return
 
-    monkeypatch.setattr(facts, "predict", fixed_predictions)
-    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)  # however long the step took
+    monkeypatch.setattr(found_places, "predict", fixed_predictions)
+    monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)  # however long the step took
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import tests.diagnose
 from gradscope.diagnose import engine
 from gradscope.diagnose.case import Floor, Rule
 from gradscope.diagnose.rules import RULES
-from gradscope.patching import facts
+from gradscope.patching import places as found_places
 from gradscope.patching.predict import Saving, kept_bytes
 from gradscope.patching.sites import Site
 from tests.diagnose.run_case import Twin, findings_of
@@ -160,12 +160,12 @@ def rules_without_floors() -> dict[str, Rule]:
 
 @contextmanager
 def _as_in_tests() -> Iterator[None]:
-    before = facts.predict, engine.RULES
-    facts.predict, engine.RULES = fixed_predictions, rules_without_floors()  # type: ignore[assignment]
+    before = found_places.predict, engine.RULES
+    found_places.predict, engine.RULES = fixed_predictions, rules_without_floors()  # type: ignore[assignment]
     try:
         yield
     finally:
-        facts.predict, engine.RULES = before
+        found_places.predict, engine.RULES = before
 
 
 def main() -> int:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.diagnose.bounds import Work, at_limit_ns, bound_by, bounded, calls_of_layers, works
-from gradscope.diagnose.case import Case
-from gradscope.diagnose.traffic import call_bytes, tensor_bytes
-from gradscope.tables import CallFact, LayerRow, Limits, OpRow, StepFacts, TensorFact
+from gradscope.diagnose.case import Case, StepFacts
+from gradscope.diagnose.traffic import call_bytes, memory_bytes
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import LayerRow, Limits, OpRow
 from tests.diagnose.bound_cases import LIMITS, MS, WIDE, Net, call, case, run, tensor
 from tests.diagnose.run_case import case_of
 from tests.report_fixtures import RunBuilder
@@ -37,11 +38,11 @@ from tests.report_fixtures import RunBuilder
         (tensor(3, 5, strides=None), 60),  # sparse: as if it were dense
     ],
 )
-def test_bytes_of_a_tensor(given: TensorFact, size: int) -> None:
-    assert tensor_bytes(given) == size
+def test_bytes_of_a_tensor(given: Value, size: int) -> None:
+    assert memory_bytes(given) == size
 
 
-def one(storage: int, **given: Any) -> TensorFact:
+def one(storage: int, **given: Any) -> Value:
     """400 bytes."""
     return tensor(10, 10, storage=storage, **given)
 
@@ -86,7 +87,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("given", "forward", "backward"), CALLS.values(), ids=CALLS.keys())
-def test_bytes_of_a_call(given: CallFact, forward: int, backward: int) -> None:
+def test_bytes_of_a_call(given: Node, forward: int, backward: int) -> None:
     assert call_bytes(given) == (forward, backward)
 
 
@@ -205,7 +206,7 @@ def test_without_a_recorded_step_there_is_nothing() -> None:
         ([replace(WIDE, layer="h.0")], [OpRow("h.0", "forward", "mylib::fused", 1, 5)]),
     ],
 )
-def test_layers_whose_calls_do_not_tell_are_left_out(calls: list[CallFact], ops: list[OpRow]) -> None:
+def test_layers_whose_calls_do_not_tell_are_left_out(calls: list[Node], ops: list[OpRow]) -> None:
     given = case(replace(run(), ops=tuple(ops)), calls)
     assert "h.0" not in works(given)
 

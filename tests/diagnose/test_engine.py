@@ -11,13 +11,13 @@ from torch import nn
 
 import gradscope
 from gradscope.diagnose import engine
-from gradscope.diagnose.case import Case, Rule, severity_of
+from gradscope.diagnose.case import Case, Rule, StepFacts, severity_of
 from gradscope.diagnose.engine import diagnose, every_rule, require_known
 from gradscope.diagnose.rules import RULES
 from gradscope.errors import UsageError
-from gradscope.patching import facts
+from gradscope.patching import places as found_places
 from gradscope.recording.record import Recorder
-from gradscope.tables import Finding, StepFacts
+from gradscope.tables import Finding
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.timing_cases import MS, made_case, row
 
@@ -140,7 +140,7 @@ def test_names_are_kebab_case_and_of_their_files() -> None:
 
 @pytest.mark.micro_runs
 def test_savings_come_from_runs_at_the_users_own_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)  # however long the step took
+    monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)  # however long the step took
     places = case_of(**attention()).facts.places  # type: ignore[arg-type]
     assert [place.recipe for place in places] == ["packed_attention"] * 2
     assert places[0].predicted_saving_ns is not None

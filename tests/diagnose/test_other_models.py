@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.messages import is_of_a_library
 from gradscope.diagnose.rules import RULES
 from gradscope.diagnose.rules.recipes.places import put_in
-from gradscope.tables import PlaceFact, StepFacts
+from gradscope.tables import PlaceFact
 from tests.diagnose import twins_recipes as twins
 from tests.diagnose.run_case import DEAR_PRODUCTS, case_of, findings_of, in_case, of_rule, timed_by_operations
 

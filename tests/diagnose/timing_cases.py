@@ -6,21 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gradscope.diagnose.case import Case
-from gradscope.tables import (
-    CallFact,
-    Finding,
-    LayerRow,
-    Ledger,
-    LineRow,
-    OpRow,
-    RunData,
-    Spread,
-    StepFacts,
-    StepTimes,
-    TensorFact,
-    WorkloadInfo,
-)
+from gradscope.diagnose.case import Case, StepFacts
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding, LayerRow, Ledger, LineRow, OpRow, RunData, Spread, StepTimes, WorkloadInfo
+from tests.diagnose.made_graph import made_call, made_value
 
 MS = 1_000_000
 
@@ -110,25 +99,22 @@ def op(layer: str | None, phase: str, name: str, ns: int, calls: float = 1.0) ->
     return OpRow(layer, phase, name, calls, ns)
 
 
-def tensor(*shape: int, device: str = "cuda", dtype: str = "float32", parameter: str | None = None) -> TensorFact:
+def tensor(*shape: int, device: str = "cuda", dtype: str = "float32", parameter: str | None = None) -> Value:
     """On a GPU, unless said otherwise."""
-    return TensorFact(shape, dtype, device, False, None, parameter=parameter)
+    return made_value(shape, dtype, device, parameter=parameter)
 
 
 def call(
     op: str,
-    inputs: Sequence[TensorFact],
-    outputs: Sequence[TensorFact] = (),
+    inputs: Sequence[Value],
+    outputs: Sequence[Value] = (),
     *,
     index: int = 0,
     layer: str | None = "body",
     source: str | None = "model.py:12",
     args: tuple[Any, ...] | None = None,
     **more: Any,
-) -> CallFact:
+) -> Node:
     """Of line 12."""
-    given = tuple(inputs) if args is None else args
-    kwargs = more.pop("kwargs", {})
-    return CallFact(
-        index, op, layer, source, "forward", tuple(inputs), tuple(outputs), given, kwargs, True, False, **more
-    )
+    more["args"] = tuple(inputs) if args is None else args
+    return made_call(op, inputs, outputs, index=index, layer=layer, source=source, **more)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradscope.patching.facts import Facts
 from gradscope.patching.graph import constant, made_from, makers, remade, uncast
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.matchers.products import leads_to_product
 from gradscope.recording.graph import Recording, Value
+from gradscope.recording.naming import name_calls
 from gradscope.recording.record import record
 
 X = torch.ones(2, 4)
@@ -82,7 +82,7 @@ CHAINS = [elementwise, gates, normalised, casts, shared, views, numbers]
 def read(recording: Recording) -> None:
     for matcher in MATCHERS.values():
         list(matcher(recording))
-    Facts(recording, lambda module: None, {}, str).calls()
+    name_calls(recording, lambda module: None, {}, str)
 
 
 def looks(chain: Callable[[int], Tensor], operations: int) -> int:

@@ -42,7 +42,7 @@ _ALLOWED: dict[str, set[str]] = {
     "kernels": {*_BASE, "compat"},
     "readings": {*_BASE, "capture", "trace", "attribute"},
     "about": {*_BASE, "tree", "capture", "attribute", "readings"},
-    "evidence": {*_BASE, "capture", "recording", "patching"},
+    "evidence": {*_BASE, "capture", "recording", "diagnose", "patching"},
     "unmeasured": {*_BASE, "capture"},
     "pipeline": {
         *_BASE,

@@ -12,12 +12,12 @@ from gradscope.patching.graph import argument, number, swaps_last_two
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after
-from gradscope.recording.graph import Node, Recording, Value
+from gradscope.recording.graph import HALVES, Node, Recording, Value
 
 RECIPE = "linear_cross_entropy"
 
-_HALVES = (torch.float16, torch.bfloat16)
-_FLOATS = (*_HALVES, torch.float32, torch.float64)
+
+_FLOATS = (*HALVES, torch.float32, torch.float64)
 
 
 def matches(recording: Recording) -> Iterator[Match]:
@@ -98,7 +98,7 @@ def _after(node: Node, value: Value, classes: int, logarithmic: bool) -> int | N
         return classes if fits and classes == rank - 1 and not logarithmic and not node.kwargs else None
     if node.args[0] is not value:
         return None
-    if result.dtype != value.dtype and not (value.dtype in _HALVES and result.dtype == torch.float32):
+    if result.dtype != value.dtype and not (value.dtype in HALVES and result.dtype == torch.float32):
         return None
     if node.op == "log_softmax":
         over = argument(node, 1, "dim")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradscope.diagnose.bounds import bounded
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Finding, KernelRow, Limits, StepFacts, StepTimes
+from gradscope.tables import Finding, KernelRow, Limits, StepTimes
 from tests.diagnose.bound_cases import LIMITS
 from tests.diagnose.run_case import case_of, timed_by_operations
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor

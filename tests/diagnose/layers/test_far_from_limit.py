@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Finding, Limits, PlaceFact, StepFacts
+from gradscope.tables import Finding, Limits, PlaceFact
 from tests.diagnose.bound_cases import LIMITS, MS, PLAIN, WIDE, Net, case, run
 from tests.diagnose.run_case import case_of
 

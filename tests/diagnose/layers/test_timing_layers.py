@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.layers import backward_ratio, slow_repeat, vocabulary_multiple
-from gradscope.tables import StepFacts
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 
 

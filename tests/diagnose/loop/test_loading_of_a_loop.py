@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.loop import data_loading
-from gradscope.tables import Finding, LineRow, StepFacts
+from gradscope.tables import Finding, LineRow
 from tests.diagnose.run_case import loop_case, with_quick_phases
 from tests.diagnose.timing_cases import MS, check_words, made_case, op
 from tests.diagnose.twins_loops import Samples, Training

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.loop import host_sync
-from gradscope.tables import CallFact, Finding, StepFacts, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from tests.diagnose.run_case import loop_case
 
 LOG = logging.Logger("a training script")
@@ -55,13 +56,13 @@ def _case(look: Callable[[Tensor], object] = _quiet, model: nn.Module | None = N
     return loop_case(step, model, memory=memory)
 
 
-def _moved(tensor: TensorFact) -> TensorFact:
+def _moved(tensor: Value) -> Value:
     return replace(tensor, device="cuda")
 
 
 def _on_gpu(case: Case) -> list[Finding]:
     """As the rule would see it had the model run on a GPU."""
-    calls: list[CallFact] = []
+    calls: list[Node] = []
     for each in case.facts.calls:
         stays = each.op in ("cpu", "to", "numpy", "__array__")
         inputs = tuple(map(_moved, each.inputs))

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import gradscope
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.loop import data_loading, host_sync, unused_gradients
-from gradscope.tables import CallFact, Finding, LineRow, OptimizerFact, ParameterFact, StepFacts
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, LineRow, OptimizerFact, ParameterFact
 from tests.diagnose.timing_cases import MS, call, check_words, made_case, op, row, tensor
 
 
@@ -86,7 +87,7 @@ def test_time_between_the_phases_that_is_no_reason() -> None:
     assert list(data_loading.find(made_case(mode="loop", forward=20 * MS, backward=30 * MS, median=52 * MS))) == []
 
 
-def _waiting(*calls: CallFact, text: str = "", device: str = "cuda") -> list[Finding]:
+def _waiting(*calls: Node, text: str = "", device: str = "cuda") -> list[Finding]:
     line = LineRow("model.py", 12, "forward", text, "body", 5 * MS, 0)
     facts = StepFacts(calls=calls, recorded=True)
     ops = [op("body", "forward", "aten::item", 2 * MS, len(calls))]
@@ -107,9 +108,9 @@ def _waiting(*calls: CallFact, text: str = "", device: str = "cuda") -> list[Fin
         (call("__repr__", [tensor(4)]), "as a text"),
         (call("__format__", [tensor()], args=(tensor(), ".3f")), "in a text"),
     ],
-    ids=lambda value: value.op if isinstance(value, CallFact) else None,
+    ids=lambda value: value.op if isinstance(value, Node) else None,
 )
-def test_calls_that_wait_for_the_gpu(made: CallFact, what: str) -> None:
+def test_calls_that_wait_for_the_gpu(made: Node, what: str) -> None:
     (found,) = _waiting(made)
     check_words(found)
     assert found.severity == "warning"
@@ -137,7 +138,7 @@ def test_calls_that_wait_for_the_gpu(made: CallFact, what: str) -> None:
         (call("__format__", [tensor(device="cpu")]), ""),
     ],
 )
-def test_calls_that_do_not_wait(made: CallFact, text: str) -> None:
+def test_calls_that_do_not_wait(made: Node, text: str) -> None:
     assert _waiting(made, text=text) == []
 
 

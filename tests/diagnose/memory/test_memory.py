@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Finding, SavedRow, StepFacts
+from gradscope.tables import Finding, SavedRow
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.twins_memory import TWINS, WIDTH, Checkpointed, Dropped, Gate, Items, Remembering, Wide
 

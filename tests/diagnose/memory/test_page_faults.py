@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from gradscope.capture import faults
 from gradscope.capture.faults import FaultMeter
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.memory import page_faults
-from gradscope.tables import StepFacts
 from tests.diagnose.timing_cases import MS, check_words, made_case
 
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")

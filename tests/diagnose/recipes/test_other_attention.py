@@ -101,9 +101,10 @@ class Kept(nn.Module):
 @pytest.mark.parametrize("saving, found", [(2_000_000, 1), (-50_000_000, 0), (0, 0)])
 def test_without_a_recipe_too_one_kernel_is_run_alone(saving: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What gains nothing there is no advice, whatever passes over scores take."""
-    from gradscope.patching import facts, predict
+    from gradscope.patching import places as found_places
+    from gradscope.patching import predict
 
-    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)
+    monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)
     monkeypatch.setattr(predict, "measured", lambda *_: predict.Saving(saving, 0, 4_000_000))
     case = timed_by_operations(case_of(Kept(), torch.randn(2, 256, 64)))
     (place,) = [each for each in case.facts.places if each.recipe == "attention"]

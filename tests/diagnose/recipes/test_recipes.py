@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.engine import diagnose
 from gradscope.diagnose.rules.recipes.attention import why_math
 from gradscope.diagnose.worth import LEFT
-from gradscope.tables import Finding, PlaceFact, StepFacts
+from gradscope.tables import Finding, PlaceFact
 from tests.diagnose import twins_recipes as twins
 from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_operations
 from tests.diagnose.twins_recipes import TWINS
@@ -74,9 +74,10 @@ def test_no_place_has_two_findings(twin: Any) -> None:
 @pytest.mark.micro_runs
 def test_attention_by_hand_saves_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is measured; the time is what the replay of both ways would have told."""
-    from gradscope.patching import facts, predict
+    from gradscope.patching import places as found_places
+    from gradscope.patching import predict
 
-    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)  # however long the step took
+    monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)  # however long the step took
     monkeypatch.setattr(predict.Replay, "times_ns", lambda *_: (3_000_000, 1_000_000))
     (found,) = [each for each in findings_of(twins.ByHand(), torch.randn(2, 512, 64)) if each.rule in RULES]
     assert found.rule == "attention-by-hand"
@@ -88,11 +89,12 @@ def test_attention_by_hand_saves_time_and_memory(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.micro_runs
 def test_repeated_blocks_are_one_finding_and_one_micro_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradscope.patching import facts, predict
+    from gradscope.patching import places as found_places
+    from gradscope.patching import predict
     from gradscope.patching.predict import Saving
 
     runs: list[object] = []
-    monkeypatch.setattr(facts, "PREDICTION_NS", 10**15)
+    monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)
     monkeypatch.setattr(predict, "measured", lambda match, *_: runs.append(match) or Saving(5, 7))
     case = case_of(nn.Sequential(*(twins.ByHand() for _ in range(5))), torch.randn(1, 128, 64))
     assert len(runs) == 1
@@ -121,19 +123,19 @@ def test_a_module_that_runs_twice_saves_twice() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.attention(self.attention(x))
 
-    from gradscope.patching import facts
+    from gradscope.patching import places as found_places
     from gradscope.patching.predict import Saving
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "PREDICTION_NS", 10**15)
-        patch.setattr(facts, "predict", lambda sites, *_: {site: Saving(7, 11) for site in sites})
+        patch.setattr(found_places, "PREDICTION_NS", 10**15)
+        patch.setattr(found_places, "predict", lambda sites, *_: {site: Saving(7, 11) for site in sites})
         (place,) = case_of(Twice(), torch.randn(1, 64, 64)).facts.places
     assert (place.predicted_saving_ns, place.predicted_saving_bytes, place.rounds) == (14, 22, 1.0)
 
 
 def test_rounds_of_a_micro_run_fit_the_time() -> None:
     """Many of what is short, one of what is long, none where there is no time; and never more than is left."""
-    from gradscope.patching.facts import _FIXED_NS, _rounds
+    from gradscope.patching.places import _FIXED_NS, _rounds
     from gradscope.patching.predict import FEWEST_ROUNDS
 
     assert _rounds(100_000, 10**9) > FEWEST_ROUNDS
@@ -143,10 +145,10 @@ def test_rounds_of_a_micro_run_fit_the_time() -> None:
 
 
 def test_a_piece_that_would_take_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradscope.patching import facts
+    from gradscope.patching import places as found_places
 
-    monkeypatch.setattr(facts, "PREDICTION_NS", 1)
-    monkeypatch.setattr(facts, "predict", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(found_places, "PREDICTION_NS", 1)
+    monkeypatch.setattr(found_places, "predict", lambda *_: pytest.fail("it was run"))
     case = timed_by_operations(case_of(twins.ByHand(), torch.randn(2, 256, 64)))
     found = one_of(case, "attention-by-hand")
     spent = case.lines_ns({case.call(index).source or "" for index in case.facts.places[0].calls})

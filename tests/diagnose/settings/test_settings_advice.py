@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope.capture.torch_flags import optimizer_fact
+from gradscope.diagnose.case import StepFacts
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import Finding, OpRow, OptimizerFact, ParameterFact, StepFacts
+from gradscope.tables import Finding, OpRow, OptimizerFact, ParameterFact
 from tests.diagnose.run_case import case_of, findings_of
 from tests.diagnose.settings.test_settings_made import ADAMW, CONV, LINEAR, NCHW, STEP, TURN, made_case, tensor
 from tests.diagnose.twins_settings import CastByHand, Repeated, stack

@@ -9,21 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gradscope.diagnose.case import Case
+from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import (
-    CallFact,
-    Finding,
-    KernelRow,
-    Ledger,
-    OpRow,
-    OptimizerFact,
-    RunData,
-    StepFacts,
-    StepTimes,
-    TensorFact,
-    WorkloadInfo,
-)
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding, KernelRow, Ledger, OpRow, OptimizerFact, RunData, StepTimes, WorkloadInfo
+from tests.diagnose.made_graph import made_call, made_value
 
 OURS = {
     "anomaly-mode",
@@ -41,7 +31,7 @@ STEP_NS = 100_000_000
 
 def made_case(
     ops: Sequence[OpRow] = (),
-    calls: Sequence[CallFact] = (),
+    calls: Sequence[Node] = (),
     kernels: Sequence[KernelRow] = (),
     optimizers: Sequence[OptimizerFact] = (),
     device: str = "cuda",
@@ -65,16 +55,13 @@ def made_case(
     return Case(run, facts)
 
 
-def tensor(*shape: int, dtype: str = "float32", device: str = "cuda", **more: Any) -> TensorFact:
+def tensor(*shape: int, dtype: str = "float32", device: str = "cuda", **more: Any) -> Value:
     strides = tuple(int(torch.tensor(shape[i + 1 :]).prod()) for i in range(len(shape)))
-    return TensorFact(shape, dtype, device, True, more.pop("strides", strides), **more)
+    return made_value(shape, dtype, device, requires_grad=True, **{"strides": strides, **more})
 
 
-def call(op: str, inputs: Sequence[TensorFact], output: TensorFact, layer: str = "body", **more: Any) -> CallFact:
-    settings = {"index": 0, "source": "model.py:7", "function": "forward", "grad": True, "autocast": False, **more}
-    return CallFact(
-        op=op, layer=layer, inputs=tuple(inputs), outputs=(output,), args=tuple(inputs), kwargs={}, **settings
-    )
+def call(op: str, inputs: Sequence[Value], output: Value, layer: str = "body", **more: Any) -> Node:
+    return made_call(op, inputs, [output], layer=layer, **{"source": "model.py:7", **more})
 
 
 def found(rule: str, case: Case) -> list[Finding]:
@@ -179,7 +166,7 @@ def test_tf32_off_estimates_nothing_for_cards_that_may_not_gain() -> None:
     ],
     ids=["CPU", "older card", "unknown card", "on already", "autocast", "another dtype too", "not recorded"],
 )
-def test_tf32_off_is_left_alone(calls: list[CallFact], changed: dict[str, Any]) -> None:
+def test_tf32_off_is_left_alone(calls: list[Node], changed: dict[str, Any]) -> None:
     assert found("tf32-off", made_case([MATMUL], calls, **{**HOPPER, **changed})) == []
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gradscope.diagnose.rules import RULES
-from gradscope.tables import CallFact, Finding, OpRow
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, OpRow
 from tests.diagnose.settings.test_settings_made import HOPPER, LINEAR, MATMUL, call, check_words, made_case, tensor
 
 IMAGES = tensor(8, 16, 32, 32)
@@ -22,7 +23,7 @@ ROWS = [
 ]
 
 
-def found(rows: list[OpRow], calls: list[CallFact], **settings: Any) -> list[Finding]:
+def found(rows: list[OpRow], calls: list[Node], **settings: Any) -> list[Finding]:
     return list(RULES["tf32-off"].find(made_case(rows, calls, **{"capability": [9, 0], **settings})))
 
 

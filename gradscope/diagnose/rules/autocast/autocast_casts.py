@@ -22,11 +22,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.messages import only
-from gradscope.ops import HALVES
-from gradscope.tables import CallFact, Finding, OpRow, TensorFact
+from gradscope.recording.graph import HALVES, Node, Value
+from gradscope.tables import Finding, OpRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -140,30 +142,30 @@ def _by_code(case: Case) -> dict[str, _Layer]:
         layer, given, made = found[call.layer], call.inputs[:1], call.outputs[:1]
         if call.op not in _OWN_CASTS:
             layer.others += sum(each.dtype not in {one.dtype for one in made} for each in call.inputs) * call.autocast
-        elif given and made and _is_weight(given[0]) and given[0].dtype == "float32" and made[0].dtype in HALVES:
+        elif given and made and _is_weight(given[0]) and given[0].dtype == torch.float32 and made[0].dtype in HALVES:
             _add(layer, given[0], call, rounds)
         else:
             layer.others += 1
     return dict(found)
 
 
-def _note(layer: _Layer, call: CallFact, rounds: int) -> None:
+def _note(layer: _Layer, call: Node, rounds: int) -> None:
     lowered = any(each.dtype in HALVES for each in call.outputs)
     for each in call.inputs:
-        if lowered and each.dtype == "float32" and _is_weight(each):
+        if lowered and each.dtype == torch.float32 and _is_weight(each):
             _add(layer, each, call, rounds)
         else:
             layer.others += any(each.dtype != made.dtype for made in call.outputs)
 
 
-def _add(layer: _Layer, weight: TensorFact, call: CallFact, rounds: int) -> None:
+def _add(layer: _Layer, weight: Value, call: Node, rounds: int) -> None:
     path = str(weight.parameter)
     layer.uses[rounds, path] += 1
     layer.elements[path] = weight.elements
     layer.lines.update([call.source] if call.source is not None else [])
 
 
-def _is_weight(tensor: TensorFact) -> bool:
+def _is_weight(tensor: Value) -> bool:
     return tensor.parameter is not None and tensor.requires_grad
 
 

@@ -24,12 +24,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.diagnose.measured import alive_at_peak
 from gradscope.diagnose.messages import only
-from gradscope.ops import HALVES
-from gradscope.tables import CallFact, Finding
+from gradscope.recording.graph import HALVES, Node
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -49,7 +51,7 @@ _NODES = ("NativeLayerNormBackward", "NativeGroupNormBackward", "FusedRmsNormBac
 
 def find(case: Case) -> Iterator[Finding]:
     """One for all layers."""
-    layers: defaultdict[str, list[CallFact]] = defaultdict(list)
+    layers: defaultdict[str, list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op in _CODE and call.layer is not None and _is_raised(call):
             layers[call.layer].append(call)
@@ -58,8 +60,8 @@ def find(case: Case) -> Iterator[Finding]:
     calls = [call for each in layers.values() for call in each]
     spent = sum(_casts_ns(case, path, len(each)) for path, each in layers.items())
     kept = _kept(case, set(layers))
-    back = sum(any(_is_lowered(case, user) for user in call.outputs[0].users) for call in calls)
-    evidence = f"{counted(len(calls))} normalisations of {calls[0].inputs[0].dtype} computed in float32"
+    back = sum(any(map(_is_lowered, call.outputs[0].users)) for call in calls)
+    evidence = f"{counted(len(calls))} normalisations of {calls[0].inputs[0].dtype_name} computed in float32"
     if back:
         evidence += f", the results of {counted(back)} cast down again"
     if spent:
@@ -81,17 +83,16 @@ def find(case: Case) -> Iterator[Finding]:
     )
 
 
-def _is_raised(call: CallFact) -> bool:
+def _is_raised(call: Node) -> bool:
     """Check that autocast cast the call's input up to float32."""
     if not call.autocast or not call.inputs or not call.outputs:
         return False
     given, made = call.inputs[0], call.outputs[0]
-    return given.device == "cuda" and given.dtype in HALVES and made.dtype == "float32"
+    return given.device.type == "cuda" and given.dtype in HALVES and made.dtype == torch.float32
 
 
-def _is_lowered(case: Case, index: int) -> bool:
+def _is_lowered(call: Node) -> bool:
     """Check that autocast casts down what the call is given."""
-    call = case.call(index)
     return call.autocast and any(each.dtype in HALVES for each in call.outputs)
 
 

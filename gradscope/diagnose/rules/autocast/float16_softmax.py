@@ -21,10 +21,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.ops import BATCHED_MATMULS
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
 
@@ -52,17 +55,17 @@ _FLOAT16_MOST = 65504
 
 @dataclass(frozen=True)
 class _Scores:
-    product: CallFact
+    product: Node
     inner: int
     scaled: bool  # between the product and the softmax
-    upcast: TensorFact | None  # the scores in float32
+    upcast: Value | None  # the scores in float32
 
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each line of products."""
     lines: defaultdict[str | None, list[_Scores]] = defaultdict(list)
     for call in case.facts.calls:
-        scores = _scores(case, call) if call.op == "softmax" else None
+        scores = _scores(call) if call.op == "softmax" else None
         if scores is not None:
             lines[scores.product.source].append(scores)
     for source, found in lines.items():
@@ -104,57 +107,57 @@ def _finding(case: Case, source: str | None, found: list[_Scores]) -> Finding:
     )
 
 
-def _scores(case: Case, softmax: CallFact) -> _Scores | None:
+def _scores(softmax: Node) -> _Scores | None:
     """Of a softmax over scores that a product made in float16 of unscaled factors."""
     if not softmax.inputs or not softmax.outputs:
         return None
     last = len(softmax.inputs[0].shape) - 1
-    if softmax.argument(1, "dim") not in (-1, last) or not _meets_values(case, softmax.outputs[0], last):
+    if softmax.argument(1, "dim") not in (-1, last) or not _meets_values(softmax.outputs[0], last):
         return None
-    upcast = next((each for each in (softmax.outputs[0], softmax.inputs[0]) if each.dtype == "float32"), None)
-    made = _product_before(case, softmax.inputs[0])
+    upcast = next((each for each in (softmax.outputs[0], softmax.inputs[0]) if each.dtype == torch.float32), None)
+    made = _product_before(softmax.inputs[0])
     if made is None:
         return None
     product, scaled = made
     factors = _factors(product)
-    if len(factors) != 2 or product.outputs[0].dtype != "float16":
+    if len(factors) != 2 or product.outputs[0].dtype != torch.float16:
         return None
-    if not all(each.dtype == "float16" or product.autocast for each in factors):
+    if not all(each.dtype == torch.float16 or product.autocast for each in factors):
         return None
-    if not all(_is_unscaled(case, each) for each in factors):
+    if not all(_is_unscaled(each) for each in factors):
         return None
     return _Scores(product, _inner(product, factors), scaled, upcast)
 
 
-def _product_before(case: Case, scores: TensorFact) -> tuple[CallFact, bool] | None:
+def _product_before(scores: Value) -> tuple[Node, bool] | None:
     """The product that made the scores, and whether they were scaled since."""
-    waiting, seen = [(scores, False)], set[int]()
+    waiting, seen = [(scores, False)], set[Node]()
     while waiting:
         tensor, scaled = waiting.pop()
-        if tensor.producer is None or tensor.producer in seen:
+        call = tensor.producer
+        if call is None or call in seen:
             continue
-        seen.add(tensor.producer)
-        call = case.call(tensor.producer)
+        seen.add(call)
         if call.op in BATCHED_MATMULS:
             return call, scaled
         if call.op not in _KEEPS:
             continue
         # Of several, one may be a bias, and where is given the mask first.
-        same = [each for each in call.inputs if each.dtype != "bool" and each.shape[-2:] == tensor.shape[-2:]]
+        same = [each for each in call.inputs if each.dtype != torch.bool and each.shape[-2:] == tensor.shape[-2:]]
         if call.op not in _VIEWS:
             same = [each for each in same if each.shape == tensor.shape]
         waiting += [(each, scaled or call.op in _SCALES) for each in reversed(same)]
     return None
 
 
-def _factors(product: CallFact) -> tuple[TensorFact, ...]:
+def _factors(product: Node) -> tuple[Value, ...]:
     if product.op != "baddbmm":
         return product.inputs
     # The sums are multiplied with alpha while they are float32.
     return product.inputs[1:] if product.kwargs.get("alpha", 1) == 1 else ()
 
 
-def _inner(product: CallFact, factors: tuple[TensorFact, ...]) -> int:
+def _inner(product: Node, factors: tuple[Value, ...]) -> int:
     """The size of the dimension that is summed over."""
     first = factors[0].shape
     if product.op == "rmatmul":
@@ -168,50 +171,49 @@ def _inner(product: CallFact, factors: tuple[TensorFact, ...]) -> int:
     return first[-1]
 
 
-def _meets_values(case: Case, weights: TensorFact, last: int) -> bool:
+def _meets_values(weights: Value, last: int) -> bool:
     """Check that the softmax's result goes into a product: it is attention's and not, say, the loss's."""
-    left = list(weights.users)
+    calls = weights.users
     for _ in range(4):  # dropout, a cast, a view
-        calls = [case.call(index) for index in left]
         if any(call.op in BATCHED_MATMULS for call in calls):
             return last >= 2
-        left = [
+        calls = [
             user for call in calls if call.op in _FORMS | {"dropout"} for made in call.outputs for user in made.users
         ]
     return False
 
 
-def _is_unscaled(case: Case, tensor: TensorFact) -> bool:
+def _is_unscaled(tensor: Value) -> bool:
     """Check that the factor is the plain output of a projection, turned or not; where that cannot be told, no."""
     while tensor.producer is not None:
-        call = case.call(tensor.producer)
+        call = tensor.producer
         if call.op in _UNSCALED:
             return True
         if call.op in {"cat", "stack"}:
             parts = [each for each in call.inputs if each.elements]  # a cache may be empty at first
-            return bool(parts) and all(_is_unscaled(case, each) for each in parts)
+            return bool(parts) and all(_is_unscaled(each) for each in parts)
         if call.op in {"add", "sub"}:
-            return len(call.inputs) == 2 and all(_is_turned(case, each) for each in call.inputs)
-        if call.op == "mul" and tensor.dtype.startswith("complex"):
-            return _is_turned(case, tensor)
+            return len(call.inputs) == 2 and all(_is_turned(each) for each in call.inputs)
+        if call.op == "mul" and tensor.dtype.is_complex:
+            return _is_turned(tensor)
         if call.op not in _FORMS | {"neg"} or not call.inputs:
             return False
         tensor = call.inputs[0]
     return False
 
 
-def _is_turned(case: Case, tensor: TensorFact) -> bool:
+def _is_turned(tensor: Value) -> bool:
     """Check that the tensor is an unscaled one times sines or cosines."""
-    call = case.call(tensor.producer) if tensor.producer is not None else None
+    call = tensor.producer
     if call is None or call.op != "mul" or len(call.inputs) != 2:
         return False
     one, other = call.inputs
-    return any(_is_turn(case, turn) and _is_unscaled(case, turned) for turn, turned in ((other, one), (one, other)))
+    return any(_is_turn(turn) and _is_unscaled(turned) for turn, turned in ((other, one), (one, other)))
 
 
-def _is_turn(case: Case, tensor: TensorFact) -> bool:
+def _is_turn(tensor: Value) -> bool:
     while tensor.producer is not None:
-        call = case.call(tensor.producer)
+        call = tensor.producer
         if call.op in _TURNS:
             return True
         enlarged = call.op == "mul" and len(call.inputs) == 1 and _factor(call) >= 1
@@ -222,7 +224,7 @@ def _is_turn(case: Case, tensor: TensorFact) -> bool:
     return not tensor.requires_grad and any(part in name for part in _TURN_NAMES)
 
 
-def _factor(call: CallFact) -> float:
+def _factor(call: Node) -> float:
     return max((each for each in call.args if isinstance(each, (int, float))), default=0.0)
 
 

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from gradscope.diagnose.case import Case, Rule, first
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import ops_ns
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -50,8 +51,8 @@ class _Table:
     """One embedding's weight, and who reads it."""
 
     path: str
-    weight: TensorFact
-    calls: tuple[CallFact, ...]
+    weight: Value
+    calls: tuple[Node, ...]
     layers: tuple[str, ...]
 
     @property
@@ -65,10 +66,10 @@ class _Table:
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each table, or for several of the same form that one line reads."""
-    uses: defaultdict[str, list[CallFact]] = defaultdict(list)
+    uses: defaultdict[str, list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         weight = call.argument(1, "weight")
-        if call.op in _SPARSE and isinstance(weight, TensorFact) and weight.parameter is not None:
+        if call.op in _SPARSE and isinstance(weight, Value) and weight.parameter is not None:
             uses[weight.parameter].append(call)
     found: defaultdict[tuple[str, str | None, tuple[int, ...]], list[_Table]] = defaultdict(list)
     for path, calls in uses.items():
@@ -80,7 +81,7 @@ def find(case: Case) -> Iterator[Finding]:
         yield _finding(case, tables)
 
 
-def _alone(case: Case, path: str, calls: list[CallFact]) -> bool:
+def _alone(case: Case, path: str, calls: list[Node]) -> bool:
     """Check that the table has a dense gradient, which these calls alone make."""
     for call in calls:
         weight = call.argument(1, "weight")
@@ -165,7 +166,7 @@ def _weights(case: Case, tables: list[_Table], kind: str) -> str:
     return f"[model{'' if path.startswith('[') else '.'}{path}]" if "" in case.layers else f"[{path}]"
 
 
-def _layers(path: str, calls: list[CallFact]) -> tuple[str, ...]:
+def _layers(path: str, calls: list[Node]) -> tuple[str, ...]:
     """Where the table is read: by its own module, or by a function."""
     known = (path.rpartition(".")[0] if call.module is not None else call.layer for call in calls)
     return tuple(dict.fromkeys(layer for layer in known if layer is not None))

@@ -29,7 +29,8 @@ from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.messages import several
 from gradscope.ops import CONVOLUTIONS, MATMULS
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -46,17 +47,17 @@ _LAST_NUMBER = re.compile(r"(?<![^.])\d+(?=(?:\.[^.\d][^.]*)*$)")
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each function that loops over tiny operations."""
-    functions: defaultdict[tuple[str, str], list[CallFact]] = defaultdict(list)
+    functions: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
-        if call.source is not None and call.function is not None and call.layer is not None and call.grad:
-            functions[call.source.rpartition(":")[0], call.function].append(call)
+        if call.source is not None and call.function_name is not None and call.layer is not None and call.grad:
+            functions[call.source.rpartition(":")[0], call.function_name].append(call)
     for calls in functions.values():
         finding = _judged(case, calls)
         if finding is not None:
             yield finding
 
 
-def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
+def _judged(case: Case, calls: list[Node]) -> Finding | None:
     looped = _looped(case, calls)
     working = [call for call in looped if call.op not in _FREE]
     if len(working) < _CALLS or sum(map(_is_tiny, working)) < _TINY * len(working):
@@ -97,7 +98,7 @@ def _judged(case: Case, calls: list[CallFact]) -> Finding | None:
     )
 
 
-def _looped(case: Case, calls: list[CallFact]) -> list[CallFact]:
+def _looped(case: Case, calls: list[Node]) -> list[Node]:
     """The calls on lines that run far more often than their function: those of a loop."""
     runs = _runs(case, calls)
     turns = _turns(calls)
@@ -109,63 +110,63 @@ def _looped(case: Case, calls: list[CallFact]) -> list[CallFact]:
     return [call for call in calls if call.source in inside]
 
 
-def _count(case: Case, made: list[CallFact]) -> float:
+def _count(case: Case, made: list[Node]) -> float:
     """How many turns the same call makes: layers inside an nn.Sequential are a stack, and all of them one turn."""
     stacks = {call.layer for call in made if call.module == "Sequential" and call.layer in case.layers}
     inside = sum(call.layer in stacks for call in made)
     return len(made) - inside + min(inside, sum(case.layers[path].calls for path in stacks if path is not None))
 
 
-def _turns(calls: list[CallFact]) -> dict[_Place, list[CallFact]]:
+def _turns(calls: list[Node]) -> dict[_Place, list[Node]]:
     """The same call on the same line, of one layer or of those of one list."""
-    found: defaultdict[_Place, list[CallFact]] = defaultdict(list)
+    found: defaultdict[_Place, list[Node]] = defaultdict(list)
     for call in calls:
         found[call.source, call.op, _LAST_NUMBER.sub("*", call.layer or "")].append(call)
     return dict(found)
 
 
-def _runs(case: Case, calls: list[CallFact]) -> float:
+def _runs(case: Case, calls: list[Node]) -> float:
     """How often the function ran: the calls of the module whose method it is, which is the outermost of the layers."""
     own = {call.layer for call in calls if call.module is None and call.layer is not None}
     layers = own or {call.layer.rpartition(".")[0] for call in calls if call.layer is not None}
     return max((case.layers[path].calls for path in layers if path in case.layers), default=1.0) or 1.0
 
 
-def _is_tiny(call: CallFact) -> bool:
+def _is_tiny(call: Node) -> bool:
     tensors = (*call.inputs, *call.outputs)
-    device = "cuda" if any(tensor.device == "cuda" for tensor in tensors) else "cpu"
+    device = "cuda" if any(tensor.device.type == "cuda" for tensor in tensors) else "cpu"
     if call.op in _PRODUCTS:
         return _flops(call) <= _FLOPS[device]
     return max((tensor.elements for tensor in tensors), default=0) <= _ELEMENTS[device]
 
 
-def _flops(call: CallFact) -> int:
+def _flops(call: Node) -> int:
     """Of a product, or an upper bound: each number of the result is a sum along what the operands share."""
     made = sum(tensor.elements for tensor in call.outputs)
     inner = min((_width(tensor) for tensor in call.inputs[:2]), default=1)
     return 2 * made * inner
 
 
-def _width(tensor: TensorFact) -> int:
+def _width(tensor: Value) -> int:
     rows = tensor.shape[0] if tensor.shape else 1
     return max(tensor.elements // rows if tensor.parameter and rows else tensor.shape[-1] if tensor.shape else 1, 1)
 
 
-def _in_turn(case: Case, calls: list[CallFact]) -> bool:
+def _in_turn(case: Case, calls: list[Node]) -> bool:
     """Check that a turn of the loop needs a product of the one before, as a recurrence does; a running sum is none."""
     by_place = _turns(calls)
     products = [turns for (_, op, _), turns in by_place.items() if op in _PRODUCTS]
     return any(_needs(case, turns) for turns in products or by_place.values())
 
 
-def _needs(case: Case, turns: list[CallFact]) -> bool:
+def _needs(case: Case, turns: list[Node]) -> bool:
     if len(turns) < 2:
         return False
     earlier, later = turns[0], turns[-1]
     reached = {later.index}
     for index in range(later.index, earlier.index, -1):
         if index in reached:
-            reached |= {one.producer for one in case.call(index).inputs if one.producer is not None}
+            reached |= {one.producer.index for one in case.call(index).inputs if one.producer is not None}
     return earlier.index in reached
 
 

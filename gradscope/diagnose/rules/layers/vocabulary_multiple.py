@@ -21,11 +21,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import ops_ns
 from gradscope.diagnose.messages import is_of_a_library
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 
 _CLASSES, _MULTIPLE, _CPU_MULTIPLE = 1024, 64, 16
@@ -36,7 +39,7 @@ _PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::matmul", "aten::line
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each weight."""
-    heads: defaultdict[tuple[str, tuple[int, ...]], list[CallFact]] = defaultdict(list)
+    heads: defaultdict[tuple[str, tuple[int, ...]], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         weight = _weight(call)
         if weight is not None and weight.parameter is not None and _is_odd(call, weight):
@@ -45,29 +48,29 @@ def find(case: Case) -> Iterator[Finding]:
         yield _finding(case, parameter, shape, calls)
 
 
-def _weight(call: CallFact) -> TensorFact | None:
+def _weight(call: Node) -> Value | None:
     """Of nn.Linear or F.linear."""
     found = call.argument(1, "weight") if call.op == "linear" else None
-    return found if isinstance(found, TensorFact) and len(found.shape) == 2 else None
+    return found if isinstance(found, Value) and len(found.shape) == 2 else None
 
 
-def _is_odd(call: CallFact, weight: TensorFact) -> bool:
+def _is_odd(call: Node, weight: Value) -> bool:
     classes, width = weight.shape
     if classes <= max(_CLASSES, width) or classes % _MULTIPLE == 0:
         return False
-    if weight.device == "cuda":
+    if weight.device.type == "cuda":
         return True
     dtype = call.outputs[0].dtype if call.outputs else weight.dtype
     many = sum(each.elements for each in call.outputs) >= _LOGITS
-    return weight.device == "cpu" and dtype == "float32" and classes % _CPU_MULTIPLE != 0 and many
+    return weight.device.type == "cpu" and dtype == torch.float32 and classes % _CPU_MULTIPLE != 0 and many
 
 
-def _finding(case: Case, parameter: str, shape: tuple[int, ...], calls: list[CallFact]) -> Finding:
+def _finding(case: Case, parameter: str, shape: tuple[int, ...], calls: list[Node]) -> Finding:
     classes, width = shape
     padded = -(-classes // _MULTIPLE) * _MULTIPLE
     layers = tuple(dict.fromkeys(call.layer for call in calls if call.layer is not None))
     spent = _product_ns(case, calls)
-    on_cpu = calls[0].outputs[0].device == "cpu" if calls[0].outputs else not case.on_cuda
+    on_cpu = calls[0].outputs[0].device.type == "cpu" if calls[0].outputs else not case.on_cuda
     estimated = on_cpu and spent
     added = (padded - classes) / classes
     low, saving, high = (round(spent * max(part - added, 0.0)) for part in _PARTS)
@@ -98,7 +101,7 @@ def _code(source: str | None, classes: int, width: int, padded: int) -> str:
     )
 
 
-def _product_ns(case: Case, calls: list[CallFact]) -> int:
+def _product_ns(case: Case, calls: list[Node]) -> int:
     """Forward products of the layers that are the head and nothing else."""
     paths = {call.layer for call in calls if call.module == "Linear" and call.layer is not None}
     return ops_ns(case, paths, _PRODUCTS.__contains__, phases=("forward",))

@@ -24,11 +24,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
 from gradscope.diagnose.findings import at_most, make_finding
 from gradscope.diagnose.measured import ops_ns
 from gradscope.diagnose.messages import is_of_a_library, shape_text
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 
@@ -70,7 +73,7 @@ _MAKES = {"tensor", "as_tensor", "asarray"}
 
 def find(case: Case) -> Iterator[Finding]:
     """One for each line."""
-    found: defaultdict[str, list[tuple[CallFact, str]]] = defaultdict(list)
+    found: defaultdict[str, list[tuple[Node, str]]] = defaultdict(list)
     for call in case.facts.calls:
         what = _waits(call)
         if what and call.source is not None and not _STEPS.search(text_at(case, call.source)):
@@ -81,7 +84,7 @@ def find(case: Case) -> Iterator[Finding]:
             yield finding
 
 
-def _waits(call: CallFact) -> str:
+def _waits(call: Node) -> str:
     """How the call is spelled, where it must know the content of a tensor; else ""."""
     if call.op in _MAKES and _is_from_cpu(call):
         return f"torch.{call.op}"
@@ -97,31 +100,31 @@ def _waits(call: CallFact) -> str:
         return "repeat_interleave"
     if call.op not in _MOVES or not call.outputs or _is_asynchronous(call):
         return ""
-    return f".{call.op}()" if call.inputs[0].device != call.outputs[0].device else ""
+    return f".{call.op}()" if call.inputs[0].device.type != call.outputs[0].device.type else ""
 
 
-def _is_from_cpu(call: CallFact) -> bool:
+def _is_from_cpu(call: Node) -> bool:
     """Check that the call puts on the GPU what was not there."""
     made = call.outputs[:1]
-    return bool(made) and made[0].device == "cuda" and all(tensor.device == "cpu" for tensor in call.inputs)
+    return bool(made) and made[0].device.type == "cuda" and all(tensor.device.type == "cpu" for tensor in call.inputs)
 
 
-def _is_asynchronous(call: CallFact) -> bool:
+def _is_asynchronous(call: Node) -> bool:
     """Check that the call asks for ``non_blocking``, by name or as the first of its flags."""
     flags = [argument for argument in call.args[1:] if isinstance(argument, bool)]
     return call.kwargs.get("non_blocking", flags[0] if flags else False) is True
 
 
-def _masked(call: CallFact) -> bool:
+def _masked(call: Node) -> bool:
     """Check that a mask of bools says what is read or written; a single number is written without knowing where."""
     index = call.args[1] if len(call.args) > 1 else None
     parts = index if isinstance(index, tuple) else (index,)
-    by_mask = any(isinstance(part, TensorFact) and part.dtype in ("bool", "uint8") and part.shape for part in parts)
+    by_mask = any(isinstance(part, Value) and part.dtype in (torch.bool, torch.uint8) and part.shape for part in parts)
     value = call.args[2] if len(call.args) > 2 else None
-    return by_mask and not (call.op == "setitem" and (not isinstance(value, TensorFact) or value.elements == 1))
+    return by_mask and not (call.op == "setitem" and (not isinstance(value, Value) or value.elements == 1))
 
 
-def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Finding | None:
+def _finding(case: Case, source: str, calls: list[tuple[Node, str]]) -> Finding | None:
     on_device = [(call, what) for call, what in calls if _on_gpu(call)]
     if not on_device:
         calls = [(call, what) for call, what in calls if call.layer is not None and call.op in _READS]
@@ -163,18 +166,18 @@ def _finding(case: Case, source: str, calls: list[tuple[CallFact, str]]) -> Find
     )
 
 
-def _reading_ns(case: Case, calls: list[tuple[CallFact, str]]) -> int:
+def _reading_ns(case: Case, calls: list[tuple[Node, str]]) -> int:
     """What the operations take that read single numbers, by these calls' part of all that their layers make."""
     layers = {call.layer for call, _ in calls}
     every = sum(each.layer in layers and each.op in _READS for each in case.facts.calls)
     return round(ops_ns(case, layers, _READING.__contains__) * len(calls) / max(every, 1))
 
 
-def _on_gpu(call: CallFact) -> bool:
-    return any(tensor.device == "cuda" for tensor in (*call.inputs, *call.outputs))
+def _on_gpu(call: Node) -> bool:
+    return any(tensor.device.type == "cuda" for tensor in (*call.inputs, *call.outputs))
 
 
-def _is_copied(call: CallFact) -> bool:
+def _is_copied(call: Node) -> bool:
     """Check that the call waits for a copy to the GPU, and for nothing else."""
     return call.op in _MAKES | _MOVES and _is_from_cpu(call)
 
@@ -183,7 +186,7 @@ def _times(count: int) -> str:
     return "1 time" if count == 1 else f"{counted(count)} times"
 
 
-def _advice(calls: list[tuple[CallFact, str]], on_device: bool) -> tuple[str, str]:
+def _advice(calls: list[tuple[Node, str]], on_device: bool) -> tuple[str, str]:
     call = calls[0][0]
     if call.op in _SHOWS:
         return "Print once in many steps, or after training.", "if step % 100 == 0: print(loss.item())"

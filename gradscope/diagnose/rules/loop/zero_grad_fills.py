@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import tensor_bytes
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, at_most, make_finding
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -52,7 +52,7 @@ def find(case: Case) -> Iterator[Finding]:
     added_ns = sum(row.self_ns for row in additions)
     most = filled_ns + added_ns // backwards
     saving = round(filled_ns * _OF_FILLS) + added_ns // backwards // 2
-    held = sum(map(tensor_bytes, gradients))
+    held = sum(each.bytes for each in gradients)
     evidence = f"{counted(len(gradients))} gradients of {size_text(held)} are filled"
     if filled_ns:
         evidence += f" in {time_text(filled_ns)}"
@@ -72,19 +72,19 @@ def find(case: Case) -> Iterator[Finding]:
     )
 
 
-def _is_zero(call: CallFact) -> bool:
+def _is_zero(call: Node) -> bool:
     return call.op != "fill" or call.argument(1, "value") == 0
 
 
-def _gradients(case: Case, call: CallFact) -> list[TensorFact]:
+def _gradients(case: Case, call: Node) -> list[Value]:
     """What of the call's tensors was read from a ``.grad``."""
     return [each for each in call.inputs if _maker(case, each) == "grad"]
 
 
-def _maker(case: Case, tensor: TensorFact) -> str:
+def _maker(case: Case, tensor: Value) -> str:
     """The operation that made the tensor, or what it shares its memory with; "" where it was there before."""
     while tensor.producer is not None:
-        call = case.call(tensor.producer)
+        call = tensor.producer
         if call.op not in _SAME or not call.inputs:
             return call.op
         tensor = call.inputs[0]

@@ -20,12 +20,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import layers_of, tensor_bytes
+from gradscope.diagnose.calls import layers_of
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import self_ns, slowest_line
 from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS
-from gradscope.tables import CallFact, Finding, OpRow, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding, OpRow
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 from gradscope.units import size as size_text
@@ -147,28 +148,28 @@ def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
             continue
         masks += _mask_bytes(case, call)
         for tensor in _kept(call):
-            kept[tensor.storage] = max(kept.get(tensor.storage, 0), tensor_bytes(tensor))
+            kept[tensor.storage] = max(kept.get(tensor.storage, 0), tensor.bytes)
         if call.op in _PRODUCTS:
-            results |= {tensor.storage: tensor_bytes(tensor) for tensor in call.outputs}
+            results |= {tensor.storage: tensor.bytes for tensor in call.outputs}
     already = sum(row.bytes for row in case.saved if row.node == "checkpoint")
     return max(sum(kept.values()) + masks - already, 0), sum(results.values())
 
 
-def _kept(call: CallFact) -> list[TensorFact]:
-    found: list[TensorFact] = []
+def _kept(call: Node) -> list[Value]:
+    found: list[Value] = []
     if call.op in _KEEPS_INPUTS:
         found += call.inputs
     elif call.op in _KEEPS_FIRST:
         found += call.inputs[:1]
     if call.op in _KEEPS_RESULT | _KEEPS_RESULT_TOO:
         found += call.outputs
-    return [tensor for tensor in found if tensor.parameter is None and tensor.dtype.startswith(("float", "bfloat"))]
+    return [tensor for tensor in found if tensor.parameter is None and tensor.dtype.is_floating_point]
 
 
-def _mask_bytes(case: Case, call: CallFact) -> int:
+def _mask_bytes(case: Case, call: Node) -> int:
     if call.op != "dropout" or not call.outputs or call.argument(2, "training", True) is False:
         return 0
-    return call.outputs[0].elements if case.on_cuda else tensor_bytes(call.outputs[0])
+    return call.outputs[0].elements if case.on_cuda else call.outputs[0].bytes
 
 
 RULE = Rule("checkpoint-share", "checkpointing that runs dear products again", find)

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import changed_in_place, replaced_calls, tensor_bytes
+from gradscope.diagnose.calls import changed_in_place, replaced_calls
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.ops import ATTENTION
-from gradscope.tables import CallFact, Finding
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -72,7 +73,7 @@ _WORDS = {
 def find(case: Case) -> Iterator[Finding]:
     """One for each line with copies of one kind."""
     left_out, changed = replaced_calls(case), changed_in_place(case)
-    found: defaultdict[tuple[str, str], list[CallFact]] = defaultdict(list)
+    found: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.source is None or not _copies(call) or call.outputs[0].storage in changed:
             continue
@@ -86,15 +87,15 @@ def find(case: Case) -> Iterator[Finding]:
             yield from _findings(case, kind, source, calls)
 
 
-def _copies(call: CallFact) -> bool:
+def _copies(call: Node) -> bool:
     """Check that the call wrote its result to memory of its own."""
     if call.op not in {"contiguous", "clone", "repeat", "cat"} or not call.inputs or not call.outputs:
         return False
     return all(tensor.storage != call.outputs[0].storage for tensor in call.inputs)
 
 
-def _kind(case: Case, call: CallFact, changed: set[int]) -> str | None:
-    given, users = call.inputs[0], [case.call(index) for index in call.outputs[0].users]
+def _kind(case: Case, call: Node, changed: set[int]) -> str | None:
+    given, users = call.inputs[0], call.outputs[0].users
     if not users:
         return None
     if call.op == "cat":
@@ -111,18 +112,18 @@ def _kind(case: Case, call: CallFact, changed: set[int]) -> str | None:
     return "clone" if plain and given.strides == call.outputs[0].strides else None
 
 
-def _reads_views(case: Case, user: CallFact) -> bool:
+def _reads_views(case: Case, user: Node) -> bool:
     """Check that the reader is attention by a kernel that takes strides; on a CPU, dropout needs plain products."""
     return user.op == ATTENTION and (case.on_cuda or not user.argument(4, "dropout_p", 0.0))
 
 
-def _kind_of_cat(case: Case, call: CallFact, users: list[CallFact]) -> str | None:
+def _kind_of_cat(case: Case, call: Node, users: list[Node]) -> str | None:
     if all(user.op == "cat" and (user.source, user.layer) == (call.source, call.layer) for user in users):
         return "chain" if len(users) == 1 else None
     made = call.outputs[0]
     if _dimension(call) not in (-1, len(made.shape) - 1) or len({tensor.shape for tensor in call.inputs}) != 1:
         return None
-    makers = [None if tensor.producer is None else case.call(tensor.producer) for tensor in call.inputs]
+    makers = [None if tensor.producer is None else tensor.producer for tensor in call.inputs]
     paths = {maker.layer for maker in makers if maker is not None and maker.op in _PRODUCTS and maker.layer}
     rows = [case.layers[path] for path in paths if path in case.layers]
     same = len({(row.class_name, row.parent) for row in rows}) == 1
@@ -130,19 +131,19 @@ def _kind_of_cat(case: Case, call: CallFact, users: list[CallFact]) -> str | Non
     return "heads" if own and len(rows) == len(makers) >= 2 else None
 
 
-def _dimension(call: CallFact) -> int:
+def _dimension(call: Node) -> int:
     found = call.argument(1, "dim", 0)
     return found if type(found) is int else 0
 
 
-def _broadcasts(call: CallFact) -> bool:
+def _broadcasts(call: Node) -> bool:
     """Check that ``repeat`` only makes more of dimensions of one, or new ones."""
     given, made = call.inputs[0].shape, call.outputs[0].shape
     return all(a in (1, b) for a, b in zip(reversed(given), reversed(made), strict=False)) and given != made
 
 
-def _findings(case: Case, kind: str, source: str, calls: list[CallFact]) -> Iterator[Finding]:
-    total = sum(tensor_bytes(call.outputs[0]) for call in calls)
+def _findings(case: Case, kind: str, source: str, calls: list[Node]) -> Iterator[Finding]:
+    total = sum(call.outputs[0].bytes for call in calls)
     spent = min(sum(_time(case, call) for call in calls), float(_forward_ns(case, source)))
     memory = case.run.memory
     of_weight = memory is not None and total >= LEAST_BYTES * max(memory.step_allocated_bytes, 1)
@@ -167,28 +168,28 @@ def _findings(case: Case, kind: str, source: str, calls: list[CallFact]) -> Iter
     )
 
 
-def _left(kind: str, calls: list[CallFact]) -> float:
+def _left(kind: str, calls: list[Node]) -> float:
     """Part of the copies' time that the cure takes itself."""
     if kind != "chain":
         return _READING
     layers: dict[str | None, int] = {}
     for call in calls:
-        layers[call.layer] = max(layers.get(call.layer, 0), tensor_bytes(call.outputs[0]))
-    return sum(layers.values()) / max(sum(tensor_bytes(call.outputs[0]) for call in calls), 1)
+        layers[call.layer] = max(layers.get(call.layer, 0), call.outputs[0].bytes)
+    return sum(layers.values()) / max(sum(call.outputs[0].bytes for call in calls), 1)
 
 
-def _time(case: Case, call: CallFact) -> float:
+def _time(case: Case, call: Node) -> float:
     """By its part of what the layer copies in forward."""
     cat = call.op == "cat"
     names = {"aten::cat"} if cat else _ROWS
     spent = sum(row.self_ns for row in case.ops.get((call.layer, "forward"), ()) if row.name in names)
-    return spent * tensor_bytes(call.outputs[0]) / max(_copied(case, call.layer, cat=cat), 1)
+    return spent * call.outputs[0].bytes / max(_copied(case, call.layer, cat=cat), 1)
 
 
 def _copied(case: Case, layer: str | None, *, cat: bool) -> int:
     ops = {"cat"} if cat else _COPYING
     return sum(
-        tensor_bytes(call.outputs[0])
+        call.outputs[0].bytes
         for call in case.facts.calls
         if call.layer == layer and call.op in ops and call.outputs
         if all(tensor.storage != call.outputs[0].storage for tensor in call.inputs)

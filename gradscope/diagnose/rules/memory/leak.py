@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.messages import where
-from gradscope.tables import LEAK_SHARE, CallFact, Finding, RetainedRow, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import LEAK_SHARE, Finding, RetainedRow
 from gradscope.units import size as size_text
 
 _CRITICAL_SHARE = 0.01  # of the peak, with each step
@@ -77,12 +78,12 @@ def _kept(case: Case) -> Iterator[Finding]:
     )
 
 
-def _is_detached(case: Case, made: list[TensorFact]) -> bool:
+def _is_detached(case: Case, made: list[Value]) -> bool:
     """Check that some of these tensors are kept without their graph.
 
     A script's step ends with its optimizer: what it keeps of the step is read at the beginning of the next one.
     """
-    if any(case.call(index).op in _DETACHES for tensor in made for index in tensor.users):
+    if any(user.op in _DETACHES for tensor in made for user in tensor.users):
         return True
     given = [call.inputs[0] for call in case.facts.calls if call.op in _DETACHES and call.layer is None and call.inputs]
     old = {(each.shape, each.dtype) for each in given if each.producer is None and each.requires_grad}
@@ -91,7 +92,7 @@ def _is_detached(case: Case, made: list[TensorFact]) -> bool:
 
 def _sums(case: Case) -> Iterator[Finding]:
     for call in case.facts.calls:
-        if call.op == "add" and call.layer is None and call.source is not None and _is_sum(case, call):
+        if call.op == "add" and call.layer is None and call.source is not None and _is_sum(call):
             yield make_finding(
                 RULE.name,
                 case,
@@ -106,7 +107,7 @@ def _sums(case: Case) -> Iterator[Finding]:
             )
 
 
-def _is_sum(case: Case, call: CallFact) -> bool:
+def _is_sum(call: Node) -> bool:
     """Check that the call adds a number to one from before, for nobody but Python to read.
 
     A script's step ends with its optimizer: then the loss is from before too, as in a sum of two that is only printed.
@@ -116,7 +117,7 @@ def _is_sum(case: Case, call: CallFact) -> bool:
         return False
     old = [each for each in tensors if each.producer is None]
     made = call.outputs[0]
-    users = {case.call(index).op for index in made.users}
+    users = {user.op for user in made.users}
     if len(old) == 2 and made.storage not in [each.storage for each in tensors]:
         return not users
     return bool(old) and users <= _READS

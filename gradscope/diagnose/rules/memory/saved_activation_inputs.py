@@ -24,7 +24,8 @@ from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import alive_at_peak, ops_ns
 from gradscope.diagnose.messages import several
-from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, MemoryInfo, SavedRow
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
@@ -48,11 +49,11 @@ def find(case: Case) -> Iterator[Finding]:
     if memory is None or not memory.saved_bytes:
         return
     left_out = replaced_calls(case)
-    pairs: defaultdict[tuple[str, str | None], list[tuple[CallFact, list[CallFact]]]] = defaultdict(list)
+    pairs: defaultdict[tuple[str, str | None], list[tuple[Node, list[Node]]]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op not in _CHEAP or call.layer is None or not call.grad or call.index in left_out or not call.outputs:
             continue
-        users = [case.call(index) for index in call.outputs[0].users]
+        users = call.outputs[0].users
         # With several readers all of them would have to be checkpointed together.
         if len(users) == 1 and users[0].op == "linear" and users[0].inputs[0] == call.outputs[0]:
             pairs[call.op, call.source].append((call, users))
@@ -63,7 +64,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _kept(
-    case: Case, memory: MemoryInfo, op: str, pairs: list[tuple[CallFact, list[CallFact]]]
+    case: Case, memory: MemoryInfo, op: str, pairs: list[tuple[Node, list[Node]]]
 ) -> list[tuple[SavedRow, SavedRow]]:
     """What a node keeps as its input, and a linear layer as the result."""
     found: list[tuple[SavedRow, SavedRow]] = []
@@ -90,7 +91,7 @@ def _kept(
     return found
 
 
-def _rows(case: Case, memory: MemoryInfo, calls: list[CallFact]) -> list[SavedRow]:
+def _rows(case: Case, memory: MemoryInfo, calls: list[Node]) -> list[SavedRow]:
     """What the calls' nodes keep."""
     places = {(path, call.source) for call in calls for path in layers_of(case, call)}
     return [row for row in memory.saved if (row.layer, row.line) in places]
@@ -107,7 +108,7 @@ def _finding(
     case: Case,
     memory: MemoryInfo,
     source: str | None,
-    pair: tuple[CallFact, list[CallFact]],
+    pair: tuple[Node, list[Node]],
     kept: list[tuple[SavedRow, SavedRow]],
 ) -> Finding:
     call, users = pair
@@ -136,7 +137,7 @@ def _finding(
     )
 
 
-def _names(case: Case, call: CallFact, user: CallFact, kept: tuple[SavedRow, SavedRow]) -> tuple[str, str]:
+def _names(case: Case, call: Node, user: Node, kept: tuple[SavedRow, SavedRow]) -> tuple[str, str]:
     """How the innermost class that holds both would call them: "self.down", "mlp[2]", "self.mlp.up"."""
     first, second = kept[0].layer or "", kept[1].layer or ""
     given = ', approximate="tanh"' if call.argument(1, "approximate") == "tanh" else ""

@@ -25,7 +25,8 @@ from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import alive_at_peak, ops_ns
 from gradscope.diagnose.messages import several, shape_text
 from gradscope.diagnose.rules.recipes.attention_by_hand import calls_without_recipe
-from gradscope.tables import CallFact, Finding, MemoryInfo, SavedRow
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, MemoryInfo, SavedRow
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text
@@ -49,9 +50,9 @@ def find(case: Case) -> Iterator[Finding]:
             yield _finding(case, memory, source, rows, modules[source])
 
 
-def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[CallFact]]:
+def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[Node]]:
     """Calls that drop something with a gradient, by layer and line."""
-    found: defaultdict[tuple[str | None, str | None], list[CallFact]] = defaultdict(list)
+    found: defaultdict[tuple[str | None, str | None], list[Node]] = defaultdict(list)
     left_out = replaced_calls(case) | calls_without_recipe(case)
     for call in case.facts.calls:
         if call.op != "dropout" or call.layer is None or call.index in left_out or not call.grad:
@@ -62,7 +63,7 @@ def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[CallFact]]
     return dict(found)
 
 
-def _masks(case: Case, memory: MemoryInfo, source: str | None, calls: list[CallFact]) -> list[SavedRow]:
+def _masks(case: Case, memory: MemoryInfo, source: str | None, calls: list[Node]) -> list[SavedRow]:
     """A row for each of as many masks as there are calls; the line may save other factors of the same form."""
     shapes = {shape_text(call.outputs[0].shape) for call in calls}
     below = layers_of(case, calls[0])[1:]

@@ -30,7 +30,8 @@ from gradscope.diagnose.calls import VIEWS, changed_in_place
 from gradscope.diagnose.case import Case, Rule, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.messages import number_of, shape_text
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 
@@ -54,13 +55,13 @@ class _PartPlace:
 class _Written:
     """The assignments to parts of one tensor."""
 
-    calls: tuple[CallFact, ...]
+    calls: tuple[Node, ...]
     places: tuple[_PartPlace, ...]
     is_read: bool  # what was written, by those that follow
     changes: bool  # a value, behind its assignment: a list would hold what it is then
 
     @property
-    def whole(self) -> TensorFact:
+    def whole(self) -> Value:
         return self.calls[0].inputs[0]
 
     @property
@@ -91,7 +92,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _groups(case: Case) -> Iterator[_Written]:
-    found: defaultdict[int, list[CallFact]] = defaultdict(list)
+    found: defaultdict[int, list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op == "setitem" and call.inputs:
             found[call.inputs[0].storage].append(call)
@@ -101,13 +102,13 @@ def _groups(case: Case) -> Iterator[_Written]:
             yield written
 
 
-def _copies(call: CallFact) -> bool:
+def _copies(call: Node) -> bool:
     """Check that the assignment's backward copies the whole gradient, and hands a part of it on."""
     value = call.argument(2, "value")
-    return call.grad and isinstance(value, TensorFact) and value.requires_grad
+    return call.grad and isinstance(value, Value) and value.requires_grad
 
 
-def _written(case: Case, calls: Sequence[CallFact]) -> _Written | None:
+def _written(case: Case, calls: Sequence[Node]) -> _Written | None:
     """None where these are not parts that one call could join."""
     if sum(map(_copies, calls)) < _FEWEST or _is_a_part(case, calls[0].inputs[0]):
         return None
@@ -128,15 +129,15 @@ def _written(case: Case, calls: Sequence[CallFact]) -> _Written | None:
     return written if written.covered >= fewest else None
 
 
-def _is_a_part(case: Case, whole: TensorFact) -> bool:
+def _is_a_part(case: Case, whole: Value) -> bool:
     """Check that ``whole`` is a view of a part of a tensor: what is written is that tensor."""
-    maker = None if whole.producer is None else case.call(whole.producer)
+    maker = None if whole.producer is None else whole.producer
     return maker is not None and any(
         each.storage == whole.storage and each.elements > whole.elements for each in maker.inputs
     )
 
 
-def _place(call: CallFact) -> _PartPlace | None:
+def _place(call: Node) -> _PartPlace | None:
     """Where in its tensor a call reads or writes; None where that is not plain."""
     shape, index = call.inputs[0].shape, call.argument(1, "indices")
     parts = list(index) if isinstance(index, tuple) else [index]
@@ -159,20 +160,20 @@ def _place(call: CallFact) -> _PartPlace | None:
     return None if several or picked or span.step != 1 else _PartPlace(dimensions, False, span.start, span.stop)
 
 
-def _place_of_value(call: CallFact) -> _PartPlace | None:
+def _place_of_value(call: Node) -> _PartPlace | None:
     """The place that an assignment writes; None also where the value is not as large, and is repeated there."""
     place, value = _place(call), call.argument(2, "value")
-    if place is None or not isinstance(value, TensorFact):
+    if place is None or not isinstance(value, Value):
         return None
     shape = list(call.inputs[0].shape)
     shape[place.dimensions[0] : place.dimensions[-1] + 1] = [] if place.picked else [place.end - place.first]
     return place if value.shape == tuple(shape) else None
 
 
-def _is_read(case: Case, calls: Sequence[CallFact], places: Sequence[_PartPlace]) -> bool | None:
+def _is_read(case: Case, calls: Sequence[Node], places: Sequence[_PartPlace]) -> bool | None:
     """Check that parts are read before the last one is written; None where more than single parts are."""
     whole, written = calls[0].inputs[0], dict(zip((call.index for call in calls), places, strict=True))
-    views: set[int | None] = set()
+    views: set[Node | None] = set()
     done: list[_PartPlace] = []
     found = False
     for call in case.facts.calls[calls[0].index : calls[-1].index]:
@@ -190,7 +191,7 @@ def _is_read(case: Case, calls: Sequence[CallFact], places: Sequence[_PartPlace]
         elif any(each.producer not in views for each in held) or (held and shared and call.op not in VIEWS):
             return None
         if held and shared:
-            views.add(call.index)
+            views.add(call)
     return found
 
 
@@ -265,7 +266,7 @@ def _code(written: _Written, text: str) -> str:
     if len(written.sizes) > 1:
         code += f".unflatten({at}, {written.sizes})"
     if {call.argument(2, "value").dtype for call in written.calls} != {kind}:
-        code += f".to(torch.{kind})"
+        code += f".to({kind})"
     if written.changes:
         value = f"{value if value.isidentifier() else 'part'}.clone()"
     return f"parts.append({value}); {name} = {code}"

@@ -26,7 +26,8 @@ from gradscope.diagnose.calls import changed_in_place, layers_of, replaced_calls
 from gradscope.diagnose.case import Case, Rule, text_at
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.messages import number_of, shape_text
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 
@@ -50,10 +51,10 @@ class _Parts:
     kind: str  # "slice", "select"
     dimension: int
     stride: int  # of a slice
-    calls: tuple[CallFact, ...]
+    calls: tuple[Node, ...]
 
     @property
-    def whole(self) -> TensorFact:
+    def whole(self) -> Value:
         return self.calls[0].inputs[0]
 
     @property
@@ -74,7 +75,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _groups(case: Case) -> Iterator[_Parts]:
-    found: defaultdict[tuple[object, ...], list[CallFact]] = defaultdict(list)
+    found: defaultdict[tuple[object, ...], list[Node]] = defaultdict(list)
     left_out, changed = replaced_calls(case), changed_in_place(case)
     # A line that a recipe rewrites is rewritten for all who run it.
     rewritten = {case.call(index).source for index in left_out}
@@ -94,7 +95,7 @@ def _groups(case: Case) -> Iterator[_Parts]:
             yield parts
 
 
-def _cut(call: CallFact) -> tuple[str, int, int] | None:
+def _cut(call: Node) -> tuple[str, int, int] | None:
     """How one part is taken along one dimension, with a gradient: kind, dimension, stride."""
     if call.op != "getitem" or not call.grad or not call.inputs or not call.outputs:
         return None
@@ -119,7 +120,7 @@ def _cut(call: CallFact) -> tuple[str, int, int] | None:
     return None
 
 
-def _picked(call: CallFact) -> int | None:
+def _picked(call: Node) -> int | None:
     """The one number in a select's index; None: there is none, or several."""
     index = call.argument(1, "index")
     numbers = [each for each in (index if isinstance(index, tuple) else (index,)) if type(each) is int]
@@ -216,8 +217,8 @@ def _times(
         own = elements * sum(1 for call in parts.calls if call.layer == layer)
         time += sum(row.self_ns for row in rows) * own / max(zeros[layer, parts.kind], 1)
     passes += number + 2
-    if parts.whole.producer is not None and case.call(parts.whole.producer).op not in _ADDS_INSIDE:
-        maker = case.call(parts.whole.producer)
+    if parts.whole.producer is not None and parts.whole.producer.op not in _ADDS_INSIDE:
+        maker = parts.whole.producer
         paths = layers_of(case, maker)
         added = sum(row.self_ns for path in paths for row in case.ops.get((path, "gradient_sum"), ()))
         if added:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import torch
+
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.findings import Estimate
 from gradscope.diagnose.measured import alive_at_peak, ops_ns
 from gradscope.ops import ATTENTION
-from gradscope.tables import CallFact, PlaceFact, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import PlaceFact
 
 NO_GRADIENT = "torch's other kernel on the CPU gives the mask no gradient"
 
@@ -64,14 +67,14 @@ def saved_of_passes(
     return Estimate(likely, low, high, kept) if likely or kept else None
 
 
-def attention_call(case: Case, place: PlaceFact) -> CallFact | None:
+def attention_call(case: Case, place: PlaceFact) -> Node | None:
     """The call of torch's own attention among those of a place."""
     return next((call for call in map(case.call, place.calls) if call.op == ATTENTION), None)
 
 
-def is_given_mask(call: CallFact) -> bool:
+def is_given_mask(call: Node) -> bool:
     """Check that torch's attention is given a mask."""
-    return isinstance(call.argument(3, "attn_mask"), TensorFact)
+    return isinstance(call.argument(3, "attn_mask"), Value)
 
 
 def is_causal_mask(case: Case, place: PlaceFact) -> bool:
@@ -82,7 +85,7 @@ def is_causal_mask(case: Case, place: PlaceFact) -> bool:
     return place.recipe == "attention" or "**attention_mask(" in place.new_text or "is_causal=True" in place.new_text
 
 
-def why_math(case: Case, call: CallFact) -> str:
+def why_math(case: Case, call: Node) -> str:
     """Why torch's attention ran as plain operations; empty where it did not, or where that is the best there is."""
     ran = any("_scaled_dot_product_attention_math" in row.name for row in case.ops.get((call.layer, "forward"), ()))
     if not ran or len(call.inputs) < 3:
@@ -92,10 +95,10 @@ def why_math(case: Case, call: CallFact) -> str:
     drops = isinstance(dropout, (int, float)) and dropout > 0
     if len(query.shape) != 4:
         return f"query has {len(query.shape)} dimensions, and the other kernels take 4"
-    if query.device == "cuda":
+    if query.device.type == "cuda":
         return _why_math_on_cuda(call, query, value)
-    masked = isinstance(mask, TensorFact)
-    learned = isinstance(mask, TensorFact) and mask.requires_grad
+    masked = isinstance(mask, Value)
+    learned = isinstance(mask, Value) and mask.requires_grad
     scores = query.elements // query.shape[-1] * key.shape[-2]
     wide = _FEWEST_WIDE if query.shape[-1] != value.shape[-1] else 0
     if scores < FEWEST_ON_CPU.get((drops, masked, learned), wide):
@@ -107,18 +110,18 @@ def why_math(case: Case, call: CallFact) -> str:
     return _why_math_anywhere(call, query, value)
 
 
-def _why_math_on_cuda(call: CallFact, query: TensorFact, value: TensorFact) -> str:
-    if query.dtype == "float64":
+def _why_math_on_cuda(call: Node, query: Value, value: Value) -> str:
+    if query.dtype == torch.float64:
         return "the other kernels do not compute in float64"
-    if query.dtype == "float32" and call.argument(7, "enable_gqa", False):
+    if query.dtype == torch.float32 and call.argument(7, "enable_gqa", False):
         return "in float32 the other kernels have no grouped heads"
-    if query.dtype == "float32" and query.shape[-1] % 4:
+    if query.dtype == torch.float32 and query.shape[-1] % 4:
         return f"in float32 the other kernels take heads of multiples of 4, not of {query.shape[-1]}"
     return _why_math_anywhere(call, query, value)
 
 
-def _why_math_anywhere(call: CallFact, query: TensorFact, value: TensorFact) -> str:
-    if query.device != "cuda" and query.shape[-1] != value.shape[-1]:
+def _why_math_anywhere(call: Node, query: Value, value: Value) -> str:
+    if query.device.type != "cuda" and query.shape[-1] != value.shape[-1]:
         return f"the sizes of query ({query.shape[-1]}) and value ({value.shape[-1]}) differ"
     if any(each.strides is not None and each.strides[-1] != 1 for each in call.inputs[:3]):
         return "the last dimension of query, key or value is not contiguous"

@@ -31,7 +31,8 @@ from gradscope.diagnose.messages import is_of_a_library, shape_text, where
 from gradscope.diagnose.rules.recipes.attention import FEWEST_SCORES, attention_call, saved_of_passes, scores_kept
 from gradscope.diagnose.rules.recipes.places import as_in_the_step, by_micro_run, found_places, lines_of, loses
 from gradscope.ops import BATCHED_MATMULS
-from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
@@ -71,8 +72,8 @@ _NOTHING = "nothing to do: "
 class _ByHand:
     """The calls of one attention, softmax first, and the products at both ends."""
 
-    softmax: CallFact
-    calls: tuple[CallFact, ...]
+    softmax: Node
+    calls: tuple[Node, ...]
     reason: str  # why no recipe can be put in; empty where it is not known
 
 
@@ -127,12 +128,12 @@ def _beside_products(case: Case, places: Sequence[PlaceFact]) -> Estimate | None
     return _passes(case, calls, lines_of(case, places))
 
 
-def _passes(case: Case, calls: Sequence[CallFact], lines: Sequence[str]) -> Estimate | None:
+def _passes(case: Case, calls: Sequence[Node], lines: Sequence[str]) -> Estimate | None:
     """Of what the layers' softmax, masks, scales and dropout take: the kernels make no pass of their own for these."""
     return saved_of_passes(case, {call.layer for call in calls}, case.lines_ns(lines), _kept(case, calls, lines))
 
 
-def _kept(case: Case, calls: Sequence[CallFact], lines: Sequence[str]) -> int:
+def _kept(case: Case, calls: Sequence[Node], lines: Sequence[str]) -> int:
     """Bytes of scores that the lines keep for backward."""
     scores = [output.shape for call in calls if call.op == "softmax" for output in call.outputs]
     return scores_kept(case, lines, scores) if scores else 0
@@ -152,7 +153,7 @@ def _without_recipe(case: Case) -> Iterator[_ByHand]:
                 yield _ByHand(call, calls, reason)
 
 
-def _is_large(call: CallFact) -> bool:
+def _is_large(call: Node) -> bool:
     """Check that a softmax is over the last dimension, with a gradient, and so large that another kernel is faster."""
     if not call.grad or not call.outputs or not call.outputs[0].requires_grad:
         return False
@@ -161,12 +162,12 @@ def _is_large(call: CallFact) -> bool:
     return last and len(shape) >= 3 and min(shape[-2:]) >= _FEWEST_KEYS and call.outputs[0].elements >= FEWEST_SCORES
 
 
-def _before(case: Case, call: CallFact) -> list[CallFact]:
+def _before(case: Case, call: Node) -> list[Node]:
     """From the softmax's input back to the product of two activations; empty where there is something else."""
-    found: list[CallFact] = []
+    found: list[Node] = []
     scores = call.inputs[0]
     while len(found) < _LONGEST and scores.producer is not None:
-        maker = case.call(scores.producer)
+        maker = scores.producer
         found.append(maker)
         if maker.op in BATCHED_MATMULS:
             return found if _of_activations(maker) else []
@@ -178,11 +179,11 @@ def _before(case: Case, call: CallFact) -> list[CallFact]:
     return []
 
 
-def _after(case: Case, call: CallFact) -> list[CallFact]:
+def _after(case: Case, call: Node) -> list[Node]:
     """From the softmax to the product with the values, the only one that reads the weights; else empty."""
-    found: list[CallFact] = []
+    found: list[Node] = []
     while len(found) < _LONGEST:
-        users = [case.call(index) for index in dict.fromkeys(call.outputs[0].users)] if call.outputs else []
+        users = call.outputs[0].users if call.outputs else []
         if len(users) != 1:
             return []
         call = users[0]
@@ -194,7 +195,7 @@ def _after(case: Case, call: CallFact) -> list[CallFact]:
     return []
 
 
-def _of_activations(product: CallFact) -> bool:
+def _of_activations(product: Node) -> bool:
     """Check that a product is no layer's: both its factors are made in the step and get a gradient."""
     given = product.inputs[-2:]
     return len(given) == 2 and all(each.requires_grad and each.parameter is None for each in given)
@@ -216,7 +217,7 @@ def _drops_on_cpu(attentions: Sequence[_ByHand]) -> bool:
     """Check that weights are dropped on a CPU, where torch's own attention has no kernel for that."""
     calls = [call for each in attentions for call in each.calls if call.op == "dropout"]
     return any(
-        call.argument(1, "p", 0.5) != 0 and call.argument(2, "training", True) and call.outputs[0].device == "cpu"
+        call.argument(1, "p", 0.5) != 0 and call.argument(2, "training", True) and call.outputs[0].device.type == "cpu"
         for call in calls
     )
 

@@ -25,13 +25,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.diagnose.messages import several
 from gradscope.diagnose.rules.recipes.attention import attention_call, is_causal_mask, is_given_mask
 from gradscope.diagnose.rules.recipes.places import found_places, put_in
 from gradscope.ops import ATTENTION
-from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
@@ -79,7 +82,7 @@ def find(case: Case) -> Iterator[Finding]:
 
     yield from found_places(case, RULE.name, _RECIPES, message, wanted=is_causal_mask, advice=advice)
     known = {index for place in case.facts.places if _holds(case, place) for index in place.calls}
-    calls: defaultdict[tuple[str | None, str], list[CallFact]] = defaultdict(list)
+    calls: defaultdict[tuple[str | None, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op == ATTENTION and call.mask in _GAINS and call.index not in known and is_given_mask(call):
             calls[call.source, call.mask].append(call)
@@ -97,7 +100,7 @@ def _is_certain(case: Case, place: PlaceFact) -> bool:
     return "is_causal=True" in place.new_text or (call is not None and call.mask == "causal")
 
 
-def _finding(case: Case, source: str | None, mask: str, calls: Sequence[CallFact]) -> Finding:
+def _finding(case: Case, source: str | None, mask: str, calls: Sequence[Node]) -> Finding:
     spent = case.lines_ns([source] if source is not None else [])
     # The line may be one function's that attention with other masks goes through too.
     every = [call for call in case.facts.calls if call.op == ATTENTION and call.source == source]
@@ -120,15 +123,15 @@ def _finding(case: Case, source: str | None, mask: str, calls: Sequence[CallFact
     )
 
 
-def _scores(call: CallFact) -> int:
+def _scores(call: Node) -> int:
     """How many the call makes or goes over."""
     return call.inputs[0].elements // max(call.inputs[0].shape[-1], 1) * int(call.inputs[1].shape[-2])
 
 
-def _bytes(call: CallFact) -> int:
+def _bytes(call: Node) -> int:
     """Of queries times keys, which is what the mask has at least."""
     mask = call.argument(3, "attn_mask")
-    size = 1 if mask.dtype == "bool" else 4 if mask.dtype == "float32" else 2
+    size = 1 if mask.dtype == torch.bool else 4 if mask.dtype == torch.float32 else 2
     return int(call.inputs[0].shape[-2]) * int(call.inputs[1].shape[-2]) * size
 
 

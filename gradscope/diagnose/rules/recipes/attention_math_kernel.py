@@ -40,7 +40,8 @@ from gradscope.diagnose.rules.recipes.attention import (
 )
 from gradscope.diagnose.rules.recipes.places import finding_of
 from gradscope.ops import ATTENTION
-from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -59,7 +60,7 @@ _OF_PASSES = (0.4, 0.8, 0.95)
 def find(case: Case) -> Iterator[Finding]:
     """One for each line with torch's attention that ran as plain operations."""
     places = {index: place for place in case.facts.places if place.supported for index in place.calls}
-    found: defaultdict[tuple[str | None, str], list[CallFact]] = defaultdict(list)
+    found: defaultdict[tuple[str | None, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         place = places.get(call.index)
         if call.op != ATTENTION or not call.grad or (place is not None and is_causal_mask(case, place)):
@@ -77,12 +78,12 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _of_modules(case: Case) -> Iterator[Finding]:
     """One for each line with nn.MultiheadAttention, or a Transformer of torch's, that makes scores."""
-    found: defaultdict[tuple[str | None, bool, bool], list[CallFact]] = defaultdict(list)
+    found: defaultdict[tuple[str | None, bool, bool], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op == _MODULE_CALL and call.grad and _scores(call) >= FEWEST_SCORES and _runs_softmax(case, call):
             asked = call.argument(15, "need_weights", True) is not False and len(call.outputs) > 1
             dropped = bool(call.argument(10, "dropout_p", 0.0)) and call.argument(13, "training", True) is not False
-            dropped = dropped and call.outputs[0].device == "cpu"
+            dropped = dropped and call.outputs[0].device.type == "cpu"
             read = asked and bool(call.outputs[1].users)
             if not read and (asked or dropped):
                 found[call.source, asked, dropped].append(call)
@@ -91,7 +92,7 @@ def _of_modules(case: Case) -> Iterator[Finding]:
 
 
 def _finding_of_modules(
-    case: Case, source: str | None, calls: Sequence[CallFact], *, asked: bool, dropped: bool
+    case: Case, source: str | None, calls: Sequence[Node], *, asked: bool, dropped: bool
 ) -> Finding:
     layers = tuple(dict.fromkeys(path for call in calls for path in _modules(case, call)))
     passes = ops_ns(case, layers, lambda name: any(part in name.lower() for part in _OF_SCORES))
@@ -125,34 +126,34 @@ def _finding_of_modules(
     )
 
 
-def _form(call: CallFact) -> tuple[int, int]:
+def _form(call: Node) -> tuple[int, int]:
     """Queries and keys: the first dimension of both, whatever ``batch_first`` is."""
     return call.inputs[0].shape[0], call.inputs[1].shape[0]
 
 
-def _area(call: CallFact) -> int:
+def _area(call: Node) -> int:
     queries, keys = _form(call)
     return max(queries * keys, 1)
 
 
-def _scores(call: CallFact) -> int:
+def _scores(call: Node) -> int:
     """How many there are: heads of all sequences."""
     query, heads = call.inputs[0], call.argument(4, "num_heads", 1)
     sequences = query.shape[1] if len(query.shape) == 3 else 1
     return _area(call) * sequences * (heads if isinstance(heads, int) else 1)
 
 
-def _modules(case: Case, call: CallFact) -> list[str]:
+def _modules(case: Case, call: Node) -> list[str]:
     return [path for path in layers_of(case, call) if case.layers[path].class_name.endswith("MultiheadAttention")]
 
 
-def _runs_softmax(case: Case, call: CallFact) -> bool:
+def _runs_softmax(case: Case, call: Node) -> bool:
     rows = (row for path in _modules(case, call) for row in case.ops.get((path, "forward"), ()))
     return any("softmax" in row.name for row in rows)
 
 
 def _finding(
-    case: Case, source: str | None, why: str, calls: Sequence[CallFact], places: Sequence[PlaceFact]
+    case: Case, source: str | None, why: str, calls: Sequence[Node], places: Sequence[PlaceFact]
 ) -> Finding | None:
     message = f"torch's attention runs as plain operations, which make and keep all scores: {why}"
     spent = case.lines_ns([source] if source else [])
@@ -194,7 +195,7 @@ def _finding(
     )
 
 
-def _estimate(case: Case, calls: Sequence[CallFact], spent: int, why: str) -> Estimate | None:
+def _estimate(case: Case, calls: Sequence[Node], spent: int, why: str) -> Estimate | None:
     """Of what softmax, masks and dropout take: another kernel makes no pass of its own for these."""
     layers, kept = {call.layer for call in calls}, _kept(case, calls)
     if why == NO_GRADIENT:
@@ -202,7 +203,7 @@ def _estimate(case: Case, calls: Sequence[CallFact], spent: int, why: str) -> Es
     return saved_of_passes(case, layers, spent, kept)
 
 
-def _kept(case: Case, calls: Sequence[CallFact]) -> int:
+def _kept(case: Case, calls: Sequence[Node]) -> int:
     """Bytes of tensors the size of the scores."""
     lines = {call.source for call in calls}
     return scores_kept(case, lines, [(call.inputs[0].shape[-2], call.inputs[1].shape[-2]) for call in calls])

@@ -21,8 +21,8 @@ from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate
 from gradscope.diagnose.measured import ops_ns
 from gradscope.diagnose.rules.recipes.places import found_places
-from gradscope.ops import item_bytes
-from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, PlaceFact
 
 # Fewer numbers are no matter: a classifier's loss over some classes.
 _FEWEST = 1_000_000
@@ -50,7 +50,7 @@ def _message(place: PlaceFact) -> str:
     return "the loss keeps a second copy of the logits, and makes a third in backward"
 
 
-def _calls(case: Case, place: PlaceFact) -> list[CallFact]:
+def _calls(case: Case, place: PlaceFact) -> list[Node]:
     return [case.call(index) for index in place.calls]
 
 
@@ -59,7 +59,7 @@ def _passes(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
     layers = {call.layer for call in case.facts.calls if call.op in {"cross_entropy", "nll_loss", "log_softmax"}}
     found = ops_ns(case, layers, lambda name: any(each in name for each in _LOSSES))
     logits = max(output.elements for place in places for call in _calls(case, place) for output in call.outputs)
-    memory = _HELD * logits * item_bytes(_calls(case, places[0])[0].outputs[0].dtype)
+    memory = _HELD * logits * _calls(case, places[0])[0].outputs[0].dtype.itemsize
     return Estimate(found, round(found * 0.5), round(found * 1.6), memory) if found else None
 
 

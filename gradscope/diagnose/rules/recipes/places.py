@@ -153,11 +153,11 @@ def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str]
 def _read_on(case: Case, places: Sequence[PlaceFact], known: Collection[str]) -> set[str]:
     """Other lines that read what the places make: those of the loss behind a head."""
     made = (tensor for place in places for index in place.calls for tensor in case.call(index).outputs)
-    left, found = [user for tensor in made for user in tensor.users], set[str]()
+    calls, found = [user for tensor in made for user in tensor.users], set[str]()
     for _ in range(_FAR):
-        calls = [case.call(index) for index in dict.fromkeys(left)]
         found |= {call.source for call in calls if call.source is not None and call.source not in known}
-        left = [user for call in calls if call.op in VIEWS for tensor in call.outputs for user in tensor.users]
+        views = [call for call in dict.fromkeys(calls) if call.op in VIEWS]
+        calls = [user for call in views for tensor in call.outputs for user in tensor.users]
     return found
 
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gradscope.diagnose.calls import tensor_bytes
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate
 from gradscope.diagnose.measured import ops_ns
 from gradscope.diagnose.rules.recipes.places import found_places
-from gradscope.tables import CallFact, Finding, PlaceFact
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
 
@@ -38,7 +38,7 @@ def find(case: Case) -> Iterator[Finding]:
         call = _call(case, places[str(finding.line)])
         ids, weight = call.inputs[:2]
         rows, tokens = counted(weight.shape[0]), counted(ids.elements)
-        whole = tensor_bytes(weight)
+        whole = weight.bytes
         evidence = f"a gradient of {rows} rows, {size_text(whole)}, is zeroed, filled and added for {tokens} tokens"
         yield replace(finding, evidence=evidence)
 
@@ -47,7 +47,7 @@ def _message(place: PlaceFact) -> str:
     return "the tied embedding makes a gradient of the whole vocabulary, which is then added to the head's"
 
 
-def _call(case: Case, place: PlaceFact) -> CallFact:
+def _call(case: Case, place: PlaceFact) -> Node:
     return next(call for call in map(case.call, place.calls) if call.op == "embedding")
 
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.diagnose.messages import only, several
-from gradscope.tables import CallFact, Finding, TensorFact
+from gradscope.recording.graph import Node, Value
+from gradscope.tables import Finding
 from gradscope.units import calls as calls_text
 from gradscope.units import ns as time_text
 
@@ -63,12 +64,12 @@ def find(case: Case) -> Iterator[Finding]:
     )
 
 
-def _channel_by_channel(call: CallFact) -> bool:
+def _channel_by_channel(call: Node) -> bool:
     images = call.inputs[0] if call.inputs else None
-    return images is not None and images.device == "cuda" and _is_nchw(images)
+    return images is not None and images.device.type == "cuda" and _is_nchw(images)
 
 
-def _is_nchw(tensor: TensorFact) -> bool:
+def _is_nchw(tensor: Value) -> bool:
     """A single channel, or images of one pixel, lie both ways."""
     if len(tensor.shape) != 4 or tensor.strides is None:
         return False

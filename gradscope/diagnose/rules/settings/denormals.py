@@ -25,7 +25,8 @@ from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.diagnose.messages import of_step, only, several, shape_text
 from gradscope.ops import MATMULS
-from gradscope.tables import CallFact, Finding
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 
@@ -66,7 +67,7 @@ def _saved_ns(product: Mapping[str, Any]) -> float:
     return float(product["ns"] * (1 - product["flushed_ns"] / product["kept_ns"]))
 
 
-def _calls(case: Case, operand: tuple[int, ...]) -> Iterator[CallFact]:
+def _calls(case: Case, operand: tuple[int, ...]) -> Iterator[Node]:
     """Products of the forward pass that were given, or made, a tensor of as many numbers and of the same rows.
 
     A gradient has the form of the result; a linear layer's is a matrix in backward, or one that is turned.

@@ -20,11 +20,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.diagnose.messages import of_step
 from gradscope.ops import CONVOLUTIONS, MATMULS
-from gradscope.tables import CallFact, Finding
+from gradscope.recording.graph import Node
+from gradscope.tables import Finding
 from gradscope.units import count as counted
 
 # Low, likely, high: parts of the products' time.
@@ -129,9 +132,9 @@ def _layers(case: Case, kind: _Switched) -> set[str | None]:
     return {layer for layer, all_of_them in found.items() if all(all_of_them)}
 
 
-def _is_float32(call: CallFact) -> bool:
+def _is_float32(call: Node) -> bool:
     tensors = (*call.inputs, *call.outputs)
-    return not call.autocast and all(each.dtype == "float32" and each.device == "cuda" for each in tensors)
+    return not call.autocast and all(each.dtype == torch.float32 and each.device.type == "cuda" for each in tensors)
 
 
 RULE = Rule("tf32-off", "products or convolutions of float32 without tensor cores", find)

@@ -1,0 +1,30 @@
+"""Calls and tensors of a recorded step, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradscope.recording.graph import Node, Value
+
+
+def made_value(shape: Sequence[int], dtype: str = "float32", device: str = "cpu", **given: Any) -> Value:
+    """A tensor that is gone: a leaf without a gradient, unless said otherwise."""
+    settings = {"requires_grad": False, "storage": 0, **given}
+    return Value(0, (0, 0), tuple(shape), getattr(torch, dtype), torch.device(device), tensor=lambda: None, **settings)
+
+
+def made_call(op: str, inputs: Sequence[Value], outputs: Sequence[Value] = (), **given: Any) -> Node:
+    """A call of ``forward`` that records gradients; its tensors know of it, as their maker or their user."""
+    settings = {"index": 0, "args": tuple(inputs), "kwargs": {}, "grad": True, "function_name": "forward", **given}
+    node = Node(
+        op=op, function=print, inputs=tuple(inputs), outputs=tuple(outputs), places=(), changed=frozenset(), **settings
+    )
+    for value in dict.fromkeys(inputs):
+        value.users.append(node)
+    for value in outputs:
+        if value not in inputs:
+            value.producer = node
+    return node
