@@ -90,10 +90,10 @@ _HOOKS = [
     ("capture.memory_steps", "MemorySteps", "begin"),
     ("capture.memory_steps", "MemorySteps", "end_step"),
     ("capture.memory_steps", "MemorySteps", "result"),
-    ("patching.tape", "Tape", "_replaced"),
-    ("patching.tape", "Tape", "_places"),
-    ("patching.tape", "Tape", "_entered"),
-    ("patching.tape", "Tape", "_left"),
+    ("recording.tape", "Tape", "_replaced"),
+    ("recording.tape", "Tape", "_places"),
+    ("recording.tape", "Tape", "_entered"),
+    ("recording.tape", "Tape", "_left"),
 ]
 _PHASES = [
     (f"capture.phases.{name}", kind, function)
