@@ -13,13 +13,15 @@ _NO_GAIN = "nothing to do"
 _TODO: dict[str, tuple[str, ...]] = {
     "hand that value out only where it is wanted: keep it out of what is returned and stored, or put that under a "
     "condition, as `if return_weights:`": (
-        "the result of {} is also read by {}",
         "the result of {} is kept after the run: it is returned or stored",
         "{} is {} on line {}",
         "line {} also makes what {} reads",
-        "line {} uses {} on another path",
         "{} is read again in the next round of the loop",
         "baddbmm adds a tensor that is used elsewhere",
+    ),
+    "do without that value there, or read it only where it is wanted, under a condition": (
+        "the result of {} is also read by {}",
+        "line {} uses {} on another path",
     ),
     "read the loss alone, or make the logits once more where they are read": (
         "the logits are also read by {}",
