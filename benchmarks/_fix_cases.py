@@ -20,7 +20,7 @@ from gradscope.workload import Workload, load_factory
 
 
 @dataclass(frozen=True)
-class Case:
+class WholeStep:
     """A model with its batch, and what a fix is to gain.
 
     Args:
@@ -40,7 +40,7 @@ class Case:
     module: str = ""
 
 
-def workload_of(case: Case, sources: Path | None, *, tiny: bool) -> Workload:
+def workload_of(case: WholeStep, sources: Path | None, *, tiny: bool) -> Workload:
     """The case's workload.
 
     Raises:
@@ -58,7 +58,7 @@ def workload_of(case: Case, sources: Path | None, *, tiny: bool) -> Workload:
 
 
 @contextmanager
-def _imported(folder: Path, case: Case) -> Iterator[Any]:
+def _imported(folder: Path, case: WholeStep) -> Iterator[Any]:
     """The module as it is at the commit. Its files stay until the process ends: a fix reads them."""
     place = Path(tempfile.mkdtemp(prefix="gradscope-fix-"))
     for path, content in read_tree(folder, case.commit, ("tests/*", "images/*", "assets/*")):
@@ -205,26 +205,26 @@ def simple_vit(module: Any, *, tiny: bool) -> Workload:
 _NANOGPT = {"repo": "karpathy/nanoGPT", "commit": "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "module": "model"}
 DOMINATED = (1.25, 4.0)  # time or memory, where attention or logits are most of the step
 
-CASES: dict[str, Case] = {
-    "gpt": Case(gpt, 1.25, 4.0),
-    "names": Case(names, 1.17),
-    "makemore": Case(
+CASES: dict[str, WholeStep] = {
+    "gpt": WholeStep(gpt, 1.25, 4.0),
+    "names": WholeStep(names, 1.17),
+    "makemore": WholeStep(
         makemore,
         repo="karpathy/makemore",
         commit="988aa59e4d8fefa526d06f3b453ad116258398d4",
         module="makemore",
     ),
-    "mingpt": Case(
+    "mingpt": WholeStep(
         mingpt,
         repo="karpathy/minGPT",
         commit="37baab71b9abea1b76ab957409a1cc2fbfba8a26",
         module="mingpt.model",
     ),
-    "nanogpt": Case(nanogpt, **_NANOGPT),
-    "nanogpt-by-hand": Case(nanogpt_by_hand, either=DOMINATED, **_NANOGPT),
-    "hf-gpt2": Case(hugging_face_gpt2, either=DOMINATED),
-    "hf-llama": Case(hugging_face_llama),
-    "simple-vit": Case(
+    "nanogpt": WholeStep(nanogpt, **_NANOGPT),
+    "nanogpt-by-hand": WholeStep(nanogpt_by_hand, either=DOMINATED, **_NANOGPT),
+    "hf-gpt2": WholeStep(hugging_face_gpt2, either=DOMINATED),
+    "hf-llama": WholeStep(hugging_face_llama),
+    "simple-vit": WholeStep(
         simple_vit,
         repo="lucidrains/vit-pytorch",
         commit="69d24fe9e3024c0d4b02761123b8583a24ebed1e",

@@ -38,7 +38,7 @@ _CONSUMERS = 89  # the smallest shared memory that the kernels are for
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """One kernel, and what it is compiled for."""
 
     kernel: str
@@ -50,12 +50,12 @@ class Case:
     stages: int
 
 
-def all_cases(target: int) -> list[Case]:
+def all_cases(target: int) -> list[KernelCase]:
     """Every kernel of the table, as launched on a device of this compute capability (times ten)."""
     return [*_attention(target), *_norms(), *_rope(), *_embedding()]
 
 
-def _attention(target: int) -> Iterator[Case]:
+def _attention(target: int) -> Iterator[KernelCase]:
     capability = divmod(target, 10)
     for dtype in DTYPES:
         for size in SIZES:
@@ -71,7 +71,7 @@ def _attention(target: int) -> Iterator[Case]:
                         yield _case(kernel, form, dtype, cut)
 
 
-def _norms() -> Iterator[Case]:
+def _norms() -> Iterator[KernelCase]:
     """Layer normalisation with dropout, of bfloat16 rows."""
     for columns in (64, 768, 4096, 5120, 16384):
         cut = cut_of(8192, columns)
@@ -90,10 +90,10 @@ def _norms() -> Iterator[Case]:
         }
         tile = f"{cut.rows} x {cut.first}" + (f" + {cut.second}" if cut.second else "")
         for name, function in (("forward", norm_forward), ("backward", norm_backward)):
-            yield Case(name, f"add_layer_norm C{columns} bf16, dropout", tile, function, given, cut.warps(), 3)
+            yield KernelCase(name, f"add_layer_norm C{columns} bf16, dropout", tile, function, given, cut.warps(), 3)
 
 
-def _rope() -> Iterator[Case]:
+def _rope() -> Iterator[KernelCase]:
     """Cases of rope on tensors that are contiguous in their last dimension."""
     for dtype in DTYPES:
         for size in (64, 128):
@@ -121,10 +121,10 @@ def _rope() -> Iterator[Case]:
                     "HEADS": Fixed(HEADS),
                 }
                 of = f"rope d{size} {_NAMES[dtype]}, {'interleaved' if interleaved else 'halves'}"
-                yield Case("rotate", of, f"{block} x {size}", rotate, given, THREADS // 32, 3)
+                yield KernelCase("rotate", of, f"{block} x {size}", rotate, given, THREADS // 32, 3)
 
 
-def _embedding() -> Iterator[Case]:
+def _embedding() -> Iterator[KernelCase]:
     given = {
         **dict.fromkeys(("into", "rows"), "*fp32"),
         **dict.fromkeys(("ids", "order"), "*i64"),
@@ -134,10 +134,10 @@ def _embedding() -> Iterator[Case]:
         "CHUNK": Fixed(CHUNK),
         "BLOCK": Fixed(512),
     }
-    yield Case("add_sorted", "embedding C768 fp32", f"{CHUNK} x 512", add_sorted, given, 4, 3)
+    yield KernelCase("add_sorted", "embedding C768 fp32", f"{CHUNK} x 512", add_sorted, given, 4, 3)
 
 
-def attention_limits() -> Iterator[Case]:
+def attention_limits() -> Iterator[KernelCase]:
     """The largest head size on a consumer's card; and every option at once, in a small tile."""
     largest = _causal(256, torch.bfloat16)
     kind = (256, torch.bfloat16, divmod(_CONSUMERS, 10), False)
@@ -168,12 +168,12 @@ def _causal(size: int, dtype: torch.dtype) -> Form:
     )
 
 
-def _case(kernel: Any, form: Form, dtype: torch.dtype, cut: Tiling) -> Case:
+def _case(kernel: Any, form: Form, dtype: torch.dtype, cut: Tiling) -> KernelCase:
     every = form.softcap and form.alibi
     of = f"attention d{form.size} {_NAMES[dtype]}"
     of += ", every option" if every else " causal, dropout" if form.dropout else " causal"
     given = _given(form, dtype, cut, kernel is all_gradients)
-    return Case(kernel.fn.__name__, of, f"{cut.m} x {cut.n}", kernel, given, cut.warps, cut.stages)
+    return KernelCase(kernel.fn.__name__, of, f"{cut.m} x {cut.n}", kernel, given, cut.warps, cut.stages)
 
 
 def _given(form: Form, dtype: torch.dtype, cut: Tiling, one_pass: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from _common import Result, finish, parser, print_table
 from _field_sources import Missing
-from _fix_cases import CASES, Case, workload_of
+from _fix_cases import CASES, WholeStep, workload_of
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
@@ -42,7 +42,7 @@ PROOF_GOAL = 20.0  # steps
 STEADY_GOAL = 0.9  # of the runs
 
 
-def measure(name: str, workload: Workload, case: Case, device: str, *, tiny: bool) -> list[Result]:
+def measure(name: str, workload: Workload, case: WholeStep, device: str, *, tiny: bool) -> list[Result]:
     """The gain of one case, and its cost in steps."""
     workload.model.to(device)
     _import_late()

@@ -167,7 +167,7 @@ class Rope(nn.Module):
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Of a case; ``small`` stands for itself, in place of large numbers, where nothing is to be told of speed."""
 
     tiny: bool
@@ -179,21 +179,21 @@ class Size:
 Made = tuple[nn.Module, Tensor]
 
 
-def _attention(size: Size, layers: int = 1, tokens: int = 512, batch: int = 2, dropout: float = 0.0) -> Made:
+def _attention(size: ModelSize, layers: int = 1, tokens: int = 512, batch: int = 2, dropout: float = 0.0) -> Made:
     model = nn.Sequential(*(Attention(size.of(256, 16), 4, dropout) for _ in range(layers)))
     return model, torch.randn(batch, size.of(tokens, 16), size.of(256, 16))
 
 
-def _words(made: Callable[..., Language], size: Size, words: int, **options: bool) -> Made:
+def _words(made: Callable[..., Language], size: ModelSize, words: int, **options: bool) -> Made:
     words = size.of(words, 5_000)
     return made(words, size.of(256, 128), **options), torch.randint(words, (2, size.of(256, 220)))
 
 
-def _rows(made: Callable[[int], nn.Module], size: Size, width: int = 1024) -> Made:
+def _rows(made: Callable[[int], nn.Module], size: ModelSize, width: int = 1024) -> Made:
     return made(size.of(width, 32)), torch.randn(size.of(4096, 16), 64)
 
 
-CASES: dict[str, Callable[[Size], Made]] = {
+CASES: dict[str, Callable[[ModelSize], Made]] = {
     "attention": _attention,
     "attention, 1024 tokens": lambda size: _attention(size, tokens=1024, batch=1),
     "attention, 4 layers of 128 tokens": lambda size: _attention(size, layers=4, tokens=128, batch=4),
@@ -227,7 +227,7 @@ CASES: dict[str, Callable[[Size], Made]] = {
 }
 
 
-def measure(name: str, size: Size, device: str) -> list[Result]:
+def measure(name: str, size: ModelSize, device: str) -> list[Result]:
     """A row for each recipe that the case's findings name."""
     torch.manual_seed(0)
     model, batch = CASES[name](size)
@@ -287,7 +287,7 @@ def main() -> int:
     options = made.parse_args()
     results = []
     for name in options.only or CASES:
-        results += measure(name, Size(options.tiny), options.device)
+        results += measure(name, ModelSize(options.tiny), options.device)
     off = [result.value for result in results if result.name.endswith(": off")] or [_MOST]
     results.append(Result("predictions", len(off), "recipes"))
     results.append(Result(f"within a factor of {GOAL:g}", sum(each <= GOAL for each in off) / len(off), "of all"))

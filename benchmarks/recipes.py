@@ -22,7 +22,7 @@ import torch
 from _common import Result, environment, finish, median, parser, print_table, timed
 from _pages import write_pages
 from _peak import peak_bytes
-from recipe_cases.case import Case
+from recipe_cases.case import RecipeCase
 
 from gradscope.recipes.figures import FILE
 
@@ -31,15 +31,15 @@ SHORT_MS, MOST_ROUNDS = 1_500, 75  # rounds of a few ms: as many as fill this ti
 MIB = 1 << 20
 
 
-def all_cases(only: str | None) -> list[Case]:
+def all_cases(only: str | None) -> list[RecipeCase]:
     """The cases of every module of recipe_cases, in order of their recipes; those of ``only`` if it is given."""
-    found: list[Case] = []
+    found: list[RecipeCase] = []
     for module in sorted(info.name for info in pkgutil.iter_modules(recipe_cases.__path__)):
         found += getattr(importlib.import_module(f"recipe_cases.{module}"), "CASES", [])
     return [case for case in found if only in (None, case.recipe)]
 
 
-def key_of(case: Case, threads: int | None) -> str:
+def key_of(case: RecipeCase, threads: int | None) -> str:
     return f"{case.recipe}, {case.name}, beside {case.baseline}{_threads_text(threads)}"
 
 
@@ -47,7 +47,7 @@ def _threads_text(threads: int | None) -> str:
     return "" if threads is None else f", {threads} thread{'s' * (threads > 1)}"
 
 
-def measure(case: Case, device: str, rounds: int) -> dict[str, float]:
+def measure(case: RecipeCase, device: str, rounds: int) -> dict[str, float]:
     """Times in ms and memory in bytes of both sides."""
     sides = dict(zip(("baseline", "recipe"), case.make(), strict=True))
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -68,7 +68,7 @@ def _goes_on(done: int, taken_ms: float, rounds: int) -> bool:
     return done < MOST_ROUNDS and taken_ms < SHORT_MS
 
 
-def results_of(case: Case, threads: int | None, found: dict[str, float]) -> list[Result]:
+def results_of(case: RecipeCase, threads: int | None, found: dict[str, float]) -> list[Result]:
     """Both ratios of a case, as value and goal."""
     key = key_of(case, threads)
     made = [Result(f"{key}: faster", found["baseline_ms"] / found["recipe_ms"], "x", case.faster, higher=True)]
@@ -92,7 +92,7 @@ def in_a_process(index: int, threads: int | None, options: object) -> dict[str, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def publish(found: list[tuple[Case, int | None, dict[str, float]]], device: str) -> None:
+def publish(found: list[tuple[RecipeCase, int | None, dict[str, float]]], device: str) -> None:
     """Put these figures in place of those of the same recipes on the same device, and onto the recipes' pages."""
     old = json.loads(FILE.read_text())
     replaced = {(case.recipe, device) for case, _, _ in found}

@@ -20,7 +20,7 @@ from pathlib import Path
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported
 
 import triton
-from _register_cases import SPILLS, Case, all_cases
+from _register_cases import SPILLS, KernelCase, all_cases
 from _resources import Resources, resources
 
 _COLUMNS = ("kernel", "for", "tile", "warps", "stages", "registers", "spilled bytes", "shared bytes")
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not cases:
         print(f"no kernel has a name like {options.only!r}", file=sys.stderr)
         return 2
-    found: list[tuple[Case, Resources]] = []
+    found: list[tuple[KernelCase, Resources]] = []
     for case in cases:
         found.append((case, resources(case.function, case.given, case.warps, case.stages, options.target)))
         if options.json:
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each.spilled_bytes for case, each in found if (case.kernel, case.of) not in SPILLS))
 
 
-def _cells(case: Case, found: Resources) -> tuple[str, ...]:
+def _cells(case: KernelCase, found: Resources) -> tuple[str, ...]:
     numbers = (case.warps, case.stages, found.registers, found.spilled_bytes, found.shared_bytes)
     return (case.kernel, case.of, case.tile, *(f"{number:,}" for number in numbers))
 
 
-def _page(found: Sequence[tuple[Case, Resources]], target: int) -> Iterator[str]:
+def _page(found: Sequence[tuple[KernelCase, Resources]], target: int) -> Iterator[str]:
     yield "# Registers, spills and shared memory of the Triton kernels"
     yield ""
     yield f"Compiled for sm_{target} by triton {triton.__version__} (`python benchmarks/registers.py --write FILE`);"

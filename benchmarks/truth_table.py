@@ -31,7 +31,7 @@ X = torch.ones(4, 8)
 
 
 @dataclass(frozen=True)
-class Case:
+class KnownCosts:
     """A model whose layers burn known times."""
 
     name: str
@@ -40,14 +40,14 @@ class Case:
 
 
 CASES = (
-    Case("plain chain", Chain, X),
-    Case("residual sums", Residual, torch.ones(2048, 2048)),
-    Case("shared module", Shared, X),
-    Case("in-place ReLU", Flood, X),
-    Case("embedding first", lambda: nn.Sequential(Table(), Burning(1, 2)), torch.arange(4)),
-    Case("keyword-only inputs", KeywordOnly, {"x": X, "scale": 2.0}),
-    Case("checkpoint", lambda: Checkpointed(False), X),
-    Case("reentrant checkpoint", lambda: Checkpointed(True), X),
+    KnownCosts("plain chain", Chain, X),
+    KnownCosts("residual sums", Residual, torch.ones(2048, 2048)),
+    KnownCosts("shared module", Shared, X),
+    KnownCosts("in-place ReLU", Flood, X),
+    KnownCosts("embedding first", lambda: nn.Sequential(Table(), Burning(1, 2)), torch.arange(4)),
+    KnownCosts("keyword-only inputs", KeywordOnly, {"x": X, "scale": 2.0}),
+    KnownCosts("checkpoint", lambda: Checkpointed(False), X),
+    KnownCosts("reentrant checkpoint", lambda: Checkpointed(True), X),
 )
 
 
@@ -113,7 +113,9 @@ class HookClock:
         return leave
 
 
-def print_case(case: Case, truth: dict[str, float], ours: dict[str, float], hooks: dict[str, float] | str) -> None:
+def print_case(
+    case: KnownCosts, truth: dict[str, float], ours: dict[str, float], hooks: dict[str, float] | str
+) -> None:
     print(f"\n{case.name}")
     if isinstance(hooks, str):
         print(f"  full backward hooks: {hooks}")

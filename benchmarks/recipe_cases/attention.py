@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradscope.recipes.attention import attention
-from recipe_cases.case import Case, Step
+from recipe_cases.case import RecipeCase, Step
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # query, key, value, dropout
 
@@ -113,28 +113,30 @@ def of_a_model(
 
 
 CASES = [
-    Case("attention", "B1 H12 T1024 d64 causal", "by hand", alone(by_hand, 1, 12, 1024, 64, 0.0), faster=3.0),
-    Case("attention", "B1 H12 T4096 d64 causal", "by hand", alone(by_hand, 1, 12, 4096, 64, 0.0), leaner=10.0),
-    Case(
+    RecipeCase("attention", "B1 H12 T1024 d64 causal", "by hand", alone(by_hand, 1, 12, 1024, 64, 0.0), faster=3.0),
+    RecipeCase("attention", "B1 H12 T4096 d64 causal", "by hand", alone(by_hand, 1, 12, 4096, 64, 0.0), leaner=10.0),
+    RecipeCase(
         "attention", "B1 H12 T1024 d64 causal, dropout 0.1", "by hand", alone(by_hand, 1, 12, 1024, 64, 0.1), faster=2.0
     ),
-    Case("attention", "B1 H12 T1024 d64 causal, dropout 0.1", "SDPA", alone(by_sdpa, 1, 12, 1024, 64, 0.1), faster=2.0),
-    Case("attention", "B1 H12 T1024 d64 causal", "SDPA", alone(by_sdpa, 1, 12, 1024, 64, 0.0)),
-    Case(
+    RecipeCase(
+        "attention", "B1 H12 T1024 d64 causal, dropout 0.1", "SDPA", alone(by_sdpa, 1, 12, 1024, 64, 0.1), faster=2.0
+    ),
+    RecipeCase("attention", "B1 H12 T1024 d64 causal", "SDPA", alone(by_sdpa, 1, 12, 1024, 64, 0.0)),
+    RecipeCase(
         "attention",
         "a step of makemore's transformer (4 layers, 64 wide, T16, B32)",
         "attention by hand",
         of_a_model(4, 64, 4, 27, 32, 16, 0.0),
         faster=1.16,
     ),
-    Case(
+    RecipeCase(
         "attention",
         "a step of nanoGPT's GPT-2 (768 wide, 12 heads, T1024, B1), 6 of its 12 layers",
         "attention by hand",
         of_a_model(6, 768, 12, 50304, 1, 1024, 0.0),
         faster=1.156,
     ),
-    Case(
+    RecipeCase(
         "attention",
         "a step of nanoGPT's character model (6 layers, 384 wide, 6 heads, T256, B12, dropout 0.2)",
         "attention by hand",

@@ -9,7 +9,7 @@ Step = Callable[[], None]  # forward and backward once; leaves no gradient behin
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RecipeCase:
     """A recipe beside what it replaces, at one shape."""
 
     recipe: str

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from gradscope.recipes.cross_entropy import cross_entropy
-from recipe_cases.case import Case, Step
+from recipe_cases.case import RecipeCase, Step
 
 
 def _device() -> str:
@@ -29,7 +29,7 @@ def _make(rows: int, classes: int, dtype: torch.dtype) -> tuple[Step, Step]:
 
 
 CASES = [
-    Case(
+    RecipeCase(
         "cross_entropy",
         "N2048 V50257 float32",
         "F.cross_entropy",
@@ -37,5 +37,5 @@ CASES = [
         faster=1.3,
         leaner=2.5,
     ),
-    Case("cross_entropy", "N2048 V50257 bfloat16", "F.cross_entropy", lambda: _make(2048, 50257, torch.bfloat16)),
+    RecipeCase("cross_entropy", "N2048 V50257 bfloat16", "F.cross_entropy", lambda: _make(2048, 50257, torch.bfloat16)),
 ]

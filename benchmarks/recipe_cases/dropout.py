@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from gradscope.recipes.dropout import dropout
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 ROWS, FEATURES = 2048, 3072
 
@@ -24,4 +24,4 @@ def _run(output: torch.Tensor, x: torch.Tensor, upstream: torch.Tensor) -> None:
     torch.autograd.grad(output, x, upstream)
 
 
-CASES = [Case("dropout", f"N{ROWS} C{FEATURES} p0.1", "F.dropout", _make)]
+CASES = [RecipeCase("dropout", f"N{ROWS} C{FEATURES} p0.1", "F.dropout", _make)]

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradscope.recipes.embedding import embedding
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 TOKENS, FEATURES, BATCH, LENGTH = 50257, 768, 2, 1024
 HEAD_ROWS = 8  # few, so that the head's product does not hide the embedding
@@ -48,6 +48,6 @@ def _with_a_head(look_up: LookUp) -> Step:
 _SHAPE = f"N{BATCH * LENGTH} C{FEATURES} V{TOKENS}"
 
 CASES = [
-    Case("embedding", f"{_SHAPE}, gradient exists", "F.embedding", _both(_into_a_gradient), faster=10.0),
-    Case("embedding", f"{_SHAPE}, head of {HEAD_ROWS} rows", "F.embedding and the head", _both(_with_a_head)),
+    RecipeCase("embedding", f"{_SHAPE}, gradient exists", "F.embedding", _both(_into_a_gradient), faster=10.0),
+    RecipeCase("embedding", f"{_SHAPE}, head of {HEAD_ROWS} rows", "F.embedding and the head", _both(_with_a_head)),
 ]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradscope.recipes.gelu import bias_gelu, gelu
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 ROWS, FEATURES = 2048, 3072  # two sequences of GPT-2's block
 
@@ -49,7 +49,7 @@ def _with_bias() -> tuple[Step, Step]:
 _SHAPE = f"N{ROWS} C{FEATURES}"
 
 CASES = [
-    Case("gelu", _SHAPE, "tanh GELU by hand, x**3", _alone(by_hand), faster=3.0),
-    Case("gelu", _SHAPE, "tanh GELU by hand, torch.pow(x, 3.0)", _alone(by_hand_with_pow), faster=3.0),
-    Case("gelu", f"{_SHAPE} with bias", "F.gelu(x + bias)", _with_bias),
+    RecipeCase("gelu", _SHAPE, "tanh GELU by hand, x**3", _alone(by_hand), faster=3.0),
+    RecipeCase("gelu", _SHAPE, "tanh GELU by hand, torch.pow(x, 3.0)", _alone(by_hand_with_pow), faster=3.0),
+    RecipeCase("gelu", f"{_SHAPE} with bias", "F.gelu(x + bias)", _with_bias),
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradscope.recipes.heads import merge_heads, split_qkv
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 
 def _split_by_torch(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
@@ -46,6 +46,8 @@ def _make(batch: int) -> Callable[[], tuple[Step, Step]]:
 
 
 CASES = [
-    Case("heads", f"B{batch} T1024 H12 d64, without the products", "split, view, transpose, contiguous", _make(batch))
+    RecipeCase(
+        "heads", f"B{batch} T1024 H12 d64, without the products", "split, view, transpose, contiguous", _make(batch)
+    )
     for batch in (2, 8)
 ]

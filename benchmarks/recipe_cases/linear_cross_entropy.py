@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.recipes.linear_cross_entropy import linear_cross_entropy
-from recipe_cases.case import Case, Step
+from recipe_cases.case import RecipeCase, Step
 
 ROWS, FEATURES, CLASSES = 2048, 768, 50257
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -47,7 +47,7 @@ def _make(baseline: Loss, ignored: float = 0.0) -> tuple[Step, Step]:
 
 
 CASES = [
-    Case(
+    RecipeCase(
         "linear_cross_entropy",
         "N2048 C768 V50257",
         "F.linear and F.cross_entropy",
@@ -55,7 +55,7 @@ CASES = [
         faster=1.0,
         leaner=8.0,
     ),
-    Case(
+    RecipeCase(
         "linear_cross_entropy",
         "N2048 C768 V50257, 85 % ignored",
         "F.linear and F.cross_entropy",
@@ -64,7 +64,7 @@ CASES = [
 ]
 if hasattr(functional, "linear_cross_entropy"):
     CASES.append(
-        Case(
+        RecipeCase(
             "linear_cross_entropy",
             "N2048 C768 V50257",
             "F.linear_cross_entropy, in chunks",

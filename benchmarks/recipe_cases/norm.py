@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradscope.recipes.norm import add_layer_norm, add_rms_norm, rms_norm
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 ROWS, FEATURES, EPS, SHARE = 4096, 768, 1e-5, 0.1
 
@@ -73,8 +73,8 @@ def _added_layer() -> tuple[Step, Step]:
 _SHAPE = f"N{ROWS} C{FEATURES}"
 
 CASES = [
-    Case("norm", f"{_SHAPE} RMS", "F.rms_norm", _alone(_torchs)),
-    Case("norm", f"{_SHAPE} RMS", "RMS norm by hand", _alone(by_hand)),
-    Case("norm", f"{_SHAPE} p{SHARE} add RMS", "F.dropout, +, F.rms_norm", _added_rms),
-    Case("norm", f"{_SHAPE} p{SHARE} add layer", "F.dropout, +, F.layer_norm", _added_layer),
+    RecipeCase("norm", f"{_SHAPE} RMS", "F.rms_norm", _alone(_torchs)),
+    RecipeCase("norm", f"{_SHAPE} RMS", "RMS norm by hand", _alone(by_hand)),
+    RecipeCase("norm", f"{_SHAPE} p{SHARE} add RMS", "F.dropout, +, F.rms_norm", _added_rms),
+    RecipeCase("norm", f"{_SHAPE} p{SHARE} add layer", "F.dropout, +, F.layer_norm", _added_layer),
 ]

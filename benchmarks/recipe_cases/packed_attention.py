@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradscope.recipes.packed_attention import packed_attention
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 HEADS, SIZE = 12, 64
 
@@ -59,14 +59,14 @@ def _make(
 AS_FAST = 0.95
 
 CASES = [
-    Case("packed_attention", "B2 H12 T1024 d64 causal", "SDPA with split", _make(2, 1024, 0.0), faster=AS_FAST),
-    Case("packed_attention", "B8 H12 T1024 d64 causal", "SDPA with split", _make(8, 1024, 0.0), faster=AS_FAST),
-    Case("packed_attention", "B8 H12 T512 d64 causal", "SDPA with split", _make(8, 512, 0.0)),
-    Case("packed_attention", "B8 H12 T256 d64 causal", "SDPA with split", _make(8, 256, 0.0)),
-    Case("packed_attention", "B1 H12 T4096 d64 causal", "SDPA with split", _make(1, 4096, 0.0)),
-    Case(
+    RecipeCase("packed_attention", "B2 H12 T1024 d64 causal", "SDPA with split", _make(2, 1024, 0.0), faster=AS_FAST),
+    RecipeCase("packed_attention", "B8 H12 T1024 d64 causal", "SDPA with split", _make(8, 1024, 0.0), faster=AS_FAST),
+    RecipeCase("packed_attention", "B8 H12 T512 d64 causal", "SDPA with split", _make(8, 512, 0.0)),
+    RecipeCase("packed_attention", "B8 H12 T256 d64 causal", "SDPA with split", _make(8, 256, 0.0)),
+    RecipeCase("packed_attention", "B1 H12 T4096 d64 causal", "SDPA with split", _make(1, 4096, 0.0)),
+    RecipeCase(
         "packed_attention", "B2 H12 T1024 d64 causal, dropout 0.1", "SDPA with split", _make(2, 1024, 0.1), faster=2.0
     ),
-    Case("packed_attention", "B64 H4 T13 d16 causal", "SDPA with split", _make(64, 13, 0.0, 4, 16)),
-    Case("packed_attention", "B64 H4 T13 d16 causal", "by hand", _make(64, 13, 0.0, 4, 16, _by_hand)),
+    RecipeCase("packed_attention", "B64 H4 T13 d16 causal", "SDPA with split", _make(64, 13, 0.0, 4, 16)),
+    RecipeCase("packed_attention", "B64 H4 T13 d16 causal", "by hand", _make(64, 13, 0.0, 4, 16, _by_hand)),
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradscope.recipes.rope import rope
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 Shape = tuple[int, int, int, int]  # batch, heads, tokens, size
 GPT2: Shape = (2, 12, 1024, 64)
@@ -65,7 +65,7 @@ def _case(
     write: Callable[[Tensor, Tensor, torch.dtype], Rotation],
     interleaved: bool,
     dtype: torch.dtype = torch.float32,
-) -> Case:
+) -> RecipeCase:
     batch, heads, tokens, size = shape
 
     def make() -> tuple[Step, Step]:
@@ -85,7 +85,7 @@ def _case(
 
     layout = "interleaved" if interleaved else "halves"
     kind = str(dtype).removeprefix("torch.")
-    return Case("rope", f"B{batch} H{heads} T{tokens} d{size} {kind}, {layout}", baseline, make)
+    return RecipeCase("rope", f"B{batch} H{heads} T{tokens} d{size} {kind}, {layout}", baseline, make)
 
 
 CASES = [

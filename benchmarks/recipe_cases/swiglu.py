@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from gradscope.recipes.swiglu import swiglu
 
-from .case import Case, Step
+from .case import RecipeCase, Step
 
 ROWS, FEATURES = 2048, 2048
 
@@ -40,6 +40,6 @@ def _packed() -> tuple[Step, Step]:
 
 
 CASES = [
-    Case("swiglu", f"N{ROWS} C{FEATURES}", "F.silu(gate) * up", _apart),
-    Case("swiglu", f"N{ROWS} C{FEATURES} packed", "chunk, then F.silu(gate) * up", _packed),
+    RecipeCase("swiglu", f"N{ROWS} C{FEATURES}", "F.silu(gate) * up", _apart),
+    RecipeCase("swiglu", f"N{ROWS} C{FEATURES} packed", "chunk, then F.silu(gate) * up", _packed),
 ]

@@ -67,10 +67,10 @@ def test_how_often_a_verdict_is_the_same(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_gain_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     import fix
-    from _fix_cases import Case
+    from _fix_cases import WholeStep
 
     made_times(monkeypatch)
-    case = Case(lambda: None, either=(1.25, 4.0))
+    case = WholeStep(lambda: None, either=(1.25, 4.0))
     results = {
         result.name: result
         for result in fix.measure("causal", Workload(small.Causal(), BATCH), case, "cpu", tiny=False)
