@@ -116,14 +116,14 @@ def test_nothing_is_asked_for_the_last_size(tmp_path: Path, body: str) -> None:
     assert " if " not in diff
 
 
-NORMED = "h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+BARE_NORM = "h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)\n"
 CENTRED = "h = x - x.mean(-1, keepdim=True)\nh = h / torch.sqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
 UNDER_A_CONDITION = {
-    "two sides": NORMED + "if x.shape[1] == 5:\n    y = h * self.w\nelse:\n    y = h",
-    "one side": NORMED + "if x.shape[1] == 5:\n    h = h * (1 + self.w)\ny = h",
-    "in place": NORMED + "if x.shape[1] == 5:\n    h *= self.w\ny = h + u",
-    "in an expression": NORMED + "y = h * self.w if x.shape[1] == 5 else h",
-    "with": NORMED + "with torch.set_grad_enabled(x.shape[1] == 5):\n    y = h * self.w\ny = y + u",
+    "two sides": BARE_NORM + "if x.shape[1] == 5:\n    y = h * self.w\nelse:\n    y = h",
+    "one side": BARE_NORM + "if x.shape[1] == 5:\n    h = h * (1 + self.w)\ny = h",
+    "in place": BARE_NORM + "if x.shape[1] == 5:\n    h *= self.w\ny = h + u",
+    "in an expression": BARE_NORM + "y = h * self.w if x.shape[1] == 5 else h",
+    "with": BARE_NORM + "with torch.set_grad_enabled(x.shape[1] == 5):\n    y = h * self.w\ny = y + u",
     "weight and bias": CENTRED + "if x.shape[1] == 5:\n    h = h * self.w + self.b\ny = h",
 }
 
