@@ -168,14 +168,14 @@ def test_settings_that_make_every_launch_wait_are_left_alone() -> None:
 
 # ---------------------------------------------------------------------------------------------- autocast-norms
 
-LOW, HIGH = tensor(8, 64, dtype="bfloat16"), tensor(8, 64, dtype="float32")
 
-
-def norms(given: Any = LOW, made: Any = HIGH, casts: float = 1.0, device: str = "cuda", **more: Any) -> Case:
-    first = replace(
-        call("layer_norm", [given], [replace(made, users=(1,))], layer="norm"), **{"autocast": True, **more}
-    )
-    second = replace(call("linear", [HIGH, tensor(64, 64)], [LOW], layer="up", index=1), autocast=True)
+def norms(
+    given: str = "bfloat16", made: str = "float32", casts: float = 1.0, device: str = "cuda", *, autocast: bool = True
+) -> Case:
+    result = tensor(8, 64, dtype=made, device=device)
+    first = call("layer_norm", [tensor(8, 64, dtype=given, device=device)], [result], layer="norm", autocast=autocast)
+    lowered = tensor(8, 64, dtype="bfloat16", device=device)
+    second = call("linear", [result, tensor(64, 64, device=device)], [lowered], layer="up", index=1, autocast=True)
     ops = [
         op("norm", "forward", "aten::_to_copy", MS, casts),
         op("norm", "forward", "aten::copy_", 2 * MS, casts),
@@ -208,10 +208,10 @@ def test_casts_that_may_be_of_weights_are_not_counted() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        norms(given=HIGH),
-        norms(made=LOW),
+        norms(given="float32"),
+        norms(made="bfloat16"),
         norms(autocast=False),
-        norms(given=replace(LOW, device="cpu"), device="cpu"),
+        norms(device="cpu"),
     ],
     ids=["float32 already", "low already", "no autocast", "CPU"],
 )

@@ -57,7 +57,7 @@ def _case(look: Callable[[Tensor], object] = _quiet, model: nn.Module | None = N
 
 
 def _moved(tensor: Value) -> Value:
-    return replace(tensor, device="cuda")
+    return replace(tensor, device=torch.device("cuda"))
 
 
 def _on_gpu(case: Case) -> list[Finding]:

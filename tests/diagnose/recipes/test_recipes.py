@@ -307,17 +307,17 @@ def test_places_that_are_refused_or_idle_are_silent() -> None:
 @pytest.mark.parametrize(
     ("dtype", "query", "options", "reason"),
     [
-        ("float64", (2, 4, 512, 16), {}, "the other kernels do not compute in float64"),
-        ("float32", (2, 4, 512, 18), {}, "in float32 the other kernels take heads of multiples of 4, not of 18"),
-        ("float32", (2, 4, 512, 16), {"enable_gqa": True}, "in float32 the other kernels have no grouped heads"),
-        ("float32", (8, 512, 16), {}, "query has 3 dimensions, and the other kernels take 4"),
-        ("bfloat16", (2, 4, 512, 16), {"dropout_p": 0.1}, ""),  # nothing speaks against them: somebody asked for it
+        (torch.float64, (2, 4, 512, 16), {}, "the other kernels do not compute in float64"),
+        (torch.float32, (2, 4, 512, 18), {}, "in float32 the other kernels take heads of multiples of 4, not of 18"),
+        (torch.float32, (2, 4, 512, 16), {"enable_gqa": True}, "in float32 the other kernels have no grouped heads"),
+        (torch.float32, (8, 512, 16), {}, "query has 3 dimensions, and the other kernels take 4"),
+        (torch.bfloat16, (2, 4, 512, 16), {"dropout_p": 0.1}, ""),  # nothing speaks against them: somebody asked for it
     ],
 )
-def test_reasons_on_cuda(dtype: str, query: tuple[int, ...], options: dict[str, Any], reason: str) -> None:
+def test_reasons_on_cuda(dtype: torch.dtype, query: tuple[int, ...], options: dict[str, Any], reason: str) -> None:
     case = case_of(twins.Causal(dropout=0.1), torch.randn(2, 512, 64))
     (call,) = (each for each in case.facts.calls if each.op == "scaled_dot_product_attention")
-    given = tuple(replace(each, device="cuda", dtype=dtype, shape=query) for each in call.inputs)
+    given = tuple(replace(each, device=torch.device("cuda"), dtype=dtype, shape=query) for each in call.inputs)
     changed = replace(call, inputs=given, kwargs={"is_causal": True, **options})
     calls = [changed if each is call else each for each in case.facts.calls]
     assert why_math(Case(case.run, replace(case.facts, calls=calls)), changed) == reason

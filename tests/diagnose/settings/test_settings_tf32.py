@@ -47,7 +47,7 @@ def test_convolutions_that_are_left_alone(settings: dict[str, Any]) -> None:
 
 
 def test_convolutions_under_autocast_and_of_other_formats_are_left_alone() -> None:
-    half = replace(CONV, inputs=tuple(replace(each, dtype="bfloat16") for each in CONV.inputs))
+    half = replace(CONV, inputs=tuple(replace(each, dtype=torch.bfloat16) for each in CONV.inputs))
     assert found(ROWS, [replace(CONV, autocast=True)], conv_fp32="none") == []
     assert found(ROWS, [half], conv_fp32="none") == []
 

@@ -123,7 +123,7 @@ def _kind_of_cat(case: Case, call: Node, users: list[Node]) -> str | None:
     made = call.outputs[0]
     if _dimension(call) not in (-1, len(made.shape) - 1) or len({tensor.shape for tensor in call.inputs}) != 1:
         return None
-    makers = [None if tensor.producer is None else tensor.producer for tensor in call.inputs]
+    makers = [tensor.producer for tensor in call.inputs]
     paths = {maker.layer for maker in makers if maker is not None and maker.op in _PRODUCTS and maker.layer}
     rows = [case.layers[path] for path in paths if path in case.layers]
     same = len({(row.class_name, row.parent) for row in rows}) == 1

@@ -131,7 +131,7 @@ def _written(case: Case, calls: Sequence[Node]) -> _Written | None:
 
 def _is_a_part(case: Case, whole: Value) -> bool:
     """Check that ``whole`` is a view of a part of a tensor: what is written is that tensor."""
-    maker = None if whole.producer is None else whole.producer
+    maker = whole.producer
     return maker is not None and any(
         each.storage == whole.storage and each.elements > whole.elements for each in maker.inputs
     )
