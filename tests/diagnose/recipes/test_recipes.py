@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.engine import diagnose
@@ -178,6 +178,36 @@ def test_large_logits_without_a_micro_run_are_estimated_by_the_loss() -> None:
     assert found.predicted_saving_bytes == 2 * 4 * 1024 * 20_000
     assert (found.predicted_saving_ns or 0) > 0
     assert "lazy_linear(self.head, " in found.advice
+
+
+class Head(nn.Module):
+    """Logits of many words; with targets the loss of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Embedding(20_000, 64), nn.Linear(64, 20_000)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.head(self.rows(ids))
+        return logits.float()
+
+
+@pytest.mark.parametrize("criterion", [False, True])
+def test_a_loss_that_a_script_computes_itself(criterion: bool) -> None:
+    """fix runs a script's models alone: what it says it does it must find."""
+    ids = torch.randint(20_000, (8, 128))
+    model, loss_module = Head(), nn.CrossEntropyLoss()
+    function = loss_module if criterion else F.cross_entropy
+
+    def loss(output: Tensor, batch: Tensor) -> Tensor:
+        return torch.as_tensor(function(output.view(-1, 20_000), batch.flatten()))
+
+    case = with_savings(case_of(model, ids, loss))
+    assert "gradscope fix does it" in one_of(case, "logits-materialised").advice
+    script = replace(case.run, workload=replace(case.run.workload, mode="script"))
+    found = one_of(Case(script, case.facts), "logits-materialised")
+    assert "gradscope fix does it" not in found.advice
+    assert found.code == "gradscope.patch(model, batch, loss, recipes=['linear_cross_entropy'])"
 
 
 def test_nothing_is_said_where_the_micro_run_gained_nothing() -> None:

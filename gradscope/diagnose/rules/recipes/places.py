@@ -10,6 +10,8 @@ from gradscope.diagnose.case import Case, Floor, by_source
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.measured import alive_at_peak
 from gradscope.diagnose.messages import is_of_a_library, where
+from gradscope.ops import CASTS
+from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -21,11 +23,13 @@ _WITHIN = 1.5
 # Of the lines' time: a recipe that loses more in the micro-run would be taken out again.
 _LOST = 0.1
 
-# Views between a head and its loss.
+# Views and casts between a head and its loss.
 _FAR = 4
 
 # What this saves, the loss on another line spends.
 _WITH_THE_LOSS = "linear_cross_entropy"
+
+_LOSSES = frozenset({"cross_entropy", "nll_loss", "log_softmax"})
 
 # A longer line is not advice any more.
 _LONGEST = 160
@@ -90,7 +94,10 @@ def finding_of(
     estimate = by_micro_run(places)
     if estimate is not None and loses(estimate, spent):
         return None
-    read = _read_on(case, places, lines) if one.recipe == _WITH_THE_LOSS else set[str]()
+    read, is_outside = set[str](), False
+    if one.recipe == _WITH_THE_LOSS:
+        read = {call.source for call in _readers(case, places) if call.source is not None} - {*lines}
+        is_outside = _is_loss_outside(case, one)
     cost = spent + case.lines_ns(read)
     if estimate is not None:
         estimate = as_in_the_step(case, places, {*lines, *read}, estimate)
@@ -111,8 +118,8 @@ def finding_of(
         message=message,
         evidence=evidence,
         recipe=one.recipe,
-        advice=(advice or put_in)(one),
-        code=f"gradscope.patch(model, batch, recipes=[{one.recipe!r}])",
+        advice=_of_a_script(one) if is_outside and case.run.workload.mode == "script" else (advice or put_in)(one),
+        code=f"gradscope.patch(model, batch, {'loss, ' if is_outside else ''}recipes=[{one.recipe!r}])",
         cost_ns=cost,
     )
 
@@ -150,27 +157,50 @@ def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str]
     return min(freed, alive_at_peak(row for row in memory.saved if row.line in lines) + passing)
 
 
-def _read_on(case: Case, places: Sequence[PlaceFact], known: Collection[str]) -> set[str]:
-    """Other lines that read what the places make: those of the loss behind a head."""
+def _readers(case: Case, places: Sequence[PlaceFact]) -> Iterator[Node]:
+    """Calls that read what the places make, also through views and casts: those of the loss behind a head."""
     made = (tensor for place in places for index in place.calls for tensor in case.call(index).outputs)
-    calls, found = [user for tensor in made for user in tensor.users], set[str]()
+    calls = [user for tensor in made for user in tensor.users]
     for _ in range(_FAR):
-        found |= {call.source for call in calls if call.source is not None and call.source not in known}
-        views = [call for call in dict.fromkeys(calls) if call.op in VIEWS]
+        yield from calls
+        views = [call for call in dict.fromkeys(calls) if call.op in VIEWS | CASTS]
         calls = [user for call in views for tensor in call.outputs for user in tensor.users]
-    return found
+
+
+def _is_loss_outside(case: Case, place: PlaceFact) -> bool:
+    """Check that the loss which a head's place is for is computed by no part of the place's own model."""
+    losses = [call for call in _readers(case, [place]) if call.op in _LOSSES]
+    return bool(losses) and all(
+        call.layer is None or _top(case, call.layer) != _top(case, place.layer) for call in losses
+    )
+
+
+def _top(case: Case, path: str) -> str:
+    while path in case.layers and case.layers[path].parent is not None:
+        path = str(case.layers[path].parent)
+    return path
 
 
 def put_in(place: PlaceFact) -> str:
     """To put the recipe in: the line that does it, where that is short and the user's own."""
     if is_of_a_library(place.source):
         return f"The line is a library's: gradscope.patch puts the recipe {place.recipe} into this model alone."
+    return f"{_written(place)}; gradscope fix does it and proves the gain."
+
+
+def _of_a_script(place: PlaceFact) -> str:
+    """The same for what gains with a loss that no model of the script computes."""
+    does = "gradscope.patch puts it" if is_of_a_library(place.source) else f"{_written(place)}; gradscope.patch puts it"
+    return f"{does} into the model and proves the gain, given the loss: gradscope fix sees a script's models alone."
+
+
+def _written(place: PlaceFact) -> str:
     text = "; ".join(place.new_text.splitlines())
-    if text and len(text) <= _LONGEST:
-        own = f"gradscope_{place.function}"  # where the file has that name already
-        name = f"{place.function} of gradscope.recipes" + (f" as {own}" if own in text else "")
-        return f"Write `{text}` with {name}; gradscope fix does it and proves the gain."
-    return f"Put the recipe {place.recipe} there: gradscope fix does it and proves the gain."
+    if not text or len(text) > _LONGEST:
+        return f"Put the recipe {place.recipe} there"
+    own = f"gradscope_{place.function}"  # where the file has that name already
+    name = f"{place.function} of gradscope.recipes" + (f" as {own}" if own in text else "")
+    return f"Write `{text}` with {name}"
 
 
 def lines_of(case: Case, places: Sequence[PlaceFact]) -> list[str]:
