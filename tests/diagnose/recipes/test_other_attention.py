@@ -84,6 +84,15 @@ def test_a_library_with_a_switch_is_told_of_by_its_switch() -> None:
     assert found.evidence.endswith("; no recipe can be put in: weights is returned on line 72")
 
 
+def test_the_advice_hands_on_the_mask_that_is_there() -> None:
+    case = case_of(twins.ByHand(), torch.randn(2, 512, 64))
+    places = [replace(each, supported=False, reasons=("weights is returned on line 72",)) for each in case.facts.places]
+    (found,) = in_case(Case(case.run, replace(case.facts, places=places)), BY_HAND)
+    assert "attn_mask=mask" in found.code
+    (found,) = of_rule(BY_HAND, findings_of(ByBmm(), torch.randn(1, 16, 24, 24)))
+    assert "attn_mask" not in found.code
+
+
 class Kept(nn.Module):
     """Attention whose weights stay on the module: no recipe can be put in."""
 

@@ -222,6 +222,13 @@ def _drops_on_cpu(attentions: Sequence[_ByHand]) -> bool:
     )
 
 
+def _is_masked(attentions: Sequence[_ByHand]) -> bool:
+    """Check that a tensor hides scores, or is added to them."""
+    calls = [call for each in attentions for call in each.calls]
+    added = (call for call in calls if call.op in {"add", "sub"} and len(call.inputs) > 1)
+    return any(call.op in {"masked_fill", "where"} for call in calls) or any(added)
+
+
 def _finding(case: Case, source: str | None, attentions: Sequence[_ByHand]) -> Finding | None:
     calls = [call for each in attentions for call in each.calls]
     lines = sorted({call.source for call in calls if call.source is not None})
@@ -243,13 +250,19 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_ByHand]) -> F
     advice = (
         "Call scaled_dot_product_attention of torch with query, key and value, each of 4 dimensions with its heads."
     )
-    code = "y = F.scaled_dot_product_attention(q, k, v)  # batch, heads, tokens, size; is_causal=True for a causal mask"
+    mask, says = "", "is_causal=True for a causal mask"
+    if _is_masked(attentions):
+        mask, says = (
+            ", attn_mask=mask",
+            "is_causal=True in place of a causal mask, and a boolean one is True for what is seen",
+        )
+    code = f"y = F.scaled_dot_product_attention(q, k, v{mask})  # batch, heads, tokens, size; {says}"
     if _drops_on_cpu(attentions):
         advice = (
             "Call attention of gradscope.recipes with query, key and value, each of 4 dimensions with its heads: "
             "torch's own has no kernel for dropout on a CPU."
         )
-        code = "y = attention(q, k, v, dropout_p=p)  # batch, heads, tokens, size; is_causal=True for a causal mask"
+        code = f"y = attention(q, k, v{mask}, dropout_p=p)  # batch, heads, tokens, size; {says}"
     if _SWITCH in reason:
         if _drops_on_cpu(attentions):  # that would run as plain operations as well
             return None
