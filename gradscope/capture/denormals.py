@@ -25,6 +25,7 @@ LEAST_SHARE = 0.01  # of an operand's numbers
 
 # Multiplications: of the smallest product that is looked at, and about as many as are run alone.
 _FEWEST, _PART = 10_000_000, 200_000_000
+_MOST_MADE = 4_000_000  # numbers of a result that is made alone: products of few columns by few rows make many
 _SAMPLE = 128  # rows, and columns, of an operand that are looked at
 _TURNS, _ROUNDS, _LONG_NS = 3, 3, 200_000_000  # a run that takes longer is not repeated
 _MOST_NS = 1_000_000_000  # for all that is done here in a step
@@ -132,9 +133,11 @@ def denormal_share(tensor: torch.Tensor) -> float:
 def both_ways_ns(first: torch.Tensor, second: torch.Tensor) -> tuple[int, int]:
     """Of a part of the product, run alone as this thread computes and with denormal numbers flushed to zero."""
     first, second = first.detach(), second.detach()
-    step = -(-first.numel() * second.shape[-1] // _PART)
+    step = max(-(-first.numel() * second.shape[-1] // _PART), -(-_made(first, second) // _MOST_MADE))
     first = first[::step]
-    second = second[::step] if second.dim() == 3 else second
+    if second.dim() == 3:
+        second = second[::step]
+        first = first[:, :: -(-_made(first, second) // _MOST_MADE)]
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(_TURNS):
         for flush, taken in zip((False, True), times, strict=True):
@@ -142,6 +145,11 @@ def both_ways_ns(first: torch.Tensor, second: torch.Tensor) -> tuple[int, int]:
         if times[0][0] > _LONG_NS:
             break
     return min(times[0]), min(times[1])
+
+
+def _made(first: torch.Tensor, second: torch.Tensor) -> int:
+    """The number of elements of the product."""
+    return first.shape[:-1].numel() * second.shape[-1]
 
 
 def _shortest_ns(first: torch.Tensor, second: torch.Tensor, flush: bool) -> int:

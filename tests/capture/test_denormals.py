@@ -119,6 +119,22 @@ def test_a_part_is_run_alone(shapes: tuple[tuple[int, ...], ...], monkeypatch: p
     assert denormals._PART / 2 < multiplications < 1.5 * denormals._PART  # whole rows, or whole matrices
 
 
+@pytest.mark.parametrize(
+    "shapes", [((12000, 2), (2, 12000)), ((1, 12000, 2), (1, 2, 12000)), ((40, 900, 2), (40, 2, 900))]
+)
+def test_what_is_run_alone_makes_little(shapes: tuple[tuple[int, ...], ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of few columns by few rows is far larger than they are."""
+    made: list[int] = []
+
+    def run(first: Tensor, second: Tensor, flush: bool) -> int:
+        made.append(torch.matmul(first.to("meta"), second.to("meta")).numel())
+        return 1
+
+    monkeypatch.setattr(denormals, "_shortest_ns", run)
+    both_ways_ns(*(torch.ones(shape) for shape in shapes))
+    assert denormals._MOST_MADE / 4 < max(made) < 1.5 * denormals._MOST_MADE  # whole rows, or whole matrices
+
+
 def test_the_users_modes_see_their_own_operations_alone(measured: list[Any]) -> None:
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
