@@ -101,6 +101,7 @@ def _waiting(*calls: Node, text: str = "", device: str = "cuda") -> list[Finding
         (call("__bool__", [tensor(dtype="bool")]), "if"),
         (call("nonzero", [tensor(4)], [tensor(2, 1)]), "nonzero"),
         (call("getitem", [tensor(4), tensor(4, dtype="bool")], [tensor(2)]), "a boolean mask"),
+        (call("getitem", [tensor(4)], [tensor(2)], args=(tensor(4), [tensor(4, dtype="bool")])), "a boolean mask"),
         (call("cpu", [tensor(4)], [tensor(4, device="cpu")]), ".cpu()"),
         (call("to", [tensor(4)], [tensor(4, device="cpu")], args=(tensor(4), "cpu")), ".to()"),
         (call("to", [tensor(4, device="cpu")], [tensor(4)], args=(tensor(4), "cuda", False)), ".to() 1 time"),

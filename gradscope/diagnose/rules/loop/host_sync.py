@@ -118,7 +118,7 @@ def _is_asynchronous(call: Node) -> bool:
 def _masked(call: Node) -> bool:
     """Check that a mask of bools says what is read or written; a single number is written without knowing where."""
     index = call.args[1] if len(call.args) > 1 else None
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = index if isinstance(index, (tuple, list)) else (index,)
     by_mask = any(isinstance(part, Value) and part.dtype in (torch.bool, torch.uint8) and part.shape for part in parts)
     value = call.args[2] if len(call.args) > 2 else None
     return by_mask and not (call.op == "setitem" and (not isinstance(value, Value) or value.elements == 1))

@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, pairwise
+from typing import Any
 
 from gradscope.diagnose.calls import VIEWS, changed_in_place
 from gradscope.diagnose.case import Case, Rule, text_at
@@ -141,7 +142,7 @@ def _place(call: Node) -> _PartPlace | None:
     """Where in its tensor a call reads or writes; None where that is not plain."""
     shape, index = call.inputs[0].shape, call.argument(1, "indices")
     parts = list(index) if isinstance(index, tuple) else [index]
-    if any(each is not ... and type(each) not in (int, slice) for each in parts) or parts.count(...) > 1:
+    if not all(each is ... or type(each) is int or _is_plain(each) for each in parts) or parts.count(...) > 1:
         return None
     if ... in parts:
         at = parts.index(...)
@@ -158,6 +159,11 @@ def _place(call: Node) -> _PartPlace | None:
         return _PartPlace(dimensions, True, first, first + 1)
     (_, picked, span), several = cuts[0], len(cuts) > 1
     return None if several or picked or span.step != 1 else _PartPlace(dimensions, False, span.start, span.stop)
+
+
+def _is_plain(index: Any) -> bool:
+    """Check that this is a slice between numbers: a tensor that says where may have been changed since."""
+    return type(index) is slice and {type(each) for each in (index.start, index.stop, index.step)} <= {int, type(None)}
 
 
 def _place_of_value(call: Node) -> _PartPlace | None:
