@@ -89,6 +89,8 @@ def _compiled(
         around = ast.parse(f"class {above.name}: pass").body[0]
         assert isinstance(around, ast.ClassDef)
         around.body, body = body, [around]
+    elif definition.name not in free:  # one that calls itself means what the file has by that name
+        body.insert(0, ast.Global(names=[definition.name]))
     outer.body = body
     module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
     whole = compile(module, name, "exec", flags=old.co_flags & _FUTURE, dont_inherit=True)
