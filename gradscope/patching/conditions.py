@@ -114,17 +114,39 @@ class Conditions:
                 yield known
 
     def width(self, node: Node) -> Known | None:
-        """The condition that the last dimension is as long as it was; None where an index ends by that length."""
+        """The condition that the last dimension is as long as it was; None where the cut is at half of that length."""
         texts = self._texts_at(node)
         spelled = texts.spelled(node)
-        if not isinstance(spelled, ast.Subscript):
+        ends: tuple[ast.expr | None, ...]
+        if isinstance(spelled, ast.Subscript):
+            whole = spelled.value
+            last = spelled.slice.elts[-1] if isinstance(spelled.slice, ast.Tuple) else spelled.slice
+            ends = (last.lower, last.upper) if isinstance(last, ast.Slice) else (last,)
+        elif isinstance(spelled, ast.Call):
+            whole, size = (
+                texts.operand(node.inputs[0], frozenset({node}))[0],
+                texts.scalar(Scalar(node, 1, "split_size")),
+            )
+            ends = (size if isinstance(size, ast.expr) else None,)
+        else:
             return None
-        last = spelled.slice.elts[-1] if isinstance(spelled.slice, ast.Tuple) else spelled.slice
-        ends = (last.lower, last.upper) if isinstance(last, ast.Slice) else (last,)
         if all(end is None or is_half_of_last(resolved(end, texts.source), node, texts) for end in ends):
             return None
-        text = bracketed(spelled.value, self._text(spelled.value, texts))
-        return Known(spelled.value, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
+        text = bracketed(whole, self._text(whole, texts))
+        return Known(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
+
+    def names_all_parts(self, node: Node) -> bool:
+        """Whether as many names are bound as there are parts, so that with more or fewer of them it raises."""
+        texts = self._texts_at(node)
+        parents = texts.source.file.parents
+        part: ast.AST | None = texts.spelled(node)
+        home = parents.get(part) if part is not None else None
+        if isinstance(home, ast.comprehension) and not home.ifs:  # q, k, v = (each.transpose(1, 2) for each in ...)
+            part, home = parents[home], parents[parents[home]]
+        if not isinstance(home, ast.Assign) or home.value is not part:
+            return False
+        bound = [each.elts for each in home.targets if isinstance(each, (ast.Tuple, ast.List))]
+        return any(not any(isinstance(each, ast.Starred) for each in names) for names in bound)
 
     def _asked(self, found: ast.expr, value: Any, texts: Texts, multiplies: bool) -> Known | None:
         expression = resolved(found, texts.source)

@@ -27,7 +27,9 @@ _PARTS = frozenset(
 )
 _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
 _TURNS = "rope"
+_PICKS = "cross_entropy"  # its views show a vector, which fits another form as well
 _ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "swiglu"})  # how many features there are is nothing to these
+_NORMS = frozenset({"rms_norm", "layer_norm", "add_norm"})
 # Their numbers say in which dimension something lies.
 _PLACING = frozenset({"unsqueeze", "squeeze", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis"})
 _PLAIN = (bool, int, float, str, type(None))
@@ -48,7 +50,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
     # What is handed on whole is called there as it is, whatever it is.
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
-    counted = set() if match.recipe in _ONE_BY_ONE else _operands(match)
+    counted = _operands(match) if _says_how_many_features(match) else set()
     found: dict[str, Known] = {}
     meeting = [list(conditions.places(node)) for node in match.nodes if _meets_a_table(node, match)]
     fitting = {places[0].text for places in meeting if len(places) == 1}  # two may change together
@@ -58,16 +60,17 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             found |= {} if kind is None else {kind.text: kind}
             found |= {known.text: known for known in conditions.settings(node, settings_read(match, node.caller))}
             found |= {known.text: known for known in conditions.on_the_way(node)}
-        if node.caller is not None or node.op in _OF_FORM or node in given_whole:
+        of_form = node.op in _OF_FORM and match.recipe != _PICKS
+        if node.caller is not None or of_form or node in given_whole:
             continue
-        if match.recipe == "swiglu" and node.op == "getitem":  # one half begins where the other ends
+        if _may_leave_some(node, match, conditions):
             width = conditions.width(node)
             found |= {} if width is None else {width.text: width}
         for known in conditions.places(node) if node.op in {"getitem", "setitem"} else ():
             if known.text not in fitting:
                 found.setdefault(known.text, known)
         for scalar, value in _numbers(node):
-            if _fits_or_raises(node, scalar, match):
+            if _fits_or_raises(node, scalar, match, conditions):
                 continue
             if (node, scalar.position) not in read and (node, scalar.name) not in read:
                 asked = conditions.known(scalar, value, counted)
@@ -77,6 +80,17 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             known = conditions.held(value, node, called)
             found.setdefault(known.text, known)
     return list(found.values())
+
+
+def _says_how_many_features(match: Match) -> bool:
+    """Whether a size of the features is what it was, or what the function takes it for: a norm has a weight then.
+
+    Without, it was proved for any, with the numbers as they were: another size may be cancelled by ``24``.
+    """
+    if match.recipe not in _NORMS:
+        return match.recipe not in _ONE_BY_ONE
+    vectors = any(each.name in {"weight", "bias"} for each in match.arguments)
+    return vectors or any(test.startswith(".size(-1) ==") for _, test in match.forms)
 
 
 def _meets_a_table(node: Node, match: Match) -> bool:
@@ -97,11 +111,18 @@ def _cuts_an_end(node: Node) -> bool:
     return not others and is_last and isinstance(last, slice) and last.step in {None, 1}
 
 
-def _fits_or_raises(node: Node, scalar: Scalar, match: Match) -> bool:
+def _may_leave_some(node: Node, match: Match, conditions: Conditions) -> bool:
+    """Whether parts of a wider tensor would be read as they are, and its rest by nobody."""
+    if node.op == "getitem":
+        return match.recipe == "swiglu"  # one half begins where the other ends
+    return node.op == "split" and match.recipe != _TURNS and not conditions.names_all_parts(node)
+
+
+def _fits_or_raises(node: Node, scalar: Scalar, match: Match, conditions: Conditions) -> bool:
     """Whether another number would not fit what the rest of the pattern makes of it."""
     place = {(node.op, scalar.position), (node.op, scalar.name)}
     if not place.isdisjoint(_PARTS):
-        return match.recipe != _TURNS
+        return match.recipe != _TURNS and conditions.names_all_parts(node)
     return not place.isdisjoint(_SHAPES) and len(node.inputs) > 1  # that of the weight
 
 

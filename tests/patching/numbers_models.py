@@ -79,6 +79,25 @@ class NormIsHandedNumbers(Numbers):
         return _over_mean_power(x, self.power, eps=self.eps) * self.weight
 
 
+def _often(x: Tensor, power: float, times: int) -> Tensor:
+    if times > 1:
+        return _often(x, power, times - 1)
+    return x * torch.rsqrt(x.pow(power).mean(-1, keepdim=True) + 1e-5)
+
+
+class NormCallsItself(Numbers):
+    """A function of the file calls itself."""
+
+    changes: ClassVar = {"power": 4.0, "times": 1}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.power, self.times = 2.0, 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + _often(self.lift(x), self.power, self.times)
+
+
 class Exact(Numbers):
     changes: ClassVar = {"root": 1.0, "share": 0.75, "one": 0.5}
 
@@ -201,6 +220,36 @@ class Swish(Numbers):
         return gate * torch.sigmoid(self.beta * gate) * up
 
 
+class InParts(Numbers):
+    """The parts are read by their index: there may be more of them."""
+
+    changes: ClassVar = {"parts": 4}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = self.lift(x).chunk(self.parts, -1)
+        return functional.silu(halves[0]) * halves[1]
+
+
+class ShownAgain(Numbers):
+    """The losses of rows are shown as so many, or as a column."""
+
+    changes: ClassVar = {"form": (2 * LENGTH, 1)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.form = 2 * LENGTH
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.lift(x).flatten(0, 1)
+        targets = torch.arange(len(logits)) % WIDTH
+        losses = -logits.log_softmax(-1).gather(-1, targets[:, None]).view(self.form)
+        return losses + losses.mT if losses.dim() > 1 else losses
+
+
 class UserSizes(Numbers):
     """What is called as a tensor's form is called, and is the user's own."""
 
@@ -282,6 +331,17 @@ class Loss(Numbers):
 
 
 KINDS: tuple[type[Numbers], ...] = (
-    *(RMSNorm, NormInAHelper, Exact, ByTanh, ByTensors, InBuffers, FilledByAMadeNumber, OfASum, OverDimensions),
-    *(Swish, UserSizes, Attention, Assigned, Loss),
+    *(
+        RMSNorm,
+        NormInAHelper,
+        NormCallsItself,
+        Exact,
+        ByTanh,
+        ByTensors,
+        InBuffers,
+        FilledByAMadeNumber,
+        OfASum,
+        OverDimensions,
+    ),
+    *(Swish, InParts, ShownAgain, UserSizes, Attention, Assigned, Loss),
 )

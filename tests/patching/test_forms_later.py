@@ -90,6 +90,7 @@ PART_OF_THE_WIDTH = {
     "gelu": "k = x.shape[-1] / 48\ny = k * x * (1 + torch.erf(x / 2**0.5))",
     "gelu, divided": "y = x / x.shape[-1] * 12 * (1 + torch.erf(x / 2**0.5))",
     "swiglu": "y = x * torch.sigmoid(x * x.shape[-1] / 24) * (x * 2 + 1)",
+    "numbers that cancel": "y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) * 24 / x.shape[-1] + self.eps)",
     "a norm's factor": "k = x.shape[-1] / 24\ny = k * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
 }
 
@@ -181,6 +182,8 @@ def test_another_form_later(tmp_path: Path, body: str, first: tuple[int, ...], l
 
 
 HALVES = {
+    "two of the parts": "g, v = x.split(24, -1)[:2]\ny = F.silu(g) * v",
+    "parts by their index": "p = x.split(C, -1)\ny = F.silu(p[0]) * p[1]",
     "both ends": "y = F.silu(x[..., :24]) * x[..., 24:48]",
     "from the end": "y = F.silu(x[..., :24]) * x[..., -24:]",
     "by a name": "d = C\ny = F.silu(x[..., :d]) * x[..., d : 2 * d]",
