@@ -134,6 +134,18 @@ def test_what_is_proved_is_not_proved_for_the_same_in_place() -> None:
     assert not proves(torch.tanh_)
 
 
+def test_functions_are_told_apart_by_their_names() -> None:
+    recording, x, _, made = recorded(lambda one, _: one.tanh())
+    known = Proofs()
+
+    def proves(function: Callable[[Tensor], Tensor]) -> bool:
+        return known.proves(recording.nodes, made, (x,), function, name=function.__name__)
+
+    assert proves(torch.tanh)
+    assert not proves(torch.sin)
+    assert proves(torch.tanh)
+
+
 def test_a_proof_asks_for_another_size_too() -> None:
     """At 1 the two are equal to seven digits; where eps is as large as the mean square they are not."""
 

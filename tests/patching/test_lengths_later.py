@@ -134,6 +134,20 @@ class Put(Cached):
         return (scores.softmax(-1) @ v).squeeze(1)
 
 
+class Aliased(Cached):
+    """A list that holds the queries and the keys has two names."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        before = [] if past is None else [past]
+        kept = [q, torch.cat([*before, k], 2), torch.cat([*before, v], 2)]
+        parts = kept
+        q, k, v = parts
+        scores = (q @ k.transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
 class Spread(Cached):
     """A table of several rows is added to one."""
 
@@ -166,7 +180,8 @@ class Rounds(Cached):
     """The queries are of a loop's first round, the keys of its last."""
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
-        t, left = x.size(1), [x] if past is None else [x, torch.cat((past[:, 0], x), 1)]
+        t = x.size(1)
+        left = [x] if past is None else [x, torch.cat((past[:, 0], x), 1)]
         turn = 0
         while turn < len(left):
             rows = self.qkv(left[turn])
@@ -182,7 +197,8 @@ class FromTheFirst(Cached):
     """The queries stay those of a loop's first round, and are bound in each."""
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
-        t, left = x.size(1), [x] if past is None else [x, torch.cat((past[:, 0], x), 1)]
+        t = x.size(1)
+        left = [x] if past is None else [x, torch.cat((past[:, 0], x), 1)]
         for turn, part in enumerate(left):
             rows = self.qkv(part)
             if turn == 0:
@@ -210,7 +226,8 @@ class Multiplied(Cached):
     """A tensor of one number is the first factor of both."""
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
-        t, by = x.size(1), torch.full((), 0.35).to(x)
+        t = x.size(1)
+        by = torch.full((), 0.35).to(x)
         q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
         before = [] if past is None else [past]
         keys, values = torch.cat([*before, k], 2), torch.cat([*before, v], 2)
@@ -248,7 +265,7 @@ def _patched(model: nn.Module) -> Patches:
 
 
 KINDS = [
-    *(Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Spread, Listed, Rounds, FromTheFirst, Weighed),
+    *(Cached, Kept, Renamed, Sdpa, Tensors, Chosen, Put, Aliased, Spread, Listed, Rounds, FromTheFirst, Weighed),
     *(Multiplied, OtherForm),
 ]
 
