@@ -146,6 +146,58 @@ def test_functions_are_told_apart_by_their_names() -> None:
     assert proves(torch.tanh)
 
 
+Run = Callable[[Tensor], Tensor]
+OTHER_CALLS: dict[str, tuple[Run, Run, Run]] = {
+    "an argument by its name": (
+        lambda x: x - x.mean(dim=-1, keepdim=True),
+        lambda x: x - x.mean(dim=-2, keepdim=True),
+        lambda x: x - x.mean(-1, keepdim=True),
+    ),
+    "a tensor of one number": (lambda x: x * torch.tensor(2.0), lambda x: x * torch.tensor(3.0), lambda x: x * 2),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CALLS)
+def test_what_is_proved_is_not_proved_for_other_calls(name: str) -> None:
+    known = Proofs()
+    one, other, function = OTHER_CALLS[name]
+
+    def proves(run: Run) -> bool:
+        recording, x, _, made = recorded(lambda one, _: run(one))
+        nodes = [node for node in recording.nodes if x in node.inputs]
+        return known.proves(nodes, made, (x,), function)
+
+    assert proves(one)
+    assert not proves(other)
+
+
+def test_what_is_proved_is_not_proved_for_other_shapes() -> None:
+    """Less its mean, one feature is 0."""
+    known = Proofs()
+
+    def proves(features: int) -> bool:
+        x = X[..., :features].clone().requires_grad_()
+        recording, made = record(lambda: x - x.mean(-1, keepdim=True))
+        output = next(each for each in reversed(recording.values) if each.tensor() is made)
+        return known.proves(recording.nodes, output, recording.nodes[0].inputs[:1], lambda x: x * 0)
+
+    assert proves(1)
+    assert not proves(8)
+
+
+def test_a_proof_asks_for_the_gradient_of_each_operand() -> None:
+    recording, x, u, made = recorded(lambda x, u: x * u.detach())
+    assert not Proofs().proves(recording.nodes, made, (x, u), torch.mul)
+
+
+def test_of_a_tensor_that_says_the_dtype_nothing_is_read() -> None:
+    wide = torch.randn(3, dtype=torch.float64)
+    _, x, _, made = recorded(lambda x, _: (x.type_as(wide) * 2).float())
+    found = region(made, (x.users[0].output,))
+    assert found is not None
+    assert found.given == (x,)
+
+
 def test_a_proof_asks_for_another_size_too() -> None:
     """At 1 the two are equal to seven digits; where eps is as large as the mean square they are not."""
 
