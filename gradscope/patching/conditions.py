@@ -27,7 +27,7 @@ from gradscope.patching.certain import is_certain, is_half_of_last, is_of_other_
 from gradscope.patching.file_bindings import is_given
 from gradscope.patching.graph import number
 from gradscope.patching.handed import handed
-from gradscope.patching.match import Scalar
+from gradscope.patching.match import Scalar, Size
 from gradscope.patching.reading import INLINE
 from gradscope.patching.refusal import Refusal
 from gradscope.patching.source import FunctionSource, SourceFile
@@ -134,6 +134,27 @@ class Conditions:
             return None
         text = bracketed(whole, self._text(whole, texts))
         return Known(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
+
+    def parts(self, node: Node, count: int) -> Iterator[Known]:
+        """The conditions that a view shows ``count`` parts where it did, which are picked one by one.
+
+        Raises:
+            Refusal: how many it shows is not written where it can be read.
+        """
+        texts = self._texts_at(node)
+        given = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
+        places = [place for place, size in enumerate(node.output.shape) if size == count]
+        if len(given) != len(node.output.shape) or len(given) < len(node.inputs[0].shape) + 2:
+            return  # one part alone, in its heads
+        written = [texts.size(Size(node, place, len(given), count)) for place in places]
+        if any(isinstance(each, ast.Constant) for each in written):
+            return
+        for expression in written:
+            if expression is not None:  # also what is made of another size
+                yield Known(expression, f"{bracketed(expression, self._text(expression, texts))} == {count}")
+                continue
+            whole = texts.operand(node.inputs[0], frozenset({node}))[0]
+            yield Known(whole, f"{bracketed(whole, self._text(whole, texts))}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def names_all_parts(self, node: Node) -> bool:
         """Whether as many names are bound as there are parts, so that with more or fewer of them it raises."""

@@ -28,6 +28,7 @@ _PARTS = frozenset(
 _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
 _TURNS = "rope"
 _PICKS = "cross_entropy"  # its views show a vector, which fits another form as well
+_PACKED, _OF_PACKED = "packed_attention", 3  # queries, keys and values
 _ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "swiglu"})  # how many features there are is nothing to these
 _NORMS = frozenset({"rms_norm", "layer_norm", "add_norm"})
 # Their numbers say in which dimension something lies.
@@ -60,6 +61,8 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             found |= {} if kind is None else {kind.text: kind}
             found |= {known.text: known for known in conditions.settings(node, settings_read(match, node.caller))}
             found |= {known.text: known for known in conditions.on_the_way(node)}
+        if match.recipe == _PACKED and node.op in {"view", "reshape"}:
+            found |= {known.text: known for known in conditions.parts(node, _OF_PACKED)}
         of_form = node.op in _OF_FORM and match.recipe != _PICKS
         if node.caller is not None or of_form or node in given_whole:
             continue

@@ -240,3 +240,21 @@ def test_losses_of_rows_in_another_form(tmp_path: Path, body: str, later: tuple[
 def test_losses_of_rows_of_a_matrix_later_of_more_dimensions(tmp_path: Path) -> None:
     body = f"t = (u[..., 0].abs() * 7).long() % {WIDTH}\ny = x - x.log_softmax(-1).gather(-1, t[..., None])"
     assert difference_later(tmp_path, body, (5, WIDTH), (2, 5, WIDTH))[0] <= TOLERANCE
+
+
+@pytest.mark.parametrize("count", ["-1", "u.shape[-1] // 8"])
+def test_a_view_that_counts_its_parts_itself(tmp_path: Path, count: str) -> None:
+    """Queries, keys and values are the first three of a wider tensor's four."""
+    body = (
+        f"h = u.view(2, 5, {count}, 2, 4).permute(2, 0, 3, 1, 4)\n"
+        "y = F.scaled_dot_product_attention(h[0], h[1], h[2]).transpose(1, 2).reshape(2, 5, -1)"
+    )
+    model = spelled.entry(tmp_path, body, "parts").build()[0].double()
+    model.inp, model.up, model.out, model.b = nn.Identity(), nn.Identity(), nn.Identity(), model.w
+    batch = torch.randn(2, 5, 32, dtype=torch.float64)
+    original = copy.deepcopy(model)
+    patches = Patches(gradscope.plan(model, batch[..., :24], recipes=["packed_attention"]))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    assert difference(results(original, batch), results(model, batch)) <= TOLERANCE
+    patches.revert()
