@@ -44,13 +44,6 @@ def constant(argument: Any) -> float | None:
     return number(argument) if argument.shape == () and is_fixed(argument) else None
 
 
-def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument of a call, by name or position."""
-    if name in node.kwargs:
-        return node.kwargs[name]
-    return node.args[position] if position < len(node.args) else default
-
-
 def is_half(dtype: torch.dtype) -> bool:
     """Tell a dtype of two bytes or fewer."""
     return dtype.itemsize < 4
@@ -58,7 +51,7 @@ def is_half(dtype: torch.dtype) -> bool:
 
 def dimension(node: Node, position: int = 1, name: str = "dim") -> int | None:
     """A call's dimension, counted from the end: -1 is the last."""
-    given = argument(node, position, name)
+    given = node.argument(position, name)
     rank = len(node.inputs[0].shape)
     return given - rank if isinstance(given, int) and given >= 0 else given if isinstance(given, int) else None
 

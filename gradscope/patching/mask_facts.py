@@ -7,7 +7,7 @@ import math
 import torch
 
 from gradscope.ops import ATTENTION
-from gradscope.patching.graph import CASTS, COPIES, argument, remade
+from gradscope.patching.graph import CASTS, COPIES, remade
 from gradscope.patching.matchers.masks import Mask, causal, is_causal
 from gradscope.recording.graph import Node, Recording, Value
 
@@ -48,7 +48,7 @@ class _Masks:
 
         None: something else, or it may be another with the next batch.
         """
-        mask = argument(node, 3, "attn_mask")
+        mask = node.argument(3, "attn_mask")
         if not isinstance(mask, Value) or mask.requires_grad or len(node.inputs) < 3:
             return None
         while mask.producer is not None and mask.producer.op in _SPREAD:

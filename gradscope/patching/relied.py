@@ -61,14 +61,10 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
             found |= {} if kind is None else {kind.text: kind}
             found |= {known.text: known for known in conditions.settings(node, settings_read(match, node.caller))}
             found |= {known.text: known for known in conditions.on_the_way(node)}
-        if match.recipe == _PACKED and node.op in {"view", "reshape"}:
-            found |= {known.text: known for known in conditions.parts(node, _OF_PACKED)}
+        found |= {known.text: known for known in _parts_read(node, match, conditions)}
         of_form = node.op in _OF_FORM and match.recipe != _PICKS
         if node.caller is not None or of_form or node in given_whole:
             continue
-        if _may_leave_some(node, match, conditions):
-            width = conditions.width(node)
-            found |= {} if width is None else {width.text: width}
         for known in conditions.places(node) if node.op in {"getitem", "setitem"} else ():
             if known.text not in fitting:
                 found.setdefault(known.text, known)
@@ -112,6 +108,15 @@ def _cuts_an_end(node: Node) -> bool:
     others = [each for each in before if each is not Ellipsis and each != slice(None)]
     is_last = Ellipsis in before or len(index) == len(node.inputs[0].shape)
     return not others and is_last and isinstance(last, slice) and last.step in {None, 1}
+
+
+def _parts_read(node: Node, match: Match, conditions: Conditions) -> Iterator[Known]:
+    """The conditions that a call parts a tensor in as many, where not all of them would be read."""
+    if match.recipe == _PACKED and node.op in {"view", "reshape"}:
+        yield from conditions.parts(node, _OF_PACKED)
+    elif _may_leave_some(node, match, conditions):
+        width = conditions.width(node)
+        yield from () if width is None else (width,)
 
 
 def _may_leave_some(node: Node, match: Match, conditions: Conditions) -> bool:

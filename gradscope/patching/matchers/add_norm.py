@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gradscope.patching.graph import argument, is_half, number
+from gradscope.patching.graph import is_half, number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.norms import norms
@@ -63,10 +63,10 @@ class _Sum:
 
     def reasons(self) -> list[str]:
         reasons = []
-        share = number(argument(self.dropout, 1, "p", 0.5))
+        share = number(self.dropout.argument(1, "p", 0.5))
         if share is None or share >= 1:
             reasons.append("dropout drops everything, or a share that is a tensor")
-        if argument(self.dropout, 3, "inplace", False) or self.dropout.changed:
+        if self.dropout.argument(3, "inplace", False) or self.dropout.changed:
             reasons.append("dropout changes its input in place")
         if len({self.input.dtype, self.residual.dtype, self.output.dtype}) > 1:
             reasons.append("the residual has another dtype than what is added")
@@ -103,14 +103,14 @@ def _of_torch(node: Node) -> Iterator[Match]:
     arguments: list[Argument] = []
     vectors: list[Value] = []
     for position, name in enumerate(names, 2):
-        vector = argument(node, position, name)
+        vector = node.argument(position, name)
         if isinstance(vector, Value):
             vectors.append(vector)
             pieces: tuple[Piece, ...] = (Setting(node, name, Of(vector, name)),)
             arguments.append(Argument(name, pieces))
     arguments.append(Argument("eps", (Setting(node, "eps", Scalar(node, eps_at, "eps", eps)),)))
     reasons = found.reasons()
-    shape = argument(node, 1, "normalized_shape")
+    shape = node.argument(1, "normalized_shape")
     last = found.output.shape[-1:]
     if tuple([shape] if isinstance(shape, int) else shape) != last or any(each.shape != last for each in vectors):
         reasons.append("more than the last dimension is normalised")

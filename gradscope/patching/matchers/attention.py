@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradscope.patching.graph import COPIES, argument, cast_source, dimension, number
+from gradscope.patching.graph import COPIES, cast_source, dimension, number
 from gradscope.patching.match import Match, Piece, Scalar, Setting
 from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor, Found
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
@@ -103,7 +103,7 @@ class _Attention:
     def _dropped(self, node: Node) -> None:
         if self.dropout is not None:
             self.reasons.append("dropout is applied twice")
-        if isinstance(argument(node, 1, "p", 0.5), Value):
+        if isinstance(node.argument(1, "p", 0.5), Value):
             self.reasons.append("the share dropped is a tensor")
         share = Setting(node, "p", Scalar(node, 1, "p", "0.5"))
         training = Setting(node, "training", Scalar(node, 2, "training", "True"))
@@ -183,7 +183,7 @@ class _Attention:
             return None
         made = by.producer
         if by.shape == () and made is not None and made.op in {"full", "tensor", "scalar_tensor"} and not made.inputs:
-            known = number(argument(made, int(made.op == "full"), "fill_value" if made.op == "full" else "data"))
+            known = number(made.argument(int(made.op == "full"), "fill_value" if made.op == "full" else "data"))
             if known is not None and by.users == [node]:
                 self.nodes.add(made)
                 self.steps.append(Factor(node, position, node.op == "div", known, number_node=made))
@@ -198,8 +198,8 @@ class _Attention:
 
     def _masked(self, node: Node) -> Value | None:
         if node.op == "masked_fill" and len(node.args) + len(node.kwargs) == 3:
-            fill = argument(node, 2, "value")
-            return self._hidden(node, node.args[0], argument(node, 1, "mask"), fill, hides=True)
+            fill = node.argument(2, "value")
+            return self._hidden(node, node.args[0], node.argument(1, "mask"), fill, hides=True)
         if node.op == "where" and len(node.args) == 3:
             condition, yes, no = node.args
             if node.function is torch.Tensor.where:

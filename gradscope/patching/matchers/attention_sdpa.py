@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import torch
 
-from gradscope.patching.graph import argument
 from gradscope.patching.match import Argument, Match, Of, Scalar
 from gradscope.patching.matchers.attention_call import RECIPE
 from gradscope.patching.matchers.masks import Mask, causal
@@ -16,8 +15,8 @@ from gradscope.recording.graph import Node, Value
 
 def with_causal_mask(node: Node) -> Iterator[Match]:
     """SDPA with a mask that says what ``is_causal`` says."""
-    mask = argument(node, 3, "attn_mask")
-    if not isinstance(mask, Value) or mask.requires_grad or argument(node, 5, "is_causal", False) or not node.places:
+    mask = node.argument(3, "attn_mask")
+    if not isinstance(mask, Value) or mask.requires_grad or node.argument(5, "is_causal", False) or not node.places:
         return
     query, key, value = node.inputs[:3]
     shape = (query.shape[-2], key.shape[-2])
@@ -25,10 +24,10 @@ def with_causal_mask(node: Node) -> Iterator[Match]:
     if not given.is_causal_now(shape):
         return
     arguments = [Argument("", (Of(each, role),)) for each, role in ((query, "query"), (key, "key"), (value, "value"))]
-    if argument(node, 4, "dropout_p", 0.0) or "dropout_p" in node.kwargs:
+    if node.argument(4, "dropout_p", 0.0) or "dropout_p" in node.kwargs:
         arguments.append(Argument("dropout_p", (Scalar(node, 4, "dropout_p", "0.0"),)))
     for position, name, default in ((6, "scale", None), (7, "enable_gqa", False)):
-        if argument(node, position, name, default) != default:
+        if node.argument(position, name, default) != default:
             arguments.append(Argument(name, (Scalar(node, position, name, str(default)),)))
     settings = ', hides="zero"' if given.hides else ""
     looked = Argument("**", ("attention_mask", "(", Of(mask, "mask"), f"{settings})"))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 
 from gradscope import recipes
-from gradscope.patching.graph import argument
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.patching.matchers import gathered_loss
@@ -54,7 +53,7 @@ def _nll(node: Node) -> Iterator[Match]:
     softmax = probabilities.producer if isinstance(probabilities, Value) else None
     if softmax is None or softmax.op != "log_softmax" or not _gains(softmax.inputs[0]):
         return
-    rank, over = len(probabilities.shape), argument(softmax, 1, "dim")
+    rank, over = len(probabilities.shape), softmax.argument(1, "dim")
     reasons = _why_not(node, torch.nn.NLLLoss)
     if not isinstance(over, int) or over % rank != min(1, rank - 1):
         reasons.append("the softmax is over another dimension than the loss")
@@ -64,7 +63,7 @@ def _nll(node: Node) -> Iterator[Match]:
     if node.caller is None:
         rest: tuple[Argument, ...] = (Argument("", (Given(node, 3, frozenset({"target", *_SETTINGS[:3]}), 1),)),)
     else:
-        target = argument(node, 1, "target")
+        target = node.argument(1, "target")
         rest = (Argument("", (Of(target, "target"),)), *_of_module(node, _SETTINGS[:3]))
     idle, nodes = _idle(softmax.inputs[0]), frozenset({softmax, node})
     yield Match(RECIPE, "cross_entropy", (logits, *rest), nodes, node.output, reasons=reasons, idle=idle)
@@ -91,7 +90,7 @@ def _gains(logits: Value) -> bool:
 
 
 def _why_not(node: Node, module: type[torch.nn.Module]) -> list[str]:
-    target, weight = argument(node, 1, "target"), argument(node, 2, "weight")
+    target, weight = node.argument(1, "target"), node.argument(2, "weight")
     found = []
     if isinstance(target, Value) and target.dtype.is_floating_point:
         found.append("the targets are probabilities")
@@ -99,7 +98,7 @@ def _why_not(node: Node, module: type[torch.nn.Module]) -> list[str]:
         found.append(f"the targets are {str(target.dtype).removeprefix('torch.')}")
     if isinstance(weight, Value) and weight.requires_grad:
         found.append("the classes' weights get a gradient")
-    if argument(node, 3, "size_average") is not None or node.kwargs.get("reduce") is not None:
+    if node.argument(3, "size_average") is not None or node.kwargs.get("reduce") is not None:
         found.append("size_average and reduce are not taken")
     if node.caller is not None and type(node.caller) is not module:
         found.append(f"it is called by {type(node.caller).__name__}")

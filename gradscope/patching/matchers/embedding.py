@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from gradscope.ops import MATMULS
-from gradscope.patching.graph import CASTS, COPIES, argument
+from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Argument, Match, Of, Scalar, Setting
 from gradscope.recording.graph import Node, Recording, Value
 
@@ -30,7 +30,7 @@ def matches(recording: Recording) -> Iterator[Match]:
     """Every embedding by a parameter that some product reads too."""
     heads = {root.content[0] for node in recording.nodes if node.op in MATMULS for root in map(_root, node.inputs)}
     for node in recording.nodes:
-        weight = argument(node, 1, "weight") if node.op == "embedding" else None
+        weight = node.argument(1, "weight") if node.op == "embedding" else None
         if isinstance(weight, Value) and weight.content[0] in heads and _gains(weight, node):
             yield _match(node)
 
@@ -55,12 +55,12 @@ def _match(node: Node) -> Match:
         Argument("", (Of(node.inputs[0], "tokens"),)),
         Argument("", (Setting(node, "weight", Scalar(node, 1, "weight")),)),
     ]
-    if argument(node, 2, "padding_idx") is not None:
+    if node.argument(2, "padding_idx") is not None:
         arguments.append(Argument("padding_idx", (Setting(node, "padding_idx", Scalar(node, 2, "padding_idx")),)))
     reasons = [
         f"the embedding has {name}, which its own kernel must do"
         for position, name, default in _LEFT_TO_TORCH
-        if argument(node, position, name, default) != default
+        if node.argument(position, name, default) != default
     ]
     return Match(
         RECIPE, "embedding", tuple(arguments), frozenset({node}), node.output, reasons=reasons, idle=_idle(node)
@@ -68,7 +68,7 @@ def _match(node: Node) -> Match:
 
 
 def _idle(node: Node) -> str:
-    ids, weight = node.inputs[0], argument(node, 1, "weight")
+    ids, weight = node.inputs[0], node.argument(1, "weight")
     if weight.device.type != "cpu":
         return ""
     rows, tokens = weight.shape[0], math.prod(ids.shape)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradscope.patching.behaviour import lifts
-from gradscope.patching.graph import argument, dimension
+from gradscope.patching.graph import dimension
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.recording.graph import Node, Recording, Value
@@ -103,7 +103,7 @@ def _gathered(node: Node) -> _Picked | None:
 def _adds_last(node: Node) -> bool:
     """Check that a dimension is put behind the others: one of one row could be put before them and look alike."""
     if node.op == "unsqueeze":
-        return argument(node, 1, "dim") in {-1, len(node.inputs[0].shape)}
+        return node.argument(1, "dim") in {-1, len(node.inputs[0].shape)}
     if node.op == "getitem":
         return lifts(node) and _ends_with(node, lambda part: part is None)
     return _is_form(node, 1) and node.args[-1] in _COLUMN
@@ -133,7 +133,7 @@ def _forms(logits: Value, placing: set[Node]) -> tuple[tuple[Value, str], ...]:
 def _says_last(node: Node) -> bool:
     if node.op == "getitem":
         return Ellipsis in node.args[1]
-    return node.op not in _FORMS and argument(node, 1, "dim") == -1
+    return node.op not in _FORMS and node.argument(1, "dim") == -1
 
 
 def gives_a_dtype(softmax: Node) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradscope.patching.graph import argument, number, swaps_last_two
+from gradscope.patching.graph import number, swaps_last_two
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after
@@ -101,7 +101,7 @@ def _after(node: Node, value: Value, classes: int, logarithmic: bool) -> int | N
     if result.dtype != value.dtype and not (value.dtype in HALVES and result.dtype == torch.float32):
         return None
     if node.op == "log_softmax":
-        over = argument(node, 1, "dim")
+        over = node.argument(1, "dim")
         same = isinstance(over, int) and -rank <= over < rank and over % rank == classes
         return classes if same and not logarithmic else None
     if node.op not in RESHAPES | TURNS | CASTS | COPIES | {"getitem"} or len(node.inputs) > 1:
@@ -112,7 +112,7 @@ def _after(node: Node, value: Value, classes: int, logarithmic: bool) -> int | N
 
 
 def _why_not(loss: Node, classes: int) -> list[str]:
-    logits, target, weight = loss.args[0], argument(loss, 1, "target"), argument(loss, 2, "weight")
+    logits, target, weight = loss.args[0], loss.argument(1, "target"), loss.argument(2, "weight")
     found = []
     if classes != min(1, len(logits.shape) - 1):
         found.append("the loss has its classes in another dimension than the head")
@@ -122,7 +122,7 @@ def _why_not(loss: Node, classes: int) -> list[str]:
         found.append(f"the targets are {str(target.dtype).removeprefix('torch.')}")
     if isinstance(weight, Value) and weight.requires_grad:
         found.append("the classes' weights get a gradient")
-    if argument(loss, 3, "size_average") is not None or loss.kwargs.get("reduce") is not None:
+    if loss.argument(3, "size_average") is not None or loss.kwargs.get("reduce") is not None:
         found.append("size_average and reduce are not taken")
     return found
 
@@ -215,8 +215,8 @@ def _head(node: Node) -> _Head | None:
     if not node.outputs or not node.places or not node.inputs or "out" in node.kwargs:
         return None
     if node.op == "linear":
-        weight, bias = argument(node, 1, "weight"), argument(node, 2, "bias")
-        hidden = argument(node, 0, "input")
+        weight, bias = node.argument(1, "weight"), node.argument(2, "bias")
+        hidden = node.argument(0, "input")
         if isinstance(hidden, Value) and isinstance(weight, Value) and len(weight.shape) == 2:
             return _Head(node, hidden, weight, bias if isinstance(bias, Value) else None)
     if node.op in {"matmul", "mm"} and len(node.inputs) == 2 and not node.kwargs:

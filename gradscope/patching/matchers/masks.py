@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gradscope.patching.graph import CASTS, COPIES, argument, number, remade
+from gradscope.patching.graph import CASTS, COPIES, number, remade
 from gradscope.patching.match import Scalar
 from gradscope.patching.matchers.products import leads_to_product
 from gradscope.recording.graph import Frame, Node, Value
@@ -165,11 +165,11 @@ def _made_alone(node: Node, fixed: list[Scalar]) -> bool:
     if node.op == "arange" and (len(numbers) > 1 or "start" in node.kwargs or "step" in node.kwargs):
         if len(numbers) == 1:
             return False
-        if not all(_may_be_fixed(argument(node, *each)) for each in ((0, "start", 0), (2, "step", 1))):
+        if not all(_may_be_fixed(node.argument(*each)) for each in ((0, "start", 0), (2, "step", 1))):
             return False
         fixed += [Scalar(node, 0, "start"), Scalar(node, 2, "step", "1")]
     if node.op in {"full", "tensor"}:
-        given = argument(node, int(node.op == "full"), "fill_value" if node.op == "full" else "data")
+        given = node.argument(int(node.op == "full"), "fill_value" if node.op == "full" else "data")
         if number(given) is None:
             return False
         if not deep(given):
@@ -178,7 +178,7 @@ def _made_alone(node: Node, fixed: list[Scalar]) -> bool:
             fixed.append(Scalar(node, int(node.op == "full"), "fill_value" if node.op == "full" else "data"))
     if node.op in {"triu_indices", "tril_indices"}:
         fixed.append(Scalar(node, 2, "offset", "0"))
-        return _may_be_fixed(argument(node, 2, "offset", 0))
+        return _may_be_fixed(node.argument(2, "offset", 0))
     return True
 
 
@@ -188,7 +188,7 @@ def _numbers_fixed(node: Node, fixed: list[Scalar]) -> bool:
         return True
     if node.op in {"triu", "tril"}:
         fixed.append(Scalar(node, 1, "diagonal", "0"))
-        return _may_be_fixed(argument(node, 1, "diagonal", 0))
+        return _may_be_fixed(node.argument(1, "diagonal", 0))
     if node.op in {"masked_fill", "where", "fill"}:
         return all(number(each) in (0.0, 1.0) or deep(each) for each in node.args if isinstance(each, (int, float)))
     if node.op in _COMPARED and not node.kwargs:
@@ -220,7 +220,7 @@ def uniform(given: Any) -> tuple[float | None, frozenset[Node]]:
         return number(given), frozenset()
     node = given.producer
     if node is not None and node.op in {"full_like", "new_full"} and node.outputs == (given,):
-        return number(argument(node, 2 if node.op == "new_full" else 1, "fill_value")), frozenset({node})
+        return number(node.argument(2 if node.op == "new_full" else 1, "fill_value")), frozenset({node})
     if given.shape == ():
         return number(given), frozenset()
     return None, frozenset()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching.behaviour import CLOSE, REDUCTIONS, Proofs, Trial, rows
-from gradscope.patching.graph import CASTS, argument, is_half, uncast
+from gradscope.patching.graph import CASTS, is_half, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.search import (
@@ -132,7 +132,7 @@ def _idle(x: Value) -> str:
 
 def _of_torch(node: Node) -> Match:
     """RMS normalisation by torch's own function or module."""
-    x, weight = node.inputs[0], argument(node, 2, "weight")
+    x, weight = node.inputs[0], node.argument(2, "weight")
     shape = Setting(node, "normalized_shape", Scalar(node, 1, "normalized_shape"))
     arguments = [Argument("", (Of(x, "x"),)), Argument("", (shape,))]
     if isinstance(weight, Value):

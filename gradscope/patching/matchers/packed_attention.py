@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradscope.patching.graph import argument, number
+from gradscope.patching.graph import number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, FromSizes, Like, Match, Of, Piece, Scalar, Size
 from gradscope.patching.matchers import attention
@@ -38,12 +38,12 @@ def matches(recording: Recording) -> Iterator[Match]:
 
 def _sdpa(node: Node) -> Match:
     """A call of torch's own attention, as the attention recipe would be called."""
-    arguments = [Argument("", (Of(argument(node, at, role), role),)) for at, role in enumerate(_ROLES)]
-    mask = argument(node, 3, "attn_mask")
+    arguments = [Argument("", (Of(node.argument(at, role), role),)) for at, role in enumerate(_ROLES)]
+    mask = node.argument(3, "attn_mask")
     if isinstance(mask, Value):
         arguments.append(Argument("attn_mask", (Of(mask, "mask"),)))
     for position, name, default in ((4, "dropout_p", 0.0), (5, "is_causal", False), (6, "scale", None)):
-        if name in node.kwargs or argument(node, position, name, default) != default:
+        if name in node.kwargs or node.argument(position, name, default) != default:
             arguments.append(Argument(name, (Scalar(node, position, name, str(default)),)))
     return Match(attention.RECIPE, "attention", tuple(arguments), frozenset({node}), node.output)
 
@@ -188,7 +188,7 @@ class _Packed:
             return self.match.idle
         batch, tokens, _ = self.root.shape
         scores = batch * self.heads * tokens * tokens
-        if number(argument(node, 4, "dropout_p", 0.0)) != 0:
+        if number(node.argument(4, "dropout_p", 0.0)) != 0:
             return why_idle("attention with dropout", self.root, scores=scores)
         held = why_idle(f"{RECIPE} with held scores", self.root, scores=scores)
         return held and why_idle(RECIPE, self.root, tokens=tokens)
@@ -271,7 +271,7 @@ class _Packed:
             made = replayed(value, self.root, positions)
             if made is None:
                 continue
-            first = argument(node, 1, "dim") % len(node.inputs[0].shape) if node.op == "unflatten" else 0
+            first = node.argument(1, "dim") % len(node.inputs[0].shape) if node.op == "unflatten" else 0
             count = 1 + made.dim() - len(node.inputs[0].shape) if node.op == "unflatten" else made.dim()
             for dim in range(first, first + count):
                 if made.shape[dim] == heads and self._counts(made, dim):
@@ -301,7 +301,7 @@ def _worth(pieces: tuple[Piece, ...]) -> float:
     text = ""
     for piece in pieces:
         if isinstance(piece, Scalar):
-            known = number(argument(piece.node, piece.position, piece.name or "value"))
+            known = number(piece.node.argument(piece.position, piece.name or "value"))
             text += "None" if known is None else repr(known)
         else:
             text += piece if isinstance(piece, str) else "None"

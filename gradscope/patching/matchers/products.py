@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gradscope.patching.graph import COPIES, argument, cast_source, swaps_last_two
+from gradscope.patching.graph import COPIES, cast_source, swaps_last_two
 from gradscope.patching.match import Of
 from gradscope.recording.graph import Node, Value
 
@@ -99,7 +99,7 @@ def factors(scores: Value, last: Node) -> tuple[Operand, Operand, set[Node]] | N
     assert node is not None
     if node.op in {"matmul", "bmm", "baddbmm"}:
         if node.op == "baddbmm":
-            query, turned = argument(node, 1, "batch1"), argument(node, 2, "batch2")
+            query, turned = node.argument(1, "batch1"), node.argument(2, "batch2")
         elif len(node.inputs) == 2 and not node.kwargs:
             query, turned = node.inputs
         else:

@@ -13,7 +13,7 @@ from gradscope.patching.graph import CASTS, cast_source
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.rotation import Layout, layout_of, rotations
-from gradscope.patching.matchers.rotation_proof import Rotation, Way
+from gradscope.patching.matchers.rotation_proof import Rotation, RotationForm
 from gradscope.patching.views import is_view
 from gradscope.recording.graph import Node, Recording, Value
 
@@ -23,7 +23,7 @@ RECIPE = "rope"
 def matches(recording: Recording) -> Iterator[Match]:
     """Every tensor that is turned; where a part of it is turned and put together with the rest, that as a whole."""
     inside: set[Node] = set()
-    known: dict[object, Way | None] = {}
+    known: dict[object, RotationForm | None] = {}
     for node in reversed(recording.nodes):
         if node in inside or not node.outputs or _only_shows(node):
             continue

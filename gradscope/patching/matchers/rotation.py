@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradscope.patching.graph import CASTS, remade
-from gradscope.patching.matchers.rotation_proof import Rotation, Way, key_of, proves
+from gradscope.patching.matchers.rotation_proof import Rotation, RotationForm, key_of, proves
 from gradscope.patching.views import VIEWS, is_view, replayed
 from gradscope.recording.graph import Node, Value
 
@@ -73,7 +73,7 @@ def _may_turn(nodes: set[Node]) -> bool:
     return "mul" in ops and not ops.isdisjoint({"neg", "sub", "rsub", "view_as_complex"})
 
 
-def layout_of(rotation: Rotation, known: dict[object, Way | None]) -> Layout | None:
+def layout_of(rotation: Rotation, known: dict[object, RotationForm | None]) -> Layout | None:
     """How the recipe does the same; None where it does not. ``known`` are forms that were tried before."""
     axes = _axes(rotation)
     if axes is None:
@@ -108,7 +108,7 @@ def _form(rotation: Rotation) -> object:
     return (rotation.x.shape, rotation.tables[0].shape, tuple(calls), numbers[rotation.y])
 
 
-def _ways(rotation: Rotation) -> Iterator[Way]:
+def _ways(rotation: Rotation) -> Iterator[RotationForm]:
     size, width = rotation.x.shape[-1], rotation.tables[0].shape[-1]
     for interleaved in (False, True):
         for doubled in (False, True):
@@ -116,7 +116,7 @@ def _ways(rotation: Rotation) -> Iterator[Way]:
                 continue
             for swapped, backwards in ((False, False), (True, False), (False, True), (True, True)):
                 if len(rotation.tables) == 2 or not (swapped or backwards):
-                    yield Way(swapped, interleaved, doubled, backwards)
+                    yield RotationForm(swapped, interleaved, doubled, backwards)
 
 
 def _axes(rotation: Rotation) -> tuple[bool, str] | None:
@@ -141,7 +141,7 @@ def _axes(rotation: Rotation) -> tuple[bool, str] | None:
     return None
 
 
-def _layout(rotation: Rotation, way: Way, tokens_first: bool, part: str) -> Layout | None:
+def _layout(rotation: Rotation, way: RotationForm, tokens_first: bool, part: str) -> Layout | None:
     tables = rotation.tables[::-1] if way.swapped else rotation.tables
     reasons: list[str] = []
     named: tuple[tuple[Value, str], ...]

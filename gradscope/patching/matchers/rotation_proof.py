@@ -31,7 +31,7 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Way:
+class RotationForm:
     """A form of rotation."""
 
     swapped: bool  # the first table that was found is that of sines
@@ -40,7 +40,7 @@ class Way:
     backwards: bool
 
 
-def proves(rotation: Rotation, way: Way, tokens_first: bool, part: str) -> bool:
+def proves(rotation: Rotation, way: RotationForm, tokens_first: bool, part: str) -> bool:
     """Whether the calls and the recipe agree on random numbers, gradient included."""
     numbers = _Numbers()
     x = numbers.of(rotation.x.shape).requires_grad_()
@@ -84,7 +84,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= _CLOSE)
 
 
-def _random_tables(rotation: Rotation, way: Way, numbers: _Numbers) -> tuple[list[Tensor], list[Tensor]]:
+def _random_tables(rotation: Rotation, way: RotationForm, numbers: _Numbers) -> tuple[list[Tensor], list[Tensor]]:
     """What stands for the tables in the calls, and as cosines and sines for the recipe."""
     shape = list(rotation.tables[0].shape)
     if way.doubled:

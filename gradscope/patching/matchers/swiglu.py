@@ -8,7 +8,7 @@ from typing import Any
 
 from gradscope import recipes
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
-from gradscope.patching.graph import CASTS, COPIES, argument, uncast
+from gradscope.patching.graph import CASTS, COPIES, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import (
@@ -182,7 +182,7 @@ def _is_last(node: Node) -> bool:
     """Check that what splits a tensor says that it is along the last dimension, however many there are."""
     if node.op == "getitem":
         return isinstance(node.args[1], tuple) and Ellipsis in node.args[1]
-    return bool(argument(node, 2, "dim") == -1)
+    return bool(node.argument(2, "dim") == -1)
 
 
 def _last_index(node: Node) -> Any:
