@@ -410,3 +410,14 @@ def test_no_form_is_asked_for_without_need(tmp_path: Path, body: str) -> None:
 def _built(folder: Path, body: str) -> tuple[Entry, torch.nn.Module, torch.Tensor]:
     entry = spelled.entry(folder, body, "norm")
     return entry, *swapped.built(entry)
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_result_in_another_order_is_left(tmp_path: Path, rows: int) -> None:
+    """Two rows in another order are out of order as well as five."""
+    body = (
+        "h = x.transpose(0, 1)\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\ny = h.transpose(0, 1)"
+    )
+    model, _ = spelled.entry(tmp_path, body, "order").build()
+    (site,) = plan(model, torch.randn(rows, 2, spelled.WIDTH), recipes=["rms_norm"]).sites
+    assert site.reasons == ["the result lies in memory in another order than the recipe's"]
