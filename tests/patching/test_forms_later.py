@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradscope
 from gradscope.patching.patches import Patches
@@ -59,7 +59,7 @@ USES = {
 }
 
 # Of 48 features, and later of 72.
-HALVES = ["F.silu(h[..., :24]) * h[..., 24:48]", "F.silu(h[..., :24]) * h[..., -24:]"]
+WRITTEN_HALVES = ["F.silu(h[..., :24]) * h[..., 24:48]", "F.silu(h[..., :24]) * h[..., -24:]"]
 
 
 def difference_later(folder: Path, body: str, first: tuple[int, ...], later: tuple[int, ...]) -> tuple[float, str]:
@@ -74,6 +74,19 @@ def difference_later(folder: Path, body: str, first: tuple[int, ...], later: tup
     diff = patches.diff
     patches.revert()
     return found, diff
+
+
+def difference_of_a_wider(folder: Path, body: str, batch: Tensor, width: int) -> float:
+    """How far a model without layers that was patched for ``width`` features is from the plain one on all of them."""
+    model = spelled.entry(folder, body, "wider").build()[0].double()
+    model.inp, model.up, model.out, model.b = nn.Identity(), nn.Identity(), nn.Identity(), model.w
+    original = copy.deepcopy(model)
+    patches = Patches(gradscope.plan(model, batch[..., :width]))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    found = difference(results(original, batch), results(model, batch))
+    patches.revert()
+    return found
 
 
 @pytest.mark.parametrize("later", [(2, 7, WIDTH), (3, WIDTH, WIDTH), (2, 3, 7, WIDTH)], ids=str)
@@ -98,16 +111,8 @@ PART_OF_THE_WIDTH = {
 @pytest.mark.parametrize("body", PART_OF_THE_WIDTH.values(), ids=PART_OF_THE_WIDTH)
 def test_a_number_of_this_width_alone(tmp_path: Path, body: str) -> None:
     """It is 1, or what the function has there, for so many features and for no others."""
-    model = spelled.entry(tmp_path, body, "width").build()[0].double()
-    model.inp, model.up, model.out, model.b = nn.Identity(), nn.Identity(), nn.Identity(), model.w
     batch = torch.randn(2, 5, 2 * WIDTH, dtype=torch.float64)
-    original = copy.deepcopy(model)
-    patches = Patches(gradscope.plan(model, batch[..., :WIDTH]))
-    patches.apply()
-    assert patches.table.supported.any(), patches.table.reasons.tolist()
-    found = difference(results(original, batch), results(model, batch))
-    patches.revert()
-    assert found <= TOLERANCE
+    assert difference_of_a_wider(tmp_path, body, batch, WIDTH) <= TOLERANCE
 
 
 @pytest.mark.parametrize("body", CERTAIN.values(), ids=CERTAIN)
@@ -155,7 +160,7 @@ def test_a_weight_under_a_condition_is_left_to_the_code(tmp_path: Path, body: st
         ),
         *(
             pytest.param(f"h = torch.cat([x, u, u][:u.shape[0]], -1)\ny = {body}", (2, WIDTH), (3, WIDTH), id=body)
-            for body in HALVES
+            for body in WRITTEN_HALVES
         ),
         pytest.param(
             "h = torch.cat([x, u], -1 if x.dim() == 1 else 0)\ny = F.silu(h[:C]) * h[C:]",
@@ -193,15 +198,8 @@ HALVES = {
 
 @pytest.mark.parametrize("body", HALVES.values(), ids=HALVES)
 def test_what_were_halves_are_parts_of_more(tmp_path: Path, body: str) -> None:
-    model = spelled.entry(tmp_path, body, "halves").build()[0].double()
-    model.inp, model.up, model.out = nn.Identity(), nn.Identity(), nn.Identity()
-    original, batch = copy.deepcopy(model), torch.randn(2, 2 * WIDTH, 3 * WIDTH, dtype=torch.float64)
-    patches = Patches(gradscope.plan(model, batch[..., : 2 * WIDTH]))
-    patches.apply()
-    assert patches.table.supported.any(), patches.table.reasons.tolist()
-    found = difference(results(original, batch), results(model, batch))
-    patches.revert()
-    assert found <= TOLERANCE
+    batch = torch.randn(2, 2 * WIDTH, 3 * WIDTH, dtype=torch.float64)
+    assert difference_of_a_wider(tmp_path, body, batch, 2 * WIDTH) <= TOLERANCE
 
 
 PICKED = {
@@ -249,12 +247,5 @@ def test_a_view_that_counts_its_parts_itself(tmp_path: Path, count: str) -> None
         f"h = u.view(2, 5, {count}, 2, 4).permute(2, 0, 3, 1, 4)\n"
         "y = F.scaled_dot_product_attention(h[0], h[1], h[2]).transpose(1, 2).reshape(2, 5, -1)"
     )
-    model = spelled.entry(tmp_path, body, "parts").build()[0].double()
-    model.inp, model.up, model.out, model.b = nn.Identity(), nn.Identity(), nn.Identity(), model.w
     batch = torch.randn(2, 5, 32, dtype=torch.float64)
-    original = copy.deepcopy(model)
-    patches = Patches(gradscope.plan(model, batch[..., :24], recipes=["packed_attention"]))
-    patches.apply()
-    assert patches.table.supported.any(), patches.table.reasons.tolist()
-    assert difference(results(original, batch), results(model, batch)) <= TOLERANCE
-    patches.revert()
+    assert difference_of_a_wider(tmp_path, body, batch, 24) <= TOLERANCE
