@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope.errors import OutputError
-from gradscope.patching.program import hides_gradscope
-from gradscope.patching.source import decoded
+from gradscope.patching.edit.importers import hides_gradscope
+from gradscope.patching.edit.source import decoded
 from gradscope.report.outfile import write_text
 
 _PACKAGES = {"site-packages", "dist-packages"}

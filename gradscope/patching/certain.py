@@ -8,11 +8,11 @@ import math
 from collections.abc import Collection
 from types import ModuleType
 
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.reading import called_name, size_read
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import is_name
 from gradscope.patching.graph import uncast
-from gradscope.patching.reading import called_name, size_read
-from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import is_name
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Frame, Node, Value
 
 

@@ -12,7 +12,10 @@ from typing import Any
 from torch import nn
 
 from gradscope.patching.behaviour import REDUCTIONS
-from gradscope.patching.callees import (
+from gradscope.patching.certain import is_certain, is_half_of_last, is_of_other_sizes, resolved
+from gradscope.patching.edit.bindings import is_given
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.callees import (
     check_helper,
     check_kept,
     check_method,
@@ -23,16 +26,13 @@ from gradscope.patching.callees import (
     name_of,
     settings_of,
 )
-from gradscope.patching.certain import is_certain, is_half_of_last, is_of_other_sizes, resolved
-from gradscope.patching.file_bindings import is_given
+from gradscope.patching.edit.handed import handed
+from gradscope.patching.edit.reading import INLINE
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.syntax import within
 from gradscope.patching.graph import number
-from gradscope.patching.handed import handed
 from gradscope.patching.match import Scalar, Size
-from gradscope.patching.reading import INLINE
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource, SourceFile
-from gradscope.patching.syntax import within
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Frame, Node, Recording, Value
 
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from gradscope.ops import names
 from gradscope.patching.certain import resolved
 from gradscope.patching.conditions import Known, bracketed
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.reading import reads_only
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.syntax import names_in
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
-from gradscope.patching.reading import reads_only
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.syntax import names_in
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Node
 
 # What gives as many rows as it reads, whatever the numbers beside the tensor are.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gradscope.patching.edits import Edit
-from gradscope.patching.functions import in_file, lines_of
+from gradscope.patching.edit.recompile import in_file, lines_of
+from gradscope.patching.edit.rewrite import Edit
 from gradscope.patching.plan import Filter, Plan, plan
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps

@@ -13,10 +13,10 @@ from torch import nn
 
 from gradscope.capture.state import preserved
 from gradscope.errors import UsageError
+from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.matchers import MATCHERS
 from gradscope.patching.predict import Saving, predict
 from gradscope.patching.sites import Site, find_sites
-from gradscope.patching.source import SourceFile
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.record import record
 from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss

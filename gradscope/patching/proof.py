@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching.compare import Errors, compare
-from gradscope.patching.refusal import Refusal
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.sites import Site
-from gradscope.patching.source import SourceFile
 from gradscope.patching.swap import Swap
 from gradscope.patching.unit import GRADIENT, Outcome, Unit
 

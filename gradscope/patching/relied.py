@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradscope.patching.conditions import Conditions, Known
+from gradscope.patching.edit.call_sites import Texts
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting
-from gradscope.patching.texts import Texts
 from gradscope.patching.views import is_view
 from gradscope.recording.graph import Node, Recording, Value
 

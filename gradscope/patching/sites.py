@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from gradscope.capture.paths import inner_paths
-from gradscope.patching.edits import Edit, edit_of
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.rewrite import Edit, edit_of
+from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.syntax import private
 from gradscope.patching.match import Match
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.switch import attention_switch
-from gradscope.patching.syntax import private
 from gradscope.recording.graph import Frame, Node, Recording
 
 Matcher = Callable[[Recording], Iterator[Match]]

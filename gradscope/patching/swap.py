@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from gradscope import recipes
-from gradscope.patching.edits import Edit
-from gradscope.patching.functions import rebuilt
-from gradscope.patching.refusal import Refusal
+from gradscope.patching.edit.recompile import rebuilt
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.rewrite import Edit
+from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.sites import Site, bound
-from gradscope.patching.source import FunctionSource, SourceFile
 from gradscope.patching.unchanged import Unchanged, unchanged
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.kernels import pays
-from gradscope.patching.functions import in_file
+from gradscope.patching.edit.recompile import in_file
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import Plan, plan
 from gradscope.recipes.lazy_tensor import LazyTensor, is_computed

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.patching import program
-from gradscope.patching.replacement import Replacement, edited
-from gradscope.patching.source import SourceFile
-from gradscope.patching.unread import unread_imports
+from gradscope.patching.edit import importers
+from gradscope.patching.edit.replacement import Replacement, edited
+from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.unread_imports import unread_imports
 
 # Not written out anywhere: this file is loaded too, and would take what it names.
 STEM = "".join(("rhom", "bi"))
@@ -173,7 +173,7 @@ def test_what_is_installed_beside_the_program_takes_nothing(tmp_path: Path) -> N
 
 
 def test_of_too_many_files_none_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_MOST", 3)
+    monkeypatch.setattr(importers, "_MOST", 3)
     for number in range(3):
         (tmp_path / f"other{number}.py").touch()
     assert without(tmp_path, "import math\nimport os\n") == "import math\nimport os\n"

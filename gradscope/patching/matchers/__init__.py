@@ -1,7 +1,7 @@
 """The patterns, one a file: each finds in a recording what its recipe replaces.
 
 A matcher is a function from a recording to matches. It reads the graph of calls only: how the source spells them, and
-whether the source allows the change, is the business of :mod:`gradscope.patching.edits`.
+whether the source allows the change, is the business of :mod:`gradscope.patching.edit.rewrite`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from gradscope.patching.replacement import Replacement
-from gradscope.patching.source import SourceFile
+from gradscope.patching.edit.replacement import Replacement
+from gradscope.patching.edit.source import SourceFile
 
 _GOES, _STAYS, _EMPTY, _COMMENT, _HEADING = "goes", "stays", "empty", "comment", "comment of what goes"
 

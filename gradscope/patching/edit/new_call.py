@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gradscope.patching.dynamics import is_hooked
-from gradscope.patching.forms import Forms, only_forms
-from gradscope.patching.imports import imported
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.dead_code import Statements
+from gradscope.patching.edit.escapes import is_hooked
+from gradscope.patching.edit.importers import is_hidden_by
+from gradscope.patching.edit.imports import imported
+from gradscope.patching.edit.reading import reads_only
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.shape_queries import Forms, only_forms
+from gradscope.patching.edit.syntax import bound_names, names_in, within
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
-from gradscope.patching.program import is_hidden_by
-from gradscope.patching.reading import reads_only
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.statements import Statements
-from gradscope.patching.syntax import bound_names, names_in, within
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Node
 from gradscope.tree import children_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.dead_code import Statements
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.syntax import names_in, walked
 from gradscope.patching.match import Match
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.statements import Statements
-from gradscope.patching.syntax import names_in, walked
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Recording
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gradscope.patching.replacement import Replacement
-from gradscope.patching.source import SourceFile
-from gradscope.patching.syntax import is_name
+from gradscope.patching.edit.replacement import Replacement
+from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.syntax import is_name
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import bound_names, is_name, targets, walked, within
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import bound_names, is_name, targets, walked, within
 
 
 class Names:

@@ -10,8 +10,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.families import home, is_of_a_class, is_widened_elsewhere, named, other_method, related
-from gradscope.patching.file_bindings import (
+from gradscope.patching.edit.bindings import (
     assigned,
     is_another_module,
     is_changed,
@@ -20,10 +19,18 @@ from gradscope.patching.file_bindings import (
     is_set_from_outside,
     may_be_set,
 )
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import SourceFile
-from gradscope.patching.syntax import is_name
-from gradscope.patching.texts import Texts
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.class_hierarchy import (
+    home,
+    is_of_a_class,
+    is_widened_elsewhere,
+    named,
+    other_method,
+    related,
+)
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.syntax import is_name
 from gradscope.recording.graph import Frame, Node
 
 # What of a torch module says what it does, where matchers take it as given.

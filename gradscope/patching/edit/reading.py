@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import walked
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import walked
 
 # Reading these again gives the same, as long as the names in them are not bound anew.
 LOOKING = frozenset(

@@ -7,8 +7,8 @@ import builtins
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradscope.patching.source import SourceFile
-from gradscope.patching.syntax import is_name, walked
+from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.syntax import is_name, walked
 from gradscope.recording.graph import Frame
 
 _EVERY, _ELSE = "__getattribute__", "__getattr__"  # the second gives a module its parts

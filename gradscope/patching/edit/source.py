@@ -14,9 +14,9 @@ from pathlib import Path
 from types import CodeType
 from typing import TypeVar
 
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.style import Style
-from gradscope.patching.syntax import walked, within
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.style import Style
+from gradscope.patching.edit.syntax import walked, within
 from gradscope.recording.graph import Span
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from gradscope.patching.dynamics import is_hooked, is_no_cast
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.escapes import is_hooked, is_no_cast
+from gradscope.patching.edit.reading import LOOKING, called_name
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.syntax import bound_names, is_name, walked, within
 from gradscope.patching.match import Match
-from gradscope.patching.reading import LOOKING, called_name
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.syntax import bound_names, is_name, walked, within
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Node
 
 if TYPE_CHECKING:
-    from gradscope.patching.statements import Statements
+    from gradscope.patching.edit.dead_code import Statements
 
 
 def check_only_serves(statements: Statements, statement: ast.stmt) -> None:

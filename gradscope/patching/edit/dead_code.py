@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from gradscope.patching.conditions import Known
-from gradscope.patching.effects import check_only_serves, hands_on
-from gradscope.patching.forms import only_forms
-from gradscope.patching.match import Match
-from gradscope.patching.reading import reads_only
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import (
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.reading import reads_only
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.shape_queries import only_forms
+from gradscope.patching.edit.side_effects import check_only_serves, hands_on
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import (
     HIDES,
     bound_names,
     calls_something,
@@ -25,7 +25,7 @@ from gradscope.patching.syntax import (
     walked,
     within,
 )
-from gradscope.patching.texts import Texts
+from gradscope.patching.match import Match
 from gradscope.recording.graph import Node
 
 

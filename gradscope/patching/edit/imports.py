@@ -7,9 +7,9 @@ import itertools
 import sys
 from pathlib import Path
 
-from gradscope.patching.program import INSTALLED
-from gradscope.patching.replacement import Replacement
-from gradscope.patching.source import Definition, SourceFile
+from gradscope.patching.edit.importers import INSTALLED
+from gradscope.patching.edit.replacement import Replacement
+from gradscope.patching.edit.source import Definition, SourceFile
 
 PACKAGE = "gradscope.recipes"
 _Import = ast.Import | ast.ImportFrom

@@ -8,23 +8,23 @@ import keyword
 import re
 from dataclasses import dataclass
 
-from gradscope.patching.dynamics import check_run
-from gradscope.patching.effects import check_calls
-from gradscope.patching.forms import Forms
-from gradscope.patching.gaps import gaps
+from gradscope.patching.edit.blank_lines import gaps
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.dead_code import Statements
+from gradscope.patching.edit.escapes import check_run
+from gradscope.patching.edit.fallback import otherwise
+from gradscope.patching.edit.liveness import Names
+from gradscope.patching.edit.new_call import Spelling
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Replacement, edited
+from gradscope.patching.edit.second_result import second_of
+from gradscope.patching.edit.shape_queries import Forms
+from gradscope.patching.edit.side_effects import check_calls
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import bound_names, names_in, spelled_condition, statements_in, walked
 from gradscope.patching.lengths import known_sizes
 from gradscope.patching.match import Match
-from gradscope.patching.names import Names
-from gradscope.patching.otherwise import otherwise
-from gradscope.patching.refusal import Refusal
 from gradscope.patching.relied import relied_on
-from gradscope.patching.replacement import Replacement, edited
-from gradscope.patching.second import second_of
-from gradscope.patching.source import FunctionSource
-from gradscope.patching.spelling import Spelling
-from gradscope.patching.statements import Statements
-from gradscope.patching.syntax import bound_names, names_in, spelled_condition, statements_in, walked
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Frame, Recording
 
 

@@ -8,12 +8,12 @@ from types import BuiltinFunctionType, ModuleType
 
 from torch import Tensor, nn
 
-from gradscope.patching.handed import handed
+from gradscope.patching.edit.handed import handed
+from gradscope.patching.edit.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import names_in, private, walked, within
 from gradscope.patching.match import Scalar, Size
-from gradscope.patching.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource
-from gradscope.patching.syntax import names_in, private, walked, within
 from gradscope.recording.graph import Frame, Node, Value
 from gradscope.recording.operations import canonical, canonical_name
 

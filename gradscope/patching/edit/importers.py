@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gradscope.patching.source import SourceFile, decoded
+from gradscope.patching.edit.source import SourceFile, decoded
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 _PYTHON = Path(ast.__file__).parent
@@ -44,7 +44,7 @@ def is_hidden_by(file: SourceFile, name: str) -> bool:
 
 def hides_gradscope(file: Path) -> Path | None:
     """A module of the program's own beside ``file`` or at its root that is imported in the place of this package."""
-    own = Path(__file__).parents[1]
+    own = Path(__file__).parents[2]
     for folder in dict.fromkeys((file.parent, _root(file))):
         for found in (folder / "gradscope.py", folder / "gradscope" / "__init__.py"):
             if found.exists() and found.resolve().parent != own.resolve():

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-from gradscope.patching.program import takes
-from gradscope.patching.replacement import Replacement
-from gradscope.patching.source import SourceFile
+from gradscope.patching.edit.importers import takes
+from gradscope.patching.edit.replacement import Replacement
+from gradscope.patching.edit.source import SourceFile
 
 _Import = ast.Import | ast.ImportFrom
 

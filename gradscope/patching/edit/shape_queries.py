@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.syntax import names_in
 from gradscope.patching.match import Match
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.syntax import names_in
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Node, Value
 
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})

@@ -6,14 +6,14 @@ import ast
 
 from torch import nn
 
-from gradscope.patching.forms import is_asked_for_form
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.reading import INLINE, is_fixed
+from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.shape_queries import is_asked_for_form
+from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.syntax import is_straight
 from gradscope.patching.graph import CASTS
 from gradscope.patching.match import Match, Scalar
-from gradscope.patching.reading import INLINE, is_fixed
-from gradscope.patching.refusal import Refusal
-from gradscope.patching.source import FunctionSource, SourceFile
-from gradscope.patching.syntax import is_straight
-from gradscope.patching.texts import Texts
 from gradscope.recording.graph import Frame, Node, Recording, Value
 from gradscope.recording.operations import LIKE
 

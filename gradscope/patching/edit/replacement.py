@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradscope.patching.refusal import Refusal
+from gradscope.patching.edit.refusal import Refusal
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradscope.patching.source import SourceFile, bound_without_a_name
-from gradscope.patching.syntax import is_name, walked
+from gradscope.patching.edit.source import SourceFile, bound_without_a_name
+from gradscope.patching.edit.syntax import is_name, walked
 
 # They take an attribute's name first.
 _BY_NAME = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
