@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradscope.recipes.lazy_graph import When
 from gradscope.recipes.lazy_source import Step
-from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after, features_after
+from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after, features_after, is_bias
 from gradscope.recipes.lazy_tensor import Lazy, LazyTensor, is_adopted, is_computed, of_layer, stand_in, takes_gradients
 from gradscope.recipes.linear_cross_entropy import linear_cross_entropy
 
@@ -44,14 +44,14 @@ def with_bias(one: Any, other: Any) -> LazyTensor | None:
     mixed = source.when.autocast or torch.is_autocast_enabled(logits.device.type)
     if mixed or source.bias is not None or lazy.logarithmic or lazy.classes != logits.dim() - 1:
         return None
-    same = bias.shape == logits.shape[-1:] and bias.dtype == logits.dtype and bias.device == logits.device
+    same = is_bias(bias.shape, logits.shape) and bias.dtype == logits.dtype and bias.device == logits.device
     if not same or is_computed(logits) or is_adopted(logits) or source.kept is not None:
         return None
     if takes_gradients(lazy) != torch.is_grad_enabled():
         return None
     source.check(content=False)
     source.fused = True  # what is computed from the sum gives these logits no gradient
-    return of_layer(type(logits), _features(lazy), source.weight, bias)
+    return of_layer(type(logits), _features(lazy), source.weight, bias if bias.dim() == 1 else bias.view(-1))
 
 
 def _followed(

@@ -40,6 +40,11 @@ class Source:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.input, self.weight, self.bias
 
+    def held(self) -> tuple[Tensor | None, ...]:
+        """Weight and bias, and what they are views of: a parameter's transpose is made for this call alone."""
+        views = (each for each in (self.weight, self.bias) if each is not None)
+        return self.weight, self.bias, *(each._base for each in views)
+
     def counts(self) -> tuple[int, ...]:
         return tuple(tensor._version for tensor in self.tensors() if tensor is not None)
 
@@ -103,7 +108,7 @@ def _before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if sources:
         changed = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for source in sources:
-            if id(source.weight) in changed or id(source.bias) in changed:
+            if any(id(each) in changed for each in source.held()):
                 source.keep()
 
 

@@ -16,6 +16,11 @@ COPIES = frozenset({"contiguous"})
 _PROPERTIES = frozenset({"T", "mT"})
 
 
+def is_bias(bias: Sequence[int], logits: Sequence[int]) -> bool:
+    """Tell the shape of a bias of logits, [classes] or [1, ..., classes], whose sum with them has theirs."""
+    return 0 < len(bias) <= len(logits) and bias[-1] == logits[-1] and all(size == 1 for size in bias[:-1])
+
+
 def classes_after(
     name: str,
     args: Sequence[Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +17,18 @@ from gradscope.patching.patches import Patches
 from gradscope.patching.plan import Plan, plan
 from gradscope.recipes.lazy_tensor import LazyTensor, is_computed
 from gradscope.workload import Workload, call_model, scalar_loss
-from tests.patching.corpus import lookalikes_losses, losses, losses_gathered, losses_spelled
+from tests.patching.corpus import lookalikes_losses, losses, losses_gathered, losses_made, losses_spelled
 from tests.patching.corpus.entry import Entry
 
 RECIPES = ("linear_cross_entropy", "cross_entropy")
 MEASURED = dict(pays.FEWEST)  # the rules that users have
-ENTRIES: list[Entry] = [*losses.ENTRIES, *losses_spelled.ENTRIES, *losses_gathered.ENTRIES, *lookalikes_losses.ENTRIES]
+ENTRIES: list[Entry] = [
+    *losses.ENTRIES,
+    *losses_spelled.ENTRIES,
+    *losses_gathered.ENTRIES,
+    *losses_made.ENTRIES,
+    *lookalikes_losses.ENTRIES,
+]
 FOUND = [entry for entry in ENTRIES if not entry.refused]
 REFUSED = [entry for entry in ENTRIES if entry.refused]
 
@@ -158,6 +165,17 @@ TEXTS = {
         "from gradscope.recipes import cross_entropy",
         "        loss = cross_entropy(logits, label)",
     ],
+    "made_capped": [
+        "from gradscope.recipes import cross_entropy",
+        "        return cross_entropy(",
+        "            logits.view(-1, VOCAB),",
+        "            labels.reshape(-1),",
+        "            weight=loss_fct.weight,",
+        "            ignore_index=loss_fct.ignore_index,",
+        "            reduction=loss_fct.reduction,",
+        "            label_smoothing=loss_fct.label_smoothing,",
+        "        ) / 7, logits",
+    ],
     "ce_log_softmax_nll": [
         "from gradscope.recipes import cross_entropy",
         "        logits_ = self.conv(image)",
@@ -186,6 +204,23 @@ def test_reason(name: str) -> None:
     entry = by_name(name)
     refused = [site for site in planned(entry, *built(entry)).sites if site.recipe == "linear_cross_entropy"]
     assert [site.reasons for site in refused] == [[REASONS[name]]]
+
+
+MADE = {
+    "like_made_by_problem": "line {}: loss_fct may hold other modules next time",
+    "like_made_one_of_two": "line {}: loss_fct may hold other modules next time",
+    "like_made_by_a_method": "line {}: self.make_loss() may hold other modules next time",
+    "like_made_of_an_own_class": "forward is that of OwnLoss, which is no part of the model",
+    "like_made_and_hooked": "the CrossEntropyLoss has hooks, which would no longer be called",
+    "like_made_with_soft_targets": "the targets are probabilities",
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_reason_why_a_loss_made_in_forward_is_left(name: str) -> None:
+    entry = by_name(name)
+    (site,) = planned(entry, *built(entry)).sites
+    assert [re.sub(r"line \d+", "line {}", reason) for reason in site.reasons] == [MADE[name]]
 
 
 def test_a_loss_outside_of_the_model_is_not_rewritten() -> None:

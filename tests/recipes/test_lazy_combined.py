@@ -155,6 +155,17 @@ def test_a_loss_after_the_optimizers_step_is_that_of_the_operands_before(changed
     assert not torch.allclose(F.cross_entropy(eager(o["weight"], o["x"], o["bias"]).flatten(0, 1), TARGET), expected)
 
 
+@pytest.mark.parametrize("changed", ["weight", "bias"])
+def test_a_step_that_changes_what_an_operand_is_a_view_of(changed: str) -> None:
+    o = operands()
+    held = {"weight": o["weight"].detach().T.contiguous(), "bias": o["bias"].detach()[None].clone()}
+    held = {name: each.requires_grad_() for name, each in held.items()}
+    logits = lazy_linear(held["weight"].T, o["x"]) + held["bias"]
+    expected = eager(held["weight"].T, o["x"], held["bias"][0]).detach()
+    stepped(held[changed])
+    torch.testing.assert_close(logits.detach(), expected)
+
+
 def test_nothing_is_kept_of_logits_that_were_read_before_the_step() -> None:
     o = operands()
     logits = lazy_linear(o["weight"], o["x"])

@@ -114,14 +114,20 @@ def test_sequential() -> None:
     assert torch.equal(logits, head(x))
 
 
-def test_weights_and_an_added_bias() -> None:
+@pytest.mark.parametrize(
+    ("form", "lazy"),
+    [((CLASSES,), True), ((1, CLASSES), True), ((4, CLASSES), False), ((1, 1), False), ((1, 1, CLASSES), False)],
+)
+def test_weights_and_an_added_bias(form: tuple[int, ...], lazy: bool) -> None:
+    """A bias is a row of the classes; what differs from row to row, or adds a dimension, is none."""
     torch.manual_seed(0)
-    weight, bias, x = (torch.randn(shape, requires_grad=True) for shape in ((WIDTH, CLASSES), CLASSES, (4, WIDTH)))
+    weight, bias, x = (torch.randn(shape, requires_grad=True) for shape in ((WIDTH, CLASSES), form, (4, WIDTH)))
     target = torch.randint(CLASSES, (4,))
     logits = lazy_linear(weight.T, x) + bias
-    loss = F.cross_entropy(logits, target)
-    assert not is_computed(logits)
-    expected = F.cross_entropy(x @ weight + bias, target)
+    loss = F.cross_entropy(logits.view(-1, CLASSES), target)
+    assert isinstance(logits, LazyTensor) == lazy
+    assert not lazy or not is_computed(logits)
+    expected = F.cross_entropy((x @ weight + bias).view(-1, CLASSES), target)
     torch.testing.assert_close(loss, expected)
     tensors = (weight, bias, x)
     for one, other in zip(torch.autograd.grad(loss, tensors), torch.autograd.grad(expected, tensors), strict=True):

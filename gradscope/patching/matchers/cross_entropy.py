@@ -9,7 +9,7 @@ import torch
 
 from gradscope import recipes
 from gradscope.patching.idle import why_idle
-from gradscope.patching.match import Argument, Given, Layer, Match, Of
+from gradscope.patching.match import Argument, Given, Match, Of, Scalar, Setting
 from gradscope.patching.matchers import gathered_loss
 from gradscope.patching.matchers.linear_cross_entropy import lazily_read
 from gradscope.recording.graph import Node, Recording, Value
@@ -70,7 +70,8 @@ def _nll(node: Node) -> Iterator[Match]:
 
 
 def _of_module(node: Node, names: tuple[str, ...]) -> tuple[Argument, ...]:
-    return tuple(Argument(name, (Layer(node), f".{name}")) for name in names)
+    """The settings of the module that made the call, which a name of the function's own may hold."""
+    return tuple(Argument(name, (Setting(node, name, Scalar(node, 2, name)),)) for name in names)
 
 
 def _idle(logits: Value) -> str:

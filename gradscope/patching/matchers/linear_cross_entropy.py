@@ -11,7 +11,7 @@ import torch
 from gradscope.patching.graph import number, swaps_last_two
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Given, Layer, Match, Of
-from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after
+from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after, is_bias
 from gradscope.recording.graph import HALVES, Node, Recording, Value
 
 RECIPE = "linear_cross_entropy"
@@ -94,7 +94,9 @@ def _after(node: Node, value: Value, classes: int, logarithmic: bool) -> int | N
     rank, result = len(value.shape), node.output
     if node.op == "add":
         bias = node.args[1] if node.args[0] is value else node.args[0]
-        fits = isinstance(bias, Value) and bias.shape == value.shape[-1:] and bias.dtype == value.dtype == result.dtype
+        fits = (
+            isinstance(bias, Value) and bias.dtype == value.dtype == result.dtype and is_bias(bias.shape, value.shape)
+        )
         return classes if fits and classes == rank - 1 and not logarithmic and not node.kwargs else None
     if node.args[0] is not value:
         return None

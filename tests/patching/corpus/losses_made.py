@@ -1,0 +1,256 @@
+"""A loss's module made inside of forward, as Hugging Face's older models do, beside logits that are returned."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+from torch.nn import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
+
+from tests.patching.corpus.entry import Entry
+from tests.patching.corpus.losses import TOKENS, VOCAB, WIDTH, Body, pair, segmentation_batch
+
+CE = (("", "cross_entropy"),)
+LCE = (("", "linear_cross_entropy"),)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Body()
+        self.lm_head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.register_buffer("final_logits_bias", torch.randn(1, VOCAB))
+        self.vocab_size, self.ignored, self.problem_type = VOCAB, 3, "single_label_classification"
+
+
+class BartStyle(Model):
+    """The bias of the logits is a buffer with a dimension more."""
+
+    def forward(self, input_ids, labels=None):
+        lm_logits = self.lm_head(self.model(input_ids))
+        lm_logits = lm_logits + self.final_logits_bias.to(lm_logits.device)
+
+        masked_lm_loss = None
+        if labels is not None:
+            labels = labels.to(lm_logits.device)
+            loss_fct = CrossEntropyLoss()
+            masked_lm_loss = loss_fct(lm_logits.view(-1, self.vocab_size), labels.reshape(-1))
+
+        return {"loss": masked_lm_loss, "logits": lm_logits}
+
+
+class MarianStyle(Model):
+    def forward(self, input_ids, labels=None):
+        lm_logits = self.lm_head(self.model(input_ids)) + self.final_logits_bias
+        masked_lm_loss = None
+        if labels is not None:
+            loss_fct = CrossEntropyLoss()
+            masked_lm_loss = loss_fct(lm_logits.view(-1, self.vocab_size), labels.reshape(-1))
+        return (masked_lm_loss, lm_logits) if masked_lm_loss is not None else (lm_logits,)
+
+
+class LearntRow(MarianStyle):
+    """The bias gets a gradient of its own shape."""
+
+    def __init__(self):
+        super().__init__()
+        del self.final_logits_bias
+        self.final_logits_bias = nn.Parameter(torch.randn(1, 1, VOCAB))
+
+
+class T5Style(Model):
+    """The product is scaled before the head."""
+
+    def forward(self, input_ids, labels=None):
+        lm_logits = self.lm_head(self.model(input_ids) * (WIDTH**-0.5))
+        loss_fct = CrossEntropyLoss(ignore_index=-100)
+        loss = loss_fct(lm_logits.view(-1, lm_logits.size(-1)), labels.reshape(-1))
+        return {"loss": loss, "logits": lm_logits}
+
+
+class SoftCapped(Model):
+    """The logits are of no product; settings of the loss are attributes, changed after it was made."""
+
+    def forward(self, input_ids, labels):
+        logits = 30.0 * torch.tanh(self.lm_head(self.model(input_ids)) / 30.0)
+        loss_fct = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum")
+        loss_fct.ignore_index = self.ignored
+        return loss_fct(logits.view(-1, VOCAB), labels.reshape(-1)) / 7, logits
+
+
+class NamedSegmentation(nn.Module):
+    """SegFormer: the logits are made larger, and the loss keeps its module's settings."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 7, kernel_size=1)
+        self.ignored = 255
+
+    def forward(self, image, mask):
+        logits = self.conv(image)
+        upsampled_logits = nn.functional.interpolate(logits, size=mask.shape[-2:], mode="bilinear", align_corners=False)
+        loss_fct = CrossEntropyLoss(ignore_index=self.ignored)
+        loss = loss_fct(upsampled_logits, mask)
+        return loss, logits
+
+
+class NllStyle(Model):
+    def forward(self, input_ids, labels):
+        logits = torch.tanh(self.lm_head(self.model(input_ids))).view(-1, VOCAB)
+        criterion = nn.NLLLoss(ignore_index=self.ignored)
+        return criterion(logits.log_softmax(-1), labels.reshape(-1)), logits
+
+
+class QuestionAnswering(nn.Module):
+    """One module, two losses of rows of positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.qa_outputs = Body(), nn.Linear(WIDTH, 2)
+
+    def forward(self, input_ids, start_positions, end_positions):
+        logits = self.qa_outputs(self.model(input_ids))
+        start_logits, end_logits = logits.split(1, dim=-1)
+        start_logits = start_logits.squeeze(-1).contiguous()
+        end_logits = end_logits.squeeze(-1).contiguous()
+        ignored_index = start_logits.size(1)
+        loss_fct = CrossEntropyLoss(ignore_index=ignored_index)
+        start_loss = loss_fct(start_logits, start_positions.clamp(0, ignored_index))
+        end_loss = loss_fct(end_logits, end_positions.clamp(0, ignored_index))
+        return (start_loss + end_loss) / 2, start_logits, end_logits
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What looks like it
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Squashed(Model):
+    def logits(self, input_ids):
+        return torch.tanh(self.lm_head(self.model(input_ids)))
+
+
+class ByProblem(Squashed):
+    """Which loss it is depends on the configuration."""
+
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        if self.problem_type == "regression":
+            loss_fct = MSELoss()
+            loss = loss_fct(logits.squeeze(), labels.squeeze())
+        elif self.problem_type == "single_label_classification":
+            loss_fct = CrossEntropyLoss()
+            loss = loss_fct(logits.view(-1, VOCAB), labels.reshape(-1))
+        else:
+            loss_fct = BCEWithLogitsLoss()
+            loss = loss_fct(logits, labels)
+        return loss, logits
+
+
+class OneOfTwo(Squashed):
+    def forward(self, input_ids, labels):
+        loss_fct = CrossEntropyLoss()
+        if self.ignored is None:
+            loss_fct = nn.MultiMarginLoss()
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class OwnLoss(CrossEntropyLoss):
+    def forward(self, input, target):
+        return super().forward(input * 0.5, target)
+
+
+class Widened(Squashed):
+    def forward(self, input_ids, labels):
+        loss_fct = OwnLoss()
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class MadeElsewhere(Squashed):
+    """A method makes the loss, and another class may have another."""
+
+    def make_loss(self):
+        return CrossEntropyLoss()
+
+    def forward(self, input_ids, labels):
+        loss_fct = self.make_loss()
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class Hooked(Squashed):
+    def forward(self, input_ids, labels):
+        loss_fct = CrossEntropyLoss()
+        loss_fct.register_forward_hook(lambda module, given, output: output * 2)
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class SoftTargets(Squashed):
+    def forward(self, input_ids, labels):
+        loss_fct = CrossEntropyLoss()
+        targets = nn.functional.one_hot(labels, VOCAB).float() * 0.9
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), targets.view(-1, VOCAB))
+
+
+class BiasOfRows(Model):
+    """What is added to the logits differs from token to token."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(TOKENS, VOCAB))
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.model(input_ids)) + self.rows
+        loss_fct = CrossEntropyLoss()
+        return loss_fct(logits.view(-1, VOCAB), labels.reshape(-1)), logits
+
+
+class BiasOfOneNumber(Model):
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(1, 1))
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.model(input_ids)) + self.shift
+        loss_fct = CrossEntropyLoss()
+        return loss_fct(logits.view(-1, VOCAB), labels.reshape(-1)), logits
+
+
+class MoreDimensions(Model):
+    """The sum has a dimension that the head's output has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, 1, 1, VOCAB))
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.model(input_ids)) + self.bias
+        loss_fct = CrossEntropyLoss()
+        return loss_fct(logits[0].flatten(0, 1), labels.reshape(-1)), logits
+
+
+def positions():
+    return torch.randint(VOCAB, (2, TOKENS)), torch.randint(TOKENS + 2, (2,)), torch.randint(TOKENS + 2, (2,))
+
+
+def entry(name, build, sites, batch=pair, **more):
+    return Entry(name, lambda: (build(), batch()), sites, **more)
+
+
+ENTRIES = [
+    entry("made_bart", BartStyle, LCE),
+    entry("made_marian", MarianStyle, LCE),
+    entry("made_bias_is_learnt", LearntRow, LCE),
+    entry("made_t5", T5Style, LCE),
+    entry("made_capped", SoftCapped, CE),
+    entry("made_segformer", NamedSegmentation, CE, segmentation_batch),
+    entry("made_nll", NllStyle, CE),
+    entry("made_question_answering", QuestionAnswering, (*CE, *CE), positions),
+    entry("like_made_by_problem", ByProblem, (), refused="other modules"),
+    entry("like_made_one_of_two", OneOfTwo, (), refused="other modules"),
+    entry("like_made_of_an_own_class", Widened, (), refused="OwnLoss"),
+    entry("like_made_by_a_method", MadeElsewhere, (), refused="other modules"),
+    entry("like_made_and_hooked", Hooked, (), refused="hooks"),
+    entry("like_made_with_soft_targets", SoftTargets, (), refused="probabilities"),
+    entry("like_bias_of_rows", BiasOfRows, CE, refused="add"),
+    entry("like_bias_of_one_number", BiasOfOneNumber, CE, refused="add"),
+    entry("like_bias_of_more_dimensions", MoreDimensions, CE, refused="add"),
+]
