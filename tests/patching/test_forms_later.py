@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope.patching.patches import Patches
+from gradscope.recording.record import record
 from tests.patching import spelled
 from tests.patching.exactness import TOLERANCE, difference, results
 
@@ -233,6 +234,19 @@ def test_losses_of_rows_in_another_form(tmp_path: Path, body: str, later: tuple[
     found = results(model, batch)
     patches.revert()
     assert difference(wanted, found) <= TOLERANCE
+
+
+@pytest.mark.parametrize("target", ["t", "t[..., :1]"])
+def test_a_column_of_targets_is_not_gathered_by(tmp_path: Path, target: str) -> None:
+    """What is asked of the targets' form holds in the step that was recorded, whichever form that is."""
+    body = f"t = (u[..., :1].abs() * 7).long() % {WIDTH}\ny = x - x.log_softmax(-1).gather(-1, {target})"
+    model, batch = spelled.entry(tmp_path, body, "column").build()[0], torch.randn(2, 5, WIDTH)
+    patches = Patches(gradscope.plan(model, batch, recipes=["cross_entropy"]))
+    patches.apply()
+    assert patches.table.supported.any(), patches.table.reasons.tolist()
+    recording, _ = record(lambda: model(batch))
+    patches.revert()
+    assert not [node for node in recording.nodes if node.op == "gather" and node.places[0].frame.owner is model]
 
 
 def test_losses_of_rows_of_a_matrix_later_of_more_dimensions(tmp_path: Path) -> None:

@@ -370,3 +370,28 @@ def test_a_cap_of_two_names_is_one_number(name: str) -> None:
     for each in (model, original):
         setattr(each, name, 0.5)
     torch.testing.assert_close(model(x), original(x))
+
+
+class InTheProduct(Kept):
+    """The keys have no name: a call that is written inside the product gives them."""
+
+    calls = 0
+
+    def cached(self, k: Tensor, past: Tensor | None) -> Tensor:
+        self.calls += 1
+        return k.clone() if past is None else torch.cat((past, k), 2)
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Tensor:
+        t = x.size(1)
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        scores = (q @ self.cached(k, past).transpose(-2, -1)) * 0.35 + torch.full((t, t), float("-inf")).triu(1)
+        return (scores.softmax(-1) @ v).squeeze(1)
+
+
+def test_what_gives_the_keys_is_called_once() -> None:
+    model, x = InTheProduct().double(), torch.randn(2, TOKENS, WIDTH).double()
+    patches = Patches(gradscope.plan(model, x, recipes=["attention"]))
+    patches.apply()
+    model.calls = 0
+    model(x)
+    assert model.calls == 1, patches.diff

@@ -221,7 +221,7 @@ class _Walk:
             self.met.setdefault(origin, set()).add(value)
             if not self._through or not self._leads_to_given(value) or node is None:
                 return
-        elif value.shape == () and constant(value) is not None:
+        elif constant(value) is not None:
             self.constants |= makers(value)
             return
         elif node is None or not is_understood(node):

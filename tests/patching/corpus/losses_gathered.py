@@ -133,6 +133,24 @@ class SumOverRows(Model):
         return (torch.logsumexp(logits, 1) - logits.gather(-1, (y % logits.shape[2]).unsqueeze(-1)).squeeze(-1)).mean()
 
 
+class OfTheFirstClass(Model):
+    """The targets say which row is picked."""
+
+    def forward(self, x, y):
+        logits = self.head(self.body(x))
+        logp = F.log_softmax(logits, dim=-1)
+        return -logp.gather(1, (y % y.shape[1]).unsqueeze(-1)).squeeze(-1).mean()
+
+
+class EachOfEach(Model):
+    """Every row's log-sum-exp stands beside what was picked of every other."""
+
+    def forward(self, x, y):
+        logits, y = self.head(self.body(x)).flatten(0, 1), y.reshape(-1)
+        picked = logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return (torch.logsumexp(logits, -1, keepdim=True) - picked).square().mean()
+
+
 class InFloat(Model):
     """The dtype of the logarithmic softmax is another one."""
 
@@ -161,5 +179,7 @@ ENTRIES = [
     entry("like_logsumexp_of_others", OtherLogits, (), refused=" "),
     entry("like_logsumexp_turned_round", TurnedRound, (), refused=" "),
     entry("like_logsumexp_over_rows", SumOverRows, (), refused="another dimension"),
+    entry("like_gather_of_the_first_class", OfTheFirstClass, ()),
+    entry("like_logsumexp_each_of_each", EachOfEach, ()),
     entry("like_gather_in_float64", InFloat, (), refused="dtype"),
 ]
