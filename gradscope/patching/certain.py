@@ -8,10 +8,9 @@ import math
 from collections.abc import Collection
 from types import ModuleType
 
-from gradscope.patching.edit.call_sites import Texts
-from gradscope.patching.edit.reading import called_name, size_read
+from gradscope.patching.edit.call_sites import Texts, size_read
 from gradscope.patching.edit.source import FunctionSource
-from gradscope.patching.edit.syntax import is_name
+from gradscope.patching.edit.syntax import called_name, is_name
 from gradscope.patching.graph import uncast
 from gradscope.recording.graph import Frame, Node, Value
 

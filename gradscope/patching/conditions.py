@@ -27,10 +27,9 @@ from gradscope.patching.edit.callees import (
     settings_of,
 )
 from gradscope.patching.edit.handed import handed
-from gradscope.patching.edit.reading import INLINE
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import FunctionSource, SourceFile
-from gradscope.patching.edit.syntax import within
+from gradscope.patching.edit.syntax import INLINE, within
 from gradscope.patching.graph import number
 from gradscope.patching.match import Scalar, Size
 from gradscope.recording.graph import Frame, Node, Recording, Value

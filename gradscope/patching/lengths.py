@@ -13,9 +13,8 @@ from gradscope.ops import names
 from gradscope.patching.certain import resolved
 from gradscope.patching.conditions import Known, bracketed
 from gradscope.patching.edit.call_sites import Texts
-from gradscope.patching.edit.reading import reads_only
-from gradscope.patching.edit.refusal import Refusal
-from gradscope.patching.edit.syntax import names_in
+from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.syntax import names_in, reads_only
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match
 from gradscope.recording.graph import Node

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching.compare import Errors, compare
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap

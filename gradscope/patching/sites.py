@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from gradscope.capture.paths import inner_paths
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.rewrite import Edit, edit_of
 from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.edit.syntax import private

@@ -13,7 +13,7 @@ from torch import nn
 
 from gradscope import recipes
 from gradscope.patching.edit.recompile import rebuilt
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.rewrite import Edit
 from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.sites import Site, bound

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.patching.edit.escapes import is_hooked
+from gradscope.patching.edit.side_effects import is_hooked
 from gradscope.patching.match import Match
 from gradscope.patching.relied import settings_read
 from gradscope.patching.sites import Site

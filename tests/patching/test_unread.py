@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gradscope.patching.edit import importers
+from gradscope.patching.edit.imports import unread_imports
 from gradscope.patching.edit.replacement import Replacement, edited
 from gradscope.patching.edit.source import SourceFile
-from gradscope.patching.edit.unread_imports import unread_imports
 
 # Not written out anywhere: this file is loaded too, and would take what it names.
 STEM = "".join(("rhom", "bi"))

@@ -470,7 +470,7 @@ def test_source_that_does_not_compile_is_a_reason(
     use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gradscope.patching import swap
-    from gradscope.patching.edit.refusal import Refusal
+    from gradscope.patching.edit.replacement import Refusal
 
     real = swap.rebuilt
 

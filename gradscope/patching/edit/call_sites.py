@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cached_property
 from types import BuiltinFunctionType, ModuleType
 
 from torch import Tensor, nn
 
 from gradscope.patching.edit.handed import handed
-from gradscope.patching.edit.reading import INLINE, is_stored, name_chain, parts_read, reads_only, size_read
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import FunctionSource
-from gradscope.patching.edit.syntax import names_in, private, walked, within
+from gradscope.patching.edit.syntax import INLINE, name_chain, names_in, parts_read, private, reads_only, walked, within
 from gradscope.patching.match import Scalar, Size
 from gradscope.recording.graph import Frame, Node, Value
 from gradscope.recording.operations import canonical, canonical_name
@@ -31,6 +31,21 @@ class Texts:
             if expression is not None:
                 self._made.setdefault(expression, []).append(node)
                 self._standing.setdefault(source.statement(expression), []).append((expression, node))
+
+    @cached_property
+    def stays(self) -> ast.expr | ast.stmt:
+        """Where the call ``last`` stands."""
+        return self.expression(self.last)
+
+    @cached_property
+    def statement(self) -> ast.stmt:
+        """The statement around the call ``last``."""
+        return self.source.statement(self.stays)
+
+    @cached_property
+    def block(self) -> list[ast.stmt]:
+        """The statements that ``statement`` is one of."""
+        return self.source.block(self.statement)
 
     @property
     def recorded(self) -> set[ast.AST]:
@@ -132,7 +147,12 @@ class Texts:
         names = {each.id for each in (part,) if isinstance(each, ast.Name)} | set(self._first())
         if not own or names != set(inner.code.co_varnames[:1]) or isinstance(found, ast.Name):
             raise Refusal(f"{scalar.node.op} gets its number in {inner.code.co_name}")
-        if any(is_stored(each) for text in (self.source, source) for name in names for each in text.names(name)):
+        if any(
+            isinstance(each.ctx, ast.Store)
+            for text in (self.source, source)
+            for name in names
+            for each in text.names(name)
+        ):
             raise Refusal(f"{min(names)} is bound anew")
         return source.file.of(found)
 
@@ -326,7 +346,7 @@ class Texts:
         if not reads_only(expression):
             return False
         here = self.source.file.start(expression)
-        there = self.source.file.start(self.expression(self.last))
+        there = self.source.file.start(self.stays)
         return not self.bound_between(expression, here, there)
 
     def bound_between(self, expression: ast.AST, here: int, there: int) -> bool:
@@ -336,7 +356,7 @@ class Texts:
         """
         names = {part.id for part in walked(expression) if isinstance(part, ast.Name)}
         attributes = {part.attr for part in walked(expression) if isinstance(part, ast.Attribute)}
-        own = self.source.statement(self.expression(self.last))
+        own = self.statement
         others = [node for name in names for node in self.source.bound_otherwise.get(name, [])]
         for other in [*self.source.bindings, *others]:
             same = isinstance(other, ast.Name) and other.id in names
@@ -381,6 +401,25 @@ class Texts:
         for part in reversed(list(name_chain(call.func))):
             found = self.frame.globals.get(part) if found is None else getattr(found, part, None)
         return isinstance(found, type) and issubclass(found, nn.Module) and found.__module__.startswith("torch.")
+
+
+def size_read(name: ast.Name, source: FunctionSource) -> int | None:
+    """Return the dimension whose size is read of a tensor: ``x.size(-1)``, ``x.shape[-1]``; None where it is not."""
+    parents = source.file.parents
+    attribute = parents[name]
+    if not isinstance(attribute, ast.Attribute):
+        return None
+    reader = parents[attribute]
+    index: ast.expr | None = None
+    if attribute.attr == "size" and isinstance(reader, ast.Call) and len(reader.args) == 1 and not reader.keywords:
+        index = reader.args[0]
+    elif attribute.attr == "shape" and isinstance(reader, ast.Subscript):
+        index = reader.slice
+    try:
+        found = ast.literal_eval(index) if index is not None else None
+    except ValueError:
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _sides(expression: ast.AST | None) -> list[tuple[ast.expr, ast.expr]]:

@@ -28,7 +28,7 @@ from gradscope.patching.edit.class_hierarchy import (
     other_method,
     related,
 )
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.edit.syntax import is_name
 from gradscope.recording.graph import Frame, Node

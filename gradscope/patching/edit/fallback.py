@@ -1,21 +1,56 @@
-"""The old statements for what the new code is not for, without the questions whose answer is known there."""
+"""The old statements behind the new ones, under ``else``: without the conditions whose outcome is known there."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradscope.patching.edit.replacement import Replacement
+from gradscope.patching.edit.dead_code import Condition
+from gradscope.patching.edit.replacement import Refusal, Replacement, edited, moved_by
+from gradscope.patching.edit.replacements import Rewrite, check_can_be_indented
 from gradscope.patching.edit.source import SourceFile
-from gradscope.patching.edit.syntax import is_name
+from gradscope.patching.edit.syntax import is_name, spelled_condition
+
+
+def with_fallback(rewrite: Rewrite, made: list[Replacement]) -> Replacement:
+    """Return the new statements under the conditions that they are for, with the old ones under ``else``."""
+    file, statement = rewrite.file, rewrite.calls.statement
+    start = file.line_starts[min((each.lineno for each in rewrite.dead.gone), default=statement.lineno)]
+    end = file.line_starts[(statement.end_lineno or 0) + 1]
+    for each in rewrite.calls.block:
+        if start <= file.start(each) < end:
+            check_can_be_indented(each)
+    shared = file.text[file.end(statement) : end].strip().startswith(b";")
+    if shared or (file.text[start : file.start(statement)].strip() and not rewrite.dead.gone):
+        raise Refusal(f"line {statement.lineno} holds several statements")
+    new = edited(file.text[start:end], moved_by(start, made))
+    conditions = rewrite.conditions
+    tests = dict.fromkeys(spelled_condition(file.of(test), test, outcome) for test, outcome in conditions)
+    decided = _decided(file, conditions, start, end) if len(tests) == 1 and not rewrite.known else None
+    old = edited(file.text[start:end], moved_by(start, decided.replacements) if decided else [])
+    tests |= dict.fromkeys(each.text for each in rewrite.known)
+    indent, step = file.indent(statement), file.step(statement)
+    sides = [(" and ".join(tests), new), ("", old)]
+    if decided and decided.first:
+        test, outcome = conditions[0]
+        sides = [(spelled_condition(file.of(test), test, not outcome), old), ("", new)]
+    lines = []
+    for condition, text in sides:
+        lines += [f"{indent}if {condition}:" if condition else f"{indent}else:", *_indented(text, step)]
+    return Replacement(start, end, "\n".join(lines) + "\n")
+
+
+def _indented(text: bytes, step: str) -> list[str]:
+    return [f"{step}{line}" if line.strip() else line for line in text.decode().strip("\n").split("\n")]
 
 
 @dataclass(frozen=True)
-class Otherwise:
-    """What the old text becomes.
+class _Decided:
+    """The old text without the conditions that are decided.
 
     Attributes:
-        replacements: the conditions that are decided, each by the side that runs.
+        replacements: each decided condition by the side that runs.
         first: whether it stood first in the source: above the side that the new code is for.
     """
 
@@ -23,8 +58,8 @@ class Otherwise:
     first: bool
 
 
-def otherwise(file: SourceFile, tests: list[tuple[ast.expr, bool]], start: int, end: int) -> Otherwise | None:
-    """The old text, from ``start`` to ``end``, where one condition had the other outcome.
+def _decided(file: SourceFile, tests: Sequence[Condition], start: int, end: int) -> _Decided | None:
+    """Return the old text, from ``start`` to ``end``, where one condition has the other outcome.
 
     ``tests`` are all places that ask it. None where one cannot be taken out of the text.
     """
@@ -45,11 +80,11 @@ def otherwise(file: SourceFile, tests: list[tuple[ast.expr, bool]], start: int, 
             return None
         found.append(replaced)
     inside = any(one is not other and one.start <= other.start < one.end for one in found for other in found)
-    return None if inside else Otherwise(found, first)
+    return None if inside else _Decided(found, first)
 
 
 def _branch(file: SourceFile, branch: ast.If, side: list[ast.stmt]) -> Replacement | None:
-    """The statements of one side in the place of an ``if``."""
+    """Replace an ``if`` by the statements of one side."""
     start, end = file.line_starts[branch.lineno], file.line_starts[(branch.end_lineno or 0) + 1]
     inside = branch.body + branch.orelse
     if file.text[start : file.start(branch)].strip() or any(each.lineno == branch.lineno for each in inside):
@@ -72,7 +107,7 @@ def _branch(file: SourceFile, branch: ast.If, side: list[ast.stmt]) -> Replaceme
 
 
 def _end_of_head(file: SourceFile, branch: ast.If) -> int | None:
-    """The line that ``if ...:`` ends on."""
+    """Return the line that ``if ...:`` ends on."""
     end = file.end(branch.test)
     colon = file.text.find(b":", end)
     if colon < 0 or file.text[end:colon].strip(b" )\n\t"):
@@ -89,7 +124,7 @@ def _end_of_else(file: SourceFile, branch: ast.If) -> int | None:
 
 
 def _chosen(file: SourceFile, choice: ast.IfExp, side: ast.expr) -> Replacement | None:
-    """``x = f(x) if a else x`` as ``x = f(x)``, or as nothing."""
+    """Replace ``x = f(x) if a else x`` by ``x = f(x)``, or by nothing."""
     home = file.parents[choice]
     if not isinstance(home, ast.Assign) or home.value is not choice or len(home.targets) != 1:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from gradscope.patching.edit.reading import is_fixed
 from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import is_fixed
 from gradscope.recording.graph import Frame, Node
 
 

@@ -1,13 +1,15 @@
-"""The line that imports the recipes, where the file's author would have put it."""
+"""Imports: the line that imports the recipes, and the imports that only the replaced code read."""
 
 from __future__ import annotations
 
 import ast
 import itertools
+import re
 import sys
+from collections.abc import Container
 from pathlib import Path
 
-from gradscope.patching.edit.importers import INSTALLED
+from gradscope.patching.edit.importers import INSTALLED, is_hidden_by, takes
 from gradscope.patching.edit.replacement import Replacement
 from gradscope.patching.edit.source import Definition, SourceFile
 
@@ -15,8 +17,36 @@ PACKAGE = "gradscope.recipes"
 _Import = ast.Import | ast.ImportFrom
 
 
+class RecipeNames:
+    """The names that ``file`` has for functions of gradscope.recipes, each chosen when it is first asked for.
+
+    ``known`` are names that the file's globals hold.
+    """
+
+    def __init__(self, file: SourceFile, known: Container[str]) -> None:
+        self.file, self.known = file, known
+        self._names: dict[str, str] = {}
+
+    def name(self, function: str) -> str:
+        """Return the recipe's own name, or a longer one where this file, or one that imports all of it, uses that."""
+        if function not in self._names:
+            found = function
+            while not _imported(self.file, function, found) and self._is_taken(found):
+                found = f"gradscope_{found}"
+            self._names[function] = found
+        return self._names[function]
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self.file.identifiers or name in self.known or is_hidden_by(self.file, name)
+
+    @property
+    def imports(self) -> tuple[tuple[str, str], ...]:
+        """(function of gradscope.recipes, its name in the file), in the order that they were asked for."""
+        return tuple(self._names.items())
+
+
 def import_of(file: SourceFile, names: list[tuple[str, str]]) -> Replacement | None:
-    """The import of ``names``, (function, the name it has in this file); None where the file has them all.
+    """Return the import of ``names``, (function, its name in this file); None where the file has them all.
 
     It stands with the packages that others wrote, behind the last of them or, where they are sorted, in its place; not
     among the program's own modules. Without any import it stands behind the docstring, or the file's first comments.
@@ -42,8 +72,8 @@ def import_of(file: SourceFile, names: list[tuple[str, str]]) -> Replacement | N
     return _behind(file, comments, f"\n{text}" if comments else f"{text}\n")
 
 
-def imported(file: SourceFile, name: str, known: str) -> bool:
-    """Whether ``known`` is the recipe ``name`` in the whole file, and nothing else."""
+def _imported(file: SourceFile, name: str, known: str) -> bool:
+    """Return whether ``known`` is the recipe ``name`` in the whole file, and nothing else."""
     homes = [
         alias
         for node in file.tree.body
@@ -91,7 +121,7 @@ def _root(node: _Import) -> str:
 
 
 def _is_own(node: _Import, file: SourceFile) -> bool:
-    """Whether it imports a module of the program that the file belongs to."""
+    """Return whether ``node`` imports a module of the program that the file belongs to."""
     if isinstance(node, ast.ImportFrom) and node.level:
         return True
     root, folder = _root(node), Path(file.name).parent
@@ -110,7 +140,7 @@ def _holds(folder: Path, root: str) -> bool:
 
 
 def _behind(file: SourceFile, line: int, text: str) -> Replacement:
-    """``text`` below a line, which may be the last and without an end; and below all that goes on from there."""
+    """Insert ``text`` below the statement that ``line`` belongs to; the line may be the last and without an end."""
     while any(node.lineno <= line < (node.end_lineno or 0) for node in file.tree.body) or _goes_on(file, line):
         line += 1
     start = file.line_starts[line + 1]
@@ -119,12 +149,80 @@ def _behind(file: SourceFile, line: int, text: str) -> Replacement:
 
 
 def _goes_on(file: SourceFile, line: int) -> bool:
-    """Whether a line ends with a backslash, outside of comments."""
+    """Return whether ``line`` ends with a backslash, outside of comments."""
     text = file.text[file.line_starts[line] : file.line_starts[line + 1]].rstrip(b"\n")
     return line > 0 and text.endswith(b"\\") and b"#" not in text
 
 
 def _comments(file: SourceFile) -> int:
-    """How many lines of comments the file begins with: a shebang, an encoding, a licence."""
+    """Count the lines of comments that the file begins with: a shebang, an encoding, a licence."""
     lines = file.text.decode().split("\n")
     return len(list(itertools.takewhile(lambda line: line.startswith("#"), lines)))
+
+
+def unread_imports(file: SourceFile, text: str) -> list[Replacement]:
+    """Return what removes the imports whose names ``file`` read before it became ``text``, and does not name any more.
+
+    A name in a comment or a string of ``text`` counts as one. Kept are those of a package's ``__init__``, under a
+    condition, beside a comment or another statement on their line, and what another file of the program takes from this
+    one.
+    """
+    if Path(file.name).name == "__init__.py":
+        return []
+    read = {node.id for node in ast.walk(file.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    found: list[Replacement] = []
+    for node in file.tree.body:
+        if not isinstance(node, _Import) or _module(node) in {"__future__", "gradscope.recipes"}:
+            continue
+        own = file.of(node)
+        gone = [alias for alias in node.names if _bound_by(alias) in read and _is_unread(_bound_by(alias), own, text)]
+        gone = [alias for alias in gone if not takes(file, _bound_by(alias))]
+        if gone:
+            found += _without(node, gone, file)
+    return found
+
+
+def _bound_by(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _module(node: _Import) -> str:
+    return (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+
+
+def _is_unread(name: str, own: str, text: str) -> bool:
+    """Return whether ``text`` holds ``name`` nowhere but in its import ``own``; as an attribute it is another's."""
+    word = re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)")
+    return len(word.findall(text)) <= len(word.findall(own))
+
+
+def _without(node: _Import, gone: list[ast.alias], file: SourceFile) -> list[Replacement]:
+    """Remove the names ``gone`` from ``node``, where it is written so plainly that nothing else is lost."""
+    first, last = file.line_starts[node.lineno], file.line_starts[(node.end_lineno or node.lineno) + 1]
+    whole = file.text[first:last].decode()
+    if whole.strip() != file.of(node):
+        return []
+    if len(gone) == len(node.names):
+        return [Replacement(first, _over_blank(first, last, file), "")]
+    if node.lineno == node.end_lineno:
+        left = [ast.unparse(alias) for alias in node.names if alias not in gone]
+        head = re.match(r"\s*(from\s+\S+\s+)?import\s+", whole)
+        if head is None or "(" in whole:
+            return []
+        return [Replacement(first, last, f"{head.group()}{', '.join(left)}\n")]
+    if "(" not in whole:  # lines that a backslash joins
+        return []
+    made = []
+    for alias in gone:
+        start, end = file.line_starts[alias.lineno], file.line_starts[alias.lineno + 1]
+        if file.text[start:end].decode().strip().rstrip(",").rstrip() != ast.unparse(alias):
+            return []
+        made.append(Replacement(start, end, ""))
+    return made
+
+
+def _over_blank(first: int, last: int, file: SourceFile) -> int:
+    """Return the offset past the empty line below, where one stands above as well, or nothing does."""
+    above = file.text[:first].rsplit(b"\n", 2)[-2:-1]
+    below = file.text[last:].partition(b"\n")
+    return last + 1 if below[1] and not below[0].strip() and not b"".join(above).strip() else last

@@ -1,4 +1,4 @@
-"""The text of the call that stands for a match, made of the spellings in the user's source."""
+"""The text of the call that replaces a match, its arguments spelled as in the user's source."""
 
 from __future__ import annotations
 
@@ -8,43 +8,46 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradscope.patching.edit.call_sites import Texts
-from gradscope.patching.edit.dead_code import Statements
-from gradscope.patching.edit.escapes import is_hooked
-from gradscope.patching.edit.importers import is_hidden_by
-from gradscope.patching.edit.imports import imported
-from gradscope.patching.edit.reading import reads_only
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.imports import RecipeNames
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.shape_queries import Forms, only_forms
-from gradscope.patching.edit.syntax import bound_names, names_in, within
+from gradscope.patching.edit.side_effects import is_hooked
+from gradscope.patching.edit.syntax import bound_names, names_in, reads_only, within
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
 from gradscope.recording.graph import Node
 from gradscope.tree import children_of
 
 
-class Spelling:
-    """The new call.
+class NewCall:
+    """The call of a recipe that replaces ``match``.
+
+    Args:
+        calls: the function that is edited.
+        parts: the statements that make the match's tensors, and are removed.
+        recipes: the names of the recipes in the file.
+        taken: names that other edits of the function bind.
 
     Attributes:
-        imports: (function of gradscope.recipes, the name it has in this file).
-        hoisted: lines that a statement leaves behind, which evaluate what cannot be evaluated later.
-        spelled: the expressions that the text and those lines repeat.
+        hoisted: assignments that a removed statement leaves behind, for what cannot be evaluated later.
+        spelled: the expressions that the new text repeats.
         unchanged: the end of the text, where it is the end of the last call's too, as it was written.
 
     Raises:
-        Refusal: something of it has no spelling.
+        Refusal: an argument has no spelling.
     """
 
-    def __init__(self, match: Match, texts: Texts, statements: Statements, taken: frozenset[str]) -> None:
-        self.match, self.texts, self.statements = match, texts, statements
-        self.source, self.stays, self.statement = texts.source, statements.stays, statements.statement
+    def __init__(
+        self, match: Match, calls: Texts, parts: list[ast.stmt], recipes: RecipeNames, taken: frozenset[str]
+    ) -> None:
+        self.match, self.calls, self.parts, self.recipes = match, calls, parts, recipes
+        self.source, self.stays, self.statement = calls.source, calls.stays, calls.statement
         self.hoisted: dict[ast.stmt, list[str]] = {}
         self.spelled: list[ast.AST] = []
         self.unchanged = ""
         self._names: dict[ast.expr, str] = {}
         self._taken = self.source.file.identifiers | taken
-        self.imports = tuple((name, self._unused(name)) for name in (match.function, *match.helpers))
-        self._called = dict(self.imports)
         self._given_parts: list[str] = []  # of one argument that is several, as they were written
+        self._helpers = {name: recipes.name(name) for name in (match.function, *match.helpers)}
         self._arguments = list(self._spell_arguments())
 
     def _spell_arguments(self) -> Iterator[str]:
@@ -59,20 +62,13 @@ class Spelling:
             elif text != "None":
                 yield f"{argument.name}{equals}{text}"
 
-    def helper(self, name: str) -> str:
-        """The name in this file of a function of gradscope.recipes that conditions call."""
-        if name not in self._called:
-            self._called[name] = self._unused(name)
-            self.imports = (*self.imports, (name, self._called[name]))
-        return self._called[name]
-
     def text(self, *, guarded: bool) -> str:
-        """What stands in the place of the last call; on several lines where one would be too long.
+        """Return what replaces the last call; on several lines where one would be too long.
 
         ``guarded``: it will stand in a block of its own.
         """
         arguments, file = self._arguments, self.source.file
-        head, end = f"{self._called[self.match.function]}(", f"){self.match.suffix}"
+        head, end = f"{self._helpers[self.match.function]}(", f"){self.match.suffix}"
         text = f"{head}{', '.join(arguments)}{end}"
         if arguments[-1].startswith("\n"):  # as they were written
             text = f"{head}{', '.join(arguments[:-1])}{',' if arguments[1:] else ''}{arguments[-1]}{end}"
@@ -84,7 +80,7 @@ class Spelling:
         return f"{head}\n{lines}{outer}{end}"
 
     def _fits(self, text: str, moved: int) -> bool:
-        """Whether the line is no longer than the file's others, or than it was."""
+        """Return whether the line is no longer than the file's others, or than it was."""
         file, home = self.source.file, self.statement
         behind = file.text[file.end(self.stays) : file.line_starts[(self.stays.end_lineno or 0) + 1]]
         if home.end_lineno == self.stays.end_lineno:
@@ -99,17 +95,9 @@ class Spelling:
     def _is_given(self, argument: str) -> bool:
         return bool(self._given_parts) and argument == ", ".join(self._given_parts)
 
-    def _unused(self, name: str) -> str:
-        """The recipe's own name, or a longer one where this file or one that imports all of it uses that already."""
-        file, known = self.source.file, name
-        taken = file.identifiers | self.texts.frame.globals.keys()
-        while not imported(file, name, known) and (known in taken or is_hidden_by(file, known)):
-            known = f"gradscope_{known}"
-        return known
-
     def _piece(self, piece: Piece) -> str:
         if isinstance(piece, str):
-            return self._called.get(piece) or self.source.file.style.of_text(piece)
+            return self._helpers.get(piece) or self.source.file.style.of_text(piece)
         if isinstance(piece, Of):
             return self._operand(piece)
         if isinstance(piece, Size):
@@ -128,11 +116,11 @@ class Spelling:
             if isinstance(piece.scalar, Of):
                 return self._operand(piece.scalar)
             piece = piece.scalar
-        found = self.texts.scalar(piece)
+        found = self.calls.scalar(piece)
         return found if isinstance(found, str) else self._spelled(found, piece.name or "number", piece.node)
 
     def _size(self, piece: Size, *, bracketed: bool = False) -> str:
-        size = self.texts.size(piece)
+        size = self.calls.size(piece)
         if size is not None:
             text = self._spelled(size, "size", piece.node)
             return f"({text})" if bracketed and isinstance(size, ast.BinOp) and not text.isidentifier() else text
@@ -144,7 +132,7 @@ class Spelling:
         return "".join(parts)
 
     def _operand(self, piece: Of) -> str:
-        expression, at = self.texts.operand(piece.value, self.match.nodes | self.match.later)
+        expression, at = self.calls.operand(piece.value, self.match.nodes | self.match.later)
         if piece.again and expression not in self._names and not reads_only(expression):
             raise Refusal(f"line {expression.lineno}: {piece.role} would be made twice")
         text = self._spelled(expression, piece.role, at)
@@ -152,17 +140,17 @@ class Spelling:
         return f"{text if plain or not (piece.suffix or piece.bracketed) else f'({text})'}{piece.suffix}"
 
     def _of_module(self, piece: Setting | Called) -> str | None:
-        module = self.texts.module(piece.node)
-        if module is None and isinstance(piece, Setting) and self.texts.is_of_parent(piece.node):
-            return f"{self.texts.frame.code.co_varnames[0]}.{piece.attribute}"
+        module = self.calls.module(piece.node)
+        if module is None and isinstance(piece, Setting) and self.calls.is_of_parent(piece.node):
+            return f"{self.calls.frame.code.co_varnames[0]}.{piece.attribute}"
         if module is None:
             if isinstance(piece, Called):
                 raise Refusal(f"{piece.node.op} is not called by a module")
             return None
-        call = self.texts.expression(piece.node)
-        called = self.texts.called_module(call, piece.node) if isinstance(call, ast.Call) else None
+        call = self.calls.expression(piece.node)
+        called = self.calls.called_module(call, piece.node) if isinstance(call, ast.Call) else None
         text = self.source.file.of(module)
-        if isinstance(module, ast.Name) and not self.texts.holds(module):
+        if isinstance(module, ast.Name) and not self.calls.holds(module):
             raise Refusal(f"{text} is another module when the result is made")
         if is_hooked(called):
             raise Refusal(f"{text} has hooks, which would no longer be called")
@@ -175,29 +163,28 @@ class Spelling:
 
     def _from_sizes(self, piece: FromSizes) -> str:
         for part in piece.pieces:
-            expression = self.texts.resolved(part) if isinstance(part, Scalar) else ""
+            expression = self.calls.resolved(part) if isinstance(part, Scalar) else ""
             if isinstance(expression, ast.expr) and self._no_longer_bound(expression):
                 assert isinstance(part, Scalar)
-                if not self.texts.is_of_last_size(expression, part.node, piece.size):
+                if not self.calls.is_of_last_size(expression, part.node, piece.size):
                     break
                 return piece.otherwise
         return "".join(self._piece(part) for part in piece.pieces)
 
     @property
     def names(self) -> set[str]:
-        """The new names."""
+        """The names that ``hoisted`` binds."""
         return set(self._names.values())
 
     def _no_longer_bound(self, expression: ast.expr) -> set[str]:
-        """The names in an expression that a statement which goes had bound before."""
+        """Return the names in ``expression`` that a removed statement above it binds."""
         start = self.source.file.start(expression)
-        parts = self.statements.parts
-        before = [part for part in parts if self.source.file.start(part) < start and not within(part, expression)]
+        before = [part for part in self.parts if self.source.file.start(part) < start and not within(part, expression)]
         return names_in(expression) & {name for part in before for name in bound_names(part)}
 
     def _layer(self, piece: Layer) -> str:
-        call = self.texts.expression(piece.node)
-        called = self.texts.called_module(call) if isinstance(call, ast.Call) else None
+        call = self.calls.expression(piece.node)
+        called = self.calls.called_module(call) if isinstance(call, ast.Call) else None
         local = isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Subscript)) and called is None
         if not isinstance(call, ast.Call) or not (called is piece.node.caller or (local and not piece.certain)):
             raise Refusal(f"line {self.stays.lineno}: which module is called there is not understood")
@@ -208,10 +195,10 @@ class Spelling:
         return text
 
     def _given(self, piece: Given) -> str:
-        call = self.texts.expression(piece.node)
+        call = self.calls.expression(piece.node)
         if not isinstance(call, ast.Call):
             raise Refusal(f"how {piece.node.op} is called is not understood")
-        if piece.node.caller is None and not self.texts.calls(call, piece.node):
+        if piece.node.caller is None and not self.calls.calls(call, piece.node):
             raise Refusal(f"{piece.node.op} is not called by its own name")
         names = {keyword.arg for keyword in call.keywords}
         starred = None in names or any(isinstance(argument, ast.Starred) for argument in call.args)
@@ -234,20 +221,20 @@ class Spelling:
         return file.text[file.start(parts[0]) : file.end(parts[-1])].decode()
 
     def _spelled(self, expression: ast.expr, role: str, at: Node) -> str:
-        """The expression's text, or a new name for it where it must be evaluated earlier."""
+        """Return the text of ``expression``, or a new name for it where it must be evaluated earlier."""
         text = self._text_of(expression)
         self.spelled.append(expression)
         home = self.source.statement(expression)
         if at is self.match.also:
             first, last = self.source.file.start(self.stays), self.source.file.start(expression)
-            if not reads_only(expression) or self.texts.bound_between(expression, first, last):
+            if not reads_only(expression) or self.calls.bound_between(expression, first, last):
                 raise Refusal(f"line {expression.lineno}: {text} may not be what it is on line {self.stays.lineno}")
         if home is self.statement and within(self.stays, expression):
             return _wrapped(text, expression)
         if isinstance(expression, ast.Name):
-            holds = self._holds_again(expression) or (self.texts.holds(expression) and self._same_now(expression, at))
+            holds = self._holds_again(expression) or (self.calls.holds(expression) and self._same_now(expression, at))
         else:
-            holds = self.texts.holds(expression)
+            holds = self.calls.holds(expression)
         if holds:
             return _wrapped(text, expression)
         if expression not in self._names:
@@ -260,43 +247,43 @@ class Spelling:
         return self._names[expression]
 
     def _text_of(self, expression: ast.expr) -> str:
-        """As it is written, but that ``scores.dtype`` is asked of the query."""
+        """Return ``expression`` as it is written, but with ``scores.dtype`` asked of the query."""
         text, gone = self.source.file.of(expression), self._no_longer_bound(expression)
         if not gone:
             return text
         if not only_forms(expression, gone):
             raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would not be made any more")
         start, written = self.source.file.start(expression), text.encode()
-        asked = Forms(self.match, self.texts).rewritten(expression, gone)
+        asked = Forms(self.match, self.calls).rewritten(expression, gone)
         for old, new in sorted(asked, key=lambda each: self.source.file.start(each[0]), reverse=True):
             first, last = self.source.file.start(old) - start, self.source.file.end(old) - start
             written = written[:first] + new.encode() + written[last:]
         return written.decode()
 
     def _holds_again(self, name: ast.Name) -> bool:
-        """Whether only statements that go bind a name anew: ``x`` in ``x = self.drop(x)``."""
+        """Return whether only removed statements bind ``name`` anew: ``x`` in ``x = self.drop(x)``."""
         file = self.source.file
         here, there = file.start(name), file.start(self.stays)
         stored = [each for each in self.source.names(name.id) if not isinstance(each.ctx, ast.Load)]
         homes = {self.source.statement(each) for each in stored} - {self.statement}
         between = [home for home in homes if file.end(home) > here and file.start(home) < there]
-        return bool(between) and all(home in self.statements.parts for home in between)
+        return bool(between) and all(home in self.parts for home in between)
 
     def _same_now(self, name: ast.Name, at: Node) -> bool:
-        """Whether a name that the call ``at`` read still holds the same tensor when the last call is made."""
-        then, now = at.place_in(self.texts.frame), self.match.last.place_in(self.texts.frame)
+        """Return whether ``name``, which the call ``at`` read, still holds the same tensor at the last call."""
+        then, now = at.place_in(self.calls.frame), self.match.last.place_in(self.calls.frame)
         assert then is not None and now is not None
         old, new = then.names.get(name.id), now.names.get(name.id)
         return old is new or (old is not None and new is not None and old.content == new.content)
 
 
 def _wrapped(text: str, expression: ast.expr) -> str:
-    """In brackets where a line break inside would otherwise end it; a call's arguments need none otherwise."""
+    """Return ``text`` in brackets where a line break inside would otherwise end it."""
     return f"({text})" if "\n" in text and isinstance(expression, (ast.BinOp, ast.BoolOp, ast.Compare)) else text
 
 
 def _plain(text: str) -> str:
-    """``1.0 / (f(x))`` without the brackets."""
+    """Return ``1.0 / (f(x))`` without the brackets."""
     head, bracket, rest = text.partition("1.0 / (")
     if head or not bracket or not rest.endswith(")"):
         return text

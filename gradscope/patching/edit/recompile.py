@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from gradscope.patching.edit.imports import import_of
-from gradscope.patching.edit.refusal import Refusal
-from gradscope.patching.edit.replacement import edited
+from gradscope.patching.edit.imports import import_of, unread_imports
+from gradscope.patching.edit.replacement import Refusal, edited
 from gradscope.patching.edit.rewrite import Edit
 from gradscope.patching.edit.source import Definition, FunctionSource, SourceFile
-from gradscope.patching.edit.unread_imports import unread_imports
 
 _FUTURE = 0x1FF0000  # the compiler flags of ``from __future__`` lie here in co_flags
 

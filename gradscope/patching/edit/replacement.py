@@ -1,11 +1,13 @@
-"""Bytes of a file that become others."""
+"""Bytes of a file that become others, and the reason why none do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradscope.patching.edit.refusal import Refusal
+
+class Refusal(Exception):
+    """Why a match is left alone, as the plan shows it."""
 
 
 @dataclass(frozen=True)
@@ -15,11 +17,11 @@ class Replacement:
     start: int
     end: int
     text: str
-    tidies: bool = False  # takes one line away that is empty or a comment: two edits may do it
+    tidies: bool = False  # removes a line that is empty or a comment: two edits may do the same
 
 
 def edited(text: bytes, replacements: Iterable[Replacement]) -> bytes:
-    """``text`` with its replacements made.
+    """Return ``text`` with ``replacements`` made.
 
     Raises:
         Refusal: two of them overlap.
@@ -31,3 +33,8 @@ def edited(text: bytes, replacements: Iterable[Replacement]) -> bytes:
         text = text[: part.start] + part.text.encode() + text[part.end :]
         end = part.start
     return text
+
+
+def moved_by(start: int, replacements: Iterable[Replacement]) -> list[Replacement]:
+    """Return ``replacements`` for a text that begins at ``start``."""
+    return [Replacement(each.start - start, each.end - start, each.text, each.tidies) for each in replacements]

@@ -1,4 +1,4 @@
-"""A call with two results: the tensor that stays, and what a later call made of it."""
+"""A new call with two results: the tensor that stays, and what a later call made of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from gradscope.patching.edit.call_sites import Texts
-from gradscope.patching.edit.dead_code import Statements
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in, walked
 from gradscope.patching.match import Match
 from gradscope.recording.graph import Recording
@@ -25,8 +24,10 @@ class Second:
     target: ast.Name
 
 
-def second_of(match: Match, recording: Recording, texts: Texts, statements: Statements) -> Second | None:
-    """The later call of ``match``, where there is one.
+def second_of(match: Match, recording: Recording, calls: Texts, *, conditional: bool) -> Second | None:
+    """Return the later call of ``match``; None where there is none.
+
+    ``conditional``: the match ran under a condition.
 
     Raises:
         Refusal: it is not certain that it is made of the same tensor whenever it runs.
@@ -34,16 +35,16 @@ def second_of(match: Match, recording: Recording, texts: Texts, statements: Stat
     node = match.also
     if node is None:
         return None
-    source, own = texts.source, statements.statement
-    expression = texts.expression(node)
-    if statements.conditions:
+    source, own = calls.source, calls.statement
+    expression = calls.expression(node)
+    if conditional:
         raise Refusal(f"line {own.lineno} runs under a condition of its own")
-    if not isinstance(own, ast.Assign) or len(own.targets) != 1 or own.value is not statements.stays:
+    if not isinstance(own, ast.Assign) or len(own.targets) != 1 or own.value is not calls.stays:
         raise Refusal(f"line {own.lineno} does not assign the sum to a name")
     target = own.targets[0]
     if not isinstance(target, ast.Name) or not isinstance(expression, ast.Call) or node.grad != match.last.grad:
         raise Refusal(f"line {own.lineno} does not assign the sum to a name")
-    home, block = source.statement(expression), source.block(own)
+    home, block = source.statement(expression), calls.block
     if home not in block or block.index(home) <= block.index(own) or not isinstance(home, _SIMPLE):
         raise Refusal(f"line {expression.lineno} does not always follow line {own.lineno}")
     above: ast.AST = expression
@@ -62,7 +63,7 @@ def second_of(match: Match, recording: Recording, texts: Texts, statements: Stat
 
 
 def _check_between(match: Match, recording: Recording, statements: list[ast.stmt], name: str) -> None:
-    """Nothing touches the tensor, or what the later call reads besides, before that call."""
+    """Raise Refusal where a statement between the calls binds ``name``, or a call changes what the later reads."""
     for statement in statements:
         stored = [part for part in walked(statement) if isinstance(part, ast.Name) and part.id == name]
         if any(not isinstance(part.ctx, ast.Load) for part in stored):

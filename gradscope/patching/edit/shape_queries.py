@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradscope.patching.edit.call_sites import Texts
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in
 from gradscope.patching.match import Match
 from gradscope.recording.graph import Node, Value

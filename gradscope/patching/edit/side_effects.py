@@ -1,79 +1,158 @@
-"""What statements that go do besides making the pattern's tensors: nothing, or they cannot go."""
+"""Effects besides the match: tensors that escape or change, helpers with state, calls in removed statements."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from gradscope.patching.edit.call_sites import Texts
-from gradscope.patching.edit.escapes import is_hooked, is_no_cast
-from gradscope.patching.edit.reading import LOOKING, called_name
-from gradscope.patching.edit.refusal import Refusal
-from gradscope.patching.edit.syntax import bound_names, is_name, walked, within
-from gradscope.patching.match import Match
-from gradscope.recording.graph import Node
-
-if TYPE_CHECKING:
-    from gradscope.patching.edit.dead_code import Statements
-
-
-def check_only_serves(statements: Statements, statement: ast.stmt) -> None:
-    """Nothing but inner tensors comes out of a statement that goes.
-
-    Raises:
-        Refusal: something else does.
-    """
-    match, texts = statements.match, statements.texts
-    if not bound_names(statement):
-        raise Refusal(f"line {statement.lineno} assigns to more than a name")
-    own = {(texts.expression(node), node.op) for node in match.nodes}
-    for found, node in texts.calls_in(statement):
-        if node in match.nodes:
-            continue
-        if (found, node.op) in own:  # in another round of a loop, which is a match of its own
-            continue
-        if node.changed or not node.outputs:
-            raise Refusal(f"line {statement.lineno} also calls {node.op}")
-        _check_feeds(statements, node, statement)
+from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.shape_queries import is_asked_for_form
+from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.syntax import (
+    INLINE,
+    PURE,
+    bound_names,
+    called_name,
+    is_fixed,
+    is_straight,
+    walked,
+    within,
+)
+from gradscope.patching.graph import CASTS
+from gradscope.patching.match import Match, Scalar
+from gradscope.recording.graph import Frame, Node, Recording, Value
+from gradscope.recording.operations import LIKE
 
 
-def _check_feeds(statements: Statements, node: Node, statement: ast.stmt) -> None:
-    """A call beside the pattern, in a statement that goes, may only make what the pattern reads."""
-    match, texts, source = statements.match, statements.texts, statements.source
+def check_run(match: Match, recording: Recording, frame: Frame, source: FunctionSource) -> None:
+    """Raise Refusal where the recorded step shows that the calls of ``match`` cannot be replaced in ``frame``."""
+    _check_escapes(match)
+    _check_changes(match, recording.nodes)
+    if len({node.grad for node in match.nodes if node.inputs}) > 1:
+        raise Refusal("gradients are switched off for a part of the pattern")
+    files = {source.file.name: source.file}
+    _check_helpers(match, frame, files)
+    for scalar in match.fixed:
+        _check_fixed(scalar, recording, files)
+
+
+def _check_escapes(match: Match) -> None:
+    """Raise Refusal where a call outside of ``match`` reads a tensor that it makes on the way, or that is kept."""
+    known = {value.content for node in match.nodes for value in node.inputs if value.producer not in match.nodes}
+    known.add(match.output.content)
+    for value in match.inner:
+        others = [user for user in value.users if user not in match.nodes and not is_asked_for_form(user, value)]
+        if others and others[0].op in LIKE:
+            raise Refusal(f"{others[0].op} asks for the form of what {_maker(value.producer)} makes, which goes")
+        if others and not _is_no_cast(value):
+            raise Refusal(f"the result of {_maker(value.producer)} is also read by {others[0].op}")
+        if value.alive and value.content not in known:
+            raise Refusal(f"the result of {_maker(value.producer)} is kept after the run: it is returned or stored")
+
+
+def _check_changes(match: Match, nodes: list[Node]) -> None:
+    """Raise Refusal where an operand is changed in place before the result is made, or the match changes another's."""
+    inner = {*match.inner, match.output}
+    outside = {value.storage for node in match.nodes for value in node.inputs if value not in inner}
+    changing = [node for node in nodes[: match.last.index + 1] if node.changed]
+    for node in match.nodes:
+        if node.changed & outside:
+            raise Refusal(f"{node.op} changes a tensor in place that was there before")
+        for value in node.inputs:
+            for other in changing:
+                late = other.index > node.index and value.storage in other.changed
+                if late and other not in match.nodes:
+                    raise Refusal(f"{other.op} changes in place what {node.op} read")
+
+
+def _check_helpers(match: Match, frame: Frame, files: dict[str, SourceFile]) -> None:
+    """Raise Refusal where a function called for ``match`` has a branch, a decorator or hooks."""
+    checked = set()
+    for node in match.nodes:
+        _check_hooks(node.caller)
+        for place in node.places:
+            code = place.frame.code
+            if place.frame is frame:
+                break
+            _check_hooks(place.frame.owner)
+            if code in checked or code.co_name in INLINE:
+                continue
+            checked.add(code)
+            definition = FunctionSource.of(code, files).definition
+            if any(not isinstance(each, ast.Name) or each.id != "staticmethod" for each in definition.decorator_list):
+                raise Refusal(f"{code.co_name}, which makes a part of the pattern, is decorated")
+            for statement in definition.body:
+                if not is_straight(statement):
+                    raise Refusal(f"{code.co_name} may do something else another time, on line {statement.lineno}")
+
+
+def _check_hooks(module: object) -> None:
+    if is_hooked(module):
+        raise Refusal(f"the {type(module).__name__} has hooks, which would no longer be called")
+
+
+def _check_fixed(scalar: Scalar, recording: Recording, files: dict[str, SourceFile]) -> None:
+    """Raise Refusal unless ``scalar`` is spelled as a literal."""
+    if scalar.node.caller is not None:  # a setting of a module of torch's
+        return
+    frame = scalar.node.places[0].frame
+    source = FunctionSource.of(frame.code, files)
+    found = Texts(source, frame, recording.executed_in(frame), scalar.node).scalar(scalar)
+    if not isinstance(found, str) and not is_fixed(found):
+        raise Refusal(f"line {found.lineno}: {source.file.of(found)} may be another number next time")
+
+
+def check_feeds_match(match: Match, calls: Texts, parts: list[ast.stmt]) -> None:
+    """Raise Refusal where one of the removed statements ``parts`` makes a tensor for anything but ``match``."""
+    own = {(calls.expression(node), node.op) for node in match.nodes}
+    for statement in parts:
+        if not bound_names(statement):
+            raise Refusal(f"line {statement.lineno} assigns to more than a name")
+        for found, node in calls.calls_in(statement):
+            # The same call in another round of a loop is part of a match of its own.
+            if node in match.nodes or (found, node.op) in own:
+                continue
+            if node.changed or not node.outputs:
+                raise Refusal(f"line {statement.lineno} also calls {node.op}")
+            reader = _reader_that_stays(node, match, calls, parts)
+            if reader is not None:
+                raise Refusal(f"line {statement.lineno} also makes what {reader.op} reads")
+
+
+def _reader_that_stays(node: Node, match: Match, calls: Texts, parts: list[ast.stmt]) -> Node | None:
+    """Return a call that reads an output of ``node`` and is neither of ``match`` nor in a removed statement."""
     for value in node.outputs:
-        for user in () if is_no_cast(value) else value.users:
-            place = user.place_in(texts.frame)
-            found = source.at(place.span) if place is not None else None
-            goes = found is statements.stays or (
-                found is not None and source.statement(found) in (*statements.parts, statement)
-            )
+        for user in () if _is_no_cast(value) else value.users:
+            place = user.place_in(calls.frame)
+            found = calls.source.at(place.span) if place is not None else None
+            goes = found is calls.stays or (found is not None and calls.source.statement(found) in parts)
             if user not in match.nodes and not goes:  # what goes may be another round's of the same loop
-                raise Refusal(f"line {statement.lineno} also makes what {user.op} reads")
+                return user
+    return None
 
 
-def check_calls(match: Match, texts: Texts, statements: Statements, spelled: list[ast.AST]) -> None:
-    """What goes calls nothing but the match, and what only looks.
+def check_calls(match: Match, calls: Texts, parts: list[ast.stmt], spelled: list[ast.AST]) -> None:
+    """Raise Refusal where a removed statement calls what may have an effect, besides the match.
 
-    Raises:
-        Refusal: something else is called there, which may have an effect.
+    ``spelled`` are expressions that the new text evaluates.
     """
-    made = set(map(texts.expression, match.nodes)) | set(texts.recorded)
-    for statement in [*statements.parts, statements.stays]:
+    made = set(map(calls.expression, match.nodes)) | calls.recorded
+    for statement in [*parts, calls.stays]:
         for part in walked(statement):
             if not isinstance(part, ast.Call) or part in made or any(within(each, part) for each in spelled):
                 continue
             if called_name(part) in {"map", "zip"} and _maps(part, match):
                 continue
-            if _is_identity(texts.called_module(part)) or ast.unparse(part) == "super()":
+            if is_identity(calls.called_module(part)) or ast.unparse(part) == "super()":
                 continue
-            if called_name(part) not in LOOKING and not texts.makes_module(part):
+            if called_name(part) not in PURE and not calls.makes_module(part):
                 raise Refusal(f"line {part.lineno} also calls {called_name(part)}")
 
 
 def _maps(call: ast.Call, match: Match) -> bool:
-    """Whether it is ``map`` of a function that was looked at: a lambda, or one that made a part of the match."""
+    """Return whether ``call`` is ``zip``, or ``map`` of a lambda or a helper that made a part of the match."""
     if not isinstance(call.func, ast.Name) or call.func.id == "zip":
         return isinstance(call.func, ast.Name)
     first = call.args[0] if call.args else None
@@ -82,25 +161,23 @@ def _maps(call: ast.Call, match: Match) -> bool:
     return isinstance(first, ast.Lambda) or name in helpers
 
 
-def hands_on(texts: Texts, statement: ast.stmt) -> bool:
-    """Whether it is ``x = self.drop(x)`` where drop is the identity; or ``q, k = self.norm(q), self.norm(k)``."""
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return False
-    target, value = statement.targets[0], statement.value
-    pairs = [(target, value)]
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        if len(target.elts) != len(value.elts):
-            return False
-        pairs = list(zip(target.elts, value.elts, strict=True))
-    return all(isinstance(name, ast.Name) and _applies_identity(texts, call, name.id) for name, call in pairs)
-
-
-def _applies_identity(texts: Texts, call: ast.expr, name: str) -> bool:
-    if not isinstance(call, ast.Call) or call.keywords or not _is_identity(texts.called_module(call)):
-        return False
-    return len(call.args) == 1 and is_name(call.args[0], name)
-
-
-def _is_identity(module: object) -> bool:
-    """Whether a module hands on what it is given, and nobody watches it."""
+def is_identity(module: object) -> bool:
+    """Return whether ``module`` returns its argument, and no hook watches it."""
     return type(module) is nn.Identity and not is_hooked(module)
+
+
+def is_hooked(module: object) -> bool:
+    """Return whether ``module`` has a hook on its forward or backward."""
+    return isinstance(module, nn.Module) and bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _is_no_cast(value: Value) -> bool:
+    """Return whether ``value`` is the input of the cast that returned it: it had that dtype already."""
+    node = value.producer
+    return node is not None and node.op in CASTS and value.content == node.inputs[0].content
+
+
+def _maker(node: Node | None) -> str:
+    return "an input" if node is None else node.op

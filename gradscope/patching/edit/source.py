@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TypeVar
 
-from gradscope.patching.edit.refusal import Refusal
+from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.style import Style
 from gradscope.patching.edit.syntax import walked, within
 from gradscope.recording.graph import Span

@@ -1,8 +1,9 @@
-"""Small questions about pieces of source."""
+"""Questions about a piece of a syntax tree that the piece alone answers."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from types import CodeType
 from typing import TypeGuard
 
@@ -10,11 +11,20 @@ from typing import TypeGuard
 HIDES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield)
 BRANCHES = (ast.IfExp, ast.BoolOp)
 
+# Functions and methods without effects, which give the same for the same arguments.
+PURE = frozenset(
+    {"size", "dim", "sqrt", "float", "int", "len", "min", "max", "abs", "numel", "rsqrt", "pow", "finfo", "bool"}
+    | {"tuple", "list", "isinstance", "Size"}
+)
+
+# Names of code objects whose source stands inside the function around them.
+INLINE = frozenset({"<lambda>", "<listcomp>", "<genexpr>"})
+
 _OPPOSITE = {ast.Is: "is not", ast.IsNot: "is", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in", ast.NotIn: "in"}
 
 
 def walked(node: ast.AST) -> tuple[ast.AST, ...]:
-    """``node`` and all inside it, as ``ast.walk`` gives them; kept, for trees that were read are not changed."""
+    """Return ``node`` and all nodes inside it, in the order of ``ast.walk``; kept, for a parsed tree is not changed."""
     found: tuple[ast.AST, ...] | None = getattr(node, "_walked", None)
     if found is None:
         found = tuple(ast.walk(node))
@@ -23,12 +33,12 @@ def walked(node: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def is_name(node: ast.AST, name: str) -> bool:
-    """Whether it is that name."""
+    """Return whether ``node`` is the name ``name``."""
     return isinstance(node, ast.Name) and node.id == name
 
 
 def within(outer: ast.AST, inner: ast.AST) -> bool:
-    """Whether ``inner`` is ``outer`` or a part of it."""
+    """Return whether ``inner`` is ``outer`` or a part of it."""
     inside: frozenset[int] | None = getattr(outer, "_inside", None)
     if inside is None:
         inside = frozenset(map(id, walked(outer)))
@@ -37,17 +47,17 @@ def within(outer: ast.AST, inner: ast.AST) -> bool:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """The names that occur in it."""
+    """Return the names that occur in ``node``."""
     return {part.id for part in walked(node) if isinstance(part, ast.Name)}
 
 
 def statements_in(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements and all inside them."""
+    """Return ``statements`` and all statements inside them."""
     return [part for statement in statements for part in walked(statement) if isinstance(part, ast.stmt)]
 
 
 def targets(statement: ast.AST) -> set[str]:
-    """The names that an assignment binds; none where it binds anything else."""
+    """Return the names that an assignment binds; none where it binds anything else too."""
     if isinstance(statement, ast.Assign):
         given = statement.targets
     elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)):
@@ -64,7 +74,7 @@ def targets(statement: ast.AST) -> set[str]:
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
-    """The names whose tensors a statement makes or, in place, changes."""
+    """Return the names whose tensors ``statement`` makes or changes in place."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
         while _is_in_place(function) and isinstance(function.value, ast.Call):  # x.mul_(2).add_(y)
@@ -85,7 +95,7 @@ def _is_in_place(function: ast.expr) -> TypeGuard[ast.Attribute]:
 
 
 def is_straight(statement: ast.stmt) -> bool:
-    """Whether it binds names or returns, without a condition."""
+    """Return whether ``statement`` binds names or returns, without a condition."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
     if not isinstance(statement, (ast.Return, ast.Assert, ast.Pass)) and not targets(statement):
@@ -95,7 +105,7 @@ def is_straight(statement: ast.stmt) -> bool:
 
 
 def is_the_same_for_each(part: ast.AST) -> bool:
-    """Whether a lambda or a comprehension does one thing to all it is given: no condition, no name bound for later."""
+    """Return whether ``part`` is a lambda or comprehension that has no condition inside and binds no name for later."""
     if isinstance(part, (ast.ListComp, ast.GeneratorExp)):
         if len(part.generators) != 1 or part.generators[0].ifs or part.generators[0].is_async:
             return False
@@ -105,19 +115,19 @@ def is_the_same_for_each(part: ast.AST) -> bool:
 
 
 def only_checks(statement: ast.stmt) -> bool:
-    """``assert`` of a form, or ``if`` with nothing but a ``raise``: the recipe checks its arguments itself."""
+    """Return whether ``statement`` is an ``assert``, or an ``if`` that only raises: recipes check their arguments."""
     if isinstance(statement, ast.If):
         return not statement.orelse and all(isinstance(part, ast.Raise) for part in statement.body)
     return isinstance(statement, ast.Assert)
 
 
 def calls_something(statement: ast.stmt) -> bool:
-    """Whether running it would have been recorded, as far as the text tells."""
+    """Return whether ``statement`` holds an operator or a call, which would have been recorded."""
     return any(isinstance(part, (ast.Call, ast.BinOp, ast.AugAssign)) for part in walked(statement))
 
 
 def spelled_condition(text: str, test: ast.expr, outcome: bool) -> str:
-    """The condition, or its opposite, to stand beside others in an ``and``."""
+    """Return the source of a condition that ``test``, written ``text``, has this outcome; to stand in an ``and``."""
     simple = isinstance(test, (ast.Name, ast.Attribute, ast.Compare, ast.Call, ast.UnaryOp, ast.Subscript))
     if outcome:
         return text if simple else f"({text})"
@@ -129,8 +139,72 @@ def spelled_condition(text: str, test: ast.expr, outcome: bool) -> str:
     return f"not {text}" if isinstance(test, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"not ({text})"
 
 
+def parts_read(expression: ast.AST) -> Iterator[ast.expr]:
+    """Yield what an operation reads directly: operands, arguments, the object of a method."""
+    if isinstance(expression, ast.BinOp):
+        yield from (expression.left, expression.right)
+    elif isinstance(expression, ast.UnaryOp):
+        yield expression.operand
+    elif isinstance(expression, ast.AugAssign):
+        yield from (part for part in (_name(expression.target), expression.value) if part is not None)
+    elif isinstance(expression, (ast.Subscript, ast.Attribute)):
+        yield expression.value
+        if isinstance(expression, ast.Subscript):
+            yield expression.slice
+            yield from expression.slice.elts if isinstance(expression.slice, ast.Tuple) else ()
+    elif isinstance(expression, ast.Compare):
+        yield from (expression.left, *expression.comparators)
+    elif isinstance(expression, ast.Call):
+        if isinstance(expression.func, ast.Attribute):
+            yield expression.func.value
+        for argument in (*expression.args, *(keyword.value for keyword in expression.keywords)):
+            if isinstance(argument, (ast.List, ast.Tuple)):
+                yield from argument.elts
+            yield argument
+
+
+def _name(target: ast.expr) -> ast.expr | None:
+    return target if isinstance(target, ast.Name) else None
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the name of the function or method that ``call`` calls."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "something")
+
+
+def is_fixed(expression: ast.expr) -> bool:
+    """Return whether ``expression`` is a literal."""
+    if isinstance(expression, ast.UnaryOp):
+        expression = expression.operand
+    if isinstance(expression, ast.Call) and called_name(expression) == "float" and len(expression.args) == 1:
+        expression = expression.args[0]
+    return isinstance(expression, ast.Constant)
+
+
+def name_chain(expression: ast.expr) -> Iterator[str]:
+    """Yield the names of ``a.b.c``, from the last."""
+    while isinstance(expression, ast.Attribute):
+        yield expression.attr
+        expression = expression.value
+    if isinstance(expression, ast.Name):
+        yield expression.id
+
+
+def reads_only(expression: ast.expr) -> bool:
+    """Return whether evaluating ``expression`` has no effect."""
+    for part in walked(expression):
+        if isinstance(part, ast.Call):
+            if called_name(part) not in PURE:
+                return False
+        elif isinstance(
+            part, (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.ListComp, ast.GeneratorExp)
+        ):
+            return False
+    return True
+
+
 def private(name: str, code: CodeType) -> str:
-    """What Python makes of a ``__name`` in a class: one that holds the class's; any other as it is."""
+    """Return the attribute that ``name`` stands for in ``code``: ``__name`` in a class holds the class's name."""
     home = code.co_qualname.split(".")[-2:-1]
     if not home or home == ["<locals>"] or not name.startswith("__") or name.endswith("__"):
         return name
