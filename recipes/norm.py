@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradscope.kernels import pays
+from gradscope.kernels.check import refuse
 from gradscope.kernels.choice import BackendChoice, choose, explained_by
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.kernels.norm.triton_launch import LARGEST
@@ -20,6 +21,7 @@ from gradscope.recipes.norm_checks import (
     composed,
     default_eps,
     is_apart,
+    of_length,
     of_one_dtype,
     why_no_number,
     why_not_cpu,
@@ -36,6 +38,7 @@ ABOUT = Recipe(
     modules=("AddRMSNorm", "AddLayerNorm"),
     replaces=(
         "F.rms_norm(x, ...) on a CPU; x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight",
+        "F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * weight",
         "residual = residual + F.dropout(x, p); F.layer_norm(residual, ...), or F.rms_norm",
     ),
     saves=(
@@ -76,13 +79,21 @@ def _explain_rms_norm(
     eps: float | Tensor | None = None,
     *,
     promote: bool = False,
+    least: float | Tensor | None = None,
     backend: str = "auto",
 ) -> BackendChoice:
     """What :func:`rms_norm` would do with these arguments, and why."""
     check("rms_norm", input, normalized_shape, weight=None if is_apart(promote, input.dtype, weight) else weight)
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
+    if least is not None and eps != 0:
+        refuse("rms_norm", "eps", eps, "0 with least: rows are divided by their length then")
     few = pays.against("rms_norm", elements=input.numel()) if backend == "auto" else None
-    return choose("rms_norm", backend, _REASONS, {"cpu": why_no_number(eps) or autocast or why_not_cpu(input) or few})
+    return choose(
+        "rms_norm",
+        backend,
+        _REASONS,
+        {"cpu": why_no_number(eps) or why_no_number(least) or autocast or why_not_cpu(input) or few},
+    )
 
 
 def _plain_rms_norm(
@@ -92,10 +103,13 @@ def _plain_rms_norm(
     eps: float | Tensor | None = None,
     *,
     promote: bool = False,
+    least: float | Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     if is_apart(promote, input.dtype, weight):
-        return applied(_plain_rms_norm(input, normalized_shape, None, eps), weight)
+        return applied(_plain_rms_norm(input, normalized_shape, None, eps, least=least), weight)
+    if least is not None:
+        return of_length(input, normalized_shape, weight, least)
     if isinstance(eps, Tensor):
         return composed(input, normalized_shape, weight, None, eps, centred=False)
     return functional.rms_norm(input, list(normalized_shape), weight, eps)
@@ -109,6 +123,7 @@ def rms_norm(
     eps: float | Tensor | None = None,
     *,
     promote: bool = False,
+    least: float | Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | None:
     """Compute :func:`torch.nn.functional.rms_norm`: by it on a GPU, without its intermediate results on a CPU.
@@ -120,6 +135,8 @@ def rms_norm(
         eps: added to the mean square; None for that of float32, of float64 for float64 inputs, as torch takes it.
             A tensor, of one number or one for each feature, gets a gradient.
         promote: a weight of another dtype promotes the result, as in plain operations: bfloat16 by float32 is float32.
+        least: with eps=0, rows are divided by a length of no less than this, and of ``F.normalize(x, dim=-1, eps=least)
+            * sqrt(n)`` have the gradients too: the form of RMS normalisation that is scaled unit vectors.
         backend: "auto", "cpu" or "torch"; ``rms_norm.explain`` tells what "auto" takes.
 
     Returns:
@@ -129,14 +146,15 @@ def rms_norm(
         ValueError: a shape, dtype, device or setting does not fit.
     """
     if is_apart(promote, input.dtype, weight):
-        normal = rms_norm(input, normalized_shape, None, eps, backend=backend)  # type: ignore[arg-type]
+        normal = rms_norm(input, normalized_shape, None, eps, least=least, backend=backend)  # type: ignore[arg-type]
         return applied(normal, weight)
-    choice = _explain_rms_norm(input, normalized_shape, weight, eps, backend=backend)
-    if choice.backend == "torch" or isinstance(eps, Tensor):
+    choice = _explain_rms_norm(input, normalized_shape, weight, eps, least=least, backend=backend)
+    if choice.backend == "torch" or isinstance(eps, Tensor) or isinstance(least, Tensor):
         return None
     rows = input.reshape(-1, math.prod(normalized_shape))
     flat = None if weight is None else weight.reshape(-1)
-    return RMSNorm.apply(rows, flat, default_eps(input, None, eps)).view(input.shape)  # type: ignore[no-untyped-call]
+    most = math.sqrt(rows.shape[1]) / least if least is not None and least > 0 else math.inf
+    return RMSNorm.apply(rows, flat, default_eps(input, None, eps), most).view(input.shape)  # type: ignore[no-untyped-call]
 
 
 def _explain_layer_norm(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gradscope.kernels.check import dtype_text, refuse, require_dtype, require_same_device, shape_text
 
@@ -97,3 +99,11 @@ def composed(
     normal = normal.to(input.dtype)
     normal = normal if weight is None else normal * weight
     return (normal if bias is None else normal + bias).to(input.dtype)
+
+
+def of_length(input: Tensor, shape: Sequence[int], weight: Tensor | None, least: float | Tensor) -> Tensor:
+    """Return rows over their length, or ``least`` where they are shorter, times the root of their size and weight."""
+    rows = input.flatten(-len(shape))
+    unit = functional.normalize(rows, dim=-1, eps=least)  # type: ignore[arg-type]
+    normal = (unit * math.sqrt(rows.shape[-1])).view(input.shape)
+    return normal if weight is None else (normal * weight).to(normal.dtype)

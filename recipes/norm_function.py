@@ -27,17 +27,18 @@ class RMSNorm(torch.autograd.Function):
     """Of rows [rows, features] on the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        output, factor = cpu.rms_forward(x, weight, eps)
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, most: float) -> Tensor:
+        ctx.most = most
+        output, factor = cpu.rms_forward(x, weight, eps, most)
         ctx.save_for_backward(x, factor, weight)
         return output
 
     @staticmethod
     @first_derivative_only("rms_norm", 'backend="torch" has a second derivative')
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, factor, weight = ctx.saved_tensors
-        found, of_weight = cpu.rms_backward(upstream, x, factor, weight, ctx.needs_input_grad[1])
-        return found, None if of_weight is None else of_weight.to(weight.dtype), None
+        found, of_weight = cpu.rms_backward(upstream, x, factor, weight, ctx.needs_input_grad[1], ctx.most)
+        return found, None if of_weight is None else of_weight.to(weight.dtype), None, None
 
 
 class LayerNorm(torch.autograd.Function):

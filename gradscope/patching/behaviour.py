@@ -23,8 +23,9 @@ _ROWS = 2  # of each dimension but the last: patterns treat rows alike
 _MOST = 40  # calls between what is given and a result; patterns that are written have up to fifteen
 _LIFTING = (Ellipsis, None, slice(None))
 
+UNIT = "normalize"  # a vector over its length
 REDUCTIONS = frozenset(
-    {"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_norm", "linalg_vector_norm"}
+    {"mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "linalg_norm", "linalg_vector_norm", UNIT}
 )
 # A pattern has one of these at most between its operand and what gives it away.
 FUNCTIONS = frozenset(

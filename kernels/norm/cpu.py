@@ -5,7 +5,8 @@ RMS, for which torch has no kernel of its own there: B. Zhang and R. Sennrich, "
 
     y = h r w,   d w = Σ_rows d h r,   d h = r (d w - h r · mean(d w h r))
 
-Only r is kept beside h; h r is computed again.
+Only r is kept beside h; h r is computed again. Where r may be ``most`` at the most, as in h / max(‖h‖, δ), a row that
+it is cut off for has it as a constant: d h = r d w.
 
 Layer normalisation is torch's kernel. That adds up the gradients of weight and bias row by row in one float32, which
 over thousands of rows is several times less exact than torch's own sum; here it does so for a few hundred rows, and
@@ -13,6 +14,8 @@ these sums are added.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -32,12 +35,13 @@ def _parts(rows: Tensor) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows.shape[0], step)]
 
 
-def rms_forward(h: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def rms_forward(h: Tensor, weight: Tensor | None, eps: float, most: float = math.inf) -> tuple[Tensor, Tensor]:
     """Normalised rows, in the dtype of ``h``, and r [rows, 1].
 
     Args:
         h: [rows, features], neither of them 0; of a floating dtype.
         weight: [features], or None for ones.
+        most: the largest r.
     """
     dtype = accumulate_dtype(h.dtype)
     output = torch.empty(h.shape, dtype=h.dtype)
@@ -46,6 +50,7 @@ def rms_forward(h: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, T
     for part in _parts(h):
         x = h[part].to(dtype)
         r = torch.linalg.vecdot(x, x).div_(h.shape[1]).add_(eps).rsqrt_()[:, None]
+        r = r if math.isinf(most) else r.clamp_(max=most)
         factor[part] = r
         y = torch.mul(x, r, out=output[part]) if h.dtype == dtype else x * r
         if scale is not None:
@@ -56,7 +61,7 @@ def rms_forward(h: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, T
 
 
 def rms_backward(
-    upstream: Tensor, h: Tensor, factor: Tensor, weight: Tensor | None, wanted: bool
+    upstream: Tensor, h: Tensor, factor: Tensor, weight: Tensor | None, wanted: bool, most: float = math.inf
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of ``h``, in its dtype, and of ``weight`` where that is wanted, in the accumulating dtype."""
     dtype = factor.dtype
@@ -70,6 +75,7 @@ def rms_backward(
         if summed is not None:
             summed += both.sum(0)
         mean = both.sum(1) if scale is None else both @ scale
+        mean = mean if math.isinf(most) else mean.masked_fill_(r[:, 0] == r.new_tensor(most), 0.0)
         slope = (d.clone() if scale is None else d * scale).addcmul_(normal, mean.div_(h.shape[1])[:, None], value=-1)
         torch.mul(slope, r, out=slope)
         gradient[part] = slope

@@ -124,7 +124,6 @@ NOT_SPELLED = [
     "(x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
     "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) - self.eps)",
     "x * torch.rsqrt(x.pow(2).mean(keepdim=True, dim=(-1, -2)) + self.eps)",
-    "F.normalize(x, dim=-1) * C ** 0.5 * self.w",
     "x * torch.sqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
     "x * torch.rsqrt(u.pow(2).mean(-1, keepdim=True) + self.eps)",
     "F.layer_norm(x, (C,), self.w, self.b)",

@@ -42,6 +42,44 @@ def test_rms_norm_is_as_exact_as_torch(dtype: torch.dtype) -> None:
         assert_as_accurate(*tensors, name)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("least", [1e-12, 0.5, 0.0, -1.0])
+@pytest.mark.parametrize("chunk", [cpu.CHUNK, 20])
+def test_rows_over_their_length(
+    chunk: int, least: float, dtype: torch.dtype, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are shorter than the least length are a multiple of themselves, rows of zeros among them."""
+    monkeypatch.setattr(cpu, "CHUNK", chunk)
+    x, weight, upstream = torch.randn(4, 3, 6), torch.randn(6), torch.randn(4, 3, 6)
+    if least > 0:
+        x[0, 0], x[1], x[2, 0] = 0.0, x[1] * 1e-14, x[2, 0] * 0.05
+
+    def run(kind: torch.dtype, *, ours: bool) -> list[Tensor]:
+        leaves = [each.to(kind).requires_grad_() for each in ((x, weight) if weighted else (x,))]
+        scale = leaves[1] if weighted else None
+        if ours:
+            output = rms_norm(leaves[0], (6,), scale, 0.0, least=least, backend="cpu")
+        else:
+            output = functional.normalize(leaves[0], dim=-1, eps=least) * 6**0.5
+            output = output if scale is None else output * scale
+        return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(kind))]
+
+    results = (run(dtype, ours=True), run(dtype, ours=False), run(torch.float64, ours=False))
+    for name, *tensors in zip(("output", "input", "weight"), *results, strict=False):
+        assert_as_accurate(*tensors, name)
+
+
+def test_lengths_that_no_kernel_takes() -> None:
+    x, least = torch.randn(3, 6, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    torch.testing.assert_close(rms_norm(x, (6,), None, 0.0, least=least), rms_norm(x, (6,), None, 0.0, least=0.5))
+    assert rms_norm.explain(x, (6,), None, 0.0, least=least).backend == "torch"
+    with pytest.raises(ValueError, match="eps is 0.1; expected 0 with least"):
+        rms_norm(x, (6,), None, 0.1, least=0.5)
+    of_rows = rms_norm(x.view(3, 2, 3), (2, 3), torch.ones(2, 3), 0.0, least=1e-3, backend="torch")
+    torch.testing.assert_close(of_rows.double().view(3, 6), rms_norm(x, (6,), None, 0.0, least=1e-3))
+
+
 def test_a_sum_as_loss_gives_an_expanded_gradient() -> None:
     """Edge case 11."""
     x, weight = torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)

@@ -26,7 +26,8 @@ def matches(recording: Recording) -> Iterator[Match]:
     for norm in norms(recording):
         region = norm.region
         sum_ = _sum(region.x)
-        if sum_ is not None and set(region.x.users) <= region.nodes and not region.x.alive:
+        scaled = bool(norm.least)  # a unit vector: add_rms_norm has no least length
+        if sum_ is not None and not scaled and set(region.x.users) <= region.nodes and not region.x.alive:
             function = "add_layer_norm" if norm.centred else "add_rms_norm"
             arguments = [*sum_.operands(), *norm.arguments(), *sum_.settings()]
             reasons = [*norm.reasons, *sum_.reasons()]

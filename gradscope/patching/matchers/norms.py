@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gradscope import recipes
-from gradscope.patching.behaviour import CLOSE, REDUCTIONS, Proofs, Trial, rows
-from gradscope.patching.graph import CASTS, is_half, uncast
+from gradscope.patching.behaviour import CLOSE, REDUCTIONS, UNIT, Proofs, Trial, rows
+from gradscope.patching.graph import CASTS, is_half, number, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.matchers.search import (
@@ -52,6 +52,7 @@ class Norm:
     bias: Value | None
     eps: tuple[Piece, ...]
     reasons: tuple[str, ...] = field(default=())
+    least: tuple[Piece, ...] = ()  # the least length of a row, where it is divided by its length
     forms: tuple[str, ...] = ()  # what it relies on of the form of what is normalised
     bare: Norm | None = None  # without weight and bias, which may stand under a condition
 
@@ -63,7 +64,8 @@ class Norm:
             if value is not None
         ]
         promotes = any(_promotes(self.region, value) for value in (self.weight, self.bias) if value is not None)
-        return [*found, Argument("eps", self.eps), *(_PROMOTE if promotes else ())]
+        least = [Argument("least", self.least)] if self.least else []
+        return [*found, Argument("eps", self.eps), *least, *(_PROMOTE if promotes else ())]
 
     def asked(self, x: Value) -> tuple[tuple[Value, str], ...]:
         """What the new code asks of forms, where it reads what is normalised as ``x``."""
@@ -153,13 +155,14 @@ def _around(statistic: Node, proofs: Proofs) -> Norm | None:
     """
     near: list[tuple[_Spelled, _Form]] = []
     whole: Norm | None = None
+    small = max(_SMALL, 10 * (_shortest(statistic) or 0.0))
     for x in begins(statistic.inputs[0], statistic.inputs[0].shape):
         outputs = {output for made in statistic.outputs for output in after(made, x.shape)}
         for output in sorted(outputs, key=lambda each: -each.index):
             spelled = _spelled(x, output)
             if spelled is None or (whole is not None and spelled.used):
                 continue
-            for form in _forms(spelled):
+            for form in _forms(spelled, small):
                 if abs(form.factor - 1) > CLOSE:
                     near.append((spelled, form))
                     continue
@@ -197,9 +200,14 @@ def _spelled(x: Value, output: Value) -> _Spelled | None:
     return None if used is None or x not in used else _Spelled(x, output, [each for each in used if each is not x])
 
 
-def _forms(spelled: _Spelled) -> Iterator[_Form]:
-    """What ``spelled`` does, told from rows of ordinary and of vanishing numbers; nothing where it is no norm."""
-    numbers = rows(spelled.x, 1.0, _SMALL)
+def _shortest(node: Node) -> float | None:
+    """What ``F.normalize`` divides shorter vectors by; None of any other call."""
+    return number(node.argument(3, "eps", 1e-12)) if node.op == UNIT else None
+
+
+def _forms(spelled: _Spelled, small: float) -> Iterator[_Form]:
+    """What ``spelled`` does, told from rows of ordinary and of ``small`` numbers; nothing where it is no norm."""
+    numbers = rows(spelled.x, 1.0, small)
     for centred in (False, True):
         given = numbers - numbers.mean(-1, keepdim=True) if centred else numbers
         for weight, bias in _roles(spelled.used, centred):
@@ -207,12 +215,12 @@ def _forms(spelled: _Spelled) -> Iterator[_Form]:
                 each: torch.full(each.shape, float(each is weight), dtype=torch.float64) for each in spelled.used
             }
             made = Trial({spelled.x: numbers, **neutral}).of(spelled.output)
-            found = None if made is None else _divisor(made, given)
+            found = None if made is None else _divisor(made, given, small)
             if found is not None:
                 yield _Form(centred, weight, bias, *found)
 
 
-def _divisor(made: Tensor, given: Tensor) -> tuple[float, float] | None:
+def _divisor(made: Tensor, given: Tensor, small: float) -> tuple[float, float] | None:
     """``factor`` and ``eps``, where ``given`` over ``made`` is the root of so many mean squares of its row and eps."""
     if made.shape != given.shape or given.dim() < 2 or not bool((made * given > 0).all()):
         return None
@@ -220,7 +228,7 @@ def _divisor(made: Tensor, given: Tensor) -> tuple[float, float] | None:
     found, means = squares.mean(-1), given.square().mean(-1).flatten()
     factor = float((found[0] - found[1]) / (means[0] - means[1]))
     eps = float(found[1] - factor * means[1])
-    if abs(eps) < CLOSE * _SMALL**2:
+    if abs(eps) < CLOSE * small**2:
         eps = 0.0
     wanted = factor * means + eps
     same = bool(((squares - wanted[:, None]).abs() <= CLOSE * wanted[:, None]).all())
@@ -232,17 +240,23 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
     if found is None or _rounds_between(found):
         return None
     eps = form.eps
+    units = [node for node in found.nodes if node.op == UNIT]
+    least = _shortest(units[0]) if units else None
+    if len(units) > 1 or (units and (least is None or eps != 0)):
+        return None
 
     def unit(x: Tensor, *vectors: Tensor) -> Tensor:
         held = dict(zip(spelled.used, vectors, strict=True))
         weight, bias = (None if each is None else held[each] for each in (form.weight, form.bias))
         if form.centred:
             return recipes.layer_norm(x, x.shape[-1:], weight, bias, eps, exact=True)
-        return recipes.rms_norm(x, x.shape[-1:], weight, eps)
+        return recipes.rms_norm(x, x.shape[-1:], weight, eps, least=least)
 
     rank, features = len(found.x.shape), found.x.shape[-1]
-    roles = f"{form.centred} {form.weight is None} {form.weight is spelled.used[0] if spelled.used else None} {eps}"
-    scale = math.sqrt(eps) or 1e-2
+    roles = (
+        f"{least} {form.centred} {form.weight is None} {form.weight is spelled.used[0] if spelled.used else None} {eps}"
+    )
+    scale = math.sqrt(eps) or (1e-2 if not least else least / features)
     proves = partial(proofs.proves, found.nodes, found.output, found.given, unit, name=roles, scale=scale)
     if not proves():
         return None
@@ -252,7 +266,9 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
         asked.append(f".dim() >= {deepest}")
     if not spelled.used and not proves(more=(0, 1)):  # a weight says how many features there are
         asked.append(f".size(-1) == {features}")
-    return replace(_with_reasons(found, form.centred, form.weight, form.bias, eps), forms=tuple(asked))
+    shortest = (Scalar(units[0], 3, "eps", "1e-12"),) if units else ()
+    norm = _with_reasons(found, form.centred, form.weight, form.bias, eps)
+    return replace(norm, forms=tuple(asked), least=shortest)
 
 
 def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:
