@@ -88,12 +88,8 @@ def _explain_rms_norm(
     if least is not None and eps != 0:
         refuse("rms_norm", "eps", eps, "0 with least: rows are divided by their length then")
     few = pays.against("rms_norm", elements=input.numel()) if backend == "auto" else None
-    return choose(
-        "rms_norm",
-        backend,
-        _REASONS,
-        {"cpu": why_no_number(eps) or why_no_number(least) or autocast or why_not_cpu(input) or few},
-    )
+    no_number = why_no_number(eps) or why_no_number(least)
+    return choose("rms_norm", backend, _REASONS, {"cpu": no_number or autocast or why_not_cpu(input) or few})
 
 
 def _plain_rms_norm(

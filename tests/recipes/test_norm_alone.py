@@ -74,7 +74,7 @@ def test_lengths_that_no_kernel_takes() -> None:
     x, least = torch.randn(3, 6, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
     torch.testing.assert_close(rms_norm(x, (6,), None, 0.0, least=least), rms_norm(x, (6,), None, 0.0, least=0.5))
     assert rms_norm.explain(x, (6,), None, 0.0, least=least).backend == "torch"
-    with pytest.raises(ValueError, match="eps is 0.1; expected 0 with least"):
+    with pytest.raises(ValueError, match=r"eps is 0\.1; expected 0 with least"):
         rms_norm(x, (6,), None, 0.1, least=0.5)
     of_rows = rms_norm(x.view(3, 2, 3), (2, 3), torch.ones(2, 3), 0.0, least=1e-3, backend="torch")
     torch.testing.assert_close(of_rows.double().view(3, 6), rms_norm(x, (6,), None, 0.0, least=1e-3))
