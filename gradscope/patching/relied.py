@@ -53,8 +53,7 @@ def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
     counted = _operands(match) if _says_how_many_features(match) else set()
     found: dict[str, Known] = {}
-    meeting = [list(conditions.places(node)) for node in match.nodes if _meets_a_table(node, match)]
-    fitting = {places[0].text for places in meeting if len(places) == 1}  # two may change together
+    fitting = _of_both_sides(match, conditions) if match.recipe == _TURNS else set()
     for node in sorted(_calls(match), key=lambda node: node.index):
         if node in own and node not in handed_on:
             kind = conditions.called(node)
@@ -92,22 +91,36 @@ def _says_how_many_features(match: Match) -> bool:
     return vectors or any(test.startswith(".size(-1) ==") for _, test in match.forms)
 
 
+def _of_both_sides(match: Match, conditions: Conditions) -> set[str]:
+    """The conditions on where a tensor is cut in two, a part of which meets a table: with another it would not fit.
+
+    Of a part that is cut elsewhere than where the other begins one column may be left, which every table fits.
+    """
+    met: set[str] = set()
+    sides: set[tuple[str, bool]] = set()
+    for node in match.nodes:
+        part = _end_shown(node) if node.op == "getitem" else None
+        places = list(conditions.places(node)) if part is not None else []
+        if part is not None and len(places) == 1:  # two may change together
+            sides.add((places[0].text, bool(part.start)))
+            met |= {places[0].text} if _meets_a_table(node, match) else set()
+    return {text for text in met if {(text, False), (text, True)} <= sides}
+
+
 def _meets_a_table(node: Node, match: Match) -> bool:
     """Whether it shows the part that a rotation multiplies with a table: of another width it would not fit."""
-    if match.recipe != _TURNS or node.op != "getitem" or not _cuts_an_end(node):
-        return False
     width = node.output.shape[-1:]
     products = [user for user in node.output.users if user.op == "mul" and user in match.nodes]
     return any(each.shape[-1:] == width and not each.requires_grad for user in products for each in user.inputs)
 
 
-def _cuts_an_end(node: Node) -> bool:
-    """Whether it is a run of the last dimension alone, which another end makes wider or narrower."""
+def _end_shown(node: Node) -> slice | None:
+    """The run of the last dimension that it shows, which another end makes wider or narrower; None of any other."""
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     *before, last = index
     others = [each for each in before if each is not Ellipsis and each != slice(None)]
     is_last = Ellipsis in before or len(index) == len(node.inputs[0].shape)
-    return not others and is_last and isinstance(last, slice) and last.step in {None, 1}
+    return last if not others and is_last and isinstance(last, slice) and last.step in {None, 1} else None
 
 
 def _parts_read(node: Node, match: Match, conditions: Conditions) -> Iterator[Known]:

@@ -211,6 +211,7 @@ def test_a_method_may_call_its_module_otherwise(tmp_path: Path) -> None:
     [
         ("x[..., self.first::2]", "x[..., 1::2]", "first", 1),
         ("x[..., 0::self.step]", "x[..., 1::2]", "step", 8),  # one column, which every table fits
+        ("x[..., self.first : 4]", "x[..., 4:]", "first", 3),  # as above
         ("x[..., self.first : self.first + 4]", "x[..., 4:]", "first", 4),
     ],
 )
