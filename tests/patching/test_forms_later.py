@@ -28,6 +28,7 @@ CHANCE = {
     "of all": BY_SUM.format("(x.numel() // (2 * WIDTH))").replace("WIDTH", str(WIDTH)),
     "counted from the front": BY_SUM.format("x.size(2)"),
     "a tensor of it": "n = torch.tensor(x.shape[1])\ny = " + BY_SUM.format("n"),
+    "filled with it": "n = torch.full((), x.shape[1])\ny = " + BY_SUM.format("n"),
     "picked out of a tensor": "n = torch.tensor(x.shape)[1]\ny = " + BY_SUM.format("n"),
     "the correction of a variance": "v = x.var(-1, correction=x.shape[0] - 2, keepdim=True)\n"
     "y = (x - x.mean(-1, keepdim=True)) / torch.sqrt(v + self.eps)",
@@ -189,6 +190,7 @@ def test_another_form_later(tmp_path: Path, body: str, first: tuple[int, ...], l
 
 HALVES = {
     "two of the parts": "g, v = x.split(24, -1)[:2]\ny = F.silu(g) * v",
+    "parts of a sum": "g, v = (x + u).split(24, -1)[:2]\ny = F.silu(g) * v",
     "parts by their index": "p = x.split(C, -1)\ny = F.silu(p[0]) * p[1]",
     "both ends": "y = F.silu(x[..., :24]) * x[..., 24:48]",
     "from the end": "y = F.silu(x[..., :24]) * x[..., -24:]",

@@ -31,10 +31,12 @@ from tests.patching.numbers_models import (
     RMSNorm,
     Swish,
 )
+from tests.patching.numbers_models_more import MORE
 from tests.patching.test_corpus_attention import _ENTRIES as ATTENTIONS
 from tests.patching.test_corpus_others import POSITIVES
 
-_CHANGES = [(kind, name, value) for kind in KINDS for name, value in kind.changes.items()]
+_ALL = (*KINDS, *MORE)
+_CHANGES = [(kind, name, value) for kind in _ALL for name, value in kind.changes.items()]
 
 
 def batch() -> torch.Tensor:
@@ -88,7 +90,7 @@ def test_a_number_becomes_a_tensor_later(kind: type[Numbers], name: str, form: s
     patches.revert()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", _ALL, ids=lambda kind: kind.__name__)
 def test_the_new_code_runs_while_the_numbers_hold(kind: type[Numbers]) -> None:
     """Each condition that was written holds for the recorded numbers: the old code behind it is not run."""
     model = kind().eval()
