@@ -13,7 +13,7 @@ from gradscope.capture.paths import local_path
 from gradscope.capture.result import Capture
 from gradscope.diagnose.case import StepFacts
 from gradscope.patching.mask_facts import note_masks
-from gradscope.patching.places import find_places
+from gradscope.patching.places import Found, find_places
 from gradscope.recording.graph import Recording
 from gradscope.recording.naming import name_calls
 from gradscope.tables import ParameterFact
@@ -52,10 +52,13 @@ def _graphs_left(capture: Capture) -> int:
     return max(0, min((later - earlier for earlier, later in pairwise(alive)), default=0))
 
 
-def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int) -> StepFacts:
+def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int, found: Found) -> StepFacts:
     """The facts with the calls of the recorded step, and where recipes could be put in.
 
     Rules read the recording itself, which must be kept until they have.
+
+    Args:
+        found: takes the sites of these places.
     """
     paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
     tensors = {id(each): path for path, each in _named_parameters(names)}
@@ -66,7 +69,7 @@ def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, s
     name_calls(recording, lambda module: paths.get(id(module)), tensors, local_path)
     note_masks(recording)
     tops = {paths[id(top)]: top for top in names.tops}
-    places = find_places(recording, tops, step_ns, local_path)
+    places = find_places(recording, tops, step_ns, local_path, found)
     return replace(facts, calls=recording.nodes, places=places, recorded=True)
 
 

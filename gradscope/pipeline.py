@@ -34,6 +34,7 @@ from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
 from gradscope.limits import kept
+from gradscope.patching.places import Found
 from gradscope.readings import (
     READING_MEMORY,
     READING_SURVEY,
@@ -60,8 +61,14 @@ class Outcome:
     error: BaseException | None
 
 
-def profile_workload(workload: Workload, options: Options, progress: Progress | None = None) -> Outcome:
-    """Model mode: gradscope runs the steps. The error of the user's code is returned, beside what was measured."""
+def profile_workload(
+    workload: Workload, options: Options, progress: Progress | None = None, found: Found | None = None
+) -> Outcome:
+    """Model mode: gradscope runs the steps. The error of the user's code is returned, beside what was measured.
+
+    Args:
+        found: takes the recorded step and what was found in it, for who drops it.
+    """
     compat.require()
     device = resolve_device(options.device, workload.model)
     optimizers = [] if workload.optimizer is None else [workload.optimizer]
@@ -82,7 +89,7 @@ def profile_workload(workload: Workload, options: Options, progress: Progress | 
             error = raised
     _leave_if_forked(process, error)
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
-    return outcome_of(session.capture, about, {"": workload.model}, device, error, progress, recorder)
+    return outcome_of(session.capture, about, {"": workload.model}, device, error, progress, recorder, found)
 
 
 def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:
@@ -146,6 +153,7 @@ def outcome_of(
     error: BaseException | None,
     progress: Progress | None = None,
     recorder: Recorder | None = None,
+    found: Found | None = None,
 ) -> Outcome:
     """The report of what was measured, beside the user's error.
 
@@ -160,7 +168,7 @@ def outcome_of(
     guard = Guard()
     try:
         with guard.over(_READING), room_for_files():
-            return Outcome(report_of(capture, about, known, device, progress, recorder), error)
+            return Outcome(report_of(capture, about, known, device, progress, recorder, found), error)
     finally:
         capture.let_go()
     if error is not None:
@@ -182,6 +190,7 @@ def report_of(
     device: torch.device | None = None,
     progress: Progress | None = None,
     recorder: Recorder | None = None,
+    found: Found | None = None,
 ) -> Report:
     """Read a finished capture. Its profilers' events are consumed.
 
@@ -191,6 +200,7 @@ def report_of(
         device: where the model ran; None: where its parameters are.
         progress: told when the trace is read and how many events it has.
         recorder: of the recorded step, for the rules; it forgets it.
+        found: takes that step and the places that were found in it; without it they are dropped.
     """
     progress = progress or Progress()
     progress.phase("reading the trace")
@@ -208,7 +218,7 @@ def report_of(
     run = run_data(capture, about, trace, result, memory, device)
     progress.phase("looking for reasons")
     with guard.over("looking for reasons"):
-        run = _diagnosed(run, capture, trace.names, recorder or Recorder())
+        run = _diagnosed(run, capture, trace.names, recorder or Recorder(), found)
     progress.done()
     return Report(with_failures(run, capture))
 
@@ -262,23 +272,26 @@ def _with_memory(
     return result, memory
 
 
-def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
-    """``run`` with what bounds each layer, and with the rules' findings; the recorder forgets its step."""
+def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found | None) -> RunData:
+    """``run`` with what bounds each layer, and with the rules' findings; the recorder gives its step to ``found``."""
+    kept = Found() if found is None else found
+    kept.recording, recorder.recording = recorder.recording, None
     try:
-        return _with_findings(run, capture, names, recorder)
+        return _with_findings(run, capture, names, recorder, kept)
     finally:
-        recorder.forget()
+        if found is None:
+            kept.drop()
 
 
-def _with_findings(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder) -> RunData:
+def _with_findings(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found) -> RunData:
     """Nothing that goes wrong here costs the user what was measured: it becomes a note."""
     facts = known_facts(capture, names)
     notes = []
     if recorder.overflowed:
         notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
     try:
-        if recorder.recording is not None:
-            facts = with_recording(facts, names, recorder.recording, run.step.wall_ns)
+        if found.recording is not None:
+            facts = with_recording(facts, names, found.recording, run.step.wall_ns, found)
     except Exception as error:  # a user's objects are behind it
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))

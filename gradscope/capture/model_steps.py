@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gradscope.capture.guard import is_of_a_signal, text_of
+from gradscope.capture.phases import StepRecorder
 from gradscope.capture.session import Session
 from gradscope.capture.state import leaves_of
 from gradscope.errors import WorkloadError
@@ -22,7 +23,7 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
 
     Gradients start each step at None, as ``zero_grad`` leaves them.
     """
-    stepper = Stepper(workload)
+    stepper = Stepper(workload, session.run.recorder)
     while True:
         try:
             session.surroundings.batch = batch = next(batches)
@@ -42,10 +43,15 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
 
 
 class Stepper:
-    """Runs one training step of a workload at a time."""
+    """Runs one training step of a workload at a time.
 
-    def __init__(self, workload: Workload) -> None:
+    Args:
+        recorder: sees all of the forward pass and of the loss, where it is at work.
+    """
+
+    def __init__(self, workload: Workload, recorder: StepRecorder | None = None) -> None:
         self.loss_kind = "given"
+        self._recorder = recorder
         self._workload = workload
         self._parameters = list(parameters_of(workload.model))
         self._needs_closure = workload.optimizer is not None and _needs_closure(workload.optimizer)
@@ -62,8 +68,13 @@ class Stepper:
     def _forward_backward(self, batch: Any) -> float:
         for leaf in (*self._parameters, *leaves_of(batch)):
             leaf.grad = None
-        output = call_model(self._workload.model, batch)
-        loss, self.loss_kind = scalar_loss(output, batch, self._workload.loss, self._workload.model)
+
+        def forward() -> tuple[Any, torch.Tensor, str]:
+            output = call_model(self._workload.model, batch)
+            return output, *scalar_loss(output, batch, self._workload.loss, self._workload.model)
+
+        # The output is held while backward runs, as a loop holds it.
+        _output, loss, self.loss_kind = forward() if self._recorder is None else self._recorder.below(forward)
         loss.backward()  # type: ignore[no-untyped-call]
         # A number, not the tensor: no graph of this step lives into the next.
         return loss.item() if self._needs_closure else 0.0

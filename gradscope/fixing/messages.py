@@ -105,7 +105,9 @@ def reason_of(site: FixSite) -> str:
 
 def notes_of(data: FixData) -> Iterator[str]:
     """What is an estimate, and what was not measured."""
-    if any(row.predicted_saving_ns is not None or row.predicted_saving_bytes for row in fold_sites(data.sites)):
+    if data.dry_run and any(
+        row.predicted_saving_ns is not None or row.predicted_saving_bytes for row in fold_sites(data.sites)
+    ):
         yield "predicted savings are estimates: the matched operations and the recipe, each run alone at these shapes"
     if any(site.measured_saving_ns is not None for site in data.sites):
         yield _savings(data)

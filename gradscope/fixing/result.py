@@ -40,7 +40,7 @@ class FixSite:
     recipe: str
     status: Status  # "found": not tried
     reason: str = ""
-    predicted_saving_ns: int | None = None  # of one call of its module; of a dry run alone
+    predicted_saving_ns: int | None = None  # of the whole step, an estimate: by a dry run, or by the profile
     predicted_saving_bytes: int | None = None
     measured_saving_ns: int | None = None  # of the whole step; places with the same change have equal parts of it
     measured_saving_bytes: int | None = None

@@ -19,7 +19,8 @@ from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.fixing.sites import planned_sites, side_of, verified_sites
 from gradscope.fixing.writing import Edited
 from gradscope.patching.patches import Patches
-from gradscope.patching.plan import plan
+from gradscope.patching.places import Found
+from gradscope.patching.plan import Plan, plan, plan_of
 from gradscope.patching.verify import verify
 from gradscope.report import Report
 from gradscope.tables import Progress, RunData, WorkloadInfo
@@ -63,15 +64,28 @@ def fix_workload(
     progress = progress or Progress()
     if settings.dry_run:
         return _planned(workload, settings, progress)
-    before = profiled(workload, settings, progress)
-    progress.phase("finding what can be replaced")
-    found = plan(workload, recipes=settings.recipes, device=settings.options.device)
+    found = Found()
+    try:
+        before = profiled(workload, settings, progress, found)
+        progress.phase("finding what can be replaced")
+        planned = plan_of(found, workload, settings.recipes)
+        if planned is None:
+            planned = plan(workload, recipes=settings.recipes, device=settings.options.device)
+        return _tried(workload, planned, before, settings, progress, check)
+    finally:
+        found.drop()
+
+
+def _tried(
+    workload: Workload, found: Plan, before: Report, settings: FixOptions, progress: Progress, check: Check | None
+) -> FixReport:
+    """Prove and measure a plan, and profile what is kept of it beside ``before``."""
     if check is not None:
         check(files_of(Patches(found, tried=True)))
     verified = verify(workload, found, settings.options.device, progress.phase)
     patches, gain = Patches(found, verified), verified.step
     result = FixOutcome(
-        sites=verified_sites(verified),
+        sites=verified_sites(verified, found.predicted),
         files=files_of(patches),
         diff=patches.diff,
         failed=verified.failed,
@@ -94,9 +108,13 @@ def fix_workload(
     return report_of(result, before, after)
 
 
-def profiled(workload: Workload, settings: FixOptions, progress: Progress) -> Report:
-    """One profile; an error of the user's code is raised."""
-    outcome = pipeline.profile_workload(workload, settings.options, progress)
+def profiled(workload: Workload, settings: FixOptions, progress: Progress, found: Found | None = None) -> Report:
+    """One profile; an error of the user's code is raised.
+
+    Args:
+        found: takes what the profile finds, for who drops it.
+    """
+    outcome = pipeline.profile_workload(workload, settings.options, progress, found)
     if isinstance(outcome.error, SystemExit):  # which would end the command without a word
         raise NothingMeasuredError(
             f"{workload.target or 'the model'} left with {text_of(outcome.error)} while it was profiled: "

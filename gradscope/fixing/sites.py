@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gradscope.capture.paths import local_path
 from gradscope.fixing.result import FixSite, StepSide
@@ -18,23 +19,32 @@ def planned_sites(sites: Iterable[Site], savings: Mapping[Site, Saving]) -> tupl
     return tuple(_row(site, savings.get(site)) for site in sites)
 
 
-def verified_sites(verified: Verified) -> tuple[FixSite, ...]:
-    """One row a site, with its verdict."""
-    return tuple(FixSite(**row_of(result) | {"source": _source(result.site)}) for result in verified.results)
+def verified_sites(verified: Verified, savings: Mapping[Site, Saving] | None = None) -> tuple[FixSite, ...]:
+    """One row a site, with its verdict, and with what a profile has expected of it."""
+    savings = savings or {}
+    return tuple(
+        _expected(FixSite(**row_of(result) | {"source": _source(result.site)}), result.site, savings.get(result.site))
+        for result in verified.results
+    )
 
 
 def _row(site: Site, saving: Saving | None) -> FixSite:
     tried = site.supported and not site.idle
-    saving = saving if tried else None
-    return FixSite(
+    row = FixSite(
         path=site.path,
         source=_source(site),
         recipe=site.recipe,
         status="found" if tried else "refused",
         reason=site.why_not,
-        predicted_saving_ns=None if saving is None else saving.ns,
-        predicted_saving_bytes=None if saving is None else saving.bytes,
     )
+    return _expected(row, site, saving)
+
+
+def _expected(row: FixSite, site: Site, saving: Saving | None) -> FixSite:
+    """The row with what is expected of its place; nothing is of one that is not tried."""
+    if saving is None or not site.supported or site.idle:
+        return row
+    return replace(row, predicted_saving_ns=saving.ns, predicted_saving_bytes=saving.bytes)
 
 
 def _source(site: Site) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -45,8 +46,34 @@ _NOT_ALONE = frozenset({"embedding"})
 _ALSO_BY_HAND = frozenset({"attention"})
 
 
+@dataclass(eq=False)
+class Found:
+    """What recipes match in a recorded step, and what they would save, until it is dropped.
+
+    Who makes it drops it: sites hold the models, and what an edit is made of refers to itself.
+    """
+
+    recording: Recording | None = None
+    sites: list[tuple[nn.Module, list[Site]]] = field(default_factory=list)  # of each model
+    savings: dict[Site, Saving] = field(default_factory=dict)
+    files: dict[str, SourceFile] = field(default_factory=dict)
+
+    def drop(self) -> None:
+        """Let go of all of it."""
+        for _, sites in self.sites:
+            for site in sites:
+                site.module, site.edit, site.chain = None, None, ()
+                site.matches.clear()
+        self.sites.clear()
+        self.savings.clear()
+        self.files.clear()
+        if self.recording is not None:
+            self.recording.forget()
+            self.recording = None
+
+
 def find_places(
-    recording: Recording, tops: Mapping[str, nn.Module], step_ns: int, shown: Callable[[str], str]
+    recording: Recording, tops: Mapping[str, nn.Module], step_ns: int, shown: Callable[[str], str], into: Found
 ) -> tuple[PlaceFact, ...]:
     """What recipes match in a recorded step, in the order of the run, and what the dearest of them would save.
 
@@ -54,19 +81,18 @@ def find_places(
         tops: path -> model.
         step_ns: of the whole step; a piece that is likely to be long is not run again.
         shown: how a file is shown, as in the table of lines.
+        into: takes the sites and their savings.
     """
     found: list[PlaceFact] = []
-    files: dict[str, SourceFile] = {}
     for name, top in tops.items():
         try:
-            sites = find_sites(top, recording, MATCHERS, files)
+            sites = find_sites(top, recording, MATCHERS, into.files)
         except GradscopeError:
             continue
+        into.sites.append((top, sites))
         savings = _savings(recording, sites, step_ns)
+        into.savings |= savings
         found += [_place(site, name, savings.get(site), shown) for site in sites if site.module is not None]
-        for site in sites:  # what an edit is made of refers to itself: the model must not live on with it
-            site.module, site.edit, site.chain = None, None, ()
-            site.matches.clear()
     return tuple(found)
 
 
@@ -100,7 +126,6 @@ def _savings(recording: Recording, sites: Sequence[Site], step_ns: int) -> dict[
 
 def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], str]) -> PlaceFact:
     path = ".".join(part for part in (top, site.path) if part)
-    calls = _calls(site)
     return PlaceFact(
         recipe=site.recipe,
         function=site.matches[0].function if site.matches else site.recipe,
@@ -110,11 +135,11 @@ def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], s
         reasons=tuple(site.reasons),
         idle=site.idle,
         calls=tuple(sorted({node.index for match in site.matches for node in match.nodes})),
-        rounds=len(site.matches) / calls,
+        rounds=len(site.matches) / _calls(site),
         new_text=_new_text(site) if site.supported else "",
-        predicted_saving_ns=None if saving is None or saving.ns is None else saving.ns * calls,
-        predicted_saving_bytes=None if saving is None else saving.bytes * calls,
-        predicted_old_ns=None if saving is None or saving.old_ns is None else saving.old_ns * calls,
+        predicted_saving_ns=None if saving is None else saving.ns,
+        predicted_saving_bytes=None if saving is None else saving.bytes,
+        predicted_old_ns=None if saving is None else saving.old_ns,
     )
 
 

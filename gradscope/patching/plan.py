@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,20 @@ from gradscope.capture.state import preserved
 from gradscope.errors import UsageError
 from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.places import Found
 from gradscope.patching.predict import Saving, predict
 from gradscope.patching.sites import Site, find_sites
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.record import record
-from gradscope.workload import Batches, Workload, call_model, import_path, resolve_device, scalar_loss
+from gradscope.workload import (
+    Batches,
+    Workload,
+    call_model,
+    import_path,
+    is_one_batch,
+    resolve_device,
+    scalar_loss,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +42,7 @@ class Plan:
 
     sites: list[Site]
     files: dict[str, SourceFile] = field(repr=False)
+    predicted: Mapping[Site, Saving] = field(default_factory=dict, repr=False)  # by the profile that has found it
 
     @property
     def supported(self) -> list[Site]:
@@ -117,6 +127,47 @@ def plan(
     if filter is not None:
         sites = [site for site in sites if site.module is None or filter(site.path, site.module)]
     return Plan(sites, files)
+
+
+def plan_of(found: Found, workload: Workload, recipes: Iterable[str] | None = None) -> Plan | None:
+    """The plan of ``workload`` as a profile of it has found it; None where a step must be recorded for it.
+
+    A profile records one of its later steps. Its batch must be the one that the sites are proved on. What was made in
+    that step and lives on may be what Python has not collected yet, which the record of a plan does first; and what
+    the model had kept of earlier steps, as a table, is gone.
+
+    Raises:
+        UsageError: a recipe of that name is not matched by anything.
+    """
+    matchers = _chosen(recipes)
+    sites = next((sites for model, sites in found.sites if model is workload.model), None)
+    if sites is None or found.recording is None or not is_one_batch(workload.batch):
+        return None
+    if not _stands_alone(found.recording):
+        return None
+    savings = {_key(site): found.savings[site] for site in sites if site in found.savings}
+    if recipes is not None:  # which of two that overlap is taken depends on all of them
+        sites = find_sites(workload.model, found.recording, matchers, found.files)
+        found.sites.append((workload.model, sites))
+    return Plan(sites, found.files, {site: savings[_key(site)] for site in sites if _key(site) in savings})
+
+
+def _stands_alone(recording: Recording) -> bool:
+    """Whether the forward pass and the loss left nothing behind, and read nothing that was put away since."""
+    before = {value.content[0] for value in recording.values if value.producer is None}
+    for node in recording.nodes:
+        if any(
+            place.frame.globals for place in node.places
+        ):  # no frame of backward and of the optimizer is looked into
+            if any(value.kept and value.tensor() is None for value in node.inputs):
+                return False
+            if any(value.alive and value.content[0] not in before for value in node.outputs):
+                return False
+    return True
+
+
+def _key(site: Site) -> tuple[str, str, str]:
+    return site.path, site.recipe, site.source
 
 
 def record_step(workload: Workload, device: torch.device) -> Recording:

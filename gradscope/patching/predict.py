@@ -22,7 +22,7 @@ FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Saving:
-    """An estimate for one call of a site's module; negative is a loss."""
+    """An estimate for a site in one step; negative is a loss."""
 
     ns: int | None  # forward and backward; None: it could not be run alone
     bytes: int  # at the peak; where it could not be run alone, what the match keeps for backward
@@ -43,11 +43,11 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
         key = _work(match)
         if key not in known:
             known[key] = measured(match, rounds, elsewhere)
-        times, one = _times(site), known[key]
+        times, one = len(site.matches), known[key]
         found[site] = Saving(
-            ns=None if one.ns is None else round(one.ns * times),
-            bytes=round(one.bytes * times),
-            old_ns=None if one.old_ns is None else round(one.old_ns * times),
+            ns=None if one.ns is None else one.ns * times,
+            bytes=one.bytes * times,
+            old_ns=None if one.old_ns is None else one.old_ns * times,
         )
     return found
 
@@ -59,14 +59,6 @@ def _work(match: Match) -> object:
         for node in ordered(match)
     )
     return match.recipe, match.function, calls
-
-
-def _times(site: Site) -> float:
-    """How often the site runs in one call of its module."""
-    calls = {
-        place.frame.index for match in site.matches for place in match.last.places if place.frame.owner is site.module
-    }
-    return len(site.matches) / max(len(calls), 1)
 
 
 def measured(match: Match, rounds: int, elsewhere: int) -> Saving:

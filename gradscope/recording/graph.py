@@ -247,6 +247,19 @@ class Recording:
                 found.setdefault(place.frame.index, place.frame)
         return list(found.values())
 
+    def forget(self) -> None:
+        """Let go of the modules and functions that were seen."""
+        for node in self.nodes:
+            for place in node.places:
+                place.frame.owner, place.frame.globals = None, {}
+                place.frame.settings.clear()
+                place.names.clear()
+            node.args, node.kwargs, node.inputs, node.outputs, node.places, node.caller = (), {}, (), (), (), None
+        for value in self.values:
+            value.producer = None
+            value.users.clear()
+        self.found.clear()
+
 
 def version_of(tensor: Tensor) -> int:
     """Counts the changes in place; an inference tensor has no count and cannot be told apart."""

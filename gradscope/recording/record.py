@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from gradscope.capture.compiled import uncompiled
 from gradscope.capture.guard import Guard
-from gradscope.recording.graph import Recording
+from gradscope.recording.graph import Recording, settle
 from gradscope.recording.operations import canonical
 from gradscope.recording.tape import Reads, Tape, reads_content
+
+_T = TypeVar("_T")
 
 
 def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
@@ -39,6 +41,7 @@ class Recorder:
         self.overflowed = False
         self.failed: Exception | None = None
         self._tape: Tape | None = None
+        self._whole = False  # whether the forward pass and the loss were called by gradscope
 
     @contextmanager
     def watching(self, guard: Guard) -> Iterator[None]:
@@ -53,8 +56,18 @@ class Recorder:
             self.recording = Recording(tape.nodes, tape.values)
             if self.overflowed or self.failed is not None:
                 self.forget()
+        if self._whole:  # what made the values is over: as in a plan, of which this may become one
+            settle(tape.values)
+            return
         for value in tape.values:
             value.settle()
+
+    def below(self, run: Callable[[], _T]) -> _T:
+        """Call ``run``, which is a model's forward pass and its loss; while watching, all of its frames are seen."""
+        if self._tape is None:
+            return run()
+        self._whole = True
+        return self._tape.below(run)
 
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
         """``function(*args, **kwargs)``, called from ``frame``; only what the function raises comes out."""
@@ -118,14 +131,5 @@ class Recorder:
     def forget(self) -> None:
         """Let go of the modules and functions that were seen."""
         if self.recording is not None:
-            for node in self.recording.nodes:
-                for place in node.places:
-                    place.frame.owner, place.frame.globals = None, {}
-                    place.frame.settings.clear()
-                    place.names.clear()
-                node.args, node.kwargs, node.inputs, node.outputs, node.places, node.caller = (), {}, (), (), (), None
-            for value in self.recording.values:
-                value.producer = None
-                value.users.clear()
-            self.recording.found.clear()
+            self.recording.forget()
             self.recording = None

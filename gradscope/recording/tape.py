@@ -10,8 +10,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Number
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,8 @@ _SETTINGS = (bool, int, float, str, type(None))
 
 # Modules of types whose objects hold no tensor.
 _PLAIN = frozenset({"builtins", "torch", "torch._C"})
+
+_T = TypeVar("_T")
 
 # A frame of these may go on after it was left: what it holds is not ours to drop.
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -106,6 +109,15 @@ class Tape(TorchFunctionMode):
         finally:
             hook.remove()
             self._bottom, self._depth = None, 0
+
+    def below(self, run: Callable[[], _T]) -> _T:
+        """Call ``run``, of which every frame is looked into as a model's are: when it returns they are gone."""
+        self._bottom, self._depth = sys._getframe(), 1
+        try:
+            return run()
+        finally:
+            self._bottom, self._depth = None, 0
+            self._let_go(sys._getframe())
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         if self._depth == 0:
@@ -357,7 +369,10 @@ def _caller(frame: FrameType) -> FrameType:
 
 def _is_plain(argument: Any) -> bool:
     """Whether it is a value that no tensor hangs on: a number, a text, a dtype, a slice."""
-    return type(argument).__module__ in _PLAIN and not isinstance(argument, (FunctionType, MethodType))
+    kind = type(argument)
+    if issubclass(kind, Number):  # NumPy's too: what np.sqrt() gives
+        return True
+    return kind.__module__ in _PLAIN and not isinstance(argument, (FunctionType, MethodType))
 
 
 def _casts(device: str) -> bool:

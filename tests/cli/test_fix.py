@@ -28,7 +28,7 @@ from tests.fixing.fix_fixtures import (  # noqa: F401
     folder_fixture,
     gains_fixture,
 )
-from tests.made_times import SLOWER, Saves
+from tests.made_times import BETTER, SLOWER, Saves
 
 Gains = Callable[[Saves], None]
 
@@ -78,7 +78,8 @@ def test_found_proved_and_written_down(folder: Path, gains: Gains, run: Runner) 
     assert found.loss_difference is not None and found.loss_difference < 1e-6
     assert [site.time for site in found.sites] == ["less", "less"]
     assert [site.measured_saving_ns for site in found.sites] == [500_000, 500_000], "they add up to the step's"
-    assert found.sites[0].predicted_saving_ns is None and found.time == "less"
+    assert [site.predicted_saving_ns for site in found.sites] == [BETTER.ns] * 2, "as the profile expects"
+    assert found.time == "less"
     assert EDIT in found.diff and Path("gradscope-model-fix.diff").read_text().endswith(found.diff)
 
 
@@ -305,7 +306,7 @@ def test_nothing_matches(folder: Path, gains: Gains, run: Runner) -> None:
     assert "gradscope recipes" in ran.out
 
 
-@pytest.mark.parametrize("stage", ["plan", "verify", "profiled"])
+@pytest.mark.parametrize("stage", ["plan_of", "verify", "profiled"])
 def test_an_interrupted_run_writes_nothing(
     folder: Path, gains: Gains, run: Runner, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

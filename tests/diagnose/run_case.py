@@ -17,7 +17,7 @@ from gradscope import pipeline
 from gradscope.api import profiling
 from gradscope.diagnose.case import Case
 from gradscope.pipeline import profile_workload
-from gradscope.recording.record import Recorder
+from gradscope.recording.graph import Recording
 from gradscope.tables import Finding, LayerRow, Ledger, LineRow, OpRow, Options, RunData, Spread, StepTimes
 from gradscope.workload import Workload
 
@@ -81,18 +81,18 @@ def loop_case(step: Callable[[], Any], model: nn.Module | None = None, **options
 def _seen_cases() -> Iterator[list[Case]]:
     """What is diagnosed inside the block, with the graph of the recorded step, which a run forgets when it is over."""
     seen: list[Case] = []
-    real, forget = pipeline.diagnose, Recorder.forget
+    real, forget = pipeline.diagnose, Recording.forget
 
     def keep(case: Case, ignore: Any = (), **options: Any) -> Any:
         seen.append(case)
         return real(case, ignore, **options)
 
     pipeline.diagnose = keep  # type: ignore[assignment]
-    Recorder.forget = lambda self: None  # type: ignore[method-assign]
+    Recording.forget = lambda self: None  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        pipeline.diagnose, Recorder.forget = real, forget  # type: ignore[method-assign]
+        pipeline.diagnose, Recording.forget = real, forget  # type: ignore[method-assign]
 
 
 def findings_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gradscope import markers
 from gradscope.capture.budget import Budget
@@ -22,6 +22,8 @@ from gradscope.capture.survey import LineMode, Tracer
 from gradscope.compat import marking_recompute, start_profiler, stop_profiler
 from gradscope.tables import EventTable
 
+_T = TypeVar("_T")
+
 
 class StepRecorder(Tracer, Protocol):
     """Writes down the torch calls of a step."""
@@ -33,6 +35,9 @@ class StepRecorder(Tracer, Protocol):
 
     def inside_backward(self) -> AbstractContextManager[None]:
         """Around what runs inside the engine."""
+
+    def below(self, run: Callable[[], _T]) -> _T:
+        """Call ``run``, which is a model's forward pass and its loss."""
 
 
 class EventReader(Protocol):
