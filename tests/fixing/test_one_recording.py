@@ -27,7 +27,10 @@ from gradscope.recording.record import Recorder
 from gradscope.tables import Options, PlaceFact
 from tests.fixing.fix_fixtures import gains_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.made_times import BETTER, Saves
+from tests.patching.corpus import activations, lookalikes_losses, lookalikes_source
+from tests.patching.corpus.entry import Entry
 
+ENTRIES_ALIKE = (*lookalikes_losses.ENTRIES, *lookalikes_source.ENTRIES)
 QUICK = Options(steps=1, warmup=0, memory=False, lines=False, device="cpu")
 
 
@@ -233,3 +236,24 @@ def test_what_is_found_is_dropped_once_the_rules_have_read_it(monkeypatch: pytes
     pipeline.profile_workload(Workload(Net(), data()), QUICK)
     (found,) = dropped
     assert (found.recording, found.sites, found.savings, found.files) == (None, [], {}, {})
+
+
+AGREED = ("gelu_tanh_numpy_inline", "gelu_erf_phi_module", "like_own_call", "like_smoothing_by_hand_outside")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [each for each in (*activations.ENTRIES, *ENTRIES_ALIKE) if each.name in AGREED],
+    ids=lambda entry: entry.name,
+)
+def test_a_profile_sees_what_a_plan_sees(entry: Entry) -> None:
+    """Numbers of NumPy's, a ``__call__`` of the model's own, the frames of a loss."""
+    torch.manual_seed(7)
+    model, batch = entry.build()
+    workload, found = Workload(model, batch, loss=entry.loss), Found()
+    pipeline.profile_workload(workload, QUICK, found=found)
+    ((_, sites),) = found.sites
+    expected = planning.plan(workload, device="cpu").sites
+    seen = [[(site.path, site.recipe, site.line, site.reasons) for site in each] for each in (sites, expected)]
+    found.drop()
+    assert seen[0] == seen[1] != []
