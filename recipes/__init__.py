@@ -9,6 +9,7 @@ says what would run and why. Arguments that do not fit raise ``ValueError`` befo
 # Each module is imported before the function of its name: afterwards the name here stays the function.
 from gradscope.recipes.attention import Attention, attention
 from gradscope.recipes.attention_mask import attention_mask
+from gradscope.recipes.attention_with_weights import attention_with_weights
 from gradscope.recipes.cross_entropy import CrossEntropyLoss, cross_entropy
 from gradscope.recipes.dropout import Dropout, dropout
 from gradscope.recipes.embedding import Embedding, embedding
@@ -41,6 +42,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "attention_mask",
+    "attention_with_weights",
     "bias_gelu",
     "chunk",
     "cross_entropy",

@@ -29,7 +29,7 @@ from gradscope.recipes.recipe import Recipe
 ABOUT = Recipe(
     name="attention",
     title="Attention that never holds the scores, with dropout and every common option",
-    functions=("attention", "attention_mask"),
+    functions=("attention", "attention_mask", "attention_with_weights"),
     modules=("Attention",),
     replaces=(
         "(q @ k.transpose(-2, -1) * scale).softmax(-1) @ v, with a causal mask or dropout in between",
@@ -81,7 +81,7 @@ def _explain(
     backend: str = "auto",
 ) -> BackendChoice:
     """What :func:`attention` would do with these arguments, and why."""
-    query, scale = _positive(query, scale)
+    query, scale = positive_scale(query, scale)
     given = arguments(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
     )
@@ -111,7 +111,7 @@ def _plain(
     window: tuple[int | None, int | None] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    query, scale = _positive(query, scale)
+    query, scale = positive_scale(query, scale)
     other = softcap is not None or alibi_slopes is not None or window is not None
     if not other and not (is_causal and (attn_mask is not None or needs_plain_operations(query))):
         return by_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -164,7 +164,7 @@ def attention(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit, or ``backend`` cannot run here.
     """
-    query, scale = _positive(query, scale)
+    query, scale = positive_scale(query, scale)
     no_option = attn_mask is None and softcap is None and alibi_slopes is None and window is None and not enable_gqa
     if no_option and dropout_p == 0 and backend in ("auto", "flash") and is_plain_on_the_cpu(query, key, value):
         return flash_on_the_cpu(query, key, value, is_causal, None, scale)
@@ -188,8 +188,8 @@ def attention(
     return out if out.shape == given.shape else out.reshape(given.shape)
 
 
-def _positive(query: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float | None]:
-    """The same scores from a scale above 0: torch's kernel multiplies what it hid with it, minus infinity."""
+def positive_scale(query: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float | None]:
+    """Give the same scores from a scale above 0: torch's kernel multiplies what it hid with it, minus infinity."""
     if scale is None or (type(scale) is float and scale > 0):
         return query, scale
     if isinstance(scale, Tensor):

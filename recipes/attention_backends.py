@@ -23,6 +23,7 @@ from gradscope.kernels.choice import choose
 from gradscope.kernels.plain import derives, is_wrapped
 from gradscope.kernels.support import autocasts
 from gradscope.recipes.attention_arguments import NAME, Arguments
+from gradscope.recipes.attention_by_hand import attention_weights, weighed
 from gradscope.recipes.attention_sizes import against_own, one_mask
 
 REASONS = {
@@ -177,7 +178,7 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
         if given.q.device.type != "cpu" or needs_plain_operations(given.q):
             return _by_plain_operations(given)
         if given.softcap is not None:
-            return _soft_capped(given, given.softcap)
+            return weighed(given, attention_weights(given))[0]
         bias, causal = one_mask(given), False
     if backend == "flash" and given.q.device.type == "cpu":
         mask = _as_additive(bias, given.q.dtype)
@@ -251,21 +252,6 @@ def _by_plain_operations(given: Arguments) -> Tensor:
         ones = given.q.new_ones(*given.q.shape[:3], given.k.shape[2])
         keep = dropout(ones, given.dropout_p) != 0
     return reference.attention(given.q, given.k, given.v, given.bias, options_of(given), keep)[0].to(given.q.dtype)
-
-
-def _soft_capped(given: Arguments, softcap: float) -> Tensor:
-    """Compute :func:`_by_plain_operations` in as few passes as torch's own attention; for the CPU."""
-    q, k, v = given.q, given.k, given.v
-    if given.grouped:
-        k, v = (x.repeat_interleave(q.shape[1] // max(1, x.shape[1]), dim=1) for x in (k, v))
-    scores = torch.tanh((q * (given.scale / softcap)) @ k.transpose(-2, -1)) * softcap
-    mask = one_mask(given)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = torch.ops.aten._safe_softmax.default(scores, -1)  # torch._safe_softmax cannot be traced
-    if given.dropout_p > 0:
-        weights = dropout(weights, given.dropout_p)
-    return (weights.to(v.dtype) @ v).to(q.dtype)
 
 
 def _against_all(given: Arguments) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscope.recipes.lazy_graph import When
-from gradscope.recipes.lazy_source import Step
+from gradscope.recipes.lazy_source import LinearSource, Step
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after, features_after, is_bias
 from gradscope.recipes.lazy_tensor import Lazy, LazyTensor, is_adopted, is_computed, of_layer, stand_in, takes_gradients
 from gradscope.recipes.linear_cross_entropy import linear_cross_entropy
@@ -40,7 +40,7 @@ def with_bias(one: Any, other: Any) -> LazyTensor | None:
     if not isinstance(logits, LazyTensor) or type(bias) not in (Tensor, torch.nn.Parameter):
         return None
     lazy = logits._lazy
-    source = lazy.source
+    source = _layer(lazy)
     mixed = source.when.autocast or torch.is_autocast_enabled(logits.device.type)
     if mixed or source.bias is not None or lazy.logarithmic or lazy.classes != logits.dim() - 1:
         return None
@@ -75,7 +75,7 @@ def _followed(
     if classes is None or after.dtype != dtype:
         return None
     step = Step(name, function, args, kwargs, When.now(logits.device.type), lazy.classes, tuple(after.shape))
-    return stand_in(type(logits), lazy.source, (*lazy.steps, step), logits, classes, lazy.logarithmic, after)
+    return stand_in(type(logits), Lazy(lazy.source, (*lazy.steps, step), logits, classes, lazy.logarithmic), after)
 
 
 def _cast_to(logits: LazyTensor, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -123,7 +123,7 @@ def _log_softmax(
     kwargs = {"dim": dim, "dtype": dtype}
     when = When.now(logits.device.type)
     step = Step("log_softmax", torch.log_softmax, (), kwargs, when, lazy.classes, tuple(after.shape))
-    return stand_in(type(logits), lazy.source, (*lazy.steps, step), logits, lazy.classes, True, after)
+    return stand_in(type(logits), Lazy(lazy.source, (*lazy.steps, step), logits, lazy.classes, True), after)
 
 
 def _loss_dtype(logits: LazyTensor) -> torch.dtype:
@@ -131,9 +131,15 @@ def _loss_dtype(logits: LazyTensor) -> torch.dtype:
     return torch.float32 if logits.dtype in _HALVES and torch.is_autocast_enabled(logits.device.type) else logits.dtype
 
 
+def _layer(lazy: Lazy) -> LinearSource:
+    """What logits are computed from."""
+    assert isinstance(lazy.source, LinearSource)
+    return lazy.source
+
+
 def _features(lazy: Lazy) -> Tensor:
     """The layer's input, after the steps."""
-    features = lazy.source.input
+    features = _layer(lazy).input
     for step in lazy.steps:
         features = features_after(step.name, step.args, step.kwargs, features, step.classes, step.shape)
     return features
@@ -150,7 +156,7 @@ def _loss(
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
     lazy = logits._lazy
-    source = lazy.source
+    source = _layer(lazy)
     given = (target,) if weight is None else (target, weight)
     if any(type(each) not in (Tensor, torch.nn.Parameter) for each in given):
         return None

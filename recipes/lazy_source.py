@@ -1,14 +1,15 @@
-"""What lazy logits would be computed from, and the calls that were made on them since."""
+"""What lazy tensors would be computed from, and the calls that were made on them since."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradscope.recipes.lazy_graph import When
@@ -17,36 +18,88 @@ from gradscope.recipes.linear_cross_entropy_arguments import logits_dtype
 
 @dataclass(eq=False)
 class Source:
-    """A linear layer's operands, and what became of its logits."""
+    """What a lazy tensor is computed from, and what became of it."""
+
+    when: When
+    dtype: torch.dtype  # of the result
+    compute: Callable[..., Tensor]  # of the operands
+    versions: tuple[int, ...] = ()
+    kept: tuple[Tensor | None, ...] | None = None  # the operands' content before an optimizer's step
+    fused: bool = False  # something else was computed from the operands, which gives the lazy tensor no gradient
+    family: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The operands."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the result is."""
+        return next(tensor.device for tensor in self.tensors() if tensor is not None)
+
+    def watch(self) -> None:
+        """Note what the operands are now; parameters among them are kept before an optimizer's step changes them."""
+        self.versions = self.counts()
+        if any(_is_learnt(tensor) for tensor in self.tensors()):
+            _watch_steps(self)
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple(tensor._version for tensor in self.tensors() if tensor is not None)
+
+    def check(self, *, content: bool) -> None:
+        """The operands are what they were. On a GPU the ``content`` is a wait for it.
+
+        Raises:
+            RuntimeError: they were changed, so that the result can no longer be computed.
+        """
+        if not self._is_same(content=content):
+            raise RuntimeError(self.changed())
+
+    def changed(self) -> str:
+        """What to say where the operands are no longer what they were."""
+        raise NotImplementedError
+
+    def _is_same(self, *, content: bool) -> bool:
+        if self.kept is not None:
+            return True
+        freed = any(each is not None and each.untyped_storage().size() == 0 < each.numel() for each in self.tensors())
+        if self.counts() != self.versions or freed:  # a sharded one is freed
+            return False
+        return not content or self._holds_the_same()
+
+    def _holds_the_same(self) -> bool:
+        """Check what counts no version, where that can be."""
+        return True
+
+    def keep(self, changed: Set[int]) -> None:
+        """Keep the operands that are ``changed`` by their ids as they are now, where somebody may read the result."""
+        held = any(member is not None and member._lazy.plain is None for member in (each() for each in self.family))  # type: ignore[attr-defined]
+        if self.kept is None and held and self._is_same(content=False):
+            self.kept = tuple(
+                None if each is None else each.detach().clone() if _is_in(changed, each) else each.detach()
+                for each in self.tensors()
+            )
+
+
+@dataclass(eq=False, kw_only=True)
+class LinearSource(Source):
+    """A linear layer's operands."""
 
     input: Tensor
     weight: Tensor
     bias: Tensor | None
-    when: When
-    dtype: torch.dtype  # of the logits
-    versions: tuple[int, ...]
-    samples: tuple[Tensor, ...]  # writing through .data counts no version
-    kept: tuple[Tensor, Tensor, Tensor | None] | None = None  # the operands' content before an optimizer's step
-    fused: bool = False  # a loss was computed without the logits
-    family: list[weakref.ref[Tensor]] = field(default_factory=list)
+    samples: tuple[Tensor, ...] = ()  # writing through .data counts no version
 
     @classmethod
-    def of(cls, input: Tensor, weight: Tensor, bias: Tensor | None) -> Source:
-        made = cls(input, weight, bias, When.now(input.device.type), logits_dtype(input), (), ())
-        made.versions, made.samples = made.counts(), made.sampled()
-        _watch_steps(made)
+    def of(cls, input: Tensor, weight: Tensor, bias: Tensor | None) -> LinearSource:
+        when = When.now(input.device.type)
+        made = cls(when, logits_dtype(input), functional.linear, input=input, weight=weight, bias=bias)
+        made.samples = made.sampled()
+        made.watch()
         return made
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.input, self.weight, self.bias
-
-    def held(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias, and what they are views of: a parameter's transpose is made for this call alone."""
-        views = (each for each in (self.weight, self.bias) if each is not None)
-        return self.weight, self.bias, *(each._base for each in views)
-
-    def counts(self) -> tuple[int, ...]:
-        return tuple(tensor._version for tensor in self.tensors() if tensor is not None)
 
     def sampled(self) -> tuple[Tensor, ...]:
         """One number of each row of the operands."""
@@ -55,34 +108,27 @@ class Source:
         found = [weight, self.input.detach()[..., self.input.shape[-1] // 2].clone()]
         return (*found, self.bias.detach().clone()) if self.bias is not None else tuple(found)
 
-    def check(self, *, content: bool) -> None:
-        """The operands are what they were. On a GPU the ``content`` is a wait for it.
+    def changed(self) -> str:
+        return (
+            "lazy_linear: the logits are read after the head's weight or input was changed in place; they are "
+            "computed when they are first read, so read them before, as in logits = logits.detach()"
+        )
 
-        Raises:
-            RuntimeError: they were changed, so that the logits can no longer be computed.
-        """
-        if not self._is_same(content=content):
-            raise RuntimeError(
-                "lazy_linear: the logits are read after the head's weight or input was changed in place; they are "
-                "computed when they are first read, so read them before, as in logits = logits.detach()"
-            )
-
-    def _is_same(self, *, content: bool) -> bool:
-        if self.kept is not None:
-            return True
-        if self.counts() != self.versions or self.weight.untyped_storage().size() == 0:  # a sharded one is freed
-            return False
-        if not content or (self.weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+    def _holds_the_same(self) -> bool:
+        if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():
             return True
         pairs = zip(self.samples, self.sampled(), strict=True)
         return all(bool(((now == then) | now.isnan()).all()) for then, now in pairs)
 
-    def keep(self) -> None:
-        """Keep the weight as it is now, for somebody who reads the logits later; nothing where nobody can."""
-        held = any(member is not None and member._lazy.plain is None for member in (each() for each in self.family))  # type: ignore[attr-defined]
-        if self.kept is None and held and self._is_same(content=False):
-            bias = None if self.bias is None else self.bias.detach().clone()
-            self.kept = self.input.detach(), self.weight.detach().clone(), bias
+
+def _is_learnt(tensor: Tensor | None) -> bool:
+    """Check that it is a parameter, or a view of one: a parameter's transpose is made for one call alone."""
+    owner = tensor if tensor is None or tensor._base is None else tensor._base
+    return owner is not None and owner.is_leaf and owner.requires_grad
+
+
+def _is_in(ids: Set[int], tensor: Tensor | None) -> bool:
+    return tensor is not None and (id(tensor) in ids or id(tensor._base) in ids)
 
 
 _alive: weakref.WeakSet[Source] = weakref.WeakSet()
@@ -108,8 +154,8 @@ def _before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if sources:
         changed = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for source in sources:
-            if any(id(each) in changed for each in source.held()):
-                source.keep()
+            if any(_is_in(changed, each) for each in source.tensors()):
+                source.keep(changed)
 
 
 @dataclass(frozen=True, slots=True)

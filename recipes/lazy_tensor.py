@@ -1,4 +1,4 @@
-"""Tensors that stand for a linear layer's output, or a view of it, before it is computed."""
+"""Tensors that stand for a result, or a view of it, before it is computed."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from gradscope.recipes.lazy_graph import Deferred, Released, When
-from gradscope.recipes.lazy_source import Source, Step
+from gradscope.recipes.lazy_source import LinearSource, Source, Step
 
 
 @dataclass(eq=False)
 class Lazy:
-    """What a tensor of lazy logits stands for."""
+    """What a lazy tensor stands for."""
 
     source: Source
-    steps: tuple[Step, ...]  # from the layer's output
+    steps: tuple[Step, ...]  # from the source's result
     parent: LazyTensor | None
-    classes: int  # the dimension of the classes
-    logarithmic: bool  # log_softmax was one of the steps
+    classes: int = -1  # logits: the dimension of the classes
+    logarithmic: bool = False  # logits: log_softmax was one of the steps
     node: object = None  # its grad_fn when it was made
     plain: Tensor | None = None
 
 
 class LazyTensor(Tensor):
-    """A tensor without content; :mod:`gradscope.recipes.lazy_logits` says what calls from Python do with it.
+    """A tensor without content; :mod:`gradscope.recipes.lazy_dispatch` says what calls from Python do with it.
 
     What comes from below Python, as from another Function, reads the content.
     """
 
     _lazy: Lazy
+    handle: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return cls.handle(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -48,26 +54,19 @@ class LazyTensor(Tensor):
 _T = TypeVar("_T", bound=LazyTensor)
 
 
-def stand_in(
-    kind: type[_T],
-    source: Source,
-    steps: tuple[Step, ...],
-    parent: LazyTensor | None,
-    classes: int,
-    logarithmic: bool,
-    like: Tensor,
-) -> _T:
-    """A tensor of the form of ``like``, without content, for what ``steps`` make of the layer's output."""
+def stand_in(kind: type[_T], lazy: Lazy, like: Tensor) -> _T:
+    """A tensor of the form of ``like``, without content, for what ``lazy`` says."""
+
+    source = lazy.source
 
     def make() -> Tensor:
         wrapper = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            kind, like.shape, strides=like.stride(), dtype=like.dtype, device=source.input.device
+            kind, like.shape, strides=like.stride(), dtype=like.dtype, device=source.device
         )
         wrapper._lazy = lazy
         return wrapper
 
-    lazy = Lazy(source, steps, parent, classes, logarithmic)
-    compute = functools.partial(_replayed, source.when, steps)
+    compute = functools.partial(_replayed, source.when, source.compute, lazy.steps)
     with torch.set_grad_enabled(takes_gradients(lazy) and torch.is_grad_enabled()):
         made: _T = Deferred.apply(make, compute, *source.tensors())  # type: ignore[no-untyped-call]
     lazy.node = _node(made)
@@ -77,14 +76,14 @@ def stand_in(
 
 def of_layer(kind: type[_T], input: Tensor, weight: Tensor, bias: Tensor | None) -> _T:
     """``linear(input, weight, bias)``, without content."""
-    source = Source.of(input, weight, bias)
+    source = LinearSource.of(input, weight, bias)
     like = torch.empty((*input.shape[:-1], weight.shape[0]), dtype=source.dtype, device="meta")
-    return stand_in(kind, source, (), None, input.dim() - 1, False, like)
+    return stand_in(kind, Lazy(source, (), None, input.dim() - 1), like)
 
 
-def _replayed(when: When, steps: tuple[Step, ...], *tensors: Tensor) -> Tensor:
+def _replayed(when: When, compute: Callable[..., Tensor], steps: tuple[Step, ...], *tensors: Tensor | None) -> Tensor:
     with when.autocasting():
-        result = functional.linear(*tensors)
+        result = compute(*tensors)
     for step in steps:
         with step.when.autocasting():
             result = step.function(result, *step.args, **step.kwargs)
@@ -134,7 +133,7 @@ def content(logits: LazyTensor) -> Tensor:
                 return step.function(lazy.parent._lazy.plain.detach(), *step.args, **step.kwargs)
         lazy.source.check(content=True)
         operands = lazy.source.kept or lazy.source.tensors()
-        return _replayed(lazy.source.when, lazy.steps, *(_detached(each) for each in operands))  # type: ignore[arg-type]
+        return _replayed(lazy.source.when, lazy.source.compute, lazy.steps, *(_detached(each) for each in operands))
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:
@@ -156,7 +155,7 @@ def plain(logits: LazyTensor) -> Tensor:
         elif lazy.parent is None:
             lazy.source.check(content=True)
             with lazy.source.when.again():
-                lazy.plain = functional.linear(*lazy.source.tensors())
+                lazy.plain = lazy.source.compute(*lazy.source.tensors())
         else:
             step = lazy.steps[-1]
             parent = plain(lazy.parent)
@@ -177,7 +176,7 @@ def is_computed(logits: LazyTensor | None) -> bool:
 
 
 def family(source: Source) -> Iterator[LazyTensor]:
-    """The tensors that live of those made of one layer's logits."""
+    """The tensors that live of those made of one source."""
     for reference in source.family:
         member = reference()
         if isinstance(member, LazyTensor):
