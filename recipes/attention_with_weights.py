@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def attention_with_weights(
     window: tuple[int | None, int | None] | None = None,
     backend: str = "auto",
     after_dropout: bool = True,
-    weights_dtype: torch.dtype | None = None,
+    weights_dtype: torch.dtype | Literal["result"] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute :func:`attention`, and its weights where somebody reads them.
 
@@ -93,7 +93,8 @@ def attention_with_weights(
         softcap, alibi_slopes, window, backend: as there.
         after_dropout: the weights as they are multiplied with the values, zeros where they are dropped, which most
             models return; else the softmax.
-        weights_dtype: of the weights; None is the result's, and float32 under autocast, as softmax gives it.
+        weights_dtype: of the weights; "result" is the result's. None is what softmax gives, which is the same, but
+            under autocast on a GPU float32.
 
     Returns:
         [..., heads, queries, value size] as of :func:`attention`, and [..., heads, queries, keys].
@@ -108,9 +109,7 @@ def attention_with_weights(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
     )
     chosen = _chosen(given, backend)
-    dtype = weights_dtype or (torch.float32 if autocasts(given.q.device.type) else given.q.dtype)
-    if given.q.dtype == torch.float64 and weights_dtype is None:
-        dtype = torch.float64
+    dtype = given.q.dtype if weights_dtype == "result" else weights_dtype or _dtype_of_softmax(given.q)
     shape = (*given.shape[:-1], given.k.shape[2])
     if chosen == "math" or not _can_wait(query, key, value, attn_mask):
         softmax = attention_weights(given)
@@ -120,6 +119,12 @@ def attention_with_weights(
     out = _attended(given, given.v, seed, chosen)
     weights = _lazy(given, seed if after_dropout else None, chosen, dtype, shape)
     return out if out.shape == given.shape else out.reshape(given.shape), weights
+
+
+def _dtype_of_softmax(query: Tensor) -> torch.dtype:
+    """As autocast has it: in float32 on a GPU, on the CPU as the scores are."""
+    mixed = query.device.type != "cpu" and autocasts(query.device.type) and query.dtype != torch.float64
+    return torch.float32 if mixed else query.dtype
 
 
 def _chosen(given: Arguments, backend: str) -> str:

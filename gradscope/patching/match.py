@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from gradscope.recording.graph import Node, Value
@@ -119,6 +120,16 @@ class Like:
     dtype: Value  # a tensor of its dtype and device
 
 
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """A tensor on the way to the output that another function gives as well, where the source reads it later."""
+
+    value: Value
+    function: str  # of gradscope.recipes: it gives (output, value)
+    arguments: tuple[Argument, ...] = ()  # more than the match has
+    cast: Node | None = None  # the last on the way to it: the dtype is asked for
+
+
 @dataclass(eq=False)
 class Match:
     """One occurrence of a pattern in a recording."""
@@ -140,7 +151,18 @@ class Match:
     forms: tuple[tuple[Value, str], ...] = ()  # what is asked of a tensor's form: ".dim() == 3"
     otherwise: Match | None = None  # what to do where the source does not allow this
     less: Match | None = None  # a part of it that is a pattern as well, where the source does not allow the whole
+    beside: tuple[Beside, ...] = ()  # what can be given beside the output
+    given: Beside | None = None  # which of them is; the function and the arguments are those for it
     also: Node | None = None  # a later call of the output: the new call gives its result too, before the output
+
+    def giving(self) -> list[Match]:
+        """The same match, giving each of what it can give beside the output."""
+        return [
+            dataclasses.replace(
+                self, function=each.function, arguments=(*self.arguments, *each.arguments), beside=(), given=each
+            )
+            for each in self.beside
+        ]
 
     @property
     def last(self) -> Node:

@@ -128,7 +128,7 @@ def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], s
     path = ".".join(part for part in (top, site.path) if part)
     return PlaceFact(
         recipe=site.recipe,
-        function=site.matches[0].function if site.matches else site.recipe,
+        function=site.function,
         layer=path,
         source=f"{shown(site.file)}:{site.line}",
         supported=site.supported,

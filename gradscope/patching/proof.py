@@ -76,7 +76,7 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dic
                 )
         for site in swap.sites:
             one = _apart(site, swap, files)
-            with _on(one), _recipes(one, _without_dropout), _recipes(one, _planted, _functions(site)):
+            with _on(one), _recipes(one, _without_dropout), _recipes(one, _planted, [getattr(recipes, site.function)]):
                 if not _seen(unit, original, truth):
                     return NoProof("a fault planted in the recipe's result was not seen: the proof says nothing")
     except Exception as error:
@@ -86,8 +86,7 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dic
 
 def _apart(site: Site, swap: Swap, files: dict[str, SourceFile]) -> Swap:
     """A swap in which a fault of the recipe is one of ``site``: alone where another site of ``swap`` calls it too."""
-    functions = [match.function for each in swap.sites for match in each.matches[:1]]
-    if all(functions.count(match.function) == 1 for match in site.matches[:1]):
+    if [each.function for each in swap.sites].count(site.function) == 1:
         return swap
     try:
         return Swap(swap.module, [site], files)
@@ -157,10 +156,6 @@ def _base(function: Any) -> int:
 def _base_function(function: FunctionType) -> FunctionType:
     inner = inspect.unwrap(function)
     return inner if isinstance(inner, FunctionType) else function
-
-
-def _functions(site: Site) -> list[Any]:
-    return [getattr(recipes, match.function) for match in site.matches[:1]]
 
 
 def _without_dropout(recipe: Any) -> Any:

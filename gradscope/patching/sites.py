@@ -52,6 +52,13 @@ class Site:
         return f"<{self.recipe} in {self.path or 'the model'}, {self.source}>"
 
     @property
+    def function(self) -> str:
+        """What the new call calls, of gradscope.recipes."""
+        if self.edit is not None:
+            return self.edit.imports[0][0]
+        return self.matches[0].function if self.matches else self.recipe
+
+    @property
     def supported(self) -> bool:
         """Whether it can be replaced."""
         return self.edit is not None and not self.reasons

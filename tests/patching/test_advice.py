@@ -93,7 +93,7 @@ from torch import nn
 def eager_attention_forward(module, query, key, value, scaling, softcap=None):
     scores = query @ key.transpose(-2, -1) * scaling
     weights = scores.softmax(-1)
-    return weights @ value, weights
+    return weights @ value, scores
 
 
 def sdpa(module, query, key, value, scaling, softcap=None):

@@ -54,7 +54,12 @@ LLAMA = {"rms_norm": 5, "rope": 2, "swiglu": 2, "linear_cross_entropy": 1}
 @pytest.mark.usefixtures("nothing_is_idle")
 @pytest.mark.parametrize(
     ("make", "attention", "sites"),
-    [(gpt2, "sdpa", GPT2), (gpt2, "eager", GPT2), (llama, "sdpa", LLAMA), (llama, "eager", LLAMA)],
+    [
+        (gpt2, "sdpa", GPT2),
+        (gpt2, "eager", GPT2 | {"attention": 2}),
+        (llama, "sdpa", LLAMA),
+        (llama, "eager", LLAMA | {"attention": 2}),
+    ],
     ids=["gpt2 sdpa", "gpt2 eager", "llama sdpa", "llama eager"],
 )
 def test_sites_are_found_and_proved(make: Any, attention: str, sites: dict[str, int]) -> None:
@@ -67,8 +72,7 @@ def test_sites_are_found_and_proved(make: Any, attention: str, sites: dict[str, 
     kept = {(result.site.recipe, result.site.path) for result in patches.verified.results if result.status == "kept"}
     reasons = [(result.site.path, result.reason) for result in patches.verified.results if result.status != "kept"]
     assert Counter(recipe for recipe, _ in kept) == sites, reasons
-    if attention == "eager":  # hands the weights out
-        assert len(reasons) == 2 and all("attn_implementation='sdpa'" in reason for _, reason in reasons)
+    assert not reasons
     assert patches.verified.loss_difference < 1e-6
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     model.eval()  # no dropout

@@ -105,6 +105,11 @@ def by_hand(x: Tensor, weight: Tensor, eps: Tensor, *, centred: bool) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps.square()) * weight
 
 
+def with_weights(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+    return weights @ v, weights
+
+
 def mask_of(scores: Tensor, mask: Tensor) -> Tensor:
     return recipes.attention(scores, scores, scores, **recipes.attention_mask(mask))
 
@@ -118,6 +123,8 @@ CASES = [
     Case("attention, dropout", (HEADS,) * 3, lambda *x: recipes.attention(*x, dropout_p=0.5),
          lambda *x: sdpa(*x, dropout_p=0.5), random=True),
     Case("attention_mask", (HEADS,), mask_of, lambda x, mask: sdpa(x, x, x, mask), (MASK,)),
+    Case("attention_with_weights", (HEADS,) * 3, lambda *x: recipes.attention_with_weights(*x)[0], sdpa),
+    Case("attention_with_weights, read", (HEADS,) * 3, recipes.attention_with_weights, with_weights),
     Case("packed_attention", ((2, 6, 24),), lambda x: recipes.packed_attention(x, 2, is_causal=True),
          lambda x: packed(x, is_causal=True)),
     Case("packed_attention, bias", ((2, 6, 24), (6, 6)), lambda x, bias: recipes.packed_attention(x, 2, bias),

@@ -77,14 +77,16 @@ def _check_nested(name: str, calls: Texts) -> None:
             raise Refusal(f"{reader}() may read any name")
 
 
-def conditions_of_later_reads(dead: DeadCode, calls: Texts) -> Iterator[Condition]:
+def conditions_of_later_reads(dead: DeadCode, calls: Texts, bound: str | None = None) -> Iterator[Condition]:
     """Yield the conditions under which no live name that a removed statement binds is read.
+
+    ``bound``: a name that the new code binds to the same tensor.
 
     Raises:
         Refusal: one is read whatever the conditions, or was in the recorded step.
     """
     for read in list(live_reads(dead, calls)):
-        if any(part is read for each in dead.changed for part in walked(each)):
+        if read.id == bound or any(part is read for each in dead.changed for part in walked(each)):
             continue
         condition = _kept_off(read, dead, calls)
         if condition is None:

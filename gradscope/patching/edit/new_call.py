@@ -62,18 +62,23 @@ class NewCall:
             elif text != "None":
                 yield f"{argument.name}{equals}{text}"
 
-    def text(self, *, guarded: bool) -> str:
+    def text(self, *, guarded: bool, assigned: str = "", last: str = "") -> str:
         """Return what replaces the last call; on several lines where one would be too long.
 
-        ``guarded``: it will stand in a block of its own.
+        Args:
+            guarded: it will stand in a block of its own.
+            assigned: of a call that gives two tensors, the ``names =`` in front of it.
+            last: one more argument.
         """
-        arguments, file = self._arguments, self.source.file
-        head, end = f"{self._helpers[self.match.function]}(", f"){self.match.suffix}"
+        arguments, file = [*self._arguments, *([last] if last else [])], self.source.file
+        head, end = f"{self._helpers[self.match.function]}(", ")" if assigned else f"){self.match.suffix}"
         text = f"{head}{', '.join(arguments)}{end}"
         if arguments[-1].startswith("\n"):  # as they were written
             text = f"{head}{', '.join(arguments[:-1])}{',' if arguments[1:] else ''}{arguments[-1]}{end}"
         outer, step = file.indent(self.statement), file.step(self.statement)
-        if self._fits(text, len(step) if guarded else 0) or any("\n" in part for part in self._given_parts):
+        moved = len(step) if guarded else 0
+        fits = len(outer) + len(assigned) + len(text) + moved <= file.style.width
+        if (fits if assigned else self._fits(text, moved)) or any("\n" in part for part in self._given_parts):
             return text
         apart = [part for each in arguments for part in (self._given_parts if self._is_given(each) else [each])]
         lines = "".join(f"{outer}{step}{argument},\n" for argument in apart)

@@ -11,6 +11,7 @@ from gradscope.patching.conditions import Known
 from gradscope.patching.edit.call_sites import Texts
 from gradscope.patching.edit.dead_code import Condition, DeadCode
 from gradscope.patching.edit.new_call import NewCall
+from gradscope.patching.edit.pair import Pair
 from gradscope.patching.edit.replacement import Refusal, Replacement, edited, moved_by
 from gradscope.patching.edit.second_result import Second
 from gradscope.patching.edit.shape_queries import Forms
@@ -27,6 +28,7 @@ class Rewrite:
         conditions: the conditions that the match ran under, and the new code is for.
         known: what the match relied on besides, as tests.
         second: the later call whose result the new call gives too.
+        pair: the names of both tensors, where the new call gives one on the way to the result as well.
     """
 
     match: Match
@@ -36,6 +38,7 @@ class Rewrite:
     conditions: tuple[Condition, ...]
     known: tuple[Known, ...]
     second: Second | None
+    pair: Pair | None
 
     @property
     def guarded(self) -> bool:
@@ -58,7 +61,7 @@ def replacements(rewrite: Rewrite) -> list[Replacement]:
     }
     found = [_removal(statement, asked, rewrite) for statement in dead.gone]
     found += [part for statement, parts in asked.items() if statement not in dead.kept for part in parts]
-    found.append(_result(rewrite))
+    found += [_result(rewrite)] if rewrite.pair is None else _both(rewrite, rewrite.pair)
     if rewrite.second is not None:
         name, target = rewrite.second.name, rewrite.second.target
         found += [_replaced(target, f"{name}, {target.id}", file), _replaced(rewrite.second.expression, name, file)]
@@ -85,6 +88,22 @@ def _result(rewrite: Rewrite) -> Replacement:
     elif isinstance(stays, ast.BinOp):
         start, end = _with_brackets(start, end, file.text)
     return Replacement(start, end, text)
+
+
+def _both(rewrite: Rewrite, pair: Pair) -> list[Replacement]:
+    """Return the new call that gives two tensors, as the assignment to both names that it needs."""
+    file, stays, own = rewrite.file, rewrite.calls.stays, rewrite.calls.statement
+    if rewrite.call.hoisted.get(own):
+        raise Refusal(f"line {own.lineno} evaluates an operand that cannot be moved")
+    names = f"{pair.output}, {pair.name}"
+    text = rewrite.call.text(guarded=rewrite.guarded, assigned=f"{names} = ", last=pair.dtype)
+    if pair.target is not None:
+        return [_replaced(pair.target, names, file), _replaced(stays, text, file)]
+    start, end = file.start(stays), file.end(stays)
+    if isinstance(stays, ast.BinOp):
+        start, end = _with_brackets(start, end, file.text)
+    above = Replacement(file.start(own), file.start(own), f"{names} = {text}\n{file.indent(own)}")
+    return [above, Replacement(start, end, pair.read)]
 
 
 def _with_brackets(start: int, end: int, source: bytes) -> tuple[int, int]:

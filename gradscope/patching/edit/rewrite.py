@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gradscope.patching.conditions import Known
@@ -12,6 +13,7 @@ from gradscope.patching.edit.fallback import with_fallback
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.liveness import conditions_of_later_reads
 from gradscope.patching.edit.new_call import NewCall
+from gradscope.patching.edit.pair import pair_of
 from gradscope.patching.edit.replacement import Refusal, Replacement
 from gradscope.patching.edit.replacements import Rewrite, replacements
 from gradscope.patching.edit.second_result import second_of
@@ -62,6 +64,9 @@ def edit_of(
             return _edit(way, recording, frame, source, taken)
         except Refusal as refusal:
             reason = refusal
+    for more in [giving for way in ways for giving in way.giving()]:
+        with suppress(Refusal):
+            return _edit(more, recording, frame, source, taken)
     if match.otherwise is not None:
         return edit_of(match.otherwise, recording, frame, source, taken)
     raise reason
@@ -77,18 +82,21 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     own = own_statements(match, calls)
     recipes = RecipeNames(source.file, frame.globals)
     call = NewCall(match, calls, own.parts, recipes, taken)
-    dead = dead_code(calls, own, {name for each in call.spelled for name in names_in(each)})
+    spelled = {name for each in call.spelled for name in names_in(each)}
+    pair = pair_of(match, calls, own.parts, spelled, taken | call.names)
+    dead = dead_code(calls, own, spelled)
     check_feeds_match(match, calls, dead.parts)
-    conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls)]
+    conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls, pair and pair.name)]
     check_calls(match, calls, dead.parts, call.spelled)
     known = [*relied_on(match, recording, calls, recipes.name), *known_sizes(match, calls)]
     _check_known(known, dead, calls)
     second = second_of(match, recording, calls, conditional=bool(conditions))
-    rewrite = Rewrite(match, calls, call, dead, tuple(conditions), tuple(known), second)
+    rewrite = Rewrite(match, calls, call, dead, tuple(conditions), tuple(known), second, pair)
     made = replacements(rewrite)
     if rewrite.guarded:
         made = [with_fallback(rewrite, made)]
-    return Edit(source, match.recipe, calls.stays.lineno, tuple(made), recipes.imports, frozenset(call.names))
+    names = frozenset(call.names if pair is None else {*call.names, pair.output})
+    return Edit(source, match.recipe, calls.stays.lineno, tuple(made), recipes.imports, names)
 
 
 def _check_result(match: Match, calls: Texts) -> None:

@@ -42,6 +42,8 @@ def _check_escapes(match: Match) -> None:
     """Raise Refusal where a call outside of ``match`` reads a tensor that it makes on the way, or that is kept."""
     known = {value.content for node in match.nodes for value in node.inputs if value.producer not in match.nodes}
     known.add(match.output.content)
+    if match.given is not None:
+        known.add(match.given.value.content)
     for value in match.inner:
         others = [user for user in value.users if user not in match.nodes and not is_asked_for_form(user, value)]
         if others and others[0].op in LIKE:

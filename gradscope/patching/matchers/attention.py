@@ -12,6 +12,7 @@ from gradscope.patching.graph import COPIES, cast_source, dimension, number
 from gradscope.patching.match import Match, Piece, Scalar, Setting
 from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor, Found
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
+from gradscope.patching.matchers.attention_weights import weights_of
 from gradscope.patching.matchers.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.matchers.products import VIEWS, factors, is_product, leads_to_product, sides
 from gradscope.recording.graph import Node, Recording, Value
@@ -81,6 +82,7 @@ class _Attention:
             self.folded,
             suffix,
             self.reasons,
+            () if self.folded else tuple(weights_of(weights.value, softmax, query)),
         )
         return Call(found, query, key, value).match()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gradscope.patching.idle import why_idle
-from gradscope.patching.match import Argument, Like, Match, Of, Piece, Scalar
+from gradscope.patching.match import Argument, Beside, Like, Match, Of, Piece, Scalar
 from gradscope.patching.matchers.masks import HIDDEN, Made, Mask, causal
 from gradscope.patching.matchers.products import Operand, is_product
 from gradscope.recording.graph import Node, Value
@@ -51,6 +51,7 @@ class Found:
     folded: bool
     suffix: str
     reasons: list[str]
+    beside: tuple[Beside, ...] = ()
 
 
 @dataclass
@@ -129,6 +130,7 @@ class Call:
             reasons=reasons,
             like=self._like(),
             idle=self._idle() if caps else "",
+            beside=self.found.beside,
         )
 
     def _idle(self) -> str:

@@ -162,6 +162,7 @@ class _Packed:
         below = self.match.otherwise
         return dataclasses.replace(
             self.match,
+            beside=(),
             recipe=RECIPE,
             function="packed_attention",
             arguments=tuple(self._arguments()),

@@ -1,0 +1,101 @@
+"""A call that gives two tensors: the output, and one on the way to it that has a name which is read later."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Set
+from dataclasses import dataclass
+
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.syntax import reads_only, targets, walked
+from gradscope.patching.graph import CASTS
+from gradscope.patching.match import Match
+
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr)
+
+
+class NoPair(Refusal):
+    """The call cannot give two tensors; what a user is told is why it cannot give the output alone."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How the two results are called, and what reads the first of them."""
+
+    output: str
+    name: str
+    target: ast.Name | None  # the name that is bound to the output alone already
+    read: str  # what stands in the output's place, where there is no such name
+    dtype: str  # the argument that says the dtype of the second; empty where it is the softmax's own
+
+
+def pair_of(match: Match, calls: Texts, parts: list[ast.stmt], spelled: set[str], taken: Set[str]) -> Pair | None:
+    """Return the names of what ``match`` gives, where that is more than its output; else None.
+
+    Args:
+        parts: the statements that make the match's tensors.
+        spelled: the names that the new call reads.
+        taken: those that no new one may have.
+
+    Raises:
+        NoPair: the tensor beside the output has no name of its own, or the call cannot stand in an assignment.
+    """
+    if match.given is None:
+        return None
+    own, stays = calls.statement, calls.stays
+    name = _name_of(match, calls, parts)
+    cast = match.given.cast
+    dtype = "" if cast is None else _dtype_of(calls.expression(cast), parts, spelled)
+    if not isinstance(own, _SIMPLE) or not isinstance(stays, ast.expr):
+        raise NoPair(f"line {own.lineno} is no assignment and no return")
+    target = own.targets[0] if isinstance(own, ast.Assign) and len(own.targets) == 1 else None
+    if name in targets(own):
+        raise NoPair(f"line {own.lineno} binds {name} anew")
+    if isinstance(target, ast.Name) and own.value is stays and not match.suffix:
+        return Pair(target.id, name, target, target.id, dtype)
+    file = calls.source.file
+    if file.text[file.line_starts[own.lineno] : file.start(own)].strip():
+        raise NoPair(f"line {own.lineno} holds several statements")
+    for part in walked(own):
+        before = isinstance(part, ast.expr) and file.end(part) <= file.start(stays)
+        if before and not isinstance(getattr(part, "ctx", None), ast.Store) and not reads_only(part):
+            raise NoPair(f"line {own.lineno} evaluates something before the output")
+    output = "attended"
+    while output in file.identifiers | taken:
+        output += "_"
+    return Pair(output, name, None, f"{output}{match.suffix}", dtype)
+
+
+def _name_of(match: Match, calls: Texts, parts: list[ast.stmt]) -> str:
+    """Return the name that holds the tensor when the output is made."""
+    assert match.given is not None
+    maker = match.given.value.producer
+    assert maker is not None
+    made = calls.expression(maker)
+    parts = sorted(parts, key=calls.source.file.start)
+    for place, part in enumerate(parts):
+        if isinstance(part, ast.Assign) and part.value is made and len(part.targets) == 1:
+            (target,) = part.targets
+            if isinstance(target, ast.Name) and not any(target.id in targets(each) for each in parts[place + 1 :]):
+                return target.id
+    raise NoPair(f"the result of {maker.op} has no name of its own")
+
+
+def _dtype_of(cast: ast.expr, parts: list[ast.stmt], spelled: set[str]) -> str:
+    """Return the argument for the dtype that a cast says: that of an operand, or of the scores, which the result has too."""
+    asked = [part.value for part in walked(cast) if isinstance(part, ast.Attribute) and part.attr == "dtype"]
+    if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute) and cast.func.attr == "type_as":
+        asked += cast.args
+    name = asked[0].id if len(asked) == 1 and isinstance(asked[0], ast.Name) else ""
+    if name in spelled:
+        return f"weights_dtype={name}.dtype"
+    makers = [part for part in parts if name in targets(part) and part.lineno < cast.lineno]
+    if not makers or any(_casts(part) for maker in makers for part in walked(maker)):
+        raise NoPair(f"line {cast.lineno} casts to a dtype that is not an operand's")
+    return 'weights_dtype="result"'
+
+
+def _casts(part: ast.AST) -> bool:
+    """Check that a piece of source may change a dtype."""
+    return isinstance(part, ast.Attribute) and part.attr in {*CASTS, "dtype"}
