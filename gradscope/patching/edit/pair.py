@@ -83,7 +83,7 @@ def _name_of(match: Match, calls: Texts, parts: list[ast.stmt]) -> str:
 
 
 def _dtype_of(cast: ast.expr, parts: list[ast.stmt], spelled: set[str]) -> str:
-    """Return the argument for the dtype that a cast says: that of an operand, or of the scores, which the result has too."""
+    """Return the argument for the dtype that a cast says: an operand's, or that of the scores and the result."""
     asked = [part.value for part in walked(cast) if isinstance(part, ast.Attribute) and part.attr == "dtype"]
     if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute) and cast.func.attr == "type_as":
         asked += cast.args

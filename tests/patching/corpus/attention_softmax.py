@@ -317,19 +317,10 @@ ENTRIES = [
     spelling("softmax of .float(), .type_as", SoftmaxInFloat),
     spelling("softmax with dtype, .to(v)", SoftmaxDtype),
     spelling("dropout module around several lines", DropoutModuleFromArgument),
-    # The helper returns its weights. That this caller throws them away is no reason to return something else: in the
-    # file, where the edit may be written, other callers keep them.
-    spelling(
-        "annotated helper, weights thrown away, causal", MultiHeadedAttention, (), _one_for_three, "p_attn is returned"
-    ),
-    spelling(
-        "annotated helper, weights thrown away, no mask",
-        MultiHeadedAttention,
-        (),
-        _one_for_three_unmasked,
-        "p_attn is returned",
-    ),
-    spelling("annotated helper, weights kept", MultiHeadedAttentionKept, (), _one_for_three, "kept after the run"),
+    # The helper returns its weights, for other callers of the file: they are computed for those who read them.
+    spelling("annotated helper, weights thrown away, causal", MultiHeadedAttention, batch=_one_for_three),
+    spelling("annotated helper, weights thrown away, no mask", MultiHeadedAttention, batch=_one_for_three_unmasked),
+    spelling("annotated helper, weights kept", MultiHeadedAttentionKept, batch=_one_for_three),
     spelling("helper function", HelperFunction),
     spelling("helper method", HelperMethod),
     spelling("nested function", NestedFunction),

@@ -729,7 +729,12 @@ ENTRIES = [
     Entry(
         "annotated encoder and decoder",
         lambda: (EncoderDecoder(), _translation()),
-        (("", "linear_cross_entropy"),),  # its attention returns the weights, and the caller throws them away
+        (
+            ("", "linear_cross_entropy"),
+            ("encoder.self_attn", "attention"),
+            ("decoder.self_attn", "attention"),
+            ("decoder.src_attn", "attention"),
+        ),
         _negative_log_likelihood,
     ),
     Entry("bloom", lambda: (BloomForCausalLM(), _story()), _BLOOM),
