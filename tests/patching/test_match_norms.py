@@ -196,6 +196,31 @@ def test_the_result_has_the_dtype_it_had(tmp_path: Path, recipe: str, body: str,
     torch.testing.assert_close(results[1], results[0], rtol=2**-5, atol=2**-5)
 
 
+SUMS = [
+    ("self.rms(u + x)", ["rms_norm"]),
+    ("h = u + x\ny = self.up(self.rms(h)) + h", ["rms_norm"]),
+    ("h = u + x\ny = self.w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)) + h", ["rms_norm"]),
+    (
+        "h = u + x\nd = h - h.mean(-1, keepdim=True)\n"
+        "y = d * torch.rsqrt(d.square().mean(-1, keepdim=True) + self.eps) * self.w + h",
+        ["layer_norm"],
+    ),
+    ("self.norm(u + x)", []),
+    ("h = u + x\ny = self.up(self.norm(h)) + h", []),
+    ("h = u + x\ny = F.layer_norm(h, (C,), self.w, self.b)", []),
+]
+
+
+@pytest.mark.parametrize(("body", "recipes"), SUMS)
+def test_a_sum_without_dropout_is_left_to_the_norm(tmp_path: Path, body: str, recipes: list[str]) -> None:
+    """With the sum in it the norm's recipe keeps no less, and torch's own layer normalisation is sooner."""
+    entry = spelled.entry(tmp_path, body, "norm")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert [recipe for _, recipe in swapped.supported(found)] == recipes
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
 @pytest.mark.parametrize("body", NOT_SPELLED)
 def test_another_formula(tmp_path: Path, body: str) -> None:
     entry = spelled.entry(tmp_path, body, "norm")

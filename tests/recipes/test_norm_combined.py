@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch.nn import functional
 
 from gradscope.kernels.norm.cpu import SUMMED
 from gradscope.recipes.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+
+from .test_norm import EPS
 
 BFLOAT16 = torch.bfloat16
 
@@ -90,3 +93,32 @@ def test_dropout_that_drops_nothing_has_no_say() -> None:
 def test_a_small_residual_of_another_shape_is_refused(function: Any) -> None:
     with pytest.raises(ValueError, match=r"residual is of shape \(1, 6\); expected \(3, 6\), as input"):
         function(torch.ones(3, 6), torch.ones(1, 6))
+
+
+def _kept(made: Callable[[], object]) -> int:
+    """The bytes that autograd keeps for backward, of each storage once."""
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        held = made()
+    assert held is not None
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_without_dropout_nothing_less_is_kept_than_of_a_norm_of_the_sum(centred: bool) -> None:
+    """Why a sum without dropout is left to the norm's own recipe, or to torch, on a CPU."""
+    x, residual, weight = (torch.randn(shape, requires_grad=True) for shape in ((64, 48), (64, 48), (48,)))
+
+    def apart() -> object:
+        total = x + residual
+        normal = functional.layer_norm(total, (48,), weight) if centred else rms_norm(total, (48,), weight, EPS)
+        return normal, total
+
+    function = add_layer_norm if centred else add_rms_norm
+    assert function.explain(x, residual, weight).backend == "cpu"
+    assert _kept(apart) == _kept(lambda: function(x, residual, weight, eps=EPS))
