@@ -159,7 +159,8 @@ def _attended(given: Arguments, value: Tensor, seed: Tensor | None, backend: str
 def _lazy(
     given: Arguments, seed: Tensor | None, backend: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> LazyWeights:
-    fixed = given._replace(q=None, k=None, v=None, bias=None, alibi=None)
+    form = torch.empty(0)  # the tensors are the source's to hold
+    fixed = given._replace(q=form, k=form, v=form, bias=None, alibi=None)
 
     def compute(query: Tensor, key: Tensor, bias: Tensor | None, slopes: Tensor | None, seed: Tensor | None) -> Tensor:
         now = fixed._replace(q=query, k=key, v=key, bias=bias, alibi=slopes)

@@ -58,8 +58,9 @@ def pair_of(match: Match, calls: Texts, parts: list[ast.stmt], spelled: set[str]
     if file.text[file.line_starts[own.lineno] : file.start(own)].strip():
         raise NoPair(f"line {own.lineno} holds several statements")
     for part in walked(own):
-        before = isinstance(part, ast.expr) and file.end(part) <= file.start(stays)
-        if before and not isinstance(getattr(part, "ctx", None), ast.Store) and not reads_only(part):
+        if not isinstance(part, ast.expr) or file.end(part) > file.start(stays):
+            continue
+        if not isinstance(getattr(part, "ctx", None), ast.Store) and not reads_only(part):
             raise NoPair(f"line {own.lineno} evaluates something before the output")
     output = "attended"
     while output in file.identifiers | taken:
@@ -82,7 +83,7 @@ def _name_of(match: Match, calls: Texts, parts: list[ast.stmt]) -> str:
     raise NoPair(f"the result of {maker.op} has no name of its own")
 
 
-def _dtype_of(cast: ast.expr, parts: list[ast.stmt], spelled: set[str]) -> str:
+def _dtype_of(cast: ast.expr | ast.stmt, parts: list[ast.stmt], spelled: set[str]) -> str:
     """Return the argument for the dtype that a cast says: an operand's, or that of the scores and the result."""
     asked = [part.value for part in walked(cast) if isinstance(part, ast.Attribute) and part.attr == "dtype"]
     if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute) and cast.func.attr == "type_as":

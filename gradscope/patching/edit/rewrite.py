@@ -86,7 +86,7 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     pair = pair_of(match, calls, own.parts, spelled, taken | call.names)
     dead = dead_code(calls, own, spelled)
     check_feeds_match(match, calls, dead.parts)
-    conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls, pair and pair.name)]
+    conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls, None if pair is None else pair.name)]
     check_calls(match, calls, dead.parts, call.spelled)
     known = [*relied_on(match, recording, calls, recipes.name), *known_sizes(match, calls)]
     _check_known(known, dead, calls)
