@@ -1,4 +1,4 @@
-"""What a file gives to a name of its own or to an attribute: whether that may be another thing next time."""
+"""Bindings of a file's global names and of attributes: whether one may hold another object next time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def is_given(name: str, own: str | None, file: SourceFile) -> bool:
-    """Whether a name of the file was given what has another one, as ``ACT = F.silu``: next time it may be another.
+    """Return whether a global ``name``, which holds ``own``, may hold another thing next time: ``ACT = F.silu``.
 
     So it may where several statements of the file give it something, as the branches of an ``if`` do.
 
@@ -56,7 +56,7 @@ def _imports_another(part: ast.ImportFrom, name: str, own: str | None) -> bool:
 
 
 def _is_of_the_file(part: ast.AST, file: SourceFile) -> bool:
-    """Whether it stands outside of functions and classes."""
+    """Return whether ``part`` stands outside of functions and classes."""
     above = file.parents.get(part)
     while above is not None and not isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         above = file.parents.get(above)
@@ -64,12 +64,12 @@ def _is_of_the_file(part: ast.AST, file: SourceFile) -> bool:
 
 
 def _makes(value: ast.expr | None, name: str) -> bool:
-    """Whether what is assigned to ``name`` is written there, or has that name: a lambda, ``F.silu`` for ``silu``."""
+    """Return whether ``value`` is written out or has the name ``name``: a lambda, ``F.silu`` for ``silu``."""
     return isinstance(value, (ast.Lambda, ast.Constant)) or (isinstance(value, ast.Attribute) and value.attr == name)
 
 
 def is_another_module(name: str, at: ast.AST, file: SourceFile) -> bool:
-    """Whether what a file imports as ``name`` may be another module where ``at`` stands: after ``global F``, say.
+    """Return whether the imported ``name`` may be another module where ``at`` stands: after ``global F``, say.
 
     ``F = nn.functional`` is an import like any other.
     """
@@ -94,7 +94,7 @@ def is_another_module(name: str, at: ast.AST, file: SourceFile) -> bool:
 
 
 def _names_a_module(value: ast.expr) -> bool:
-    """``nn.functional``, ``sys.modules["torch"]``, ``import_module("torch")``."""
+    """Return whether ``value`` is as ``nn.functional``, ``sys.modules["torch"]``, ``import_module("torch")``."""
     if isinstance(value, ast.Call):
         return bool(value.args) and all(isinstance(each, ast.Constant) for each in value.args) and not value.keywords
     if isinstance(value, ast.Subscript):
@@ -103,7 +103,7 @@ def _names_a_module(value: ast.expr) -> bool:
 
 
 def _binds(part: ast.AST, name: str) -> bool:
-    """Whether it gives a name something, other than by an import."""
+    """Return whether ``part`` binds ``name``, other than by an import."""
     if isinstance(part, ast.Name):
         return part.id == name and not isinstance(part.ctx, ast.Load)
     if isinstance(part, (ast.Import, ast.ImportFrom)):
@@ -112,7 +112,7 @@ def _binds(part: ast.AST, name: str) -> bool:
 
 
 def _imports(part: ast.AST, name: str) -> set[str]:
-    """What it imports as ``name``."""
+    """Return what ``part`` imports as ``name``."""
     if not isinstance(part, (ast.Import, ast.ImportFrom)) or name not in bound_without_a_name(part):
         return set()
     of = f"{part.module}." if isinstance(part, ast.ImportFrom) else ""
@@ -121,7 +121,7 @@ def _imports(part: ast.AST, name: str) -> set[str]:
 
 
 def assigned(name: str, file: SourceFile, related: list[ast.ClassDef]) -> list[ast.expr]:
-    """All that the file gives an attribute of ``self`` in the classes ``related``, and of anything from outside.
+    """Return all that the file assigns to ``self.name`` in the classes ``related``, and to ``.name`` of anything else.
 
     Of a loop's name and its like it is the attribute itself.
     """
@@ -136,7 +136,7 @@ def assigned(name: str, file: SourceFile, related: list[ast.ClassDef]) -> list[a
 
 
 def _value_of(target: ast.expr, file: SourceFile) -> ast.expr:
-    """What an assignment gives a target: its part of ``self.a, self.b = nn.A(), nn.B()``; else the target itself."""
+    """Return what is assigned to ``target``: its part of ``self.a, self.b = nn.A(), nn.B()``; else itself."""
     above = file.parents[target]
     if isinstance(above, ast.Assign) and target in above.targets:
         return above.value
@@ -150,14 +150,14 @@ def _value_of(target: ast.expr, file: SourceFile) -> ast.expr:
 
 
 def may_be_set(name: str, file: SourceFile) -> bool:
-    """Whether the file gives attributes by names that may be this one, as ``setattr(self, kind, act)`` does."""
+    """Return whether the file sets attributes by names that may be ``name``, as ``setattr(self, kind, act)`` does."""
     if any(_holds_attributes(part) and _is_handed_on(part, file) for part in walked(file.tree)):
         return True
     return any(given is None or given == name for _, given in _given_by_name(file))
 
 
 def is_set_by_name(name: str, file: SourceFile, related: list[ast.ClassDef]) -> bool:
-    """Whether the file gives an attribute of that name by ``setattr`` and its like, or one of the classes any name."""
+    """Return whether the file sets ``name`` by ``setattr`` or its like, or one of the classes ``related`` any name."""
     for part, given in _given_by_name(file):
         if given == name or (given is None and _class_of(part, file) in related):
             return True
@@ -165,7 +165,7 @@ def is_set_by_name(name: str, file: SourceFile, related: list[ast.ClassDef]) -> 
 
 
 def _given_by_name(file: SourceFile) -> Iterator[tuple[ast.AST, object]]:
-    """Where an attribute is given by its name, and that name; None where it is not written there."""
+    """Yield where an attribute is set by its name, and that name; None where it is no literal."""
     for part in walked(file.tree):
         named: list[ast.expr] = []
         if isinstance(part, ast.Call) and is_name(part.func, "setattr"):
@@ -181,21 +181,21 @@ def _given_by_name(file: SourceFile) -> Iterator[tuple[ast.AST, object]]:
 
 
 def _is_handed_on(holder: ast.AST, file: SourceFile) -> bool:
-    """``self._modules = ...``, ``held = vars(self)``: what is written into the name is not followed."""
+    """Return whether ``holder`` gets another name, as ``held = vars(self)``: what is written there is not followed."""
     if isinstance(holder, ast.Attribute) and not isinstance(holder.ctx, ast.Load):
         return True
     return isinstance(file.parents[holder], (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return))
 
 
 def _holds_attributes(expression: ast.AST) -> bool:
-    """``self.__dict__``, ``self._modules``, ``vars(self)``."""
+    """Return whether ``expression`` is as ``self.__dict__``, ``self._modules``, ``vars(self)``."""
     if isinstance(expression, ast.Call):
         return is_name(expression.func, "vars")
     return isinstance(expression, ast.Attribute) and expression.attr in _HOLDERS
 
 
 def is_changed(name: str, file: SourceFile) -> bool:
-    """Whether the file changes what an attribute of that name holds, or what that runs: ``self.act[0] = other``."""
+    """Return whether the file changes what an attribute ``name`` holds, or what that runs: ``self.act[0] = other``."""
     others = _other_names(name, file)
     for part in walked(file.tree):
         if isinstance(part, ast.Call) and _sets_a_part(part) and _is_held(part.args[0], name, others, file):
@@ -216,7 +216,7 @@ def is_changed(name: str, file: SourceFile) -> bool:
 
 
 def _is_held(expression: ast.expr, name: str, others: set[tuple[ast.AST, str]], file: SourceFile) -> bool:
-    """Whether it may be what an attribute ``name`` holds: ``net.act``, ``net.get_submodule("act")``, ``others``."""
+    """Return whether ``expression`` may be what ``.name`` holds: ``net.act``, ``net.get_submodule("act")``."""
     if isinstance(expression, ast.Name):
         return (_function_of(expression, file), expression.id) in others
     if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
@@ -225,7 +225,7 @@ def _is_held(expression: ast.expr, name: str, others: set[tuple[ast.AST, str]], 
 
 
 def _other_names(name: str, file: SourceFile) -> set[tuple[ast.AST, str]]:
-    """The names of functions that hold what an attribute does: ``act = self.act``, ``for each in net.modules()``."""
+    """Return the local names that hold what ``.name`` does: ``act = self.act``, ``for each in net.modules()``."""
     found: set[tuple[ast.AST, str]] = set()
     for part in walked(file.tree):
         given: list[ast.expr] = []
@@ -243,7 +243,7 @@ def _other_names(name: str, file: SourceFile) -> set[tuple[ast.AST, str]]:
 
 
 def _sets_a_part(call: ast.Call) -> bool:
-    """``setattr(act, "0", other)``: whether the name may be that of a part, or of what a module runs."""
+    """Return whether ``call`` is as ``setattr(act, "0", other)``: sets a part of a module, or what the module runs."""
     if not is_name(call.func, "setattr") or len(call.args) < 2:
         return False
     given = call.args[1].value if isinstance(call.args[1], ast.Constant) else None
@@ -251,7 +251,7 @@ def _sets_a_part(call: ast.Call) -> bool:
 
 
 def is_set_from_outside(name: str, file: SourceFile) -> bool:
-    """Whether the file gives something else than ``self`` an attribute of that name: ``each.dim = 1``."""
+    """Return whether the file sets ``name`` of something else than ``self``: ``each.dim = 1``."""
     stored = (each for each in walked(file.tree) if isinstance(each, ast.Attribute) and each.attr == name)
     return any(not isinstance(each.ctx, ast.Load) and not is_name(each.value, "self") for each in stored)
 
@@ -261,7 +261,7 @@ def _is_hook(method: str) -> bool:
 
 
 def _function_of(part: ast.AST, file: SourceFile) -> ast.AST:
-    """The function that something stands in, or the file."""
+    """Return the function around ``part``, or the file."""
     above = file.parents.get(part)
     while above is not None and not isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         above = file.parents.get(above)
@@ -269,7 +269,7 @@ def _function_of(part: ast.AST, file: SourceFile) -> ast.AST:
 
 
 def _class_of(part: ast.AST, file: SourceFile) -> ast.ClassDef | None:
-    """The class that something stands in."""
+    """Return the class around ``part``."""
     above: ast.AST | None = part
     while above is not None and not isinstance(above, ast.ClassDef):
         above = file.parents.get(above)

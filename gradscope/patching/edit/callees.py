@@ -1,4 +1,4 @@
-"""What a pattern calls: torch's function by its name, or something that an attribute holds and may be another one."""
+"""Callees of a match: a function of torch's by its name, or what an attribute holds and may be another next time."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _SETTINGS: dict[type, tuple[str, ...]] = {
 
 
 def settings_of(module: object) -> tuple[str, ...]:
-    """The names of the settings that say what a module of torch's does, and that the new code may not read."""
+    """Return the names of the settings that say what a module of torch's does, and that the new code may not read."""
     return _SETTINGS.get(type(module), ())
 
 
 def check_named(node: Node, texts: Texts) -> None:
-    """Raises Refusal where a function was called that something held which may hold another: ``self.act(x)``."""
+    """Raise Refusal where a function was called that something held which may hold another: ``self.act(x)``."""
     call = texts.spelled(node)
     function = _bound(call.func, texts) if isinstance(call, ast.Call) else None
     if function is not None and not _is_named(function, texts):
@@ -55,7 +55,7 @@ def check_named(node: Node, texts: Texts) -> None:
 
 
 def _is_named(function: ast.expr, texts: Texts) -> bool:
-    """Whether a function of torch's is called by its name there, or as a tensor's method."""
+    """Return whether ``function`` is one of torch's, called by its name, or a tensor's method."""
     held = _value(function, texts)
     if isinstance(function, ast.Name):
         return not _is_local(function, texts) and not is_given(function.id, _name(held), texts.source.file)
@@ -76,7 +76,7 @@ def _is_named(function: ast.expr, texts: Texts) -> bool:
 
 
 def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
-    """Raises Refusal where the user's function that ``frame`` is of may be another one next time: ``self.act(x)``."""
+    """Raise Refusal where the user's function that ``frame`` is of may be another one next time: ``self.act(x)``."""
     if not isinstance(call, ast.Call):
         return
     function = _bound(call.func, texts)
@@ -94,7 +94,7 @@ def check_helper(frame: Frame, call: ast.AST | None, texts: Texts) -> None:
 
 
 def check_method(called: ast.AST | None, texts: Texts) -> None:
-    """Raises Refusal where another class has another method, or property, than the module's own that is ``called``."""
+    """Raise Refusal where a class below the module's own has another method, or property, than ``called``."""
     function = _bound(called.func, texts) if isinstance(called, ast.Call) else called
     if not isinstance(function, ast.Attribute):
         return
@@ -111,14 +111,14 @@ def check_method(called: ast.AST | None, texts: Texts) -> None:
 
 
 def check_kept(method: str, frame: Frame, file: SourceFile) -> None:
-    """Raises Refusal where the file gives a module of ``frame``'s class another method: ``self.forward = other``."""
+    """Raise Refusal where the file gives a module of ``frame``'s class another method: ``self.forward = other``."""
     others = related(home(frame), file, frame.globals)
     if assigned(method, file, others) or is_set_by_name(method, file, others):
         raise Refusal(f"{method} is not called by its own name")
 
 
 def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
-    """What was called for a module of torch's, as ``self.act``; None where it always is one of that class."""
+    """Return what was called for a module of torch's, as ``self.act``; None where it always is one of that class."""
     if texts.is_of_parent(node):  # the module's own class says which
         return None
     call = texts.expression(node)
@@ -126,7 +126,7 @@ def configured(node: Node, module: nn.Module, texts: Texts) -> ast.expr | None:
 
 
 def configured_on_the_way(frame: Frame, module: nn.Module, call: ast.AST | None, texts: Texts) -> ast.expr | None:
-    """What was called for a module of the user's own; None where it always is one of that class.
+    """Return what was called for a module of the user's own; None where it always is one of that class.
 
     Args:
         frame: of the module's method.
@@ -145,7 +145,7 @@ def configured_on_the_way(frame: Frame, module: nn.Module, call: ast.AST | None,
 
 
 def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | None:
-    """The expression whose class must be that of ``module``; None where it always is.
+    """Return the expression whose class must be that of ``module``; None where it always is.
 
     Raises:
         Refusal: it cannot be asked before, or is a container, whose parts may be others.
@@ -167,7 +167,7 @@ def _asked(function: ast.expr, module: nn.Module, texts: Texts) -> ast.expr | No
 
 
 def is_written(name: str, function: ast.expr, module: nn.Module, texts: Texts) -> bool:
-    """Whether all that the class gives the attribute that is called as ``module`` has this setting written down."""
+    """Return whether the setting ``name`` is a literal wherever the class makes the module that ``function`` holds."""
     function, file = _bound(function, texts), texts.source.file
     if _may_change(name, file):
         return False
@@ -188,7 +188,7 @@ def _has_written(name: str, call: ast.expr, module: nn.Module) -> bool:
 
 
 def _literal(expression: ast.expr) -> object:
-    """The number that is written there; what equals none where it is not written."""
+    """Return the literal that ``expression`` is; else what equals no number."""
     try:
         return ast.literal_eval(expression)
     except ValueError:
@@ -196,13 +196,13 @@ def _literal(expression: ast.expr) -> object:
 
 
 def _is_own(expression: ast.expr, texts: Texts) -> TypeGuard[ast.Attribute]:
-    """``self.act``: an attribute of the module itself."""
+    """Return whether ``expression`` is an attribute of the module itself: ``self.act``."""
     first = texts.frame.code.co_varnames[:1]
     return isinstance(expression, ast.Attribute) and bool(first) and is_name(expression.value, first[0])
 
 
 def _bound(function: ast.expr, texts: Texts) -> ast.expr:
-    """Of a name that is bound once, what that is."""
+    """Return what a local name that is bound once holds; any other expression as it is."""
     if isinstance(function, ast.Name) and function.id in texts.frame.code.co_varnames:
         homes = [home for home in texts.source.assignments(function) if isinstance(home.targets[0], ast.Name)]
         return homes[0].value if len(homes) == 1 else function
@@ -215,14 +215,14 @@ def _is_local(name: ast.Name, texts: Texts) -> bool:
 
 
 def _is_held(name: ast.Name, texts: Texts) -> bool:
-    """Whether a name of a function's own was given: what it defines itself with ``def`` is always the same."""
+    """Return whether a local name was given its function: what the code itself defines is always the same."""
     source = texts.source
     stored = any(isinstance(each.ctx, ast.Store) for each in source.names(name.id))
     return name.id in texts.frame.code.co_freevars or name.id in source.arguments or stored
 
 
 def _root(expression: ast.expr) -> str:
-    """The name that a chain of attributes begins with; empty where it begins with a call."""
+    """Return the name that a chain of attributes begins with; empty where it begins with a call."""
     while isinstance(expression, ast.Attribute):
         expression = expression.value
     return expression.id if isinstance(expression, ast.Name) else ""
@@ -233,7 +233,7 @@ def _name(held: object) -> str | None:
 
 
 def _is_path(expression: ast.expr, texts: Texts) -> bool:
-    """Whether it can be asked at any place before: attributes and items below what the function was given."""
+    """Return whether ``expression`` can be asked anywhere before: attributes and items of an argument or a global."""
     if isinstance(expression, ast.Attribute):
         return _is_path(expression.value, texts)
     if isinstance(expression, ast.Subscript):
@@ -248,7 +248,7 @@ def _is_path(expression: ast.expr, texts: Texts) -> bool:
 
 
 def _value(expression: ast.expr, texts: Texts) -> object:
-    """What a chain of names is, of the file's too; None where it is not known."""
+    """Return what a chain of names is, of the file's too; None where it is not known."""
     if isinstance(expression, ast.Name) and not _is_local(expression, texts):
         return texts.frame.globals.get(expression.id)
     found = texts.attribute(expression)
@@ -258,7 +258,7 @@ def _value(expression: ast.expr, texts: Texts) -> object:
 
 
 def _always(name: str, module: nn.Module, texts: Texts) -> bool:
-    """Whether all that the class gives the attribute is a new module of that kind, with parts of the same kinds."""
+    """Return whether all that the class assigns to ``name`` is a new module like ``module``, with like parts."""
     file, names = texts.source.file, texts.frame.globals
     values = assigned(name, file, related(home(texts.frame), file, names))
     if not values or may_be_set(name, file) or is_widened_elsewhere(texts.frame):
@@ -289,7 +289,7 @@ def _is_new(value: ast.expr, module: nn.Module, texts: Texts) -> bool:
 
 
 def _is_set_up(call: ast.expr, module: nn.Module, texts: Texts) -> bool:
-    """Whether all settings of a module in a container, which no name reaches, are written where it is made."""
+    """Return whether ``call`` writes all settings of a module in a container, which no name reaches."""
     return all(
         _has_written(name, call, module) and not _may_change(name, texts.source.file) for name in settings_of(module)
     )
@@ -300,7 +300,7 @@ def _may_change(setting: str, file: SourceFile) -> bool:
 
 
 def name_of(kind: type, texts: Texts) -> str | None:
-    """What a class is called in the file of ``texts``, as ``nn.SiLU``; None where no name is sure to be that class."""
+    """Return the name of ``kind`` in the file of ``texts``, as ``nn.SiLU``; None where no name surely is."""
     names, own, file = texts.frame.globals, kind.__name__, texts.source.file
     if names.get(own) is kind and not is_given(own, own, file):
         return own

@@ -1,4 +1,4 @@
-"""The classes that share attributes with the one whose method is edited: above it, below it, and mixed in beside it."""
+"""Classes above, below and beside the one whose method is edited: which of them have another method or attribute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIBRARIES = frozenset({"torch", "builtins"})
 
 
 def home(frame: Frame) -> type:
-    """The class that has the method, of the module that runs it."""
+    """Return the class that defines the method of ``frame``, of the module that runs it."""
     owner = type(frame.owner)
     return next((each for each in owner.__mro__ if _defines(each, frame)), owner)
 
@@ -26,13 +26,13 @@ def _defines(kind: type, frame: Frame) -> bool:
 
 
 def is_widened_elsewhere(frame: Frame) -> bool:
-    """Whether a class that is loaded derives, in another file, from the one that the method is of."""
+    """Return whether a loaded class of another module derives from the one that defines ``frame``'s method."""
     own = home(frame)
     return any(each.__module__ != own.__module__ for each in _derived(own))
 
 
 def related(own: type, file: SourceFile, names: Mapping[str, Any]) -> list[ast.ClassDef]:
-    """The classes of a file whose methods may run on a module of ``own`` or of a class that derives from it.
+    """Return the classes of ``file`` whose methods may run on a module of ``own`` or of a class that derives from it.
 
     Of a class whose base is not known by ``names``, those of the file, nothing else is known: it is one of them.
     """
@@ -48,7 +48,7 @@ def related(own: type, file: SourceFile, names: Mapping[str, Any]) -> list[ast.C
 
 
 def other_method(name: str, frame: Frame, file: SourceFile) -> str | None:
-    """The name of a class that has another method by that name than the one of the method that ``frame`` runs.
+    """Return the name of a class that has another method ``name`` than the class of the method that ``frame`` runs.
 
     A class that derives from it, is loaded or stands in its ``file``; None where there is none.
     """
@@ -63,7 +63,7 @@ def other_method(name: str, frame: Frame, file: SourceFile) -> str | None:
 
 
 def is_of_a_class(name: str, frame: Frame, file: SourceFile) -> bool:
-    """Whether a class that the module may be of has a member by that name, which goes before its own modules."""
+    """Return whether a class that the module may be of has a member ``name``, which goes before its own modules."""
     own, before = home(frame), {name, _EVERY, _ELSE}
     kinds = (each for kind in (own, *_derived(own)) for each in kind.__mro__)
     if any(before & vars(each).keys() for each in kinds if each.__module__.partition(".")[0] not in _LIBRARIES):
@@ -73,7 +73,7 @@ def is_of_a_class(name: str, frame: Frame, file: SourceFile) -> bool:
 
 
 def _made_by_type(name: str, file: SourceFile) -> str | None:
-    """The name of a class that the file makes by ``type("Sub", (Net,), {...})`` and that may have such a member."""
+    """Return the name of a class made by ``type("Sub", (Net,), {...})`` that may have such a member."""
     for call in walked(file.tree):
         if not isinstance(call, ast.Call) or not is_name(call.func, "type") or len(call.args) != 3:
             continue
@@ -89,7 +89,7 @@ def _member(kind: type, name: str) -> object:
 
 
 def _members(written: ast.ClassDef) -> set[str]:
-    """What the body of a class gives names to."""
+    """Return the names that the body of a class binds."""
     found: set[str] = set()
     for part in written.body:
         if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -116,7 +116,7 @@ def _base(expression: ast.expr, names: Mapping[str, Any]) -> type | None:
 
 
 def named(expression: ast.expr, names: Mapping[str, Any]) -> object:
-    """What ``nn.SiLU`` is; None where it is no chain of names."""
+    """Return what ``nn.SiLU`` is; None where ``expression`` is no chain of names."""
     if isinstance(expression, ast.Name):
         return names.get(expression.id, getattr(builtins, expression.id, None))
     if isinstance(expression, ast.Attribute):

@@ -1,4 +1,4 @@
-"""The other files of the program that a file belongs to, and what they take from it."""
+"""Files of the same program that import a file: which of its names they take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 2000  # files and folders of a program; in a larger one nobody looks for
 
 
 def takes(file: SourceFile, name: str) -> bool:
-    """Whether another file of the program takes the global ``name`` from this one, or may: of many it is not asked."""
+    """Return whether another file of the program takes the global ``name`` from this one; True of a large one."""
     texts, word = _others(file), re.compile(rf"\b{re.escape(name)}\b|\*")
     if texts is None:
         return True
@@ -31,7 +31,7 @@ def takes(file: SourceFile, name: str) -> bool:
 
 
 def is_hidden_by(file: SourceFile, name: str) -> bool:
-    """Whether another file reads a ``name`` of its own that a global of this one would hide: it imports all of them."""
+    """Return whether a file that imports all of this one reads a ``name`` of its own that a global would hide."""
     star, word = re.compile(rf"\b{re.escape(_stem(file))}\s+import\s*\(?\s*\*"), re.compile(rf"\b{re.escape(name)}\b")
     for text in _others(file) or []:
         if star.search(text) and word.search(text):
@@ -43,7 +43,7 @@ def is_hidden_by(file: SourceFile, name: str) -> bool:
 
 
 def hides_gradscope(file: Path) -> Path | None:
-    """A module of the program's own beside ``file`` or at its root that is imported in the place of this package."""
+    """Return a module of the program's, beside ``file`` or at its root, that is imported in place of this package."""
     own = Path(__file__).parents[2]
     for folder in dict.fromkeys((file.parent, _root(file))):
         for found in (folder / "gradscope.py", folder / "gradscope" / "__init__.py"):
@@ -73,7 +73,7 @@ def _take(nodes: list[ast.AST], name: str, stem: str) -> bool:
 
 
 def _holds(node: ast.AST, stem: str) -> bool:
-    """Whether it names the module itself: an import, or a string that ``importlib`` may be given."""
+    """Return whether ``node`` names the module itself: an import, or a string that ``importlib`` may be given."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and node.value.rpartition(".")[2] == stem
     if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def _holds(node: ast.AST, stem: str) -> bool:
 
 
 def _names_file(node: ast.AST, stem: str) -> bool:
-    """Whether it is a string that ends in the file's own name, as ``runpy`` and ``open`` are given."""
+    """Return whether ``node`` is a string that ends in the file's own name, as ``runpy`` and ``open`` are given."""
     return isinstance(node, ast.Constant) and str(node.value).replace("\\", "/").rpartition("/")[2] == f"{stem}.py"
 
 
@@ -100,7 +100,7 @@ def _stem(file: SourceFile) -> str:
 
 
 def _others(file: SourceFile) -> list[str] | None:
-    """The texts that name this file at all; None where there are too many to look."""
+    """Return the texts that name this file at all; None where there are too many to look."""
     if not file.others:
         below = _below(_project(Path(file.name)))
         paths = sorted({*_loaded(), *(below or [])} - {Path(file.name)})
@@ -119,7 +119,7 @@ def _loaded() -> Iterator[Path]:
 
 
 def _root(path: Path) -> Path:
-    """The folder of the program: the file's, or that of the package around it."""
+    """Return the folder of the program: the file's, or that of the package around it."""
     folder = path.parent
     while (folder / "__init__.py").exists() and folder != folder.parent:
         folder = folder.parent
@@ -127,14 +127,14 @@ def _root(path: Path) -> Path:
 
 
 def _project(path: Path) -> Path:
-    """The folder of all that is kept together with a file; its program's where nothing says so."""
+    """Return the folder of all that is kept together with a file; its program's where nothing says so."""
     root = _root(path)
     above = (folder for folder in (root, *root.parents) if any((folder / name).exists() for name in _MARKS))
     return next(above, root)
 
 
 def _below(root: Path) -> list[Path] | None:
-    """The Python files and notebooks there, but for environments, caches and what is hidden; None where it is large."""
+    """Return the Python files and notebooks below ``root``, but environments and hidden ones; None of too many."""
     found: list[Path] = []
     for seen, (folder, folders, names) in enumerate(os.walk(root)):
         here = Path(folder)
@@ -147,7 +147,7 @@ def _below(root: Path) -> list[Path] | None:
 
 
 def _text(path: Path) -> str:
-    """What is written there, in whatever encoding; of a notebook its code."""
+    """Return the text of a file, in whatever encoding; of a notebook its code."""
     try:
         text = decoded(path.read_bytes())[0]
         return _code_of(json.loads(text)) if path.suffix == ".ipynb" else text
@@ -156,7 +156,7 @@ def _text(path: Path) -> str:
 
 
 def _code_of(notebook: Any) -> str:
-    """The cells of code, one below the other, without what is no Python."""
+    """Return the cells of code, one below the other, without what is no Python."""
     lines: list[str] = []
     for cell in notebook.get("cells", ()) if isinstance(notebook, dict) else ():
         if isinstance(cell, dict) and cell.get("cell_type") == "code":

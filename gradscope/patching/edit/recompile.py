@@ -1,4 +1,4 @@
-"""A function compiled again from edited source: same globals, defaults and closure; the recipes are new free names."""
+"""The edited text compiled: same globals, defaults and closure, recipes as new free names; and the file's text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FUTURE = 0x1FF0000  # the compiler flags of ``from __future__`` lie here in co_
 def rebuilt(
     function: FunctionType, source: FunctionSource, edits: Iterable[Edit], names: Mapping[str, Any]
 ) -> FunctionType:
-    """``function`` with ``edits`` made in its body; ``names`` are what its new text calls beside its own globals.
+    """Return ``function`` with ``edits`` made in its body; ``names`` are what its new text calls beside its globals.
 
     Raises:
         Refusal: the edited text does not compile.
@@ -45,7 +45,7 @@ def rebuilt(
 
 
 def _listed(text: bytes, file: str) -> str:
-    """The file name under which tracebacks find the edited text."""
+    """Return the file name under which tracebacks find the edited text."""
     lines = lines_of(text.decode())
     for number in itertools.count(1):
         name = f"<gradscope {file}>" if number == 1 else f"<gradscope {file} {number}>"
@@ -63,7 +63,7 @@ def _parsed(text: bytes, name: str) -> ast.Module:
 
 
 def _found(tree: ast.Module, source: FunctionSource) -> Definition:
-    """The definition that stands where the original's stood among all of that name."""
+    """Return the definition that stands where the original's stood among all of that name."""
     wanted = [node for node in ast.walk(source.file.tree) if isinstance(node, Definition)]
     found = [node for node in ast.walk(tree) if isinstance(node, Definition)]
     if len(wanted) != len(found):
@@ -74,7 +74,7 @@ def _found(tree: ast.Module, source: FunctionSource) -> Definition:
 def _compiled(
     definition: Definition, source: FunctionSource, free: frozenset[str], name: str, old: CodeType
 ) -> CodeType:
-    """The code of ``definition``, inside a function that has the ``free`` names and, for a method, its class."""
+    """Compile ``definition`` inside a function that has the ``free`` names and, for a method, its class."""
     definition.decorator_list = []
     body: list[ast.stmt] = [definition]
     above = source.file.parents[source.definition]
@@ -106,7 +106,7 @@ def _nested(code: CodeType) -> Iterable[CodeType]:
 
 
 def in_file(file: SourceFile, edits: Iterable[Edit]) -> str:
-    """The whole file's text with ``edits`` made, the recipes imported, and no import that only the old text read."""
+    """Return the file's text with ``edits`` made, the recipes imported, and no import that only the old text read."""
     edits = list(edits)
     imports = sorted({pair for edit in edits for pair in edit.imports})
     replacements = [part for edit in edits for part in edit.replacements]
@@ -119,5 +119,5 @@ def in_file(file: SourceFile, edits: Iterable[Edit]) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines with their ends, as Python counts them: a form feed or U+2028 ends none."""
+    """Return the lines with their ends, as Python counts them: a form feed or U+2028 ends none."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

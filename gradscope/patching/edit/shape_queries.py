@@ -1,4 +1,4 @@
-"""Questions about the form of a tensor that is no longer made: its size, dtype or device."""
+"""Queries of a removed tensor's shape, dtype or device, which another tensor answers instead."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _CASTS = frozenset({"to", "type_as"})
 
 
 def is_asked_for_form(node: Node, value: Value) -> bool:
-    """Whether a call reads the dtype and device of ``value`` alone, as ``mask.to(scores)`` does."""
+    """Return whether ``node`` reads the dtype and device of ``value`` alone, as ``mask.to(scores)`` does."""
     return node.op in _CASTS and len(node.inputs) == 2 and node.inputs[0] is not value
 
 
 def only_forms(statement: ast.AST, names: set[str]) -> bool:
-    """Whether ``names`` occur in it as ``x.shape``, ``x.size(...)``, ``y.to(x)`` and the like, and nowhere else."""
+    """Return whether ``names`` occur in ``statement`` as ``x.shape``, ``x.size(...)``, ``y.to(x)`` and so on alone."""
     return all(_asked(part, names) for part in _uses(statement, names))
 
 
 def _uses(statement: ast.AST, names: set[str]) -> list[tuple[ast.Name, ast.AST | None, ast.AST | None]]:
-    """Each occurrence, with what stands around it and around that."""
+    """Return each occurrence, with what stands around it and around that."""
     found: list[tuple[ast.Name, ast.AST | None, ast.AST | None]] = []
 
     def walk(node: ast.AST, above: ast.AST | None, higher: ast.AST | None) -> None:
@@ -50,7 +50,7 @@ def _asked(use: tuple[ast.Name, ast.AST | None, ast.AST | None], names: set[str]
 
 
 def _is_cast(name: ast.Name, above: ast.AST | None) -> bool:
-    """Whether it is the ``x`` of ``y.to(x)``."""
+    """Return whether ``name`` is the ``x`` of ``y.to(x)``."""
     if not isinstance(above, ast.Call) or above.args != [name] or above.keywords:
         return False
     return isinstance(above.func, ast.Attribute) and above.func.attr in _CASTS
@@ -67,7 +67,7 @@ class Forms:
         self.match, self.texts = match, texts
 
     def rewritten(self, statement: ast.AST, inner: set[str]) -> list[tuple[ast.AST, str]]:
-        """The pieces of a statement that ask for the form of one of the names ``inner``, and their new text."""
+        """Return the parts of ``statement`` that ask one of the names ``inner`` for its shape, and their new text."""
         return [self._piece(name, above, higher) for name, above, higher in _uses(statement, inner)]
 
     def _piece(self, name: ast.Name, above: ast.AST | None, higher: ast.AST | None) -> tuple[ast.AST, str]:

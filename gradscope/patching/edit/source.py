@@ -37,7 +37,7 @@ class SourceFile:
 
     @classmethod
     def read(cls, name: str) -> SourceFile:
-        """Raises Refusal where there is no source."""
+        """Read and parse a file. Raises Refusal where there is no source."""
         lines = linecache.getlines(name)
         try:
             text = decoded(Path(name).read_bytes())[0] if Path(name).is_file() else "".join(lines)
@@ -109,13 +109,13 @@ class SourceFile:
         return self.line_starts[_int(node, "end_lineno")] + _int(node, "end_col_offset")
 
     def indent(self, statement: ast.stmt) -> str:
-        """What stands before the line of a statement: spaces or tabs."""
+        """Return what stands before the line of a statement: spaces or tabs."""
         start = self.line_starts[statement.lineno]
         line = self.text[start : self.line_starts[statement.lineno + 1]].decode()
         return line[: len(line) - len(line.lstrip(" \t\f"))]
 
     def step(self, statement: ast.stmt) -> str:
-        """By what a block inside is indented further, as the one that the statement stands in is."""
+        """Return by what a block inside is indented further, as the block around ``statement`` is."""
         above = self.parents[statement]
         while not isinstance(above, ast.stmt):
             if isinstance(above, ast.Module):
@@ -130,7 +130,7 @@ class SourceFile:
 
 
 def decoded(source: bytes) -> tuple[str, str]:
-    """The text of a Python file, and the encoding that it is in: by its mark, its comment or UTF-8.
+    """Return the text of a Python file, and the encoding that it is in: by its mark, its comment or UTF-8.
 
     Raises:
         SyntaxError, UnicodeDecodeError: it is in none, or not in that.
@@ -184,7 +184,7 @@ class FunctionSource:
         raise Refusal(f"the definition of {code.co_qualname} was not found in {code.co_filename}")
 
     def at(self, span: Span | None) -> ast.expr | ast.stmt | None:
-        """The expression, or augmented assignment, that a call at ``span`` evaluates.
+        """Return the expression, or augmented assignment, that a call at ``span`` evaluates.
 
         An expression statement has its expression's span; the expression is meant. What is iterated over in a
         comprehension stands at the comprehension; a tuple of names stands where it is unpacked into them.
@@ -247,7 +247,7 @@ class FunctionSource:
         return dict(found)
 
     def assignments(self, name: ast.Name) -> list[ast.Assign]:
-        """Those that may have bound a name where it is read; none where something else may have.
+        """Return the assignments that may have bound ``name`` where it is read; none where something else may have.
 
         Of several, or where the name is an argument too, all must stand in one block, and it be read there: else
         another of them counts next time.
@@ -287,7 +287,7 @@ class FunctionSource:
         return [part for part in walked(self.definition) if isinstance(part, kinds) and part is not self.definition]
 
     def inside(self, node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
-        """Whether a node of ``kinds`` stands between it and the function."""
+        """Return whether a node of ``kinds`` stands between ``node`` and the function."""
         while node is not self.definition:
             node = self.file.parents[node]
             if isinstance(node, kinds) and node is not self.definition:
@@ -304,7 +304,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def bound_without_a_name(node: ast.AST) -> list[str]:
-    """The names that a node binds and that no ``ast.Name`` in it holds."""
+    """Return the names that ``node`` binds and that no ``ast.Name`` in it holds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [(each.asname or each.name).partition(".")[0] for each in node.names]
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -327,7 +327,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
-    """Whether two code objects do the same, line for line."""
+    """Return whether two code objects do the same, line for line."""
     plain = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
     if any(getattr(one, name) != getattr(other, name) for name in plain):
         return False

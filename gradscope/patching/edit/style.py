@@ -39,7 +39,7 @@ class Style:
 
 
 def _width(tokens: list[tokenize.TokenInfo]) -> int:
-    """The longest line of code, in reason."""
+    """Return the length of the longest line of code, in reason."""
     ends: Counter[int] = Counter()
     skipped: set[int] = set()
     for token in tokens:
