@@ -10,7 +10,7 @@ from torch import nn
 from gradscope.patching.edit.call_sites import Texts
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.replacement import Refusal
-from gradscope.patching.edit.shape_queries import Forms, only_forms
+from gradscope.patching.edit.shape_queries import only_forms, shape_queries
 from gradscope.patching.edit.side_effects import is_hooked
 from gradscope.patching.edit.syntax import bound_names, names_in, reads_only, within
 from gradscope.patching.match import Called, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting, Size
@@ -259,7 +259,7 @@ class NewCall:
         if not only_forms(expression, gone):
             raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would not be made any more")
         start, written = self.source.file.start(expression), text.encode()
-        asked = Forms(self.match, self.calls).rewritten(expression, gone)
+        asked = shape_queries(expression, gone, self.match, self.calls)
         for old, new in sorted(asked, key=lambda each: self.source.file.start(each[0]), reverse=True):
             first, last = self.source.file.start(old) - start, self.source.file.end(old) - start
             written = written[:first] + new.encode() + written[last:]

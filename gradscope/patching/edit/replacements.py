@@ -14,7 +14,7 @@ from gradscope.patching.edit.new_call import NewCall
 from gradscope.patching.edit.pair import Pair
 from gradscope.patching.edit.replacement import Refusal, Replacement, edited, moved_by
 from gradscope.patching.edit.second_result import Second
-from gradscope.patching.edit.shape_queries import Forms
+from gradscope.patching.edit.shape_queries import shape_queries
 from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.edit.syntax import statements_in, walked
 from gradscope.patching.match import Match
@@ -54,9 +54,10 @@ class Rewrite:
 def replacements(rewrite: Rewrite) -> list[Replacement]:
     """Return what changes in the text, without the conditions."""
     file, dead = rewrite.file, rewrite.dead
-    forms = Forms(rewrite.match, rewrite.calls)
     asked = {
-        statement: [_replaced(old, new, file) for old, new in forms.rewritten(statement, dead.bound)]
+        statement: [
+            _replaced(old, new, file) for old, new in shape_queries(statement, dead.bound, rewrite.match, rewrite.calls)
+        ]
         for statement in dead.changed
     }
     found = [_removal(statement, asked, rewrite) for statement in dead.gone]

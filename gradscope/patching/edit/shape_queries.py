@@ -56,57 +56,55 @@ def _is_cast(name: ast.Name, above: ast.AST | None) -> bool:
     return isinstance(above.func, ast.Attribute) and above.func.attr in _CASTS
 
 
-class Forms:
-    """The text that asks another tensor instead.
+def shape_queries(statement: ast.AST, inner: set[str], match: Match, calls: Texts) -> list[tuple[ast.AST, str]]:
+    """Return the parts of ``statement`` that ask one of the names ``inner`` for its shape, and their new text.
 
     Raises:
-        Refusal: there is none.
+        Refusal: no tensor that stays has that shape, dtype or device.
     """
+    return [_asked_elsewhere(name, above, higher, match, calls) for name, above, higher in _uses(statement, inner)]
 
-    def __init__(self, match: Match, texts: Texts) -> None:
-        self.match, self.texts = match, texts
 
-    def rewritten(self, statement: ast.AST, inner: set[str]) -> list[tuple[ast.AST, str]]:
-        """Return the parts of ``statement`` that ask one of the names ``inner`` for its shape, and their new text."""
-        return [self._piece(name, above, higher) for name, above, higher in _uses(statement, inner)]
+def _asked_elsewhere(
+    name: ast.Name, above: ast.AST | None, higher: ast.AST | None, match: Match, calls: Texts
+) -> tuple[ast.AST, str]:
+    assert isinstance(above, (ast.Attribute, ast.Call)) and higher is not None
+    refusal = Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
+    like = match.like
+    held = {
+        place.names[name.id]
+        for node in match.nodes
+        if (place := node.place_in(calls.frame)) is not None and name.id in place.names
+    }
+    held = {value for value in held if value in match.inner}
+    if like is None or not held or any(value.shape != like.shape for value in held):
+        raise refusal
+    if isinstance(above, ast.Call) or above.attr in {"dtype", "device"}:
+        if any(value.dtype != like.dtype.dtype or value.device != like.dtype.device for value in held):
+            raise refusal
+        other = _name_of(like.dtype, name, match, calls)
+        return (name, other) if isinstance(above, ast.Call) else (above, f"{other}.{above.attr}")
+    index = None
+    if above.attr == "shape" and isinstance(higher, ast.Subscript) and higher.value is above:
+        index = _number(higher.slice)
+    elif above.attr == "size" and isinstance(higher, ast.Call) and len(higher.args) == 1:
+        index = _number(higher.args[0])
+    size = like.sizes[index] if index is not None and -len(like.shape) <= index < len(like.shape) else None
+    if size is None:
+        raise refusal
+    value, dimension = size
+    return higher, f"{_name_of(value, name, match, calls)}.size({dimension})"
 
-    def _piece(self, name: ast.Name, above: ast.AST | None, higher: ast.AST | None) -> tuple[ast.AST, str]:
-        assert isinstance(above, (ast.Attribute, ast.Call)) and higher is not None
-        like = self.match.like
-        held = {
-            place.names[name.id]
-            for node in self.match.nodes
-            if (place := node.place_in(self.texts.frame)) is not None and name.id in place.names
-        }
-        held = {value for value in held if value in self.match.inner}
-        if like is None or not held or any(value.shape != like.shape for value in held):
-            raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
-        if isinstance(above, ast.Call) or above.attr in {"dtype", "device"}:
-            if any(value.dtype != like.dtype.dtype or value.device != like.dtype.device for value in held):
-                raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
-            other = self._named(like.dtype, name)
-            return (name, other) if isinstance(above, ast.Call) else (above, f"{other}.{above.attr}")
-        index = None
-        if above.attr == "shape" and isinstance(higher, ast.Subscript) and higher.value is above:
-            index = _number(higher.slice)
-        elif above.attr == "size" and isinstance(higher, ast.Call) and len(higher.args) == 1:
-            index = _number(higher.args[0])
-        if index is None or not -len(like.shape) <= index < len(like.shape):
-            raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
-        size = like.sizes[index]
-        if size is None:
-            raise Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
-        value, dimension = size
-        return higher, f"{self._named(value, name)}.size({dimension})"
 
-    def _named(self, value: Value, near: ast.Name) -> str:
-        expression, at = self.texts.operand(value, self.match.nodes)
-        source = self.texts.source
-        ends = sorted([source.file.start(near), source.file.start(self.texts.expression(at))])
-        plain = isinstance(expression, ast.Name) and not self.texts.bound_between(expression, *ends)
-        if not plain or names_in(expression) & {near.id}:
-            raise Refusal(f"line {near.lineno} asks for the form of {near.id}, which is not made any more")
-        return source.file.of(expression)
+def _name_of(value: Value, near: ast.Name, match: Match, calls: Texts) -> str:
+    """Return a name that holds ``value`` where ``near`` is read."""
+    expression, at = calls.operand(value, match.nodes)
+    file = calls.source.file
+    ends = sorted([file.start(near), file.start(calls.expression(at))])
+    plain = isinstance(expression, ast.Name) and not calls.bound_between(expression, *ends)
+    if not plain or names_in(expression) & {near.id}:
+        raise Refusal(f"line {near.lineno} asks for the form of {near.id}, which is not made any more")
+    return file.of(expression)
 
 
 def _number(expression: ast.expr) -> int | None:
