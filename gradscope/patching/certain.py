@@ -8,7 +8,8 @@ import math
 from collections.abc import Collection
 from types import ModuleType
 
-from gradscope.patching.edit.call_sites import Texts, size_read
+from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.expressions import size_read
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import called_name, is_name
 from gradscope.patching.graph import uncast

@@ -26,7 +26,7 @@ from gradscope.patching.edit.callees import (
     name_of,
     settings_of,
 )
-from gradscope.patching.edit.handed import handed
+from gradscope.patching.edit.expressions import handed, number_of, operand_of, size_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.edit.syntax import INLINE, within
@@ -66,7 +66,7 @@ class Conditions:
         texts = self._texts_at(scalar.node)
         if not isinstance(texts.spelled(scalar.node), _WRITTEN):
             return None
-        found = texts.scalar(scalar)
+        found = number_of(scalar, texts)
         if isinstance(found, str):
             return None
         found, texts = self._outside(found, scalar.node, texts)
@@ -123,8 +123,8 @@ class Conditions:
             ends = (last.lower, last.upper) if isinstance(last, ast.Slice) else (last,)
         elif isinstance(spelled, ast.Call):
             whole, size = (
-                texts.operand(node.inputs[0], frozenset({node}))[0],
-                texts.scalar(Scalar(node, 1, "split_size")),
+                operand_of(node.inputs[0], frozenset({node}), texts)[0],
+                number_of(Scalar(node, 1, "split_size"), texts),
             )
             ends = (size if isinstance(size, ast.expr) else None,)
         else:
@@ -145,14 +145,14 @@ class Conditions:
         places = [place for place, size in enumerate(node.output.shape) if size == count]
         if len(given) != len(node.output.shape) or len(given) < len(node.inputs[0].shape) + 2:
             return  # one part alone, in its heads
-        written = [texts.size(Size(node, place, len(given), count)) for place in places]
+        written = [size_of(Size(node, place, len(given), count), texts) for place in places]
         if any(isinstance(each, ast.Constant) for each in written):
             return
         for expression in written:
             if expression is not None:  # also what is made of another size
                 yield Known(expression, f"{bracketed(expression, self._text(expression, texts))} == {count}")
                 continue
-            whole = texts.operand(node.inputs[0], frozenset({node}))[0]
+            whole = operand_of(node.inputs[0], frozenset({node}), texts)[0]
             yield Known(whole, f"{bracketed(whole, self._text(whole, texts))}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def names_all_parts(self, node: Node) -> bool:
@@ -240,7 +240,7 @@ class Conditions:
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""
         texts = self._texts_at(node)
-        expression, _ = texts.operand(value, frozenset({node}))
+        expression, _ = operand_of(value, frozenset({node}), texts)
         text = self._text(expression, texts)
         return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
 

@@ -13,6 +13,7 @@ from gradscope.ops import names
 from gradscope.patching.certain import resolved
 from gradscope.patching.conditions import Known, bracketed
 from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.expressions import operand_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in, reads_only
 from gradscope.patching.graph import CASTS, COPIES
@@ -41,7 +42,7 @@ def known_sizes(match: Match, texts: Texts) -> Iterator[Known]:
     yield from _equal_lengths(match, texts)
     yield from _equal_rows(match, texts)
     for value, test in match.forms:
-        expression = texts.operand(value, match.nodes)[0]
+        expression = operand_of(value, match.nodes, texts)[0]
         yield _asked(expression, f"{_text(expression, texts)}{test}", texts)
 
 
@@ -53,7 +54,7 @@ def _equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
     """
     if match.lengths is None:
         return
-    asked = [(texts.operand(value, match.nodes)[0], dimension) for value, dimension in match.lengths]
+    asked = [(operand_of(value, match.nodes, texts)[0], dimension) for value, dimension in match.lengths]
     query, key = (_root(expression, texts) for expression, _ in asked)
     if query is not None and query == key:
         return
@@ -69,7 +70,7 @@ def _equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
         Refusal: they are no tensors of the function's own.
     """
     if match.rows is not None:
-        asked = [texts.operand(value, match.nodes)[0] for value in match.rows]
+        asked = [operand_of(value, match.nodes, texts)[0] for value in match.rows]
         rows, target = (_text(expression, texts) for expression in asked)
         wanted = (
             f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"

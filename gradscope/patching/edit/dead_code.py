@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.expressions import bound_between
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.shape_queries import only_forms
 from gradscope.patching.edit.side_effects import is_identity
@@ -321,5 +322,5 @@ def check_asked_first(test: ast.expr, dead: DeadCode, calls: Texts) -> None:
     name = min(names_in(test) & dead.bound, default=None)
     if name is not None:
         raise Refusal(f"a condition asks for {name}, which is not made any more")
-    if calls.bound_between(test, removal_start(dead, calls), end):
+    if bound_between(test, removal_start(dead, calls), end, calls):
         raise Refusal(f"line {test.lineno}: the condition cannot be asked earlier")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gradscope.patching.edit.call_sites import Texts
 from gradscope.patching.edit.dead_code import LOOPS, Condition, DeadCode, check_asked_first, condition_of, removal_start
+from gradscope.patching.edit.expressions import bound_between
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import is_name, reads_only, targets, walked, within
 
@@ -118,4 +119,4 @@ def _kept_off(read: ast.Name, dead: DeadCode, calls: Texts) -> Condition | None:
 def _is_free(test: ast.expr, read: ast.Name, dead: DeadCode, calls: Texts) -> bool:
     """Return whether ``test`` is the same before the match: nothing binds a name of it up to ``read``."""
     end = calls.source.file.start(read)
-    return reads_only(test) and not calls.bound_between(test, removal_start(dead, calls), end)
+    return reads_only(test) and not bound_between(test, removal_start(dead, calls), end, calls)

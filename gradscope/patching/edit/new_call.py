@@ -8,6 +8,15 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.expressions import (
+    bound_between,
+    is_of_last_size,
+    number_of,
+    operand_of,
+    resolved_number,
+    size_of,
+    still_holds,
+)
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.shape_queries import only_forms, shape_queries
@@ -121,11 +130,11 @@ class NewCall:
             if isinstance(piece.scalar, Of):
                 return self._operand(piece.scalar)
             piece = piece.scalar
-        found = self.calls.scalar(piece)
+        found = number_of(piece, self.calls)
         return found if isinstance(found, str) else self._spelled(found, piece.name or "number", piece.node)
 
     def _size(self, piece: Size, *, bracketed: bool = False) -> str:
-        size = self.calls.size(piece)
+        size = size_of(piece, self.calls)
         if size is not None:
             text = self._spelled(size, "size", piece.node)
             return f"({text})" if bracketed and isinstance(size, ast.BinOp) and not text.isidentifier() else text
@@ -137,7 +146,7 @@ class NewCall:
         return "".join(parts)
 
     def _operand(self, piece: Of) -> str:
-        expression, at = self.calls.operand(piece.value, self.match.nodes | self.match.later)
+        expression, at = operand_of(piece.value, self.match.nodes | self.match.later, self.calls)
         if piece.again and expression not in self._names and not reads_only(expression):
             raise Refusal(f"line {expression.lineno}: {piece.role} would be made twice")
         text = self._spelled(expression, piece.role, at)
@@ -155,7 +164,7 @@ class NewCall:
         call = self.calls.expression(piece.node)
         called = self.calls.called_module(call, piece.node) if isinstance(call, ast.Call) else None
         text = self.source.file.of(module)
-        if isinstance(module, ast.Name) and not self.calls.holds(module):
+        if isinstance(module, ast.Name) and not still_holds(module, self.calls):
             raise Refusal(f"{text} is another module when the result is made")
         if is_hooked(called):
             raise Refusal(f"{text} has hooks, which would no longer be called")
@@ -168,10 +177,10 @@ class NewCall:
 
     def _from_sizes(self, piece: FromSizes) -> str:
         for part in piece.pieces:
-            expression = self.calls.resolved(part) if isinstance(part, Scalar) else ""
+            expression = resolved_number(part, self.calls) if isinstance(part, Scalar) else ""
             if isinstance(expression, ast.expr) and self._no_longer_bound(expression):
                 assert isinstance(part, Scalar)
-                if not self.calls.is_of_last_size(expression, part.node, piece.size):
+                if not is_of_last_size(expression, part.node, piece.size, self.calls):
                     break
                 return piece.otherwise
         return "".join(self._piece(part) for part in piece.pieces)
@@ -203,7 +212,7 @@ class NewCall:
         call = self.calls.expression(piece.node)
         if not isinstance(call, ast.Call):
             raise Refusal(f"how {piece.node.op} is called is not understood")
-        if piece.node.caller is None and not self.calls.calls(call, piece.node):
+        if piece.node.caller is None and not self.calls.is_call_of(call, piece.node):
             raise Refusal(f"{piece.node.op} is not called by its own name")
         names = {keyword.arg for keyword in call.keywords}
         starred = None in names or any(isinstance(argument, ast.Starred) for argument in call.args)
@@ -232,14 +241,16 @@ class NewCall:
         home = self.source.statement(expression)
         if at is self.match.also:
             first, last = self.source.file.start(self.stays), self.source.file.start(expression)
-            if not reads_only(expression) or self.calls.bound_between(expression, first, last):
+            if not reads_only(expression) or bound_between(expression, first, last, self.calls):
                 raise Refusal(f"line {expression.lineno}: {text} may not be what it is on line {self.stays.lineno}")
         if home is self.statement and within(self.stays, expression):
             return _wrapped(text, expression)
         if isinstance(expression, ast.Name):
-            holds = self._holds_again(expression) or (self.calls.holds(expression) and self._same_now(expression, at))
+            holds = self._holds_again(expression) or (
+                still_holds(expression, self.calls) and self._same_now(expression, at)
+            )
         else:
-            holds = self.calls.holds(expression)
+            holds = still_holds(expression, self.calls)
         if holds:
             return _wrapped(text, expression)
         if expression not in self._names:

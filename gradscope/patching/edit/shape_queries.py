@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.expressions import bound_between, operand_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in
 from gradscope.patching.match import Match
@@ -98,10 +99,10 @@ def _asked_elsewhere(
 
 def _name_of(value: Value, near: ast.Name, match: Match, calls: Texts) -> str:
     """Return a name that holds ``value`` where ``near`` is read."""
-    expression, at = calls.operand(value, match.nodes)
+    expression, at = operand_of(value, match.nodes, calls)
     file = calls.source.file
-    ends = sorted([file.start(near), file.start(calls.expression(at))])
-    plain = isinstance(expression, ast.Name) and not calls.bound_between(expression, *ends)
+    here, there = sorted([file.start(near), file.start(calls.expression(at))])
+    plain = isinstance(expression, ast.Name) and not bound_between(expression, here, there, calls)
     if not plain or names_in(expression) & {near.id}:
         raise Refusal(f"line {near.lineno} asks for the form of {near.id}, which is not made any more")
     return file.of(expression)

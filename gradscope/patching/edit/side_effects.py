@@ -7,6 +7,7 @@ import ast
 from torch import nn
 
 from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.expressions import number_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.shape_queries import is_asked_for_form
 from gradscope.patching.edit.source import FunctionSource, SourceFile
@@ -101,7 +102,7 @@ def _check_fixed(scalar: Scalar, recording: Recording, files: dict[str, SourceFi
         return
     frame = scalar.node.places[0].frame
     source = FunctionSource.of(frame.code, files)
-    found = Texts(source, frame, recording.executed_in(frame), scalar.node).scalar(scalar)
+    found = number_of(scalar, Texts(source, frame, recording.executed_in(frame), scalar.node))
     if not isinstance(found, str) and not is_fixed(found):
         raise Refusal(f"line {found.lineno}: {source.file.of(found)} may be another number next time")
 

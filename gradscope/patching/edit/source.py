@@ -263,6 +263,12 @@ class FunctionSource:
         apart = any(each not in block for each in found) or min(map(self.file.start, found)) > self.file.start(name)
         return [] if apart or not any(within(each, name) for each in block) else found
 
+    def value_of(self, name: ast.Name) -> ast.expr | None:
+        """Return what ``name`` is bound to where it is read, by the only assignment that may have bound it."""
+        homes = self.assignments(name)
+        single = len(homes) == 1 and len(homes[0].targets) == 1 and isinstance(homes[0].targets[0], ast.Name)
+        return homes[0].value if single else None
+
     @cached_property
     def arguments(self) -> frozenset[str]:
         """The names of the function's own."""
