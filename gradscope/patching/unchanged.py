@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from gradscope.patching.edit.guards import settings_read
 from gradscope.patching.edit.side_effects import is_hooked
 from gradscope.patching.match import Match
-from gradscope.patching.relied import settings_read
 from gradscope.patching.sites import Site
 from gradscope.tree import modules_of, named_modules_of
 

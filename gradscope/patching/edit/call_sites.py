@@ -15,7 +15,7 @@ from gradscope.recording.graph import Frame, Node, Value
 from gradscope.recording.operations import canonical, canonical_name
 
 
-class Texts:
+class CallSites:
     """Spellings inside one frame, as of the call ``last``."""
 
     def __init__(self, source: FunctionSource, frame: Frame, nodes: list[Node], last: Node) -> None:

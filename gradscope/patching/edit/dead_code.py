@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import bound_between
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.shape_queries import only_forms
@@ -75,7 +75,7 @@ class DeadCode:
         return {name for part in self.parts for name in bound_names(part)}
 
 
-def own_statements(match: Match, calls: Texts) -> OwnStatements:
+def own_statements(match: Match, calls: CallSites) -> OwnStatements:
     """Find the statements that make the tensors of ``match``.
 
     Raises:
@@ -102,7 +102,7 @@ def own_statements(match: Match, calls: Texts) -> OwnStatements:
     return own
 
 
-def _in_block(statement: ast.stmt, calls: Texts) -> ast.stmt:
+def _in_block(statement: ast.stmt, calls: CallSites) -> ast.stmt:
     """Return the statement of the result's block that is or holds ``statement``, over conditions only."""
     top: ast.AST = statement
     while top not in calls.block:
@@ -130,7 +130,7 @@ def _take_branch(branch: ast.If, homes: set[ast.stmt], own: OwnStatements) -> No
             own.others.append(statement)
 
 
-def _conditions_in(statement: ast.stmt, match: Match, calls: Texts) -> Iterator[Condition]:
+def _conditions_in(statement: ast.stmt, match: Match, calls: CallSites) -> Iterator[Condition]:
     """Yield the conditional expressions in ``statement`` that ``match`` ran under."""
     for part in walked(statement):
         if isinstance(part, HIDES) and not is_the_same_for_each(part):
@@ -144,7 +144,7 @@ def _conditions_in(statement: ast.stmt, match: Match, calls: Texts) -> Iterator[
             yield condition_of(part.test, inside[0])
 
 
-def _check_unconditional(match: Match, calls: Texts) -> None:
+def _check_unconditional(match: Match, calls: CallSites) -> None:
     """Raise Refusal where the result, or a part of it, is evaluated under a condition or several times."""
     for part in walked(calls.stays):
         if isinstance(part, HIDES) or (isinstance(part, (ast.IfExp, ast.BoolOp)) and _made_in(part, match, calls)):
@@ -158,7 +158,7 @@ def _check_unconditional(match: Match, calls: Texts) -> None:
             raise Refusal(f"line {calls.stays.lineno} runs under a condition of its own")
 
 
-def _made_in(part: ast.AST, match: Match, calls: Texts) -> list[ast.AST]:
+def _made_in(part: ast.AST, match: Match, calls: CallSites) -> list[ast.AST]:
     """Return the expressions inside ``part`` that made tensors of ``match``."""
     return [found for found in map(calls.expression, match.nodes) if within(part, found)]
 
@@ -170,7 +170,7 @@ def condition_of(test: ast.expr, outcome: bool) -> Condition:
     return test, outcome
 
 
-def dead_code(calls: Texts, own: OwnStatements, needed: set[str]) -> DeadCode:
+def dead_code(calls: CallSites, own: OwnStatements, needed: set[str]) -> DeadCode:
     """Sort the statements between the first of ``own`` and the result: which are removed, which stay.
 
     From the last to the first: a name that no later statement needs is not made. ``needed`` are the names that the new
@@ -207,7 +207,7 @@ def dead_code(calls: Texts, own: OwnStatements, needed: set[str]) -> DeadCode:
     return dead
 
 
-def _stays(statement: ast.stmt, inner: set[str], needed: set[str], dead: DeadCode, calls: Texts) -> bool:
+def _stays(statement: ast.stmt, inner: set[str], needed: set[str], dead: DeadCode, calls: CallSites) -> bool:
     """Return whether ``statement``, which uses removed tensors ``inner``, stays: it asks for their shape alone.
 
     Raises:
@@ -235,7 +235,7 @@ def _stays(statement: ast.stmt, inner: set[str], needed: set[str], dead: DeadCod
     return False
 
 
-def _is_identity_call(statement: ast.stmt, calls: Texts) -> bool:
+def _is_identity_call(statement: ast.stmt, calls: CallSites) -> bool:
     """Return whether it is ``x = self.drop(x)`` of an ``nn.Identity``; or ``q, k = self.norm(q), self.norm(k)``."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return False
@@ -248,13 +248,13 @@ def _is_identity_call(statement: ast.stmt, calls: Texts) -> bool:
     return all(isinstance(name, ast.Name) and _applies_identity(call, name.id, calls) for name, call in pairs)
 
 
-def _applies_identity(call: ast.expr, name: str, calls: Texts) -> bool:
+def _applies_identity(call: ast.expr, name: str, calls: CallSites) -> bool:
     if not isinstance(call, ast.Call) or call.keywords or not is_identity(calls.called_module(call)):
         return False
     return len(call.args) == 1 and is_name(call.args[0], name)
 
 
-def _is_dead_size(statement: ast.stmt, needed: set[str], dead: DeadCode, calls: Texts) -> bool:
+def _is_dead_size(statement: ast.stmt, needed: set[str], dead: DeadCode, calls: CallSites) -> bool:
     """Return whether ``statement`` makes a number of a removed tensor's shape that nothing else reads; remove it."""
     if not isinstance(statement, ast.Assign) or not reads_only(statement.value):
         return False
@@ -264,7 +264,7 @@ def _is_dead_size(statement: ast.stmt, needed: set[str], dead: DeadCode, calls: 
     return True
 
 
-def _is_unread(statement: ast.Assign, needed: set[str], dead: DeadCode, calls: Texts) -> bool:
+def _is_unread(statement: ast.Assign, needed: set[str], dead: DeadCode, calls: CallSites) -> bool:
     """Return whether only removed statements read the names that ``statement`` binds."""
     bound = targets(statement)
     if not bound or bound & needed:
@@ -279,7 +279,7 @@ def _is_unread(statement: ast.Assign, needed: set[str], dead: DeadCode, calls: T
     return not calls.source.inside(statement, LOOPS)
 
 
-def _skipped(statement: ast.stmt, calls: Texts) -> Condition | None:
+def _skipped(statement: ast.stmt, calls: CallSites) -> Condition | None:
     """Return the condition that kept ``statement`` from changing a removed tensor; None where there is none.
 
     Raises:
@@ -303,19 +303,19 @@ def _skipped(statement: ast.stmt, calls: Texts) -> Condition | None:
     return condition_of(value.test, sides[0])
 
 
-def _ran(statements: list[ast.stmt], calls: Texts) -> bool:
+def _ran(statements: list[ast.stmt], calls: CallSites) -> bool:
     """Return whether a recorded call was made on the lines of ``statements``."""
     lines = range(statements[0].lineno, (statements[-1].end_lineno or 0) + 1)
     places = (node.place_in(calls.frame) for node in calls.nodes)
     return any(place is not None and place.span is not None and place.span.line in lines for place in places)
 
 
-def removal_start(dead: DeadCode, calls: Texts) -> int:
+def removal_start(dead: DeadCode, calls: CallSites) -> int:
     """Return the offset of the first statement that is removed or rewritten."""
     return min(calls.source.file.start(each) for each in (*dead.gone, calls.statement))
 
 
-def check_asked_first(test: ast.expr, dead: DeadCode, calls: Texts) -> None:
+def check_asked_first(test: ast.expr, dead: DeadCode, calls: CallSites) -> None:
     """Raise Refusal where ``test`` cannot be evaluated before the first removed statement with the same outcome."""
     file = calls.source.file
     end = max(file.start(test), file.start(calls.statement))

@@ -6,7 +6,7 @@ import ast
 import inspect
 from types import BuiltinFunctionType, ModuleType
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import (
@@ -22,7 +22,7 @@ from gradscope.patching.match import Scalar, Size
 from gradscope.recording.graph import Frame, Node, Value
 
 
-def operand_of(value: Value, users: frozenset[Node], calls: Texts) -> tuple[ast.expr, Node]:
+def operand_of(value: Value, users: frozenset[Node], calls: CallSites) -> tuple[ast.expr, Node]:
     """Return an expression for ``value`` in one of the calls ``users``, and that call; names come before calls."""
     found: list[tuple[ast.expr, Node]] = []
     for user in sorted(users, key=lambda node: node.index):
@@ -33,7 +33,7 @@ def operand_of(value: Value, users: frozenset[Node], calls: Texts) -> tuple[ast.
     return min(found, key=lambda pair: not isinstance(pair[0], ast.Name))
 
 
-def number_of(scalar: Scalar, calls: Texts) -> ast.expr | str:
+def number_of(scalar: Scalar, calls: CallSites) -> ast.expr | str:
     """Return the expression of a number that a call was given; a text where none stands in this function."""
     node, expression = scalar.node, calls.spelled(scalar.node)
     inline = node.places[0].frame.code.co_name in INLINE
@@ -58,11 +58,11 @@ def number_of(scalar: Scalar, calls: Texts) -> ast.expr | str:
     raise Refusal(f"how {node.op} spells its {scalar.name or 'number'} is not understood")
 
 
-def _number_below(scalar: Scalar, calls: Texts) -> ast.expr | str:
+def _number_below(scalar: Scalar, calls: CallSites) -> ast.expr | str:
     """Return the expression of a number that a helper is handed, writes down, or reads from the same module."""
     inner = scalar.node.places[0].frame
     source = FunctionSource.of(inner.code, {calls.source.file.name: calls.source.file})
-    texts = Texts(source, inner, [node for node in calls.nodes if node.place_in(inner) is not None], scalar.node)
+    texts = CallSites(source, inner, [node for node in calls.nodes if node.place_in(inner) is not None], scalar.node)
     found = number_of(scalar, texts)
     if isinstance(found, (str, ast.Constant)):
         return found if isinstance(found, str) else source.file.of(found)
@@ -86,7 +86,7 @@ def _number_below(scalar: Scalar, calls: Texts) -> ast.expr | str:
     return source.file.of(found)
 
 
-def size_of(size: Size, calls: Texts) -> ast.expr | None:
+def size_of(size: Size, calls: CallSites) -> ast.expr | None:
     """Return the expression of one of a view's sizes; None where it is left to torch.
 
     Raises:
@@ -114,7 +114,7 @@ def size_of(size: Size, calls: Texts) -> ast.expr | None:
     return found
 
 
-def _bound_inside(expression: ast.expr, calls: Texts) -> set[str]:
+def _bound_inside(expression: ast.expr, calls: CallSites) -> set[str]:
     """Return the names that lambdas and comprehensions around an expression bind."""
     found: set[str] = set()
     part: ast.AST = expression
@@ -127,25 +127,25 @@ def _bound_inside(expression: ast.expr, calls: Texts) -> set[str]:
     return found
 
 
-def _first(calls: Texts) -> tuple[str, ...]:
+def _first(calls: CallSites) -> tuple[str, ...]:
     """Return the name of the frame's own module."""
     return calls.frame.code.co_varnames[:1] if calls.frame.owner is not None else ()
 
 
-def _spread(expression: ast.expr, calls: Texts) -> list[ast.expr]:
+def _spread(expression: ast.expr, calls: CallSites) -> list[ast.expr]:
     """Return the parts of a tuple, or of the one that is all a name is ever bound to."""
     if isinstance(expression, ast.Name):
         expression = calls.source.value_of(expression) or expression
     return expression.elts if isinstance(expression, (ast.Tuple, ast.List)) else [expression]
 
 
-def resolved_number(scalar: Scalar, calls: Texts) -> ast.expr | str:
+def resolved_number(scalar: Scalar, calls: CallSites) -> ast.expr | str:
     """Return the expression of a number; of a name that is bound once, what it is bound to."""
     found = number_of(scalar, calls)
     return calls.source.value_of(found) or found if isinstance(found, ast.Name) else found
 
 
-def is_of_last_size(expression: ast.expr, at: Node, size: int, calls: Texts) -> bool:
+def is_of_last_size(expression: ast.expr, at: Node, size: int, calls: CallSites) -> bool:
     """Return whether a number is made of the last size, ``size``, of tensors alone."""
     place = at.place_in(calls.frame)
     if not still_holds(expression, calls):
@@ -167,7 +167,7 @@ def is_of_last_size(expression: ast.expr, at: Node, size: int, calls: Texts) -> 
     return True
 
 
-def _argument(call: ast.Call, node: Node, scalar: Scalar, calls: Texts) -> ast.expr | None:
+def _argument(call: ast.Call, node: Node, scalar: Scalar, calls: CallSites) -> ast.expr | None:
     """Return the argument of a call by its name, or by its position where a function or a method is called."""
     for keyword in call.keywords:
         if keyword.arg is None:
@@ -189,7 +189,7 @@ def _argument(call: ast.Call, node: Node, scalar: Scalar, calls: Texts) -> ast.e
     return call.args[index] if 0 <= index < len(call.args) else None
 
 
-def _is_method(function: ast.expr, calls: Texts) -> bool:
+def _is_method(function: ast.expr, calls: CallSites) -> bool:
     """Return whether ``function`` is ``x.f`` of a tensor and not ``torch.f`` of a module."""
     if not isinstance(function, ast.Attribute):
         return False
@@ -203,7 +203,7 @@ def _is_method(function: ast.expr, calls: Texts) -> bool:
     )
 
 
-def still_holds(expression: ast.expr, calls: Texts) -> bool:
+def still_holds(expression: ast.expr, calls: CallSites) -> bool:
     """Return whether ``expression``, read again before the last call, is what it was: names and shapes alone."""
     if not reads_only(expression):
         return False
@@ -212,7 +212,7 @@ def still_holds(expression: ast.expr, calls: Texts) -> bool:
     return not bound_between(expression, here, there, calls)
 
 
-def bound_between(expression: ast.AST, here: int, there: int, calls: Texts) -> bool:
+def bound_between(expression: ast.AST, here: int, there: int, calls: CallSites) -> bool:
     """Return whether a statement between ``here`` and ``there`` binds a name or an attribute in ``expression``.
 
     Offsets in the file; the statement that holds the last call binds its names after it.

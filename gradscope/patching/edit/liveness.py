@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import LOOPS, Condition, DeadCode, check_asked_first, condition_of, removal_start
 from gradscope.patching.edit.expressions import bound_between
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import is_name, reads_only, targets, walked, within
 
 
-def live_reads(dead: DeadCode, calls: Texts) -> Iterator[ast.Name]:
+def live_reads(dead: DeadCode, calls: CallSites) -> Iterator[ast.Name]:
     """Yield the reads, or what may read, of names that removed statements bind and no other statement binds anew.
 
     Raises:
@@ -23,7 +23,7 @@ def live_reads(dead: DeadCode, calls: Texts) -> Iterator[ast.Name]:
         _check_nested(name, calls)
 
 
-def _is_live(read: ast.Name, dead: DeadCode, calls: Texts) -> bool:
+def _is_live(read: ast.Name, dead: DeadCode, calls: CallSites) -> bool:
     """Return whether ``read`` reads, or may read, what a removed statement bound."""
     source, name, own = calls.source, read.id, calls.statement
     home = source.statement(read)
@@ -43,14 +43,14 @@ def _is_live(read: ast.Name, dead: DeadCode, calls: Texts) -> bool:
     return not _is_bound_since(read, calls)
 
 
-def _is_bound_above(read: ast.Name, calls: Texts) -> bool:
+def _is_bound_above(read: ast.Name, calls: CallSites) -> bool:
     """Return whether an assignment in the same block stands between the loop's start and ``read``."""
     home = calls.source.statement(read)
     block = calls.source.block(home)
     return any(read.id in targets(statement) for statement in block[: block.index(home)])
 
 
-def _is_bound_since(read: ast.Name, calls: Texts) -> bool:
+def _is_bound_since(read: ast.Name, calls: CallSites) -> bool:
     """Return whether a statement that always runs binds the name anew between the result and ``read``."""
     source = calls.source
     home: ast.AST = source.statement(read)
@@ -66,7 +66,7 @@ def _is_bound_since(read: ast.Name, calls: Texts) -> bool:
     return False
 
 
-def _check_nested(name: str, calls: Texts) -> None:
+def _check_nested(name: str, calls: CallSites) -> None:
     """Raise Refusal where code that is not followed may read ``name``."""
     source = calls.source
     if name in source.not_local:
@@ -78,7 +78,7 @@ def _check_nested(name: str, calls: Texts) -> None:
             raise Refusal(f"{reader}() may read any name")
 
 
-def conditions_of_later_reads(dead: DeadCode, calls: Texts, bound: str | None = None) -> Iterator[Condition]:
+def conditions_of_later_reads(dead: DeadCode, calls: CallSites, bound: str | None = None) -> Iterator[Condition]:
     """Yield the conditions under which no live name that a removed statement binds is read.
 
     ``bound``: a name that the new code binds to the same tensor.
@@ -96,7 +96,7 @@ def conditions_of_later_reads(dead: DeadCode, calls: Texts, bound: str | None = 
         yield condition
 
 
-def _kept_off(read: ast.Name, dead: DeadCode, calls: Texts) -> Condition | None:
+def _kept_off(read: ast.Name, dead: DeadCode, calls: CallSites) -> Condition | None:
     """Return a condition around ``read`` that kept it from running, and that can be asked before; None without one."""
     part: ast.AST = read
     while part is not calls.source.definition:
@@ -116,7 +116,7 @@ def _kept_off(read: ast.Name, dead: DeadCode, calls: Texts) -> Condition | None:
     return None
 
 
-def _is_free(test: ast.expr, read: ast.Name, dead: DeadCode, calls: Texts) -> bool:
+def _is_free(test: ast.expr, read: ast.Name, dead: DeadCode, calls: CallSites) -> bool:
     """Return whether ``test`` is the same before the match: nothing binds a name of it up to ``read``."""
     end = calls.source.file.start(read)
     return reads_only(test) and not bound_between(test, removal_start(dead, calls), end, calls)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import (
     bound_between,
     is_of_last_size,
@@ -46,7 +46,7 @@ class NewCall:
     """
 
     def __init__(
-        self, match: Match, calls: Texts, parts: list[ast.stmt], recipes: RecipeNames, taken: frozenset[str]
+        self, match: Match, calls: CallSites, parts: list[ast.stmt], recipes: RecipeNames, taken: frozenset[str]
     ) -> None:
         self.match, self.calls, self.parts, self.recipes = match, calls, parts, recipes
         self.source, self.stays, self.statement = calls.source, calls.stays, calls.statement

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Set
 from dataclasses import dataclass
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import reads_only, targets, walked
 from gradscope.patching.graph import CASTS
@@ -30,7 +30,7 @@ class Pair:
     dtype: str  # the argument that says the dtype of the second; empty where it is the softmax's own
 
 
-def pair_of(match: Match, calls: Texts, parts: list[ast.stmt], spelled: set[str], taken: Set[str]) -> Pair | None:
+def pair_of(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: set[str], taken: Set[str]) -> Pair | None:
     """Return the names of what ``match`` gives, where that is more than its output; else None.
 
     Args:
@@ -68,7 +68,7 @@ def pair_of(match: Match, calls: Texts, parts: list[ast.stmt], spelled: set[str]
     return Pair(output, name, None, f"{output}{match.suffix}", dtype)
 
 
-def _name_of(match: Match, calls: Texts, parts: list[ast.stmt]) -> str:
+def _name_of(match: Match, calls: CallSites, parts: list[ast.stmt]) -> str:
     """Return the name that holds the tensor when the output is made."""
     assert match.given is not None
     maker = match.given.value.producer

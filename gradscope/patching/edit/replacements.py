@@ -7,9 +7,9 @@ import keyword
 import re
 from dataclasses import dataclass
 
-from gradscope.patching.conditions import Known
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import Condition, DeadCode
+from gradscope.patching.edit.guard_tests import Known
 from gradscope.patching.edit.new_call import NewCall
 from gradscope.patching.edit.pair import Pair
 from gradscope.patching.edit.replacement import Refusal, Replacement, edited, moved_by
@@ -32,7 +32,7 @@ class Rewrite:
     """
 
     match: Match
-    calls: Texts
+    calls: CallSites
     call: NewCall
     dead: DeadCode
     conditions: tuple[Condition, ...]

@@ -6,10 +6,11 @@ import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gradscope.patching.conditions import Known
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import DeadCode, check_asked_first, dead_code, own_statements
 from gradscope.patching.edit.fallback import with_fallback
+from gradscope.patching.edit.guard_tests import Known
+from gradscope.patching.edit.guards import relied_on
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.liveness import conditions_of_later_reads
 from gradscope.patching.edit.new_call import NewCall
@@ -18,11 +19,10 @@ from gradscope.patching.edit.replacement import Refusal, Replacement
 from gradscope.patching.edit.replacements import Rewrite, replacements
 from gradscope.patching.edit.second_result import second_of
 from gradscope.patching.edit.side_effects import check_calls, check_feeds_match, check_run
+from gradscope.patching.edit.size_guards import known_sizes
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import names_in, reads_only, within
-from gradscope.patching.lengths import known_sizes
 from gradscope.patching.match import Match
-from gradscope.patching.relied import relied_on
 from gradscope.recording.graph import Frame, Recording
 
 
@@ -77,7 +77,7 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     if frame.suspends:
         raise Refusal("a generator or coroutine is not edited")
     check_run(match, recording, frame, source)
-    calls = Texts(source, frame, recording.executed_in(frame), match.last)
+    calls = CallSites(source, frame, recording.executed_in(frame), match.last)
     _check_result(match, calls)
     own = own_statements(match, calls)
     recipes = RecipeNames(source.file, frame.globals)
@@ -99,7 +99,7 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     return Edit(source, match.recipe, calls.stays.lineno, tuple(made), recipes.imports, names)
 
 
-def _check_result(match: Match, calls: Texts) -> None:
+def _check_result(match: Match, calls: CallSites) -> None:
     """Raise Refusal where the result is made in another function, or its expression runs another call."""
     last = match.last
     if last.places[0].frame is not calls.frame:
@@ -112,7 +112,7 @@ def _check_result(match: Match, calls: Texts) -> None:
             raise Refusal(f"line {calls.stays.lineno}: the same call also runs {node.op}")
 
 
-def _check_known(known: list[Known], dead: DeadCode, calls: Texts) -> None:
+def _check_known(known: list[Known], dead: DeadCode, calls: CallSites) -> None:
     """Raise Refusal where something that the match relied on cannot be asked before the first removed statement."""
     for each in known:
         if not reads_only(each.expression):

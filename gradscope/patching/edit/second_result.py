@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in, walked
 from gradscope.patching.match import Match
@@ -24,7 +24,7 @@ class Second:
     target: ast.Name
 
 
-def second_of(match: Match, recording: Recording, calls: Texts, *, conditional: bool) -> Second | None:
+def second_of(match: Match, recording: Recording, calls: CallSites, *, conditional: bool) -> Second | None:
     """Return the later call of ``match``; None where there is none.
 
     ``conditional``: the match ran under a condition.

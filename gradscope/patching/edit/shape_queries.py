@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import bound_between, operand_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in
@@ -57,7 +57,7 @@ def _is_cast(name: ast.Name, above: ast.AST | None) -> bool:
     return isinstance(above.func, ast.Attribute) and above.func.attr in _CASTS
 
 
-def shape_queries(statement: ast.AST, inner: set[str], match: Match, calls: Texts) -> list[tuple[ast.AST, str]]:
+def shape_queries(statement: ast.AST, inner: set[str], match: Match, calls: CallSites) -> list[tuple[ast.AST, str]]:
     """Return the parts of ``statement`` that ask one of the names ``inner`` for its shape, and their new text.
 
     Raises:
@@ -67,7 +67,7 @@ def shape_queries(statement: ast.AST, inner: set[str], match: Match, calls: Text
 
 
 def _asked_elsewhere(
-    name: ast.Name, above: ast.AST | None, higher: ast.AST | None, match: Match, calls: Texts
+    name: ast.Name, above: ast.AST | None, higher: ast.AST | None, match: Match, calls: CallSites
 ) -> tuple[ast.AST, str]:
     assert isinstance(above, (ast.Attribute, ast.Call)) and higher is not None
     refusal = Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
@@ -97,7 +97,7 @@ def _asked_elsewhere(
     return higher, f"{_name_of(value, name, match, calls)}.size({dimension})"
 
 
-def _name_of(value: Value, near: ast.Name, match: Match, calls: Texts) -> str:
+def _name_of(value: Value, near: ast.Name, match: Match, calls: CallSites) -> str:
     """Return a name that holds ``value`` where ``near`` is read."""
     expression, at = operand_of(value, match.nodes, calls)
     file = calls.source.file

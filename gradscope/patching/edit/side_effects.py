@@ -6,7 +6,7 @@ import ast
 
 from torch import nn
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import number_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.shape_queries import is_asked_for_form
@@ -102,12 +102,12 @@ def _check_fixed(scalar: Scalar, recording: Recording, files: dict[str, SourceFi
         return
     frame = scalar.node.places[0].frame
     source = FunctionSource.of(frame.code, files)
-    found = number_of(scalar, Texts(source, frame, recording.executed_in(frame), scalar.node))
+    found = number_of(scalar, CallSites(source, frame, recording.executed_in(frame), scalar.node))
     if not isinstance(found, str) and not is_fixed(found):
         raise Refusal(f"line {found.lineno}: {source.file.of(found)} may be another number next time")
 
 
-def check_feeds_match(match: Match, calls: Texts, parts: list[ast.stmt]) -> None:
+def check_feeds_match(match: Match, calls: CallSites, parts: list[ast.stmt]) -> None:
     """Raise Refusal where one of the removed statements ``parts`` makes a tensor for anything but ``match``."""
     own = {(calls.expression(node), node.op) for node in match.nodes}
     for statement in parts:
@@ -124,7 +124,7 @@ def check_feeds_match(match: Match, calls: Texts, parts: list[ast.stmt]) -> None
                 raise Refusal(f"line {statement.lineno} also makes what {reader.op} reads")
 
 
-def _reader_that_stays(node: Node, match: Match, calls: Texts, parts: list[ast.stmt]) -> Node | None:
+def _reader_that_stays(node: Node, match: Match, calls: CallSites, parts: list[ast.stmt]) -> Node | None:
     """Return a call that reads an output of ``node`` and is neither of ``match`` nor in a removed statement."""
     for value in node.outputs:
         for user in () if _is_no_cast(value) else value.users:
@@ -136,7 +136,7 @@ def _reader_that_stays(node: Node, match: Match, calls: Texts, parts: list[ast.s
     return None
 
 
-def check_calls(match: Match, calls: Texts, parts: list[ast.stmt], spelled: list[ast.AST]) -> None:
+def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> None:
     """Raise Refusal where a removed statement calls what may have an effect, besides the match.
 
     ``spelled`` are expressions that the new text evaluates.

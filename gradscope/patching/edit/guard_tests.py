@@ -12,9 +12,8 @@ from typing import Any
 from torch import nn
 
 from gradscope.patching.behaviour import REDUCTIONS
-from gradscope.patching.certain import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.edit.bindings import is_given
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.callees import (
     check_helper,
     check_kept,
@@ -26,6 +25,7 @@ from gradscope.patching.edit.callees import (
     name_of,
     settings_of,
 )
+from gradscope.patching.edit.constants import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.edit.expressions import handed, number_of, operand_of, size_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import FunctionSource, SourceFile
@@ -57,7 +57,7 @@ class Known:
 class Conditions:
     """Asks for what calls of a pattern relied on, in the function of ``texts``."""
 
-    def __init__(self, recording: Recording, texts: Texts) -> None:
+    def __init__(self, recording: Recording, texts: CallSites) -> None:
         self.recording, self.texts, self.frame = recording, texts, texts.frame
         self.files: dict[str, SourceFile] = {texts.source.file.name: texts.source.file}
 
@@ -83,7 +83,7 @@ class Conditions:
             return Known(expression, f"{bracketed(expression, self._text(expression, texts))} == {value}")
         return self._asked(found, value, texts, multiplies)
 
-    def _outside(self, found: ast.expr, node: Node, texts: Texts) -> tuple[ast.expr, Texts]:
+    def _outside(self, found: ast.expr, node: Node, texts: CallSites) -> tuple[ast.expr, CallSites]:
         """What the function that is edited hands a helper for an argument of the helper's; any other as it is."""
         if texts is self.texts:
             return found, texts
@@ -168,7 +168,7 @@ class Conditions:
         bound = [each.elts for each in home.targets if isinstance(each, (ast.Tuple, ast.List))]
         return any(not any(isinstance(each, ast.Starred) for each in names) for names in bound)
 
-    def _asked(self, found: ast.expr, value: Any, texts: Texts, multiplies: bool) -> Known | None:
+    def _asked(self, found: ast.expr, value: Any, texts: CallSites, multiplies: bool) -> Known | None:
         expression = resolved(found, texts.source)
         if is_certain(expression, texts):
             return None
@@ -244,18 +244,18 @@ class Conditions:
         text = self._text(expression, texts)
         return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
 
-    def _text(self, expression: ast.expr, texts: Texts) -> str:
+    def _text(self, expression: ast.expr, texts: CallSites) -> str:
         text = texts.source.file.of(expression)
         if texts is not self.texts and not self._same_owner(expression, texts.frame):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
         return text
 
-    def _texts_at(self, node: Node) -> Texts:
+    def _texts_at(self, node: Node) -> CallSites:
         frame = next(place.frame for place in node.places if place.frame.code.co_name not in INLINE)
         return self.texts if frame is self.frame else self._texts_of(frame, node)
 
-    def _texts_of(self, frame: Frame, last: Node) -> Texts:
-        return Texts(self._source_of(frame), frame, self.recording.executed_in(frame), last)
+    def _texts_of(self, frame: Frame, last: Node) -> CallSites:
+        return CallSites(self._source_of(frame), frame, self.recording.executed_in(frame), last)
 
     def _source_of(self, frame: Frame) -> FunctionSource:
         return FunctionSource.of(frame.code, self.files)

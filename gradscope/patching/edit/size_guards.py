@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterator
 
 from gradscope.ops import names
-from gradscope.patching.certain import resolved
-from gradscope.patching.conditions import Known, bracketed
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
+from gradscope.patching.edit.guard_tests import Known, bracketed
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in, reads_only
 from gradscope.patching.graph import CASTS, COPIES
@@ -33,7 +33,7 @@ _ROW_BY_ROW = (
 _PARTS = names("chunk split")
 
 
-def known_sizes(match: Match, texts: Texts) -> Iterator[Known]:
+def known_sizes(match: Match, texts: CallSites) -> Iterator[Known]:
     """The conditions that sizes are equal, and forms what they were, that a match relies on.
 
     Raises:
@@ -46,7 +46,7 @@ def known_sizes(match: Match, texts: Texts) -> Iterator[Known]:
         yield _asked(expression, f"{_text(expression, texts)}{test}", texts)
 
 
-def _equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
+def _equal_lengths(match: Match, texts: CallSites) -> Iterator[Known]:
     """The condition, once for what it asks of either; none where the source says so.
 
     Raises:
@@ -63,7 +63,7 @@ def _equal_lengths(match: Match, texts: Texts) -> Iterator[Known]:
         yield Known(expression, " == ".join(sizes))
 
 
-def _equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
+def _equal_rows(match: Match, texts: CallSites) -> Iterator[Known]:
     """The condition, once for either tensor.
 
     Raises:
@@ -79,18 +79,18 @@ def _equal_rows(match: Match, texts: Texts) -> Iterator[Known]:
             yield _asked(expression, f"{wanted} == {target}.shape", texts)
 
 
-def _text(expression: ast.expr, texts: Texts) -> str:
+def _text(expression: ast.expr, texts: CallSites) -> str:
     return bracketed(expression, texts.source.file.of(expression))
 
 
-def _asked(expression: ast.expr, test: str, texts: Texts) -> Known:
+def _asked(expression: ast.expr, test: str, texts: CallSites) -> Known:
     if not reads_only(expression):
         name = texts.source.file.of(expression)
         raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
     return Known(expression, test)
 
 
-def _root(expression: ast.expr, texts: Texts) -> tuple[str, ast.Assign | None] | None:
+def _root(expression: ast.expr, texts: CallSites) -> tuple[str, ast.Assign | None] | None:
     """The name that an expression's rows are those of, and what bound it; None where that is not sure."""
     while True:
         name = _first(expression, texts)
@@ -103,7 +103,7 @@ def _root(expression: ast.expr, texts: Texts) -> tuple[str, ast.Assign | None] |
         expression = given
 
 
-def _is_sure(name: ast.Name, texts: Texts) -> bool:
+def _is_sure(name: ast.Name, texts: CallSites) -> bool:
     """Check that a name holds what was bound last above, in the same round of a loop."""
     source = texts.source
     homes = source.assignments(name)
@@ -116,14 +116,14 @@ def _is_sure(name: ast.Name, texts: Texts) -> bool:
     return not is_looped or all(home in block for home in homes)
 
 
-def _home(name: ast.Name, texts: Texts) -> ast.Assign | None:
+def _home(name: ast.Name, texts: CallSites) -> ast.Assign | None:
     """The last assignment above, of those that stand in one block."""
     file = texts.source.file
     above = [home for home in texts.source.assignments(name) if file.end(home) <= file.start(name)]
     return max(above, key=file.start, default=None)
 
 
-def _given(home: ast.Assign, name: str, texts: Texts) -> ast.expr | None:
+def _given(home: ast.Assign, name: str, texts: CallSites) -> ast.expr | None:
     """What an assignment gives a name: its part of ``q, k = self.q(x), self.k(x)``, or what is taken apart."""
     for target in home.targets:
         if isinstance(target, ast.Tuple) and isinstance(home.value, ast.Tuple):
@@ -134,7 +134,7 @@ def _given(home: ast.Assign, name: str, texts: Texts) -> ast.expr | None:
     return home.value if all(isinstance(each, ast.Name) for each in home.targets) else _parts(home.value, texts)
 
 
-def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: Texts) -> ast.expr | None:
+def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: CallSites) -> ast.expr | None:
     """What ``(each.view(...) for each in parts)`` is taken from, where every part keeps its rows."""
     loop, part = made.generators[0], made.elt
     while (
@@ -148,7 +148,7 @@ def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: Texts) -> ast.expr | 
     return _parts(loop.iter, texts) if isinstance(loop.target, ast.Name) else None
 
 
-def _parts(whole: ast.expr, texts: Texts) -> ast.expr | None:
+def _parts(whole: ast.expr, texts: CallSites) -> ast.expr | None:
     """What holds parts of a tensor that have as many rows each; None for another container."""
     if isinstance(whole, ast.Name) and not texts.is_tensor(whole):
         home = _home(whole, texts)
@@ -160,14 +160,14 @@ def _parts(whole: ast.expr, texts: Texts) -> ast.expr | None:
     return whole if is_tensor or (node is not None and node.op in _PARTS | {"unbind"}) else None
 
 
-def _first(expression: ast.expr | None, texts: Texts) -> ast.expr | None:
+def _first(expression: ast.expr | None, texts: CallSites) -> ast.expr | None:
     """What the rows of an expression are those of: back over calls that keep them, to a name where there is one."""
     while expression is not None and not isinstance(expression, ast.Name):
         expression = _below(expression, texts)
     return expression
 
 
-def _below(expression: ast.expr, texts: Texts) -> ast.expr | None:
+def _below(expression: ast.expr, texts: CallSites) -> ast.expr | None:
     """What one call reads that keeps the rows; None where that is not sure."""
     node = _made(expression, texts)
     if node is None and isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
@@ -186,13 +186,13 @@ def _below(expression: ast.expr, texts: Texts) -> ast.expr | None:
     return expression.args[0] if expression.args else None
 
 
-def _made(expression: ast.expr, texts: Texts) -> Node | None:
+def _made(expression: ast.expr, texts: CallSites) -> Node | None:
     """The call of torch's that stands there itself; None where it was not recorded, or a function makes it."""
     found = [node for part, node in texts.calls_in(texts.source.statement(expression)) if part is expression]
     return found[-1] if found and found[-1].places[0].frame is texts.frame else None
 
 
-def _scaled(expression: ast.expr, node: Node, texts: Texts) -> ast.expr | None:
+def _scaled(expression: ast.expr, node: Node, texts: CallSites) -> ast.expr | None:
     """The factor that has rows, where the other is a number and no row of them another time."""
     if isinstance(expression, ast.BinOp):
         sides = [expression.left, expression.right]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gradscope.patching.conditions import Conditions, Known
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.guard_tests import Conditions, Known
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.views import is_view
@@ -37,7 +37,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
 
 
-def relied_on(match: Match, recording: Recording, texts: Texts, called: Callable[[str], str]) -> list[Known]:
+def relied_on(match: Match, recording: Recording, texts: CallSites, called: Callable[[str], str]) -> list[Known]:
     """The conditions under which ``match`` holds, asked in the function of ``texts``, each once.
 
     ``called`` gives a function of ``gradscope.recipes`` the name that it has in the file.

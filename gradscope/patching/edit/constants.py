@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 from types import ModuleType
 
-from gradscope.patching.edit.call_sites import Texts
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import size_read
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import called_name, is_name
@@ -28,7 +28,7 @@ def resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
     return expression
 
 
-def is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
+def is_certain(expression: ast.AST, texts: CallSites, depth: int = 0) -> bool:
     """Whether it is written down, or made of a tensor's form and of what modules of Python hold, as ``math.pi``."""
     if depth > _DEEPEST:  # n = n + 1
         return False
@@ -62,7 +62,7 @@ def is_certain(expression: ast.AST, texts: Texts, depth: int = 0) -> bool:
 
 
 def is_of_other_sizes(
-    expression: ast.expr, at: Node, features: Collection[Value], texts: Texts, depth: int = 0
+    expression: ast.expr, at: Node, features: Collection[Value], texts: CallSites, depth: int = 0
 ) -> bool:
     """Whether a certain number is made of another size than the last one of ``features``: equal by chance, then.
 
@@ -99,7 +99,7 @@ def _is_power(expression: ast.expr) -> bool:
     return isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Pow)
 
 
-def is_half_of_last(expression: ast.expr, at: Node, texts: Texts) -> bool:
+def is_half_of_last(expression: ast.expr, at: Node, texts: CallSites) -> bool:
     """Whether it is ``x.shape[-1] // 2``, where ``at`` reads ``x``."""
     if not isinstance(expression, ast.BinOp) or not isinstance(expression.op, ast.FloorDiv):
         return False
@@ -110,7 +110,7 @@ def is_half_of_last(expression: ast.expr, at: Node, texts: Texts) -> bool:
     return reads and not is_of_other_sizes(expression.left, at, at.inputs[:1], texts)
 
 
-def _unpacks_last(home: ast.Assign, name: str, at: Node, features: Collection[Value], texts: Texts) -> bool:
+def _unpacks_last(home: ast.Assign, name: str, at: Node, features: Collection[Value], texts: CallSites) -> bool:
     """Whether it is the last one of ``B, T, C = x.shape``, which fits tensors of so many dimensions alone."""
     read = home.value.func if isinstance(home.value, ast.Call) else home.value
     return (
@@ -121,7 +121,7 @@ def _unpacks_last(home: ast.Assign, name: str, at: Node, features: Collection[Va
     )
 
 
-def _is_one_of(expression: ast.expr, at: Node, features: Collection[Value], texts: Texts) -> bool:
+def _is_one_of(expression: ast.expr, at: Node, features: Collection[Value], texts: CallSites) -> bool:
     place = at.place_in(texts.frame)
     held = place.names.get(expression.id) if isinstance(expression, ast.Name) and place is not None else None
     return held is not None and uncast(held).content in {uncast(each).content for each in features}
@@ -159,7 +159,7 @@ _ASKED = frozenset({"size", "dim", "numel"})
 _DEEPEST = 24
 
 
-def _of_module(expression: ast.expr, texts: Texts) -> bool:
+def _of_module(expression: ast.expr, texts: CallSites) -> bool:
     """``math.sqrt``, ``torch.pi``: an attribute of a module of somebody else's."""
     root = expression
     while isinstance(root, ast.Attribute):
@@ -170,7 +170,7 @@ def _of_module(expression: ast.expr, texts: Texts) -> bool:
     return isinstance(held, ModuleType) and held.__name__.partition(".")[0] in {"math", "torch", "numpy", "cmath"}
 
 
-def _is_of_math(name: ast.Name, texts: Texts) -> bool:
+def _is_of_math(name: ast.Name, texts: CallSites) -> bool:
     """``pi``, where the file has that from ``math`` and from nowhere else."""
     file = texts.source.file
     imports = (node for node in file.tree.body if isinstance(node, ast.ImportFrom) and node.module == "math")
@@ -178,6 +178,6 @@ def _is_of_math(name: ast.Name, texts: Texts) -> bool:
     return name.id in names and file.bound[name.id] == 1
 
 
-def _is_form(expression: ast.Attribute, names: frozenset[str], texts: Texts) -> bool:
+def _is_form(expression: ast.Attribute, names: frozenset[str], texts: CallSites) -> bool:
     """Whether it asks a tensor for its form: ``self.size`` and ``self.ndim`` are the user's own."""
     return expression.attr in names and texts.is_tensor(expression.value)
