@@ -34,7 +34,7 @@ def is_certain(expression: ast.AST, texts: CallSites, depth: int = 0) -> bool:
         return False
     expression = resolved(expression, texts.source) if isinstance(expression, ast.expr) else expression
     parts: list[ast.expr] = []
-    certain = isinstance(expression, (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List))
+    certain = isinstance(expression, (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List, ast.Slice))
     if isinstance(expression, ast.JoinedStr):
         return all(isinstance(part, ast.Constant) for part in expression.values)
     if isinstance(expression, ast.Name):

@@ -95,11 +95,7 @@ def size_of(size: Size, calls: CallSites) -> ast.expr | None:
     call = calls.innermost(size.node)
     if not isinstance(call, ast.Call) or call.keywords:
         raise Refusal(f"a size of {size.node.op} is not written where it can be read")
-    # "view(sizes)" and "unflatten(dim, sizes)" as a method; a function has the tensor before.
-    skipped = int(not _is_method(call.func, calls)) + int(size.node.op == "unflatten")
-    sizes: list[ast.expr] = call.args[skipped:]
-    if len(sizes) == 1:
-        sizes = _spread(sizes[0], calls)
+    sizes = sizes_of(size.node, calls)
     stars = [index for index, each in enumerate(sizes) if isinstance(each, ast.Starred)]
     if not stars and len(sizes) == size.count:
         found = sizes[size.position]
@@ -107,11 +103,27 @@ def size_of(size: Size, calls: CallSites) -> ast.expr | None:
         found = sizes[size.position - size.count]
     else:
         raise Refusal(f"line {call.lineno}: which of the sizes it is is not understood")
-    if isinstance(found, ast.UnaryOp) and ast.unparse(found) == "-1":
+    if is_left(found):
         return None
     if names_in(found) & _bound_inside(found, calls) or not reads_only(found):
         raise Refusal(f"line {found.lineno}: {calls.source.file.of(found)} cannot be read again")
     return found
+
+
+def sizes_of(node: Node, calls: CallSites) -> list[ast.expr]:
+    """Return the sizes that a view was given, as written, perhaps with a star; none where that is not plain."""
+    call = calls.innermost(node)
+    if not isinstance(call, ast.Call) or call.keywords:
+        return []
+    # "view(sizes)" and "unflatten(dim, sizes)" as a method; a function has the tensor before.
+    skipped = int(not _is_method(call.func, calls)) + int(node.op == "unflatten")
+    sizes = call.args[skipped:]
+    return _spread(sizes[0], calls) if len(sizes) == 1 else sizes
+
+
+def is_left(size: ast.expr) -> bool:
+    """Return whether it is the -1 of a size that is left to torch."""
+    return isinstance(size, ast.UnaryOp) and ast.unparse(size) == "-1"
 
 
 def _bound_inside(expression: ast.expr, calls: CallSites) -> set[str]:

@@ -26,12 +26,12 @@ from gradscope.patching.edit.callees import (
     settings_of,
 )
 from gradscope.patching.edit.constants import is_certain, is_half_of_last, is_of_other_sizes, resolved
-from gradscope.patching.edit.expressions import handed, number_of, operand_of, size_of
+from gradscope.patching.edit.expressions import handed, number_of, operand_of
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.edit.syntax import INLINE, within
 from gradscope.patching.graph import number
-from gradscope.patching.match import Scalar, Size
+from gradscope.patching.match import Scalar
 from gradscope.recording.graph import Frame, Node, Recording, Value
 
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.
@@ -63,13 +63,13 @@ class Conditions:
 
     def known(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> Known | None:
         """The condition that a number is the same; None where it always is, as the last size of one of ``operands``."""
-        texts = self._texts_at(scalar.node)
+        texts = self.texts_at(scalar.node)
         if not isinstance(texts.spelled(scalar.node), _WRITTEN):
             return None
         found = number_of(scalar, texts)
         if isinstance(found, str):
             return None
-        found, texts = self._outside(found, scalar.node, texts)
+        found, texts = self.outside(found, scalar.node, texts)
         op = scalar.node.op
         multiplies = op in _ARITHMETIC
         is_size = op == "full" and (scalar.position == 0 or scalar.name == "size")
@@ -80,10 +80,10 @@ class Conditions:
             and is_of_other_sizes(found, scalar.node, operands, texts)
         ):
             expression = resolved(found, texts.source)
-            return Known(expression, f"{bracketed(expression, self._text(expression, texts))} == {value}")
-        return self._asked(found, value, texts, multiplies)
+            return Known(expression, f"{bracketed(expression, self.text(expression, texts))} == {value}")
+        return self.asked(found, value, texts, multiplies)
 
-    def _outside(self, found: ast.expr, node: Node, texts: CallSites) -> tuple[ast.expr, CallSites]:
+    def outside(self, found: ast.expr, node: Node, texts: CallSites) -> tuple[ast.expr, CallSites]:
         """What the function that is edited hands a helper for an argument of the helper's; any other as it is."""
         if texts is self.texts:
             return found, texts
@@ -98,7 +98,7 @@ class Conditions:
         Raises:
             Refusal: it is not written where it is used.
         """
-        texts = self._texts_at(node)
+        texts = self.texts_at(node)
         spelled = texts.expression(node) if node.op == "setitem" else texts.spelled(node)
         if not isinstance(spelled, ast.Subscript):  # what iterates, or another function of torch's that indexes
             return
@@ -108,13 +108,13 @@ class Conditions:
         if len(written) != len(values) or any(isinstance(each, ast.Starred) for each in written):
             raise Refusal(f"line {index.lineno}: {texts.source.file.of(index)} may be another number next time")
         for part, held in _bounds(written, values):
-            known = self._asked(part, held, texts, False)
+            known = self.asked(part, held, texts, False)
             if known is not None:
                 yield known
 
     def width(self, node: Node) -> Known | None:
         """The condition that the last dimension is as long as it was; None where the cut is at half of that length."""
-        texts = self._texts_at(node)
+        texts = self.texts_at(node)
         spelled = texts.spelled(node)
         ends: tuple[ast.expr | None, ...]
         if isinstance(spelled, ast.Subscript):
@@ -131,33 +131,12 @@ class Conditions:
             return None
         if all(end is None or is_half_of_last(resolved(end, texts.source), node, texts) for end in ends):
             return None
-        text = bracketed(whole, self._text(whole, texts))
+        text = bracketed(whole, self.text(whole, texts))
         return Known(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
-
-    def parts(self, node: Node, count: int) -> Iterator[Known]:
-        """The conditions that a view shows ``count`` parts where it did, which are picked one by one.
-
-        Raises:
-            Refusal: how many it shows is not written where it can be read.
-        """
-        texts = self._texts_at(node)
-        given = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
-        places = [place for place, size in enumerate(node.output.shape) if size == count]
-        if len(given) != len(node.output.shape) or len(given) < len(node.inputs[0].shape) + 2:
-            return  # one part alone, in its heads
-        written = [size_of(Size(node, place, len(given), count), texts) for place in places]
-        if any(isinstance(each, ast.Constant) for each in written):
-            return
-        for expression in written:
-            if expression is not None:  # also what is made of another size
-                yield Known(expression, f"{bracketed(expression, self._text(expression, texts))} == {count}")
-                continue
-            whole = operand_of(node.inputs[0], frozenset({node}), texts)[0]
-            yield Known(whole, f"{bracketed(whole, self._text(whole, texts))}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def names_all_parts(self, node: Node) -> bool:
         """Whether as many names are bound as there are parts, so that with more or fewer of them it raises."""
-        texts = self._texts_at(node)
+        texts = self.texts_at(node)
         parents = texts.source.file.parents
         part: ast.AST | None = texts.spelled(node)
         home = parents.get(part) if part is not None else None
@@ -168,11 +147,11 @@ class Conditions:
         bound = [each.elts for each in home.targets if isinstance(each, (ast.Tuple, ast.List))]
         return any(not any(isinstance(each, ast.Starred) for each in names) for names in bound)
 
-    def _asked(self, found: ast.expr, value: Any, texts: CallSites, multiplies: bool) -> Known | None:
+    def asked(self, found: ast.expr, value: Any, texts: CallSites, multiplies: bool) -> Known | None:
         expression = resolved(found, texts.source)
         if is_certain(expression, texts):
             return None
-        text = self._text(expression, texts)
+        text = self.text(expression, texts)
         if any(self.texts.source.file.bound[name] for name in ("isinstance", "float", "int")):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
         return Known(expression, _test(expression, text, value, multiplies))
@@ -183,28 +162,28 @@ class Conditions:
         Raises:
             Refusal: that can be told by no name of the file, or a function is called that may be another one.
         """
-        texts = self._texts_at(node)
+        texts = self.texts_at(node)
         if not isinstance(node.caller, nn.Module):
             check_named(node, texts)
             return None
         expression = configured(node, node.caller, texts)
         if expression is None:
             return None
-        text, name = self._text(expression, texts), name_of(type(node.caller), self.texts)
+        text, name = self.text(expression, texts), name_of(type(node.caller), self.texts)
         if name is None:
             raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
         return Known(expression, f"type({text}) is {name}")
 
     def settings(self, node: Node, read: set[str]) -> Iterator[Known]:
         """The conditions on what a module of torch's was made with that the new code does not ``read``."""
-        module, texts = node.caller, self._texts_at(node)
+        module, texts = node.caller, self.texts_at(node)
         call = texts.expression(node)
         if not isinstance(module, nn.Module) or not isinstance(call, ast.Call):
             return
         for name in settings_of(module):
             if name in read or texts.called_module(call) is not module or is_written(name, call.func, module, texts):
                 continue
-            text, value = self._text(call.func, texts), getattr(module, name)
+            text, value = self.text(call.func, texts), getattr(module, name)
             yield Known(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
 
     def on_the_way(self, node: Node) -> Iterator[Known]:
@@ -229,7 +208,7 @@ class Conditions:
             check_kept(inner.frame.code.co_name, inner.frame, self._source_of(inner.frame).file)
             expression = configured_on_the_way(inner.frame, module, call, texts)
             if expression is not None:
-                text, kind = self._text(expression, texts), type(module)
+                text, kind = self.text(expression, texts), type(module)
                 name = name_of(kind, self.texts)
                 if name is None and is_given(kind.__name__, kind.__name__, self.texts.source.file):
                     raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
@@ -239,18 +218,18 @@ class Conditions:
 
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""
-        texts = self._texts_at(node)
+        texts = self.texts_at(node)
         expression, _ = operand_of(value, frozenset({node}), texts)
-        text = self._text(expression, texts)
+        text = self.text(expression, texts)
         return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
 
-    def _text(self, expression: ast.expr, texts: CallSites) -> str:
+    def text(self, expression: ast.expr, texts: CallSites) -> str:
         text = texts.source.file.of(expression)
         if texts is not self.texts and not self._same_owner(expression, texts.frame):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
         return text
 
-    def _texts_at(self, node: Node) -> CallSites:
+    def texts_at(self, node: Node) -> CallSites:
         frame = next(place.frame for place in node.places if place.frame.code.co_name not in INLINE)
         return self.texts if frame is self.frame else self._texts_of(frame, node)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.guard_tests import Conditions, Known
+from gradscope.patching.edit.packed_guards import are_sure_cuts, known_views
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.views import is_view
@@ -28,7 +29,7 @@ _PARTS = frozenset(
 _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
 _TURNS = "rope"
 _PICKS = "cross_entropy"  # its views show a vector, which fits another form as well
-_PACKED, _OF_PACKED = "packed_attention", 3  # queries, keys and values
+_PACKED = "packed_attention"
 _ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "swiglu"})  # how many features there are is nothing to these
 _NORMS = frozenset({"rms_norm", "layer_norm", "add_norm"})
 # Their numbers say in which dimension something lies.
@@ -53,6 +54,8 @@ def relied_on(match: Match, recording: Recording, texts: CallSites, called: Call
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
     counted = _operands(match) if _says_how_many_features(match) else set()
     found: dict[str, Known] = {}
+    if match.recipe == _PACKED:
+        found |= {known.text: known for known in known_views(match.nodes, _packed(match), conditions)}
     fitting = _of_both_sides(match, conditions) if match.recipe == _TURNS else set()
     for node in sorted(_calls(match), key=lambda node: node.index):
         if node in own and node not in handed_on:
@@ -125,9 +128,7 @@ def _end_shown(node: Node) -> slice | None:
 
 def _parts_read(node: Node, match: Match, conditions: Conditions) -> Iterator[Known]:
     """The conditions that a call parts a tensor in as many, where not all of them would be read."""
-    if match.recipe == _PACKED and node.op in {"view", "reshape"}:
-        yield from conditions.parts(node, _OF_PACKED)
-    elif _may_leave_some(node, match, conditions):
+    if _may_leave_some(node, match, conditions):
         width = conditions.width(node)
         yield from () if width is None else (width,)
 
@@ -136,15 +137,29 @@ def _may_leave_some(node: Node, match: Match, conditions: Conditions) -> bool:
     """Whether parts of a wider tensor would be read as they are, and its rest by nobody."""
     if node.op == "getitem":
         return match.recipe == "swiglu"  # one half begins where the other ends
-    return node.op == "split" and match.recipe != _TURNS and not conditions.names_all_parts(node)
+    others = {_TURNS, _PACKED}  # what a packed attention's cuts rely on is told by its views
+    return node.op == "split" and match.recipe not in others and not conditions.names_all_parts(node)
 
 
 def _fits_or_raises(node: Node, scalar: Scalar, match: Match, conditions: Conditions) -> bool:
     """Whether another number would not fit what the rest of the pattern makes of it."""
     place = {(node.op, scalar.position), (node.op, scalar.name)}
     if not place.isdisjoint(_PARTS):
-        return match.recipe != _TURNS and conditions.names_all_parts(node)
+        if match.recipe == _TURNS or not conditions.names_all_parts(node):
+            return False
+        if node.op == "split" and match.recipe == "swiglu":
+            return False  # parts of which one has one feature are multiplied, too
+        return node.op != "split" or match.recipe != _PACKED or _cuts_surely(match, conditions)
     return not place.isdisjoint(_SHAPES) and len(node.inputs) > 1  # that of the weight
+
+
+def _cuts_surely(match: Match, conditions: Conditions) -> bool:
+    return are_sure_cuts(match.nodes, _packed(match), conditions)
+
+
+def _packed(match: Match) -> Value:
+    """What queries, keys and values are parts of."""
+    return next(piece.value for piece in _pieces(match.arguments[:1]) if isinstance(piece, Of))
 
 
 def _calls(match: Match) -> set[Node]:

@@ -43,7 +43,7 @@ def known_sizes(match: Match, texts: CallSites) -> Iterator[Known]:
     yield from _equal_rows(match, texts)
     for value, test in match.forms:
         expression = operand_of(value, match.nodes, texts)[0]
-        yield _asked(expression, f"{_text(expression, texts)}{test}", texts)
+        yield form_asked(expression, f"{_text(expression, texts)}{test}", texts)
 
 
 def _equal_lengths(match: Match, texts: CallSites) -> Iterator[Known]:
@@ -76,14 +76,14 @@ def _equal_rows(match: Match, texts: CallSites) -> Iterator[Known]:
             f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"
         )
         for expression in asked:
-            yield _asked(expression, f"{wanted} == {target}.shape", texts)
+            yield form_asked(expression, f"{wanted} == {target}.shape", texts)
 
 
 def _text(expression: ast.expr, texts: CallSites) -> str:
     return bracketed(expression, texts.source.file.of(expression))
 
 
-def _asked(expression: ast.expr, test: str, texts: CallSites) -> Known:
+def form_asked(expression: ast.expr, test: str, texts: CallSites) -> Known:
     if not reads_only(expression):
         name = texts.source.file.of(expression)
         raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
