@@ -60,6 +60,14 @@ class _Source(Source):
             "are computed when they are first read, so read them before, as in weights = weights.detach()"
         )
 
+    def partial(self, name: str) -> str:
+        if not any(each is not None and each.requires_grad for each in self.tensors()):
+            return ""  # no graph: a leaf by now, which the output never had a part in
+        return (
+            f"attention_with_weights: {name} asks for the gradient of weights that the output was computed without; "
+            "compute both by plain operations: weights = scores.softmax(-1), output = weights @ value"
+        )
+
 
 def attention_with_weights(
     query: Tensor,
@@ -102,7 +110,8 @@ def attention_with_weights(
     Raises:
         ValueError: a shape, dtype, device or setting does not fit, or ``backend`` cannot run here.
         RuntimeError: later, where the weights are read for the first time after queries, keys or the mask were changed
-            in place.
+            in place, or where their own gradient is asked for (``retain_grad``, ``register_hook``,
+            ``autograd.grad(loss, weights)``): the output is computed without them.
     """
     query, scale = positive_scale(query, scale)
     given = arguments(

@@ -62,10 +62,11 @@ def computed(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwa
     asked = args if name in _HOOKS else kwargs.get("inputs") if name == "backward" else None
     if function is torch.autograd.grad and len(args) > 1:
         asked = args[1]
-    if any(each._lazy.source.fused for each in _lazy_in(asked)):
-        raise RuntimeError(
-            f"lazy_linear: {name} asks for the gradient of logits from which a loss was computed without making them"
-        )
+    by_torch = name == "register_hook" and str(getattr(args[-1], "__module__", "")).startswith("torch.")
+    for each in _lazy_in(asked):
+        why = "" if by_torch else each._lazy.source.partial(name)  # FSDP's hooks wait for any gradient
+        if why:
+            raise RuntimeError(why)
     in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
     changes = in_place or name in _HOOKS or "out" in kwargs or kwargs.get("inplace")
     sources = {id(each._lazy.source): each._lazy.source for each in _lazy_in((args, kwargs))}.values()

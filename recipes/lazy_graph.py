@@ -27,8 +27,8 @@ class When:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Run a block under them."""
-        with torch.set_grad_enabled(self.grad), self.autocasting():
+        """Run a block under them; in inference mode nothing is made to wait."""
+        with torch.inference_mode(False), torch.set_grad_enabled(self.grad), self.autocasting():
             yield
 
     def autocasting(self) -> torch.autocast:

@@ -59,6 +59,10 @@ class Source:
         """What to say where the operands are no longer what they were."""
         raise NotImplementedError
 
+    def partial(self, name: str) -> str:
+        """What to say where the call ``name`` asks for a gradient that lacks a part; empty where it lacks none."""
+        return ""
+
     def _is_same(self, *, content: bool) -> bool:
         if self.kept is not None:
             return True
@@ -113,6 +117,10 @@ class LinearSource(Source):
             "lazy_linear: the logits are read after the head's weight or input was changed in place; they are "
             "computed when they are first read, so read them before, as in logits = logits.detach()"
         )
+
+    def partial(self, name: str) -> str:
+        made = f"lazy_linear: {name} asks for the gradient of logits from which a loss was computed without making them"
+        return made if self.fused else ""
 
     def _holds_the_same(self) -> bool:
         if self.weight.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -240,3 +240,34 @@ def test_any_number_of_dimensions(shapes: Any) -> None:
     assert weights.shape == expected.shape
     torch.testing.assert_close(weights + 0, expected, **EXACT)
     torch.testing.assert_close(out, expected @ given[2], **EXACT)
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("ask", ["retain_grad", "register_hook", "grad", "backward"])
+def test_their_own_gradient_is_not_given_in_part(ask: str, read: bool) -> None:
+    """The output is computed without them: what it adds to their gradient would be lost, and a hook not called."""
+    out, weights = attention_with_weights(*operands())
+    loss = out.square().sum() + (weights.square().sum() if read else 0.0)
+    calls = {
+        "retain_grad": weights.retain_grad,
+        "register_hook": lambda: weights.register_hook(lambda grad: grad * 2),
+        "grad": lambda: torch.autograd.grad(loss, weights),
+        "backward": lambda: loss.backward(inputs=[weights]),
+    }
+    with pytest.raises(RuntimeError, match=f"{ask} asks for the gradient of weights that the output was computed with"):
+        calls[ask]()
+
+
+def test_without_a_graph_they_become_a_leaf() -> None:
+    weights = attention_with_weights(*[each.detach() for each in operands()])[1]
+    weights.requires_grad_().square().sum().backward()
+    torch.testing.assert_close(weights.grad, weights.detach() * 2)
+
+
+def test_first_read_in_inference_mode_they_keep_their_graph() -> None:
+    given = operands()
+    found, expected = attention_with_weights(*given)[1], by_hand(*given)[1]
+    with torch.inference_mode():
+        assert not found.mean().requires_grad
+    for one, other in zip(*(grads(each.square().sum(), given)[:2] for each in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
