@@ -256,6 +256,34 @@ def test_losses_of_rows_of_a_matrix_later_of_more_dimensions(tmp_path: Path) -> 
     assert difference_later(tmp_path, body, (5, WIDTH), (2, 5, WIDTH))[0] <= TOLERANCE
 
 
+SHOWN = "g = x.log_softmax(-1).gather(-1, t[..., None])"
+
+
+@pytest.mark.parametrize(
+    ("body", "first", "later"),
+    [
+        pytest.param(f"{SHOWN}\ny = x - g.squeeze(-1).sum() - g.mean()", (2, 5), (3, 7), id="with its column too"),
+        pytest.param(f"{SHOWN}.view(2, 3)\ny = x - (g * g.sum(0)).sum()", (6,), (6,), id="in another form"),
+        pytest.param(
+            f"{SHOWN}.view(x.shape[1], x.shape[0])\ny = x - (g * torch.arange(x.shape[0])).sum()",
+            (5, 5),
+            (2, 7),
+            id="in a form that is the rows' by chance",
+        ),
+    ],
+)
+def test_losses_of_rows_that_are_read(
+    tmp_path: Path, body: str, first: tuple[int, ...], later: tuple[int, ...]
+) -> None:
+    lines = f"t = (u[..., 0].abs() * 7).long() % {WIDTH}\n{body}"
+    assert difference_later(tmp_path, lines, (*first, WIDTH), (*later, WIDTH))[0] <= TOLERANCE
+
+
+def test_losses_of_some_rows_are_none_of_all(tmp_path: Path) -> None:
+    body = f"t = (u[:, :3, 0].abs() * 7).long() % {WIDTH}\ny = x - x.log_softmax(-1).gather(-1, t[..., None]).sum()"
+    assert not gradscope.plan(*spelled.entry(tmp_path, body, "some").build(), recipes=["cross_entropy"]).sites
+
+
 @pytest.mark.parametrize("count", ["-1", "u.shape[-1] // 8"])
 def test_a_view_that_counts_its_parts_itself(tmp_path: Path, count: str) -> None:
     """Queries, keys and values are the first three of a wider tensor's four."""

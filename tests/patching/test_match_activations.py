@@ -92,10 +92,12 @@ SPELLED = [
     ("swiglu", "x * torch.sigmoid(self.beta * x) * u"),  # where it is 1.0
     ("swiglu", "u * x / (1 + torch.exp(-x))"),
     ("swiglu", "0.5 * x * (1 + torch.tanh(x / 2)) * u"),
+    ("swiglu", "0.5 * u * x * 2 * torch.sigmoid(x)"),
     ("swiglu", "F.silu(x) * F.dropout(u, 0.1, self.training)"),
 ]
 NOT_SPELLED = [
     "0.5 * x * (1 + torch.tanh(K * (x + 0.0447 * x**3)))",
+    "0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3)))",  # five digits, of which gradients tell more
     "x * torch.sigmoid(1.702 * x)",
     "0.5 * x * (1 + torch.erf(x / 1.41))",
     "0.5 * x * (1 - torch.erf(x / math.sqrt(2)))",
@@ -109,8 +111,10 @@ NOT_SPELLED = [
     "x = torch.relu(x)\nh = 1 + torch.erf(x / math.sqrt(2))\nx.mul_(2)\ny = 0.5 * x * h",
     "F.silu(x) * u[..., :1]",
     "F.silu(x) + u",
+    "x * torch.sigmoid(1.000006 * x) * u",
     "x.detach() * torch.sigmoid(x) * u",
     "F.gelu(x + u)",
+    "F.gelu(torch.add(u, self.b, alpha=2))",
     "F.gelu(x)",
 ]
 
@@ -130,6 +134,19 @@ def test_another_formula(tmp_path: Path, body: str, train: bool) -> None:
     entry = spelled.entry(tmp_path, body, "activation")
     model, batch = swapped.built(entry, dropout=True)
     assert not swapped.planned(entry, model.train(train), batch, RECIPES).supported
+
+
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [
+        pytest.param("h = u + self.b\ny = F.gelu(h) + h", (2, 5), id="the sum is read beside"),
+        pytest.param("s = F.silu(x)\ny = s * (s + u)", (2, 5), id="what is multiplied is made of it"),
+        pytest.param("y = F.gelu(u + self.b)", (), id="two vectors"),
+    ],
+)
+def test_nothing_is_said_of_what_is_no_place_for_a_recipe(tmp_path: Path, body: str, rows: tuple[int, ...]) -> None:
+    model, _ = swapped.built(spelled.entry(tmp_path, body, "activation"))
+    assert gradscope.plan(model, torch.randn(*rows, spelled.WIDTH), recipes=RECIPES).sites == []
 
 
 @pytest.mark.parametrize(
@@ -196,6 +213,23 @@ def test_half_precision_keeps_its_dtype(tmp_path: Path, dtype: torch.dtype) -> N
 )
 def test_reasons(name: str, reason: str) -> None:
     entry = swapped.named(LOOKALIKES, name)
+    (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert site.reasons == [reason]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("F.gelu(u + self.b.bfloat16())", "the bias has another dtype than what it is added to"),
+        (
+            "p = (u.double() * x).float()\ny = p * torch.sigmoid(x)",
+            "the gate has another dtype than what it gates",
+        ),
+    ],
+)
+def test_operands_of_two_dtypes_are_left(tmp_path: Path, body: str, reason: str) -> None:
+    """Also where the result has the dtype of the first."""
+    entry = spelled.entry(tmp_path, body, "activation")
     (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
     assert site.reasons == [reason]
 
@@ -293,3 +327,41 @@ def test_halves_of_more_dimensions(tmp_path: Path, split: str) -> None:
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
                 model(x)
         patches.revert()
+
+
+@pytest.mark.parametrize(("gate", "up"), [("24:", ":24"), (":24", ":24"), ("24:", "24:")])
+def test_halves_that_are_not_first_and_second(tmp_path: Path, gate: str, up: str) -> None:
+    """The recipe would take the first half of the whole for the gate."""
+    body = f"h = torch.cat([x, u], -1)\ny = F.silu(h[..., {gate}]) * h[..., {up}]"
+    entry = spelled.entry(tmp_path, body, "activation")
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "swiglu")]
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+class Gate(nn.Module):
+    """Its halves are cut by whoever calls it."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        return nn.functional.silu(gate) * up
+
+
+class Halved(nn.Module):
+    """The call that cuts stands in another function than the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(8, 16), Gate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, -1)
+        return self.act(gate, up)  # type: ignore[no-any-return]
+
+
+def test_halves_that_were_cut_by_a_caller() -> None:
+    entry = Entry("halved", lambda: (Halved(), torch.randn(2, 8)))
+    model, batch = swapped.built(entry)
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("act", "swiglu")]
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)

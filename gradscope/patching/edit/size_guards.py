@@ -143,7 +143,7 @@ def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: CallSites) -> ast.exp
         and part.func.attr in _ROW_BY_ROW - {"mul", "div"}
     ):
         part = part.func.value
-    if len(made.generators) > 1 or loop.ifs or not isinstance(part, ast.Name) or names_in(loop.target) != {part.id}:
+    if len(made.generators) > 1 or not isinstance(part, ast.Name) or names_in(loop.target) != {part.id}:
         return None
     return _parts(loop.iter, texts) if isinstance(loop.target, ast.Name) else None
 

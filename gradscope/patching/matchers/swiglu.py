@@ -8,7 +8,7 @@ from typing import Any
 
 from gradscope import recipes
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
-from gradscope.patching.graph import CASTS, COPIES, uncast
+from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import (
@@ -69,11 +69,7 @@ def _from(gate: Value, sign: Node, known: dict[Value, Trial]) -> Region | None:
 def _others(output: Value, gate: Value, sign: Node) -> list[Value]:
     """What the unit may be multiplied with."""
     factors = _factors(output)
-    return [
-        value
-        for value in before(output, gate.shape)
-        if value in factors and uncast(value) is not uncast(gate) and not _may_depend(value, sign)
-    ]
+    return [value for value in before(output, gate.shape) if value in factors and not _may_depend(value, sign)]
 
 
 def _factors(output: Value) -> set[Value]:
@@ -192,10 +188,9 @@ def _last_index(node: Node) -> Any:
 def _is_half(node: Node, wanted: slice) -> bool:
     """Whether an index takes these of the last dimension and everything of the others."""
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    rank, size = len(node.inputs[0].shape), node.inputs[0].shape[-1]
-    full = index[0] is Ellipsis or len(index) == rank
+    size = node.inputs[0].shape[-1]
     rest = [each for each in index[:-1] if each is not Ellipsis]
     last = _last_index(node)
-    if not full or any(each != slice(None) for each in rest) or not isinstance(last, slice):
+    if any(each != slice(None) for each in rest) or not isinstance(last, slice):
         return False
     return last.step in (None, 1) and range(size)[last] == range(size)[wanted]
