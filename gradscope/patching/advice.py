@@ -166,6 +166,7 @@ _TODO: dict[str, tuple[str, ...]] = {
     "compute it in its input's dtype, or in a larger one, up to the result": (
         "it is rounded on the way, to a dtype smaller than the input's",
     ),
+    "read the tensor by one name all over": ("line {}: {} may be another tensor than the rest of the pattern reads",),
     "put it into a name of its own before": ("line {}: {} may have another form next time, and has no name to ask",),
     "nothing to do: the place keeps its code; please report it with this line": (
         "{} was not found in the edited source",

@@ -6,6 +6,7 @@ import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gradscope.patching.edit.aliases import check_aliases
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import DeadCode, check_asked_first, dead_code, own_statements
 from gradscope.patching.edit.fallback import with_fallback
@@ -80,6 +81,7 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     calls = CallSites(source, frame, recording.executed_in(frame), match.last)
     _check_result(match, calls)
     own = own_statements(match, calls)
+    check_aliases(match, calls)
     recipes = RecipeNames(source.file, frame.globals)
     call = NewCall(match, calls, own.parts, recipes, taken)
     spelled = {name for each in call.spelled for name in names_in(each)}

@@ -1,0 +1,75 @@
+"""Two spellings of one tensor among the calls of a match, of which one may be another tensor next time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Set
+
+from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.syntax import parts_read, walked, within
+from gradscope.patching.graph import uncast
+from gradscope.patching.match import Match
+from gradscope.recording.graph import Node, Value
+
+_CHOICES = (ast.IfExp, ast.BoolOp, ast.NamedExpr)
+_BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
+
+
+def check_aliases(match: Match, calls: CallSites) -> None:
+    """Raise Refusal where ``match`` reads a tensor by two spellings, of which a condition decides what one is.
+
+    The new call reads it once: by ``h`` for both of ``h = x`` and ``g = u if self.flag else x``.
+    """
+    made = [calls.expression(node) for node in match.nodes]
+    same: dict[Value, set[Value]] = {}  # a tensor, and what casts made of it
+    for value in {value for node in match.nodes for value in node.inputs if value.producer not in match.nodes}:
+        same.setdefault(uncast(value), set()).update(_casts(value))
+    for values in same.values():
+        nodes = match.nodes | {value.producer for value in values if value.producer is not None and len(values) > 1}
+        reads = [read for value in values for read in _reads(value, nodes, calls)]
+        spellings = {ast.unparse(read) for read in reads}
+        first, last = (find(map(calls.source.file.start, reads), default=0) for find in (min, max))
+        for read in reads:
+            chosen = isinstance(read, _CHOICES) and not any(within(read, each) for each in made)
+            named = isinstance(read, ast.Name) and _is_chosen(read, calls, 0 if len(spellings) > 1 else first, last)
+            if (chosen and len(spellings) > 1) or named:
+                text = calls.source.file.of(read)
+                raise Refusal(f"line {read.lineno}: {text} may be another tensor than the rest of the pattern reads")
+
+
+def _casts(value: Value) -> Iterator[Value]:
+    """Yield ``value`` and the tensors that casts made it of."""
+    last = uncast(value)
+    yield value
+    while value is not last and value.producer is not None and value.producer.inputs:
+        value = value.producer.inputs[0]
+        yield value
+
+
+def _reads(value: Value, nodes: Set[Node], calls: CallSites) -> Iterator[ast.expr]:
+    """Yield where ``nodes`` read ``value`` in this function; of one of several tensors, the choice."""
+    for node in nodes:
+        if value not in node.inputs or node.place_in(calls.frame) is None:
+            continue
+        expression = calls.expression(node)
+        found = [part for part in parts_read(expression) if calls.denotes(part, value, node)]
+        yield from found or [part for part in walked(expression) if isinstance(part, _CHOICES)]
+
+
+def _is_chosen(read: ast.Name, calls: CallSites, after: int, before: int) -> bool:
+    """Return whether something between two places binds the name under a condition, or to one of several tensors."""
+    source = calls.source
+    for name in source.names(read.id):
+        if not isinstance(name.ctx, ast.Store) or not after <= source.file.start(name) < before:
+            continue
+        home = source.statement(name)
+        value = getattr(home, "value", None)
+        above: ast.AST = home
+        while above is not source.definition:
+            above = source.file.parents[above]
+            if isinstance(above, _BRANCHES) and not within(above, read):
+                return True
+        if isinstance(value, _CHOICES):
+            return True
+    return False

@@ -1,0 +1,51 @@
+"""Two names of one tensor in the recorded step, one of which is another tensor once a flag is set."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradscope
+from gradscope.patching.patches import Patches
+from tests.patching import spelled
+
+NORM = "y = h * torch.rsqrt(g.pow(2).mean(-1, keepdim=True) + self.eps)"
+SCALE = "torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)"
+CHOSEN = {
+    "norm": "h = x\ng = u if self.flag else x\n" + NORM,
+    "norm, by a statement": "h = x\ng = x\nif self.flag:\n    g = u\n" + NORM,
+    "norm, of casts": "h = x.double()\ng = (u if self.flag else x).double()\n" + NORM + "\ny = x + y.sum()",
+    "norm, one name": f"h = {SCALE}\nif self.flag:\n    x = u\ny = x * h",
+    "gelu": "h = 0.5 * x\ng = u if self.flag else x\ny = h * (1 + torch.erf(g / 2**0.5))",
+    "swiglu": "g = torch.sigmoid(u if self.flag else x)\ny = x * g * u",
+}
+SURE = {
+    "two names": "h = x\ng = x\n" + NORM,
+    "one name, chosen before": f"x = u if self.flag else x\ny = x * {SCALE}",
+    "one name, of a statement": f"if self.flag:\n    x = u\ny = x * {SCALE}",
+}
+
+
+def patched(folder: Path, body: str) -> tuple[torch.nn.Module, torch.nn.Module, Patches]:
+    model = spelled.entry(folder, body, "alias").build()[0]
+    original = copy.deepcopy(model)
+    return model, original, Patches(gradscope.plan(model, torch.randn(2, 5, spelled.WIDTH)))
+
+
+@pytest.mark.parametrize("body", [*CHOSEN.values(), *SURE.values()], ids=[*CHOSEN, *SURE])
+def test_the_other_tensor_later(tmp_path: Path, body: str) -> None:
+    model, original, patches = patched(tmp_path, body)
+    patches.apply()
+    for flag in (True, False):
+        model.flag = original.flag = flag
+        x = torch.randn(2, 5, spelled.WIDTH)
+        torch.testing.assert_close(model(x), original(x), rtol=1e-5, atol=1e-5)  # float32, sums of 24 numbers
+    patches.revert()
+
+
+@pytest.mark.parametrize("body", SURE.values(), ids=SURE)
+def test_names_that_are_one_tensor_always_are_found(tmp_path: Path, body: str) -> None:
+    assert patched(tmp_path, body)[2].table.supported.any()
