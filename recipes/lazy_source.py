@@ -40,7 +40,7 @@ class Source:
     def watch(self) -> None:
         """Note what the operands are now; parameters among them are kept before an optimizer's step changes them."""
         self.versions = self.counts()
-        if any(_is_learnt(tensor) for tensor in self.tensors()):
+        if any(is_learnt(tensor) for tensor in self.tensors()):
             _watch_steps(self)
 
     def counts(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class LinearSource(Source):
         return all(bool(((now == then) | now.isnan()).all()) for then, now in pairs)
 
 
-def _is_learnt(tensor: Tensor | None) -> bool:
+def is_learnt(tensor: Tensor | None) -> bool:
     """Check that it is a parameter, or a view of one: a parameter's transpose is made for one call alone."""
     owner = tensor if tensor is None or tensor._base is None else tensor._base
     return owner is not None and owner.is_leaf and owner.requires_grad

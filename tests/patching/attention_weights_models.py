@@ -64,6 +64,19 @@ class InFloat32(Attention):
         return output, weights
 
 
+class QueriesInFloat32(Attention):
+    """As GPT-J has it: in a model of another dtype the values keep theirs."""
+
+    def attend(self, q, k, v):
+        q = q.to(torch.float32)
+        k = k.to(torch.float32)
+        weights = torch.matmul(q, k.transpose(-1, -2)) * self.scale
+        weights = F.softmax(weights, dim=-1)
+        weights = weights.to(v.dtype)
+        weights = self.dropout(weights)
+        return torch.matmul(weights, v), weights
+
+
 class AsScores(Attention):
     """As T5 has it."""
 
@@ -100,7 +113,17 @@ class Listed(Attention):
         return y, kept[0]
 
 
-FOUND = (Returned, ReturnedAtOnce, BeforeDropout, InFloat32, AsScores, Stored, UnderACondition, Listed)
+FOUND = (
+    Returned,
+    ReturnedAtOnce,
+    BeforeDropout,
+    InFloat32,
+    QueriesInFloat32,
+    AsScores,
+    Stored,
+    UnderACondition,
+    Listed,
+)
 
 
 class Scores(Attention):

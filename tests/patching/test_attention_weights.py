@@ -22,13 +22,15 @@ from tests.patching.attention_weights_models import (
     AsScores,
     BeforeDropout,
     InFloat32,
+    QueriesInFloat32,
     Returned,
     ReturnedAtOnce,
     Stored,
 )
 
 TOLERANCE = 1e-10  # float64, other sums of some ten numbers
-ROUNDED = {InFloat32: 1e-5, AsScores: 1e-5}  # the old code's softmax is float32 in a float64 model too: 6e-8, summed
+# The old code's softmax is float32 in a float64 model too: 6e-8, summed.
+ROUNDED = dict.fromkeys((InFloat32, QueriesInFloat32, AsScores), 1e-5)
 
 
 def planned(kind: type[nn.Module]) -> tuple[Any, Plan]:
@@ -117,7 +119,7 @@ def test_what_is_dropped_is_dropped_in_the_weights(kind: type[nn.Module], rate: 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast", "no_grad", "eval"])
 @pytest.mark.parametrize(
-    "kind", [Returned, ReturnedAtOnce, InFloat32, AsScores, Stored], ids=lambda kind: kind.__name__
+    "kind", [Returned, ReturnedAtOnce, InFloat32, QueriesInFloat32, AsScores, Stored], ids=lambda kind: kind.__name__
 )
 def test_dtype_and_graph_of_the_weights_are_the_old_ones(kind: type[nn.Module], mode: str) -> None:
     model, found = planned(kind)

@@ -206,6 +206,14 @@ def test_of_changed_operands_they_are_not_computed() -> None:
         weights.sum()
 
 
+def test_of_a_parameter_that_was_written_to_below_autograd_they_are_not_computed() -> None:
+    query = nn.Parameter(torch.randn(2, 4, 5, 8, dtype=torch.float64))
+    weights = attention_with_weights(query, *operands()[1:])[1]
+    query.data.mul_(2.0)  # counts no version
+    with pytest.raises(RuntimeError, match="read after the queries, keys or mask were changed in place"):
+        weights.sum()
+
+
 def test_learnt_queries_are_kept_before_an_optimizer_steps() -> None:
     query = nn.Parameter(torch.randn(2, 4, 5, 8, dtype=torch.float64))
     _, key, value = operands()

@@ -17,7 +17,7 @@ from gradscope.patching.edit.guard_tests import Known, bracketed
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import names_in, reads_only
 from gradscope.patching.graph import CASTS, COPIES
-from gradscope.patching.match import Match
+from gradscope.patching.match import Match, Of
 from gradscope.recording.graph import Node
 
 # What gives as many rows as it reads, whatever the numbers beside the tensor are.
@@ -29,6 +29,7 @@ _ROW_BY_ROW = (
         "unsqueeze squeeze unbind detach"
     )
 )
+_ATTENDED = frozenset({"query", "key", "value"})
 # Those that give parts of one dimension.
 _PARTS = names("chunk split")
 
@@ -41,6 +42,7 @@ def known_sizes(match: Match, texts: CallSites) -> Iterator[Known]:
     """
     yield from _equal_lengths(match, texts)
     yield from _equal_rows(match, texts)
+    yield from _equal_dtypes(match, texts)
     for value, test in match.forms:
         expression = operand_of(value, match.nodes, texts)[0]
         yield form_asked(expression, f"{_text(expression, texts)}{test}", texts)
@@ -77,6 +79,29 @@ def _equal_rows(match: Match, texts: CallSites) -> Iterator[Known]:
         )
         for expression in asked:
             yield form_asked(expression, f"{wanted} == {target}.shape", texts)
+
+
+def _equal_dtypes(match: Match, texts: CallSites) -> Iterator[Known]:
+    """The condition that operands of attention have one dtype, where casts to a written one made some of them."""
+    pieces = (piece for argument in match.arguments for piece in argument.pieces)
+    values = {piece.role: piece.value for piece in pieces if isinstance(piece, Of) and piece.role in _ATTENDED}
+    asked = [operand_of(value, match.nodes, texts)[0] for value in values.values()] if len(values) == 3 else []
+    cast = [_is_cast_as_written(expression, texts) for expression in asked]
+    if any(cast) and not all(cast):
+        one, other = asked[cast.index(True)], asked[cast.index(False)]
+        for expression in (one, other):
+            yield form_asked(expression, f"{_text(one, texts)}.dtype == {_text(other, texts)}.dtype", texts)
+
+
+def _is_cast_as_written(expression: ast.expr, texts: CallSites) -> bool:
+    """Return whether it is ``x.float()`` or ``x.to(torch.float32)``, or a name that was bound to that."""
+    homes = texts.source.assignments(expression) if isinstance(expression, ast.Name) else []
+    for each in [home.value for home in homes] or [expression]:
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+            given = [part for part in each.args if isinstance(part, ast.Attribute) and part.attr != "dtype"]
+            if each.func.attr in {"float", "double", "half", "bfloat16"} or (each.func.attr in CASTS and given):
+                return True
+    return False
 
 
 def _text(expression: ast.expr, texts: CallSites) -> str:
