@@ -110,7 +110,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -> 
 
 
 def _fit(gate: Tensor, up: Tensor) -> bool:
-    """Whether one product has both shapes."""
+    """Return whether one product has both shapes."""
     sizes = zip(reversed(gate.shape), reversed(up.shape), strict=False)
     return all(one == other or 1 in {one, other} for one, other in sizes)
 

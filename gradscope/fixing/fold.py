@@ -22,7 +22,7 @@ class SiteRow:
 
     @property
     def told(self) -> bool:
-        """Whether a step takes less time, or more, with these places, beyond noise, and by as much as is shown."""
+        """Return whether a step takes less time, or more, with these places, beyond noise and by what is shown."""
         words = {site.time for site in self.sites}
         if words == {None}:  # of a file that does not say it
             return True

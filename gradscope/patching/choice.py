@@ -126,7 +126,7 @@ class _Chain:
 
     @property
     def stands(self) -> bool:
-        """Whether the whole is faster or leaner, and not slower."""
+        """Return whether the whole is faster or leaner, and not slower."""
         if self.gain.time is Told.NOTHING:
             return self._much(self.gain.saved_bytes)
         return self.gain.time is Told.LESS
@@ -164,7 +164,7 @@ class _Chain:
 
 
 def much(more: int, peak: int) -> bool:
-    """Whether so many bytes are more than noise in a step of that peak."""
+    """Return whether so many bytes are more than noise in a step of that peak."""
     return more > max(LEAST_BYTES * peak, _FEW_BYTES)
 
 

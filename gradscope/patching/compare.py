@@ -1,4 +1,4 @@
-"""Whether what a replacement computes is as good as what the original computed."""
+"""Return whether what a replacement computes is as good as what the original computed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Distance:
 
     @property
     def within(self) -> bool:
-        """Whether the replacement is as good as the original."""
+        """Return whether the replacement is as good as the original."""
         return self.new <= self.limit
 
 
@@ -44,7 +44,7 @@ class Errors:
 
     @property
     def within(self) -> bool:
-        """Whether the replacement is as good in all."""
+        """Return whether the replacement is as good in all."""
         return all(each.within for each in self.distances)
 
     def largest(self, *, original: bool = False) -> float:

@@ -134,7 +134,7 @@ def makers(value: Value) -> set[Node]:
 
 
 def is_fixed(value: Value) -> bool:
-    """Whether it depends on nothing but tensors of one number without a gradient; looked up once for each tensor."""
+    """Return whether it depends on tensors of one number without a gradient alone; looked up once for each."""
     left = [value]
     while left:
         each = left[-1]

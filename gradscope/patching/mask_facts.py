@@ -70,7 +70,7 @@ class _Masks:
         return CAUSAL if self._is_causal(whole) else None
 
     def _is_causal(self, buffer: torch.Tensor) -> bool:
-        """Whether it is so at its full length: a window's is causal at a shorter one."""
+        """Return whether it is so at its full length: a window's is causal at a shorter one."""
         for known, answer in self._known:
             if known.dtype is buffer.dtype and known.device == buffer.device and torch.equal(known, buffer):
                 return answer
@@ -98,5 +98,5 @@ def _is_open(mask: torch.Tensor) -> bool:
 
 
 def _is_even(buffer: torch.Tensor) -> bool:
-    """Whether all its numbers are one: then so is every part."""
+    """Return whether all its numbers are one: then so is every part."""
     return bool((buffer == buffer.flatten()[:1]).all())

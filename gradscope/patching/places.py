@@ -152,7 +152,7 @@ def _rounds(one_ns: float, left_ns: float) -> int:
 
 
 def _runs_torch_alone(site: Site) -> bool:
-    """Whether a micro-run calls no code of the user's: the modules it is handed are torch's own, without hooks."""
+    """Return whether a micro-run calls no code of the user's: its modules are torch's own, without hooks."""
     pieces = [piece for argument in site.matches[0].arguments for piece in argument.pieces]
     callers = [piece.node.caller for piece in pieces if isinstance(piece, (Called, Layer))]
     modules = [module for caller in callers if caller is not None for module in modules_of(caller)]

@@ -153,7 +153,7 @@ def plan_of(found: Found, workload: Workload, recipes: Iterable[str] | None = No
 
 
 def _stands_alone(recording: Recording) -> bool:
-    """Whether the forward pass and the loss left nothing behind, and read nothing that was put away since."""
+    """Return whether the forward pass and the loss left nothing behind, and read nothing that was put away since."""
     before = {value.content[0] for value in recording.values if value.producer is None}
     for node in recording.nodes:
         if any(

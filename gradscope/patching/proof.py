@@ -95,7 +95,7 @@ def _apart(site: Site, swap: Swap, files: dict[str, SourceFile]) -> Swap:
 
 
 def _seen(unit: Unit, original: Outcome, truth: Outcome) -> bool:
-    """Whether the unit as it is now is told from the original: by its outputs, which cost less, or a gradient."""
+    """Return whether the unit is told from the original: by its outputs, which cost less, or a gradient."""
     outputs = {name: value for name, value in original.items() if not name.startswith(GRADIENT)}
     if outputs and not compare(unit.outcome(gradients=False), outputs, truth).within:
         return True

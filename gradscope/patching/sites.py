@@ -60,7 +60,7 @@ class Site:
 
     @property
     def supported(self) -> bool:
-        """Whether it can be replaced."""
+        """Return whether it can be replaced."""
         return self.edit is not None and not self.reasons
 
     @property
@@ -268,7 +268,7 @@ class _Finder:
                 return
 
     def _differs_elsewhere(self, site: Site, taken: list[Site]) -> bool:
-        """Whether the text cannot be changed for every module that runs it."""
+        """Return whether the text cannot be changed for every module that runs it."""
         last = site.matches[0].last
         place = last.place_in(_common(site.matches[0]))  # type: ignore[arg-type]
         assert place is not None and site.edit is not None
@@ -279,7 +279,7 @@ class _Finder:
 
 
 def _overlap(one: Site, other: Site) -> bool:
-    """Whether two sites change the same text."""
+    """Return whether two sites change the same text."""
     if one.edit is None or other.edit is None or one.file != other.file or one.module is not other.module:
         return False
     return any(
@@ -290,7 +290,7 @@ def _overlap(one: Site, other: Site) -> bool:
 
 
 def _shares_calls(one: Site, other: Site) -> bool:
-    """Whether two sites are about the same calls, as attention and packed attention are."""
+    """Return whether two sites are about the same calls, as attention and packed attention are."""
     mine, theirs = ({node for match in site.matches for node in match.nodes | match.later} for site in (one, other))
     return not mine.isdisjoint(theirs)
 

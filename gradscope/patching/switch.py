@@ -52,7 +52,7 @@ def _around(owner: nn.Module, paths: Mapping[nn.Module, str]) -> list[nn.Module]
 
 
 def _looks_up(owner: nn.Module) -> bool:
-    """Whether the module takes the implementation that its configuration names, or has a class for each."""
+    """Return whether the module takes the implementation that its configuration names, or has a class for each."""
     forward = getattr(type(owner).forward, "__wrapped__", type(owner).forward)
     if isinstance(forward, FunctionType) and _CHOICES & set(forward.__code__.co_names):
         return True

@@ -126,7 +126,7 @@ def _settled(before: Times, after: Times) -> bool:
 
 
 def _is_precise(before: Times, after: Times) -> bool:
-    """Whether the size of a difference that can be told is known; by wall time, which is what is shown."""
+    """Return whether the size of a difference that can be told is known; by wall time, which is what is shown."""
     if told(before, after) is Told.NOTHING:
         return True
     apart = [new - old for old, new in zip(before.wall_ns, after.wall_ns, strict=True)]
@@ -137,7 +137,7 @@ def _is_precise(before: Times, after: Times) -> bool:
 
 
 def told(before: Times, after: Times) -> Told:
-    """Whether ``after`` takes less time than ``before``, or more."""
+    """Return whether ``after`` takes less time than ``before``, or more."""
     by_wall = _sign_test(before.wall_ns, after.wall_ns)
     if by_wall is not Told.NOTHING:
         return by_wall

@@ -40,7 +40,7 @@ class Unchanged:
     runs: Any
 
     def holds(self, root: nn.Module) -> bool:
-        """Whether it is so below ``root``."""
+        """Return whether it is so below ``root``."""
         module: Any = root
         for name in self.names:
             module = module._modules.get(name)

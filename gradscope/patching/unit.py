@@ -184,7 +184,7 @@ def _fresh(value: Any, *, copies: bool = True) -> Any:
 
 
 def _has_state(value: Any) -> bool:
-    """Whether it is an object that a call may change, as a cache of keys and values."""
+    """Return whether it is an object that a call may change, as a cache of keys and values."""
     return hasattr(value, "__dict__") and not isinstance(value, (nn.Module, nn.Parameter, type)) and not callable(value)
 
 

@@ -51,7 +51,7 @@ class Verified:
 
     @property
     def failed(self) -> bool:
-        """Whether a recipe computed something else than what it replaced."""
+        """Return whether a recipe computed something else than what it replaced."""
         return any(result.status == "undone" and result.errors is None for result in self.results)
 
 

@@ -15,7 +15,7 @@ VIEWS = (ops.VIEWS - {"as_strided"}) | ops.names("contiguous clone repeat repeat
 
 
 def is_view(node: Node) -> bool:
-    """Whether a call gives the numbers of one tensor in another form, or some of them, or some several times."""
+    """Return whether a call gives the numbers of one tensor in another form, or some of them, or some several times."""
     return node.op in VIEWS and len(node.inputs) == 1 and not node.changed
 
 

@@ -68,7 +68,7 @@ class Value:
 
     @property
     def alive(self) -> bool:
-        """Whether the tensor outlived the run."""
+        """Return whether the tensor outlived the run."""
         return self.kept if self.kept is not None else self.tensor() is not None
 
     def settle(self, *, kept: bool = True) -> None:
@@ -203,7 +203,7 @@ class Node:
 
 
 def _holds_tensors(module: nn.Module) -> bool:
-    """Whether one hangs on it anywhere: a replica of DataParallel's has its parameters as plain attributes."""
+    """Return whether one hangs on it anywhere: a replica of DataParallel's has its parameters as plain attributes."""
     return any(True for each in modules_of(module) for _ in tensors_in(vars(each)))
 
 

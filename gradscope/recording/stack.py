@@ -9,7 +9,7 @@ from gradscope.capture.user_stack import OURS, TORCH, stack
 
 
 def is_skipped(frame: FrameType) -> bool:
-    """Whether it is torch's or gradscope's own."""
+    """Return whether it is torch's or gradscope's own."""
     return frame.f_code.co_filename.startswith((TORCH, OURS))
 
 

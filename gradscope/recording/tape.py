@@ -345,7 +345,7 @@ class Reader(Protocol):
 
 
 def reads_content(op: str) -> bool:
-    """Whether the operation reads a tensor's content into Python, or needs it to know how large its result is."""
+    """Return whether the operation reads a tensor's content into Python, or to know how large its result is."""
     return op in _READS
 
 
@@ -368,7 +368,7 @@ def _caller(frame: FrameType) -> FrameType:
 
 
 def _is_plain(argument: Any) -> bool:
-    """Whether it is a value that no tensor hangs on: a number, a text, a dtype, a slice."""
+    """Return whether it is a value that no tensor hangs on: a number, a text, a dtype, a slice."""
     kind = type(argument)
     if issubclass(kind, Number):  # NumPy's too: what np.sqrt() gives
         return True
@@ -376,7 +376,7 @@ def _is_plain(argument: Any) -> bool:
 
 
 def _casts(device: str) -> bool:
-    """Whether autocast is on; some devices, as "meta", have none."""
+    """Return whether autocast is on; some devices, as "meta", have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
@@ -389,7 +389,7 @@ def _clear(frame: FrameType, known: Frame) -> None:
 
 
 def _is_used(users: dict[int, weakref.ref[Tensor]]) -> bool:
-    """Whether one of them lives; those in front that do not are taken out."""
+    """Return whether one of them lives; those in front that do not are taken out."""
     while users:
         first = next(iter(users))
         if users[first]() is not None:

@@ -55,42 +55,42 @@ class Known:
 
 
 class Conditions:
-    """Asks for what calls of a pattern relied on, in the function of ``texts``."""
+    """Asks for what calls of a pattern relied on, in the function of ``calls``."""
 
-    def __init__(self, recording: Recording, texts: CallSites) -> None:
-        self.recording, self.texts, self.frame = recording, texts, texts.frame
-        self.files: dict[str, SourceFile] = {texts.source.file.name: texts.source.file}
+    def __init__(self, recording: Recording, calls: CallSites) -> None:
+        self.recording, self.calls, self.frame = recording, calls, calls.frame
+        self.files: dict[str, SourceFile] = {calls.source.file.name: calls.source.file}
 
     def known(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> Known | None:
         """The condition that a number is the same; None where it always is, as the last size of one of ``operands``."""
-        texts = self.texts_at(scalar.node)
-        if not isinstance(texts.spelled(scalar.node), _WRITTEN):
+        calls = self.calls_at(scalar.node)
+        if not isinstance(calls.spelled(scalar.node), _WRITTEN):
             return None
-        found = number_of(scalar, texts)
+        found = number_of(scalar, calls)
         if isinstance(found, str):
             return None
-        found, texts = self.outside(found, scalar.node, texts)
+        found, calls = self.outside(found, scalar.node, calls)
         op = scalar.node.op
         multiplies = op in _ARITHMETIC
         is_size = op == "full" and (scalar.position == 0 or scalar.name == "size")
         if (
             (multiplies or op in _COUNTING)
             and not is_size
-            and is_certain(found, texts)
-            and is_of_other_sizes(found, scalar.node, operands, texts)
+            and is_certain(found, calls)
+            and is_of_other_sizes(found, scalar.node, operands, calls)
         ):
-            expression = resolved(found, texts.source)
-            return Known(expression, f"{bracketed(expression, self.text(expression, texts))} == {value}")
-        return self.asked(found, value, texts, multiplies)
+            expression = resolved(found, calls.source)
+            return Known(expression, f"{bracketed(expression, self.text(expression, calls))} == {value}")
+        return self.asked(found, value, calls, multiplies)
 
-    def outside(self, found: ast.expr, node: Node, texts: CallSites) -> tuple[ast.expr, CallSites]:
+    def outside(self, found: ast.expr, node: Node, calls: CallSites) -> tuple[ast.expr, CallSites]:
         """What the function that is edited hands a helper for an argument of the helper's; any other as it is."""
-        if texts is self.texts:
-            return found, texts
-        given = handed(found, node, texts.source, self.frame, self.texts.source)
+        if calls is self.calls:
+            return found, calls
+        given = handed(found, node, calls.source, self.frame, self.calls.source)
         if given is None:
-            return found, texts
-        return given, self.texts if within(self.texts.source.definition, given) else texts
+            return found, calls
+        return given, self.calls if within(self.calls.source.definition, given) else calls
 
     def places(self, node: Node) -> Iterator[Known]:
         """The conditions that an index shows the same part.
@@ -98,24 +98,24 @@ class Conditions:
         Raises:
             Refusal: it is not written where it is used.
         """
-        texts = self.texts_at(node)
-        spelled = texts.expression(node) if node.op == "setitem" else texts.spelled(node)
+        calls = self.calls_at(node)
+        spelled = calls.expression(node) if node.op == "setitem" else calls.spelled(node)
         if not isinstance(spelled, ast.Subscript):  # what iterates, or another function of torch's that indexes
             return
-        index, value = resolved(spelled.slice, texts.source), node.args[1]
+        index, value = resolved(spelled.slice, calls.source), node.args[1]
         written = index.elts if isinstance(index, ast.Tuple) else [index]
         values = value if isinstance(value, tuple) else (value,)
         if len(written) != len(values) or any(isinstance(each, ast.Starred) for each in written):
-            raise Refusal(f"line {index.lineno}: {texts.source.file.of(index)} may be another number next time")
+            raise Refusal(f"line {index.lineno}: {calls.source.file.of(index)} may be another number next time")
         for part, held in _bounds(written, values):
-            known = self.asked(part, held, texts, False)
+            known = self.asked(part, held, calls, False)
             if known is not None:
                 yield known
 
     def width(self, node: Node) -> Known | None:
         """The condition that the last dimension is as long as it was; None where the cut is at half of that length."""
-        texts = self.texts_at(node)
-        spelled = texts.spelled(node)
+        calls = self.calls_at(node)
+        spelled = calls.spelled(node)
         ends: tuple[ast.expr | None, ...]
         if isinstance(spelled, ast.Subscript):
             whole = spelled.value
@@ -123,22 +123,22 @@ class Conditions:
             ends = (last.lower, last.upper) if isinstance(last, ast.Slice) else (last,)
         elif isinstance(spelled, ast.Call):
             whole, size = (
-                operand_of(node.inputs[0], frozenset({node}), texts)[0],
-                number_of(Scalar(node, 1, "split_size"), texts),
+                operand_of(node.inputs[0], frozenset({node}), calls)[0],
+                number_of(Scalar(node, 1, "split_size"), calls),
             )
             ends = (size if isinstance(size, ast.expr) else None,)
         else:
             return None
-        if all(end is None or is_half_of_last(resolved(end, texts.source), node, texts) for end in ends):
+        if all(end is None or is_half_of_last(resolved(end, calls.source), node, calls) for end in ends):
             return None
-        text = bracketed(whole, self.text(whole, texts))
+        text = bracketed(whole, self.text(whole, calls))
         return Known(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def names_all_parts(self, node: Node) -> bool:
-        """Whether as many names are bound as there are parts, so that with more or fewer of them it raises."""
-        texts = self.texts_at(node)
-        parents = texts.source.file.parents
-        part: ast.AST | None = texts.spelled(node)
+        """Return whether as many names are bound as there are parts, so that with more or fewer of them it raises."""
+        calls = self.calls_at(node)
+        parents = calls.source.file.parents
+        part: ast.AST | None = calls.spelled(node)
         home = parents.get(part) if part is not None else None
         if isinstance(home, ast.comprehension) and not home.ifs:  # q, k, v = (each.transpose(1, 2) for each in ...)
             part, home = parents[home], parents[parents[home]]
@@ -147,12 +147,12 @@ class Conditions:
         bound = [each.elts for each in home.targets if isinstance(each, (ast.Tuple, ast.List))]
         return any(not any(isinstance(each, ast.Starred) for each in names) for names in bound)
 
-    def asked(self, found: ast.expr, value: Any, texts: CallSites, multiplies: bool) -> Known | None:
-        expression = resolved(found, texts.source)
-        if is_certain(expression, texts):
+    def asked(self, found: ast.expr, value: Any, calls: CallSites, multiplies: bool) -> Known | None:
+        expression = resolved(found, calls.source)
+        if is_certain(expression, calls):
             return None
-        text = self.text(expression, texts)
-        if any(self.texts.source.file.bound[name] for name in ("isinstance", "float", "int")):
+        text = self.text(expression, calls)
+        if any(self.calls.source.file.bound[name] for name in ("isinstance", "float", "int")):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
         return Known(expression, _test(expression, text, value, multiplies))
 
@@ -162,28 +162,28 @@ class Conditions:
         Raises:
             Refusal: that can be told by no name of the file, or a function is called that may be another one.
         """
-        texts = self.texts_at(node)
+        calls = self.calls_at(node)
         if not isinstance(node.caller, nn.Module):
-            check_named(node, texts)
+            check_named(node, calls)
             return None
-        expression = configured(node, node.caller, texts)
+        expression = configured(node, node.caller, calls)
         if expression is None:
             return None
-        text, name = self.text(expression, texts), name_of(type(node.caller), self.texts)
+        text, name = self.text(expression, calls), name_of(type(node.caller), self.calls)
         if name is None:
             raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
         return Known(expression, f"type({text}) is {name}")
 
     def settings(self, node: Node, read: set[str]) -> Iterator[Known]:
         """The conditions on what a module of torch's was made with that the new code does not ``read``."""
-        module, texts = node.caller, self.texts_at(node)
-        call = texts.expression(node)
+        module, calls = node.caller, self.calls_at(node)
+        call = calls.expression(node)
         if not isinstance(module, nn.Module) or not isinstance(call, ast.Call):
             return
         for name in settings_of(module):
-            if name in read or texts.called_module(call) is not module or is_written(name, call.func, module, texts):
+            if name in read or calls.called_module(call) is not module or is_written(name, call.func, module, calls):
                 continue
-            text, value = self.text(call.func, texts), getattr(module, name)
+            text, value = self.text(call.func, calls), getattr(module, name)
             yield Known(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
 
     def on_the_way(self, node: Node) -> Iterator[Known]:
@@ -196,21 +196,21 @@ class Conditions:
             module = inner.frame.owner
             if inner.frame is self.frame:
                 return
-            texts = self.texts if outer.frame is self.frame else self._texts_of(outer.frame, node)
-            call = texts.source.at(outer.span)
+            calls = self.calls if outer.frame is self.frame else self._calls_of(outer.frame, node)
+            call = calls.source.at(outer.span)
             if module is not None and module is outer.frame.owner:
-                check_method(call, texts)
+                check_method(call, calls)
                 continue
             if module is None:
-                check_method(call, texts)  # a static one
-                check_helper(inner.frame, call, texts)
+                check_method(call, calls)  # a static one
+                check_helper(inner.frame, call, calls)
                 continue
             check_kept(inner.frame.code.co_name, inner.frame, self._source_of(inner.frame).file)
-            expression = configured_on_the_way(inner.frame, module, call, texts)
+            expression = configured_on_the_way(inner.frame, module, call, calls)
             if expression is not None:
-                text, kind = self.text(expression, texts), type(module)
-                name = name_of(kind, self.texts)
-                if name is None and is_given(kind.__name__, kind.__name__, self.texts.source.file):
+                text, kind = self.text(expression, calls), type(module)
+                name = name_of(kind, self.calls)
+                if name is None and is_given(kind.__name__, kind.__name__, self.calls.source.file):
                     raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
                 test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
@@ -218,29 +218,29 @@ class Conditions:
 
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""
-        texts = self.texts_at(node)
-        expression, _ = operand_of(value, frozenset({node}), texts)
-        text = self.text(expression, texts)
+        calls = self.calls_at(node)
+        expression, _ = operand_of(value, frozenset({node}), calls)
+        text = self.text(expression, calls)
         return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
 
-    def text(self, expression: ast.expr, texts: CallSites) -> str:
-        text = texts.source.file.of(expression)
-        if texts is not self.texts and not self._same_owner(expression, texts.frame):
+    def text(self, expression: ast.expr, calls: CallSites) -> str:
+        text = calls.source.file.of(expression)
+        if calls is not self.calls and not self._same_owner(expression, calls.frame):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
         return text
 
-    def texts_at(self, node: Node) -> CallSites:
+    def calls_at(self, node: Node) -> CallSites:
         frame = next(place.frame for place in node.places if place.frame.code.co_name not in INLINE)
-        return self.texts if frame is self.frame else self._texts_of(frame, node)
+        return self.calls if frame is self.frame else self._calls_of(frame, node)
 
-    def _texts_of(self, frame: Frame, last: Node) -> CallSites:
+    def _calls_of(self, frame: Frame, last: Node) -> CallSites:
         return CallSites(self._source_of(frame), frame, self.recording.executed_in(frame), last)
 
     def _source_of(self, frame: Frame) -> FunctionSource:
         return FunctionSource.of(frame.code, self.files)
 
     def _same_owner(self, expression: ast.expr, frame: Frame) -> bool:
-        """Whether it is an attribute of the module whose method is edited, by the same name for that."""
+        """Return whether it is an attribute of the module whose method is edited, by the same name for that."""
         root = expression
         while isinstance(root, ast.Attribute):
             root = root.value

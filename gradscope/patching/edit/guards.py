@@ -38,15 +38,15 @@ _PLAIN = (bool, int, float, str, type(None))
 _LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
 
 
-def relied_on(match: Match, recording: Recording, texts: CallSites, called: Callable[[str], str]) -> list[Known]:
-    """The conditions under which ``match`` holds, asked in the function of ``texts``, each once.
+def relied_on(match: Match, recording: Recording, calls: CallSites, called: Callable[[str], str]) -> list[Known]:
+    """The conditions under which ``match`` holds, asked in the function of ``calls``, each once.
 
     ``called`` gives a function of ``gradscope.recipes`` the name that it has in the file.
 
     Raises:
         Refusal: a number can be asked for neither there nor anywhere.
     """
-    conditions = Conditions(recording, texts)
+    conditions = Conditions(recording, calls)
     read = set(_read_anew(match.arguments))
     own = match.nodes | match.optional | match.later
     given_whole = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Given)}
@@ -84,7 +84,7 @@ def relied_on(match: Match, recording: Recording, texts: CallSites, called: Call
 
 
 def _says_how_many_features(match: Match) -> bool:
-    """Whether a size of the features is what it was, or what the function takes it for: a norm has a weight then.
+    """Return whether a size of the features is what it was, or is said to be: a norm has a weight then.
 
     Without, it was proved for any, with the numbers as they were: another size may be cancelled by ``24``.
     """
@@ -111,7 +111,7 @@ def _of_both_sides(match: Match, conditions: Conditions) -> set[str]:
 
 
 def _meets_a_table(node: Node, match: Match) -> bool:
-    """Whether it shows the part that a rotation multiplies with a table: of another width it would not fit."""
+    """Return whether it shows the part that a rotation multiplies with a table: of another width it would not fit."""
     width = node.output.shape[-1:]
     products = [user for user in node.output.users if user.op == "mul" and user in match.nodes]
     return any(each.shape[-1:] == width and not each.requires_grad for user in products for each in user.inputs)
@@ -134,7 +134,7 @@ def _parts_read(node: Node, match: Match, conditions: Conditions) -> Iterator[Kn
 
 
 def _may_leave_some(node: Node, match: Match, conditions: Conditions) -> bool:
-    """Whether parts of a wider tensor would be read as they are, and its rest by nobody."""
+    """Return whether parts of a wider tensor would be read as they are, and its rest by nobody."""
     if node.op == "getitem":
         return match.recipe == "swiglu"  # one half begins where the other ends
     others = {_TURNS, _PACKED}  # what a packed attention's cuts rely on is told by its views
@@ -142,7 +142,7 @@ def _may_leave_some(node: Node, match: Match, conditions: Conditions) -> bool:
 
 
 def _fits_or_raises(node: Node, scalar: Scalar, match: Match, conditions: Conditions) -> bool:
-    """Whether another number would not fit what the rest of the pattern makes of it."""
+    """Return whether another number would not fit what the rest of the pattern makes of it."""
     place = {(node.op, scalar.position), (node.op, scalar.name)}
     if not place.isdisjoint(_PARTS):
         if match.recipe == _TURNS or not conditions.names_all_parts(node):

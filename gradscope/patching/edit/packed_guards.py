@@ -42,7 +42,7 @@ def known_views(nodes: Collection[Node], root: Value, conditions: Conditions) ->
 
 
 def are_sure_cuts(nodes: Collection[Node], root: Value, conditions: Conditions) -> bool:
-    """Whether what cuts out queries, keys and values raises for a tensor of another width."""
+    """Return whether what cuts out queries, keys and values raises for a tensor of another width."""
     cuts = [node for node in nodes if _cuts(node, root)]
     if not cuts:
         return True
@@ -51,7 +51,7 @@ def are_sure_cuts(nodes: Collection[Node], root: Value, conditions: Conditions) 
 
 
 def _cuts(node: Node, root: Value) -> bool:
-    """Whether it gives runs of the features of ``root``, which are not thirds by themselves."""
+    """Return whether it gives runs of the features of ``root``, which are not thirds by themselves."""
     if node.op not in _CUTS or not node.outputs or node.inputs[0].shape != root.shape:
         return False
     part = node.output.shape
@@ -60,7 +60,7 @@ def _cuts(node: Node, root: Value) -> bool:
 
 
 def _reads_rest(node: Node, conditions: Conditions) -> bool:
-    """Whether no features are left behind the last part."""
+    """Return whether no features are left behind the last part."""
     if node.op == "getitem":
         last = node.args[1][-1] if isinstance(node.args[1], tuple) else node.args[1]
         return isinstance(last, slice) and last.stop is None
@@ -68,9 +68,9 @@ def _reads_rest(node: Node, conditions: Conditions) -> bool:
 
 
 def _is_spelled(part: Value, nodes: Collection[Node], conditions: Conditions) -> bool:
-    """Whether a part is viewed as heads of which it is written how many they are, and how large."""
+    """Return whether a part is viewed as heads of which it is written how many they are, and how large."""
     views = [node for node in part.users if node in nodes and node.op in _RESHAPES]
-    written = [sizes_of(node, conditions.texts_at(node)) for node in views]
+    written = [sizes_of(node, conditions.calls_at(node)) for node in views]
     return any(sizes and not any(map(is_left, sizes)) for sizes in written)
 
 
@@ -84,28 +84,28 @@ def _parts(node: Node, nodes: Collection[Node], root: Value, conditions: Conditi
     ]
     if node.inputs[0].shape[-1] != width or not third:  # of one part, or of all heads
         return
-    texts = conditions.texts_at(node)
+    calls = conditions.calls_at(node)
     first, count = _places(node)
-    expression = size_of(Size(node, third[0] - first, count, _OF_PACKED), texts)
+    expression = size_of(Size(node, third[0] - first, count, _OF_PACKED), calls)
     if expression is None:
         yield from _width(nodes, root, conditions)
         yield from _numbers(node, conditions)
     elif not isinstance(expression, ast.Constant):  # also what is made of another size
-        yield Known(expression, f"{bracketed(expression, conditions.text(expression, texts))} == {_OF_PACKED}")
+        yield Known(expression, f"{bracketed(expression, conditions.text(expression, calls))} == {_OF_PACKED}")
 
 
 def _rows(node: Node, nodes: Collection[Node], root: Value, conditions: Conditions) -> Iterator[Known]:
     """The conditions that the rows of a view are those of ``root``; none where the source says so."""
-    texts, leading = conditions.texts_at(node), _leading(node, root)
-    sizes = sizes_of(node, texts) if leading else []
+    calls, leading = conditions.calls_at(node), _leading(node, root)
+    sizes = sizes_of(node, calls) if leading else []
     if len(sizes) != len(node.output.shape) or any(isinstance(each, ast.Starred) for each in sizes):
         return
     rows, features = sizes[:leading], sizes[leading:]
     left = [is_left(each) for each in rows]
-    if not all(is_left(each) or _is_of_rows(each, node, texts, conditions) for each in rows):
+    if not all(is_left(each) or _is_of_rows(each, node, calls, conditions) for each in rows):
         test = f".shape[1:] == {root.shape[1:]}" if left[0] else f".shape == {root.shape}"
         yield _form(nodes, root, conditions, test)
-    elif not any(left) or any(_reads_form(each, texts) for each in features):
+    elif not any(left) or any(_reads_form(each, calls) for each in features):
         return
     else:
         yield from _width(nodes, root, conditions, or_none=True)
@@ -121,31 +121,31 @@ def _leading(node: Node, root: Value) -> int:
     return 2 if shown[:2] == (batch, tokens) else int(shown[0] == batch * tokens)
 
 
-def _is_of_rows(size: ast.expr, node: Node, texts: CallSites, conditions: Conditions) -> bool:
-    """Whether it is a size of a tensor or made of some, and of nothing else."""
-    found, at = conditions.outside(size, node, texts)
+def _is_of_rows(size: ast.expr, node: Node, calls: CallSites, conditions: Conditions) -> bool:
+    """Return whether it is a size of a tensor or made of some, and of nothing else."""
+    found, at = conditions.outside(size, node, calls)
     if isinstance(found, ast.Call) and called_name(found) == "len":
         return at.is_tensor(found.args[0])
     return is_certain(found, at) and _reads_form(found, at)
 
 
-def _reads_form(size: ast.expr, texts: CallSites, depth: int = 0) -> bool:
-    """Whether a number is made of a tensor's size, as ``C // self.heads`` is where ``B, T, C = x.shape``."""
-    for part in ast.walk(resolved(size, texts.source)):
-        if isinstance(part, ast.expr) and texts.is_tensor(part):
+def _reads_form(size: ast.expr, calls: CallSites, depth: int = 0) -> bool:
+    """Return whether a number is made of a tensor's size, as ``C // self.heads`` is where ``B, T, C = x.shape``."""
+    for part in ast.walk(resolved(size, calls.source)):
+        if isinstance(part, ast.expr) and calls.is_tensor(part):
             return True
-        homes = texts.source.assignments(part) if isinstance(part, ast.Name) and depth < _DEEPEST else []
-        if any(_reads_form(home.value, texts, depth + 1) for home in homes):
+        homes = calls.source.assignments(part) if isinstance(part, ast.Name) and depth < _DEEPEST else []
+        if any(_reads_form(home.value, calls, depth + 1) for home in homes):
             return True
     return False
 
 
 def _numbers(node: Node, conditions: Conditions) -> Iterator[Known]:
     """The conditions that the sizes which a view was given are what they were."""
-    texts, (first, _) = conditions.texts_at(node), _places(node)
-    for place, size in enumerate(sizes_of(node, texts), first):
+    calls, (first, _) = conditions.calls_at(node), _places(node)
+    for place, size in enumerate(sizes_of(node, calls), first):
         if not is_left(size):
-            found, at = conditions.outside(size, node, texts)
+            found, at = conditions.outside(size, node, calls)
             known = conditions.asked(found, node.output.shape[place], at, False)
             yield from () if known is None else (known,)
 
@@ -163,7 +163,7 @@ def _width(nodes: Collection[Node], root: Value, conditions: Conditions, *, or_n
 
     Of another width what is made of a layer's output, in rows or heads of the same sizes, fits nothing behind it.
     """
-    whole, source = operand_of(root, frozenset(nodes), conditions.texts)[0], conditions.texts.source
+    whole, source = operand_of(root, frozenset(nodes), conditions.calls)[0], conditions.calls.source
     bound = [part for part in ast.walk(whole) if isinstance(part, ast.Name) and len(source.assignments(part)) > 1]
     if not or_none or (reads_only(whole) and not bound):
         yield _form(nodes, root, conditions, f".size(-1) == {root.shape[-1]}")
@@ -171,9 +171,9 @@ def _width(nodes: Collection[Node], root: Value, conditions: Conditions, *, or_n
 
 def _form(nodes: Collection[Node], root: Value, conditions: Conditions, test: str) -> Known:
     """What is asked of the packed tensor."""
-    texts = conditions.texts
-    expression = operand_of(root, frozenset(nodes), texts)[0]
-    return form_asked(expression, f"{bracketed(expression, texts.source.file.of(expression))}{test}", texts)
+    calls = conditions.calls
+    expression = operand_of(root, frozenset(nodes), calls)[0]
+    return form_asked(expression, f"{bracketed(expression, calls.source.file.of(expression))}{test}", calls)
 
 
 _DEEPEST = 24

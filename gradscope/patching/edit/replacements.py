@@ -42,7 +42,7 @@ class Rewrite:
 
     @property
     def guarded(self) -> bool:
-        """Whether the old statements stay, for what the new ones are not for."""
+        """Return whether the old statements stay, for what the new ones are not for."""
         return bool(self.conditions or self.known)
 
     @property

@@ -34,21 +34,21 @@ _ATTENDED = frozenset({"query", "key", "value"})
 _PARTS = names("chunk split")
 
 
-def known_sizes(match: Match, texts: CallSites) -> Iterator[Known]:
+def known_sizes(match: Match, calls: CallSites) -> Iterator[Known]:
     """The conditions that sizes are equal, and forms what they were, that a match relies on.
 
     Raises:
         Refusal: they are those of no tensors of the function's own.
     """
-    yield from _equal_lengths(match, texts)
-    yield from _equal_rows(match, texts)
-    yield from _equal_dtypes(match, texts)
+    yield from _equal_lengths(match, calls)
+    yield from _equal_rows(match, calls)
+    yield from _equal_dtypes(match, calls)
     for value, test in match.forms:
-        expression = operand_of(value, match.nodes, texts)[0]
-        yield form_asked(expression, f"{_text(expression, texts)}{test}", texts)
+        expression = operand_of(value, match.nodes, calls)[0]
+        yield form_asked(expression, f"{_text(expression, calls)}{test}", calls)
 
 
-def _equal_lengths(match: Match, texts: CallSites) -> Iterator[Known]:
+def _equal_lengths(match: Match, calls: CallSites) -> Iterator[Known]:
     """The condition, once for what it asks of either; none where the source says so.
 
     Raises:
@@ -56,46 +56,46 @@ def _equal_lengths(match: Match, texts: CallSites) -> Iterator[Known]:
     """
     if match.lengths is None:
         return
-    asked = [(operand_of(value, match.nodes, texts)[0], dimension) for value, dimension in match.lengths]
-    query, key = (_root(expression, texts) for expression, _ in asked)
+    asked = [(operand_of(value, match.nodes, calls)[0], dimension) for value, dimension in match.lengths]
+    query, key = (_root(expression, calls) for expression, _ in asked)
     if query is not None and query == key:
         return
-    sizes = [f"{_text(expression, texts)}.size({dimension})" for expression, dimension in asked]
+    sizes = [f"{_text(expression, calls)}.size({dimension})" for expression, dimension in asked]
     for expression, _ in asked:
         yield Known(expression, " == ".join(sizes))
 
 
-def _equal_rows(match: Match, texts: CallSites) -> Iterator[Known]:
+def _equal_rows(match: Match, calls: CallSites) -> Iterator[Known]:
     """The condition, once for either tensor.
 
     Raises:
         Refusal: they are no tensors of the function's own.
     """
     if match.rows is not None:
-        asked = [operand_of(value, match.nodes, texts)[0] for value in match.rows]
-        rows, target = (_text(expression, texts) for expression in asked)
+        asked = [operand_of(value, match.nodes, calls)[0] for value in match.rows]
+        rows, target = (_text(expression, calls) for expression in asked)
         wanted = (
             f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"
         )
         for expression in asked:
-            yield form_asked(expression, f"{wanted} == {target}.shape", texts)
+            yield form_asked(expression, f"{wanted} == {target}.shape", calls)
 
 
-def _equal_dtypes(match: Match, texts: CallSites) -> Iterator[Known]:
+def _equal_dtypes(match: Match, calls: CallSites) -> Iterator[Known]:
     """The condition that operands of attention have one dtype, where casts to a written one made some of them."""
     pieces = (piece for argument in match.arguments for piece in argument.pieces)
     values = {piece.role: piece.value for piece in pieces if isinstance(piece, Of) and piece.role in _ATTENDED}
-    asked = [operand_of(value, match.nodes, texts)[0] for value in values.values()] if len(values) == 3 else []
-    cast = [_is_cast_as_written(expression, texts) for expression in asked]
+    asked = [operand_of(value, match.nodes, calls)[0] for value in values.values()] if len(values) == 3 else []
+    cast = [_is_cast_as_written(expression, calls) for expression in asked]
     if any(cast) and not all(cast):
         one, other = asked[cast.index(True)], asked[cast.index(False)]
         for expression in (one, other):
-            yield form_asked(expression, f"{_text(one, texts)}.dtype == {_text(other, texts)}.dtype", texts)
+            yield form_asked(expression, f"{_text(one, calls)}.dtype == {_text(other, calls)}.dtype", calls)
 
 
-def _is_cast_as_written(expression: ast.expr, texts: CallSites) -> bool:
+def _is_cast_as_written(expression: ast.expr, calls: CallSites) -> bool:
     """Return whether it is ``x.float()`` or ``x.to(torch.float32)``, or a name that was bound to that."""
-    homes = texts.source.assignments(expression) if isinstance(expression, ast.Name) else []
+    homes = calls.source.assignments(expression) if isinstance(expression, ast.Name) else []
     for each in [home.value for home in homes] or [expression]:
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
             given = [part for part in each.args if isinstance(part, ast.Attribute) and part.attr != "dtype"]
@@ -104,62 +104,62 @@ def _is_cast_as_written(expression: ast.expr, texts: CallSites) -> bool:
     return False
 
 
-def _text(expression: ast.expr, texts: CallSites) -> str:
-    return bracketed(expression, texts.source.file.of(expression))
+def _text(expression: ast.expr, calls: CallSites) -> str:
+    return bracketed(expression, calls.source.file.of(expression))
 
 
-def form_asked(expression: ast.expr, test: str, texts: CallSites) -> Known:
+def form_asked(expression: ast.expr, test: str, calls: CallSites) -> Known:
     if not reads_only(expression):
-        name = texts.source.file.of(expression)
+        name = calls.source.file.of(expression)
         raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
     return Known(expression, test)
 
 
-def _root(expression: ast.expr, texts: CallSites) -> tuple[str, ast.Assign | None] | None:
+def _root(expression: ast.expr, calls: CallSites) -> tuple[str, ast.Assign | None] | None:
     """The name that an expression's rows are those of, and what bound it; None where that is not sure."""
     while True:
-        name = _first(expression, texts)
-        if not isinstance(name, ast.Name) or not _is_sure(name, texts):
+        name = _first(expression, calls)
+        if not isinstance(name, ast.Name) or not _is_sure(name, calls):
             return None
-        home = _home(name, texts)
-        given = None if home is None else _given(home, name.id, texts)
-        if given is None or not isinstance(_first(given, texts), ast.Name):
+        home = _home(name, calls)
+        given = None if home is None else _given(home, name.id, calls)
+        if given is None or not isinstance(_first(given, calls), ast.Name):
             return name.id, home
         expression = given
 
 
-def _is_sure(name: ast.Name, texts: CallSites) -> bool:
+def _is_sure(name: ast.Name, calls: CallSites) -> bool:
     """Check that a name holds what was bound last above, in the same round of a loop."""
-    source = texts.source
+    source = calls.source
     homes = source.assignments(name)
     if not homes:
         return not any(isinstance(each.ctx, ast.Store) for each in source.names(name.id))
-    block = source.block(source.statement(texts.expression(texts.last)))
+    block = source.block(source.statement(calls.expression(calls.last)))
     is_looped = any(source.inside(home, (ast.For, ast.AsyncFor, ast.While)) for home in homes)
-    if _home(name, texts) is None:
+    if _home(name, calls) is None:
         return name.id in source.arguments and not is_looped
     return not is_looped or all(home in block for home in homes)
 
 
-def _home(name: ast.Name, texts: CallSites) -> ast.Assign | None:
+def _home(name: ast.Name, calls: CallSites) -> ast.Assign | None:
     """The last assignment above, of those that stand in one block."""
-    file = texts.source.file
-    above = [home for home in texts.source.assignments(name) if file.end(home) <= file.start(name)]
+    file = calls.source.file
+    above = [home for home in calls.source.assignments(name) if file.end(home) <= file.start(name)]
     return max(above, key=file.start, default=None)
 
 
-def _given(home: ast.Assign, name: str, texts: CallSites) -> ast.expr | None:
+def _given(home: ast.Assign, name: str, calls: CallSites) -> ast.expr | None:
     """What an assignment gives a name: its part of ``q, k = self.q(x), self.k(x)``, or what is taken apart."""
     for target in home.targets:
         if isinstance(target, ast.Tuple) and isinstance(home.value, ast.Tuple):
             pairs = zip(target.elts, home.value.elts, strict=False)
             return next((value for each, value in pairs if names_in(each) == {name}), None)
     if isinstance(home.value, (ast.GeneratorExp, ast.ListComp)):
-        return _of_each(home.value, texts)
-    return home.value if all(isinstance(each, ast.Name) for each in home.targets) else _parts(home.value, texts)
+        return _of_each(home.value, calls)
+    return home.value if all(isinstance(each, ast.Name) for each in home.targets) else _parts(home.value, calls)
 
 
-def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: CallSites) -> ast.expr | None:
+def _of_each(made: ast.GeneratorExp | ast.ListComp, calls: CallSites) -> ast.expr | None:
     """What ``(each.view(...) for each in parts)`` is taken from, where every part keeps its rows."""
     loop, part = made.generators[0], made.elt
     while (
@@ -170,54 +170,54 @@ def _of_each(made: ast.GeneratorExp | ast.ListComp, texts: CallSites) -> ast.exp
         part = part.func.value
     if len(made.generators) > 1 or not isinstance(part, ast.Name) or names_in(loop.target) != {part.id}:
         return None
-    return _parts(loop.iter, texts) if isinstance(loop.target, ast.Name) else None
+    return _parts(loop.iter, calls) if isinstance(loop.target, ast.Name) else None
 
 
-def _parts(whole: ast.expr, texts: CallSites) -> ast.expr | None:
+def _parts(whole: ast.expr, calls: CallSites) -> ast.expr | None:
     """What holds parts of a tensor that have as many rows each; None for another container."""
-    if isinstance(whole, ast.Name) and not texts.is_tensor(whole):
-        home = _home(whole, texts)
-        if home is None or not _is_sure(whole, texts) or not all(isinstance(each, ast.Name) for each in home.targets):
+    if isinstance(whole, ast.Name) and not calls.is_tensor(whole):
+        home = _home(whole, calls)
+        if home is None or not _is_sure(whole, calls) or not all(isinstance(each, ast.Name) for each in home.targets):
             return None  # ``*rest`` is a list, whose parts may be put in anew
         whole = home.value
-    node = _made(whole, texts)
-    is_tensor = isinstance(whole, ast.Name) and texts.is_tensor(whole)
+    node = _made(whole, calls)
+    is_tensor = isinstance(whole, ast.Name) and calls.is_tensor(whole)
     return whole if is_tensor or (node is not None and node.op in _PARTS | {"unbind"}) else None
 
 
-def _first(expression: ast.expr | None, texts: CallSites) -> ast.expr | None:
+def _first(expression: ast.expr | None, calls: CallSites) -> ast.expr | None:
     """What the rows of an expression are those of: back over calls that keep them, to a name where there is one."""
     while expression is not None and not isinstance(expression, ast.Name):
-        expression = _below(expression, texts)
+        expression = _below(expression, calls)
     return expression
 
 
-def _below(expression: ast.expr, texts: CallSites) -> ast.expr | None:
+def _below(expression: ast.expr, calls: CallSites) -> ast.expr | None:
     """What one call reads that keeps the rows; None where that is not sure."""
-    node = _made(expression, texts)
+    node = _made(expression, calls)
     if node is None and isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
-        return _parts(expression.value, texts)
+        return _parts(expression.value, calls)
     if node is None or not _keeps_rows(node, expression):
         return None
     if node.op in {"mul", "div"}:
-        return _scaled(expression, node, texts)
+        return _scaled(expression, node, calls)
     if isinstance(expression, (ast.Attribute, ast.Subscript)):
         return expression.value
     if not isinstance(expression, ast.Call):
         return None
     function = expression.func
-    if isinstance(function, ast.Attribute) and texts.is_tensor(function.value):
+    if isinstance(function, ast.Attribute) and calls.is_tensor(function.value):
         return function.value
     return expression.args[0] if expression.args else None
 
 
-def _made(expression: ast.expr, texts: CallSites) -> Node | None:
+def _made(expression: ast.expr, calls: CallSites) -> Node | None:
     """The call of torch's that stands there itself; None where it was not recorded, or a function makes it."""
-    found = [node for part, node in texts.calls_in(texts.source.statement(expression)) if part is expression]
-    return found[-1] if found and found[-1].places[0].frame is texts.frame else None
+    found = [node for part, node in calls.calls_in(calls.source.statement(expression)) if part is expression]
+    return found[-1] if found and found[-1].places[0].frame is calls.frame else None
 
 
-def _scaled(expression: ast.expr, node: Node, texts: CallSites) -> ast.expr | None:
+def _scaled(expression: ast.expr, node: Node, calls: CallSites) -> ast.expr | None:
     """The factor that has rows, where the other is a number and no row of them another time."""
     if isinstance(expression, ast.BinOp):
         sides = [expression.left, expression.right]
@@ -226,9 +226,9 @@ def _scaled(expression: ast.expr, node: Node, texts: CallSites) -> ast.expr | No
     else:
         return None
     (value,) = (each for each in node.inputs if each.shape)
-    found = next((side for side in sides if texts.denotes(side, value, node)), None)
-    others = [resolved(side, texts.source) for side in sides if side is not found]
-    locals_ = texts.frame.code.co_varnames
+    found = next((side for side in sides if calls.denotes(side, value, node)), None)
+    others = [resolved(side, calls.source) for side in sides if side is not found]
+    locals_ = calls.frame.code.co_varnames
     may_differ = any(
         isinstance(each, ast.IfExp) or (isinstance(each, ast.Name) and each.id in locals_) for each in others
     )
@@ -248,7 +248,7 @@ def _keeps_rows(node: Node, expression: ast.expr) -> bool:
 
 
 def _shows_rows(node: Node, index: ast.expr) -> bool:
-    """Whether an index is written that picks one of several, or a part of the last dimension."""
+    """Return whether an index is written that picks one of several, or a part of the last dimension."""
     *before, last = index.elts if isinstance(index, ast.Tuple) else [index]
     parts = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     ends_last = Ellipsis in parts or len(parts) == len(node.inputs[0].shape)

@@ -321,7 +321,7 @@ class _Attention:
 
 
 def _is_inverse(node: Node, cap: float, within: float) -> bool:
-    """Whether it divides by ``cap``: by the number itself, or times its inverse."""
+    """Return whether it divides by ``cap``: by the number itself, or times its inverse."""
     if node.op == "mul":
         return math.isclose(within * cap, 1.0, rel_tol=1e-12)
     return node.op == "div" and within == cap and isinstance(node.args[0], Value)

@@ -79,7 +79,7 @@ def _idle(logits: Value) -> str:
 
 
 def _gains(logits: Value) -> bool:
-    """Whether the recipe does it otherwise than torch, of enough logits: :func:`_idle` asks how many there are."""
+    """Return whether the recipe differs from torch, for enough logits: :func:`_idle` asks how many there are."""
     device = logits.device
     if device.type not in {"cpu", "cuda"} or not logits.dtype.is_floating_point or len(logits.shape) == 0:
         return False

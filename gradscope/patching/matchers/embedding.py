@@ -45,7 +45,7 @@ def _root(value: Value) -> Value:
 
 
 def _gains(weight: Value, node: Node) -> bool:
-    """Whether the weight is a parameter into whose gradient rows can be added."""
+    """Return whether the weight is a parameter into whose gradient rows can be added."""
     tensor = weight.tensor()
     return tensor is not None and tensor.is_leaf and weight.requires_grad and weight.dtype in _EXACT and node.grad
 

@@ -117,7 +117,7 @@ def _drops_last(node: Node) -> bool:
 
 
 def _ends_with(node: Node, wanted: Callable[[Any], bool]) -> bool:
-    """Whether an index leaves all dimensions as they are, up to its last part."""
+    """Return whether an index leaves all dimensions as they are, up to its last part."""
     *before, last = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     whole = all(part is Ellipsis or part == slice(None) for part in before)
     reached = len(before) + (last is not None) == len(node.inputs[0].shape)
@@ -137,7 +137,7 @@ def _says_last(node: Node) -> bool:
 
 
 def gives_a_dtype(softmax: Node) -> bool:
-    """Whether it says what the result's dtype is, though that be the logits' own today."""
+    """Return whether it says what the result's dtype is, though that be the logits' own today."""
     return any(isinstance(each, torch.dtype) for each in (*softmax.args, *softmax.kwargs.values()))
 
 

@@ -35,18 +35,18 @@ class Mask:
 
     @property
     def finite(self) -> bool:
-        """Whether a row in which all is hidden keeps equal weights."""
+        """Return whether a row in which all is hidden keeps equal weights."""
         return bool(self.hides) and math.isfinite(self.fill)
 
     def is_bias(self) -> bool:
-        """Whether it is added for its own sake, and hides nothing."""
+        """Return whether it is added for its own sake, and hides nothing."""
         if self.value.requires_grad:
             return True
         tensor = remade(self.value)
         return tensor is not None and bool((tensor != 0).any()) and bool((tensor > 0.1 * HIDDEN).all())
 
     def is_causal_now(self, shape: tuple[int, int]) -> bool:
-        """Whether it was causal in the recorded run."""
+        """Return whether it was causal in the recorded run."""
         tensor = remade(self.value) if self.positions is None else None
         return tensor is not None and is_causal(tensor, self.hides, shape)
 
@@ -60,7 +60,7 @@ class Made:
     infinite: bool  # what is hidden is minus infinity
 
     def is_of_scores(self, pattern: Set[Node]) -> bool:
-        """Whether it has the form of the scores that the calls ``pattern`` make, however many keys there are."""
+        """Return whether it has the form of the scores that the calls ``pattern`` make, however many keys there are."""
         makers = [node for node in self.nodes if node.op in _LIKE | _FILLED | _PLACES and node.output.shape != ()]
         asked = [node.inputs[0] for node in makers if node.op in _LIKE]
         return len(asked) == len(makers) and all(leads_to_product(each) and each.producer in pattern for each in asked)
@@ -110,7 +110,7 @@ def causal(mask: Mask, shape: tuple[int, int], frame: Frame) -> Made | None:
 
 
 def is_causal(mask: torch.Tensor, hides: str, shape: tuple[int, int]) -> bool:
-    """Whether a mask hides exactly what comes after, for as many queries as keys."""
+    """Return whether a mask hides exactly what comes after, for as many queries as keys."""
     rows, columns = shape
     if rows != columns or rows < 2 or tuple(mask.shape[-2:]) != shape or mask.numel() != rows * columns:
         return False
@@ -125,7 +125,7 @@ def is_causal(mask: torch.Tensor, hides: str, shape: tuple[int, int]) -> bool:
 
 
 def _made(value: Value, frame: Frame, nodes: set[Node], fixed: list[Scalar]) -> bool:
-    """Whether ``value`` is made under ``frame`` from sizes and fixed numbers alone."""
+    """Return whether ``value`` is made under ``frame`` from sizes and fixed numbers alone."""
     left = [value]
     while left:
         node = left.pop().producer
@@ -154,7 +154,7 @@ def _read(node: Node) -> tuple[Value, ...]:
 
 
 def _may_be_fixed(given: Any) -> bool:
-    """Whether a number can be a part of a causal mask of any length: a larger one is a window's, or an offset."""
+    """Return whether a number may be in a causal mask of any length: a larger one is a window's, or an offset."""
     return number(given) in (-1.0, 0.0, 1.0)
 
 
@@ -183,7 +183,7 @@ def _made_alone(node: Node, fixed: list[Scalar]) -> bool:
 
 
 def _numbers_fixed(node: Node, fixed: list[Scalar]) -> bool:
-    """Whether the operation is one whose numbers matter only as ``fixed``, which they are added to."""
+    """Return whether the operation is one whose numbers matter only as ``fixed``, which they are added to."""
     if node.op in _FORMS:
         return True
     if node.op in {"triu", "tril"}:
@@ -199,13 +199,13 @@ def _numbers_fixed(node: Node, fixed: list[Scalar]) -> bool:
 
 
 def deep(given: Any) -> bool:
-    """Whether a number hides, as its own or as its opposite."""
+    """Return whether a number hides, as its own or as its opposite."""
     found = number(given)
     return found is not None and abs(found) >= -HIDDEN
 
 
 def _plain_index(node: Node) -> bool:
-    """Whether it is an index that only adds dimensions, or takes the rows or columns of ``triu_indices``."""
+    """Return whether it is an index that only adds dimensions, or takes the rows or columns of ``triu_indices``."""
     index = node.args[1]
     made = node.inputs[0].producer
     if isinstance(index, int) and made is not None and made.op in {"triu_indices", "tril_indices"}:

@@ -306,7 +306,7 @@ def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Val
 
 
 def _promotes(found: Region, vector: Value) -> bool:
-    """Whether the dtype of a weight or bias, where it is another, becomes the result's: no cast follows it."""
+    """Return whether the dtype of a weight or bias, where it is another, becomes the result's: no cast follows it."""
     if vector.producer is not None and vector.producer.op in CASTS:
         return False
     made = {vector}
@@ -319,7 +319,7 @@ def _promotes(found: Region, vector: Value) -> bool:
 
 
 def _rounds_between(found: Region) -> bool:
-    """Whether what is normalised is rounded before the end, as by a cast back before the weight."""
+    """Return whether what is normalised is rounded before the end, as by a cast back before the weight."""
     return any(
         node.op in CASTS
         and node.output is not found.output

@@ -122,7 +122,7 @@ class _Packed:
         return None
 
     def _has_the_layout(self) -> bool:
-        """Whether the three are, element for element, what the recipe takes for queries, keys and values."""
+        """Return whether the three are, element for element, what the recipe takes for queries, keys and values."""
         if any(chain.scales for chain in self.chains[2:]) or self.root.dtype != self.match.output.dtype:
             return False
         positions = _positions(self.root.shape)
@@ -176,7 +176,7 @@ class _Packed:
         )
 
     def _is_spelled(self) -> bool:
-        """Whether the source says what the recipe needs beside the tensor; a number would be this model's alone."""
+        """Return whether the source says what the recipe needs beside the tensor; a number is this model's alone."""
         scaled = any(chain.scales for chain in self.chains[:2])
         if scaled and all(each.name != "scale" for each in self.match.arguments):  # by the root of a head's size, too
             return False
@@ -285,7 +285,7 @@ class _Packed:
         return str(heads)
 
     def _counts(self, made: Tensor, dim: int) -> bool:
-        """Whether a dimension goes from head to head."""
+        """Return whether a dimension goes from head to head."""
         if made.shape[dim] == 1:
             return dim == made.dim() - 2 and made.shape[-1] == self.size
         steps = made.select(dim, 1) - made.select(dim, 0)

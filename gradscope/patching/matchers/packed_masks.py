@@ -16,7 +16,7 @@ QUERY = ", query="
 
 
 def is_carried(match: Match) -> bool:
-    """Whether the attention's mask is right for the packed recipe too, whatever it holds in another step.
+    """Return whether the attention's mask is right for the packed recipe too, whatever it holds in another step.
 
     A row that is hidden altogether by finite numbers weighs all keys and gives queries no gradient: then the packed
     recipe takes the queries apart. So finite numbers are taken of causal constants only, which may change all the same.
@@ -41,7 +41,7 @@ def without_query(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
 
 
 def _is_constant(mask: Value, match: Match) -> bool:
-    """Whether it comes from tensors that the modules around hold, and that are no parameters."""
+    """Return whether it comes from tensors that the modules around hold, and that are no parameters."""
     owners = [place.frame.owner for place in match.last.places]
     held: list[object] = [each for owner in owners if owner is not None for each in vars(owner).values()]
     held += [each for owner in owners for each in getattr(owner, "_buffers", {}).values()]

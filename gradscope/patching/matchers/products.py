@@ -58,7 +58,7 @@ def permuted(order: tuple[int, ...]) -> str:
 
 
 def is_product(node: Node) -> bool:
-    """Whether it multiplies matrices."""
+    """Return whether it multiplies matrices."""
     return node.op in _PRODUCTS and bool(node.outputs) and "out" not in node.kwargs
 
 
@@ -139,7 +139,7 @@ def _turned(keys: Value, node: Node, last: Node) -> tuple[Operand, set[Node]]:
 
 
 def leads_to_product(value: Value) -> bool:
-    """Whether a product of two tensors stands behind, over what may stand between it and the softmax."""
+    """Return whether a product of two tensors stands behind, over what may stand between it and the softmax."""
     seen, left = {value}, [value]
     while left:
         value = left.pop()

@@ -36,7 +36,7 @@ def matches(recording: Recording) -> Iterator[Match]:
 
 
 def _is_inside_helper(rotation: Rotation) -> bool:
-    """Whether a table is made in a function further down, so that the result's own function cannot read it."""
+    """Return whether a table is made in a function further down, so that the result's own function cannot read it."""
     made_in = rotation.y.producer.places[:1] if rotation.y.producer is not None else ()
     for table in rotation.tables:
         home = table.producer.places[:1] if table.producer is not None else ()
@@ -47,7 +47,7 @@ def _is_inside_helper(rotation: Rotation) -> bool:
 
 
 def _only_shows(node: Node) -> bool:
-    """Whether it gives a tensor of four dimensions in another form: that may stand far from where it was turned."""
+    """Return whether it reshapes a tensor of four dimensions: that may stand far from where it was turned."""
     return is_view(node) and len(node.inputs[0].shape) == 4
 
 
@@ -97,13 +97,13 @@ def _match(rotation: Rotation, layout: Layout) -> Match:
 
 
 def _promotes(rotation: Rotation) -> bool:
-    """Whether the tables' dtype, where it is another, becomes the result's: nothing is cast."""
+    """Return whether the tables' dtype, where it is another, becomes the result's: nothing is cast."""
     made = {table.producer.op for table in rotation.tables if table.producer is not None}
     return CASTS.isdisjoint(made | {node.op for node in rotation.nodes})
 
 
 def _is_viewed(value: Value) -> bool:
-    """Whether a view is taken that is only possible in some layouts of memory."""
+    """Return whether a view is taken that is only possible in some layouts of memory."""
     left = list(value.users)
     while left:
         node = left.pop()

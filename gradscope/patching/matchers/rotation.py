@@ -120,7 +120,7 @@ def _ways(rotation: Rotation) -> Iterator[RotationForm]:
 
 
 def _axes(rotation: Rotation) -> tuple[bool, str] | None:
-    """Whether tokens come before heads, and what brings a table to [tokens, pairs] or [batch, tokens, pairs]."""
+    """Return whether tokens come before heads, and what brings a table to [tokens, pairs] or [batch, tokens, pairs]."""
     shapes = {table.shape for table in rotation.tables}
     dtypes = {table.dtype for table in rotation.tables}
     if len(shapes) != 1 or len(dtypes) != 1:
@@ -162,7 +162,7 @@ def _layout(rotation: Rotation, way: RotationForm, tokens_first: bool, part: str
 
 
 def _is_doubled(table: Value, interleaved: bool) -> bool:
-    """Whether a table holds every angle twice."""
+    """Return whether a table holds every angle twice."""
     made = remade(table)
     if made is None:  # whose numbers are gone: its views may say it, as repeat_interleave does
         root = table

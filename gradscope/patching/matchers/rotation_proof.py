@@ -41,7 +41,7 @@ class RotationForm:
 
 
 def proves(rotation: Rotation, way: RotationForm, tokens_first: bool, part: str) -> bool:
-    """Whether the calls and the recipe agree on random numbers, gradient included."""
+    """Return whether the calls and the recipe agree on random numbers, gradient included."""
     numbers = _Numbers()
     x = numbers.of(rotation.x.shape).requires_grad_()
     tables, angles = _random_tables(rotation, way, numbers)

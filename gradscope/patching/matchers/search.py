@@ -56,7 +56,7 @@ class Region:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the result lies in memory in the order of its dimensions."""
+        """Return whether the result lies in memory in the order of its dimensions."""
         count = 1
         for size, step in zip(reversed(self.output.shape), reversed(self.output.strides or ()), strict=True):
             if size > 1 and step != count:
@@ -66,7 +66,7 @@ class Region:
 
     @property
     def _is_identity_seen(self) -> bool:
-        """Whether an operand and what it was before, say, dropout in evaluation cannot be told apart."""
+        """Return whether an operand and what it was before, say, dropout in evaluation cannot be told apart."""
         frame = common_frame(self.nodes)
         for value in self.given:
             node = uncast(value).producer
@@ -231,7 +231,7 @@ class _Walk:
         self._left += operands(node)
 
     def _leads_to_given(self, value: Value) -> bool:
-        """Whether it is a cast or copy of a given tensor, and not that itself."""
+        """Return whether it is a cast or copy of a given tensor, and not that itself."""
         while value not in self._given:
             node = value.producer
             if node is None or node.op not in CASTS | COPIES:
@@ -257,7 +257,7 @@ def common_frame(nodes: Iterable[Node]) -> Frame | None:
 
 
 def keeps_its_form(value: Value) -> bool:
-    """Whether it is made of parameters of as many numbers.
+    """Return whether it is made of parameters of as many numbers.
 
     [1, 1, C] of data has more rows in a larger batch, and a row of [B, C] is a matrix of [B, T, C].
     """

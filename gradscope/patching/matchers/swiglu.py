@@ -85,7 +85,7 @@ def _factors(output: Value) -> set[Value]:
 
 
 def _may_depend(value: Value, sign: Node) -> bool:
-    """Whether ``value`` comes from the call ``sign``, or from so many later ones that it is not looked for."""
+    """Return whether ``value`` comes from the call ``sign``, or from so many later ones that it is not looked for."""
     found: set[Node] = set()
     frontier = [value]
     while frontier:
@@ -186,7 +186,7 @@ def _last_index(node: Node) -> Any:
 
 
 def _is_half(node: Node, wanted: slice) -> bool:
-    """Whether an index takes these of the last dimension and everything of the others."""
+    """Return whether an index takes these of the last dimension and everything of the others."""
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     size = node.inputs[0].shape[-1]
     rest = [each for each in index[:-1] if each is not Ellipsis]
