@@ -25,11 +25,26 @@ def again_of_math() -> str:
     return head + textwrap.indent(ERF.format("pi"), " " * 8)
 
 
+def holding() -> str:
+    """A model with something of its own that holds the number."""
+    head = HEAD.replace("self.low, ", "self.own = Own()\n        self.low, ")
+    return head.replace("\n\nclass", "\n\nclass Own:\n    pi = 2.0\n\n\nclass", 1)
+
+
 def of_something_held() -> str:
     """A local name is that of a module which the file has."""
-    head = HEAD.replace("self.low, ", "self.own = Own()\n        self.low, ")
-    head = head.replace("\n\nclass", "\n\nclass Own:\n    pi = 2.0\n\n\nclass", 1)
-    return head + textwrap.indent("math = self.own\n" + ERF.format("math.pi"), " " * 8)
+    return holding() + textwrap.indent("math = self.own\n" + ERF.format("math.pi"), " " * 8)
+
+
+def bound_to_a_constant_first() -> str:
+    return holding() + textwrap.indent("two = 2.0\ntwo = self.own.pi\n" + ERF.format("two"), " " * 8)
+
+
+def bound_to_a_constant_last() -> str:
+    """What it is bound to under a condition counts in another step."""
+    return holding() + textwrap.indent(
+        "two = self.own.pi\nif two == 2.0:\n    two = 2.0\n" + ERF.format("two"), " " * 8
+    )
 
 
 def of_an_enclosing_function() -> str:
@@ -39,7 +54,10 @@ def of_an_enclosing_function() -> str:
     return f"{head}pi = 2.0\n\n\ndef made(float):\n{body}\n    return Net\n\n\nNet = made(lambda number: pi)\n"
 
 
-@pytest.mark.parametrize("made", [again_of_math, of_something_held, of_an_enclosing_function])
+@pytest.mark.parametrize(
+    "made",
+    [again_of_math, of_something_held, of_an_enclosing_function, bound_to_a_constant_first, bound_to_a_constant_last],
+)
 @pytest.mark.usefixtures("nothing_is_idle")
 def test_a_name_is_another_number_later(tmp_path: Path, made: Callable[[], str]) -> None:
     model = net(tmp_path, made())
