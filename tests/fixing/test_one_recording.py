@@ -40,9 +40,10 @@ class Block(nn.Module):
         self.proj = nn.Linear(32, 96)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.proj(x).view(2, 12, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        b, t, c = x.shape
+        q, k, v = self.proj(x).view(b, t, 3, 4, 8).permute(2, 0, 3, 1, 4)
         weights = (q @ k.transpose(-2, -1) / 8**0.5).softmax(-1)
-        return (weights @ v).transpose(1, 2).reshape(2, 12, 32)
+        return (weights @ v).transpose(1, 2).reshape(b, t, c)
 
 
 class Net(nn.Module):

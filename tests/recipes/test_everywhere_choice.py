@@ -123,7 +123,7 @@ def test_the_documented_table(where: str, runs: str, mesh: Any, monkeypatch: pyt
 
     monkeypatch.setattr("gradscope.kernels.choice.why_torch", watched)
     for case in CASES:
-        if case.name.startswith("lazy_linear"):
+        if case.name.startswith(("lazy_linear", "attention_with_weights")):
             continue
         said.clear()
         in_place(where, case, mesh)

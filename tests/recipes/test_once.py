@@ -42,6 +42,11 @@ def attention_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return recipes.attention(q, k, v, dropout_p=0.25, is_causal=True, **options)
 
 
+def weighted_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    torch.manual_seed(1)
+    return recipes.attention_with_weights(q, k, v, dropout_p=0.25, is_causal=True, **options)[0]
+
+
 def dropout_of(x: Tensor, **options: Any) -> Tensor:
     torch.manual_seed(1)
     return recipes.dropout(x, 0.25, **options)
@@ -57,6 +62,13 @@ HEADS = (1, 2, 5, 4)
 CASES = [
     Case(
         "attention", (HEADS, HEADS, HEADS), attention_of, ("attention", 'backend="math" has a second derivative'), BOTH
+    ),
+    Case(
+        "attention_with_weights",
+        (HEADS,) * 3,
+        weighted_of,
+        ("attention", 'backend="math" has a second derivative'),
+        BOTH,
     ),
     Case(
         "cross_entropy",
