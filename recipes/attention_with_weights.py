@@ -136,12 +136,17 @@ def attention_with_weights(
     chosen = _chosen(given, backend)
     dtype = given.q.dtype if weights_dtype == "result" else weights_dtype or _dtype_of_softmax(given.q)
     shape = (*given.shape[:-1], given.k.shape[2])
-    if chosen == "math" or not _can_wait(query, key, value, attn_mask):
+    waits = _can_wait(query, key, value, attn_mask)
+    # Without gradients too, dropout drops what this seed says.
+    if chosen == "math" or not (waits or (given.dropout_p > 0 and _is_ordinary(query, key, value, attn_mask))):
         softmax = attention_weights(given)
         out, dropped = weighed(given, softmax)
         return out.reshape(given.shape), (dropped if after_dropout else softmax).to(dtype).reshape(shape)
     seed = draw_seed(query.device) if given.dropout_p > 0 else None
     out = _attended(given, given.v, seed, chosen)
+    if not waits:
+        weighted = _dropped(given, seed, chosen) if after_dropout and seed is not None else attention_weights(given)
+        return out.reshape(given.shape), weighted.to(dtype).reshape(shape)
     weights = _lazy(given, seed if after_dropout else None, chosen, dtype, shape)
     return out if out.shape == given.shape else out.reshape(given.shape), weights
 
@@ -162,9 +167,14 @@ def _chosen(given: Arguments, backend: str) -> str:
 
 def _can_wait(*tensors: Tensor | None) -> bool:
     """Check that the weights can be computed later, from tensors that are what they are now."""
-    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+    if not _is_ordinary(*tensors) or torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
         return False
-    return why_torch(tensors) is None and not any(each is not None and each.is_inference() for each in tensors)
+    return not any(each is not None and each.is_inference() for each in tensors)
+
+
+def _is_ordinary(*tensors: Tensor | None) -> bool:
+    """Check that own code can run: no compiler, no transform, no tensors of another kind."""
+    return not torch.compiler.is_compiling() and why_torch(tensors) is None
 
 
 def _attended(given: Arguments, value: Tensor, seed: Tensor | None, backend: str) -> Tensor:
