@@ -242,6 +242,20 @@ def _swiglu(rows: int, features: int, packed: bool) -> Cell:
     )
 
 
+def _geglu(rows: int, features: int, approximate: str) -> Cell:
+    def ours(gate: Tensor, up: Tensor, backend: str) -> Tensor:
+        return recipes.geglu(gate, up, approximate, backend=backend)
+
+    return _cell(
+        "geglu",
+        f"N{rows} C{features}" + (" tanh" if approximate == "tanh" else ""),
+        lambda: ((_leaf(rows, features), _leaf(rows, features)), torch.randn(rows, features)),
+        lambda gate, up: functional.gelu(gate, approximate=approximate) * up,
+        ours,
+        lambda gate, up: recipes.geglu.explain(gate, up, approximate),
+    )
+
+
 def _bias_gelu(rows: int, features: int) -> Cell:
     return _cell(
         "bias_gelu",
@@ -294,6 +308,7 @@ TINY = [
     _added("add_rms_norm", 4, 8, 0.0),
     _dropout(4, 8),
     _swiglu(4, 8, True),
+    _geglu(4, 8, "none"),
     _bias_gelu(4, 8),
     _rope(1, 2, 4, 8, False),
 ]
@@ -334,6 +349,7 @@ CELLS = [
     *(_added("add_rms_norm", *each, p) for p in (0.0, 0.1) for each in _ROWS),
     *(_dropout(*each) for each in [*_ROWS, (8192, 768), (8192, 3072)]),
     *(_swiglu(*each, packed) for packed in (False, True) for each in _GATES),
+    *(_geglu(*each, approximate) for approximate in ("none", "tanh") for each in _GATES),
     *(_bias_gelu(*each) for each in [(16, 64), (256, 256), (1024, 1024), (1024, 2048), (2048, 3072)]),
     *(
         _rope(*each, interleaved)

@@ -40,6 +40,8 @@ FEWEST: dict[str, dict[str, tuple[int, int]]] = {
     "dropout": {"elements": (NEVER, 1_000_000)},
     "swiglu": {"elements": (4_000_000, 4_000_000)},
     "swiglu of a packed tensor": {"elements": (2_000_000, 4_000_000)},
+    "geglu": {"elements": (4_000_000, 4_000_000)},
+    "geglu by tanh": {"elements": (NEVER, NEVER)},
     "bias_gelu": {"elements": (NEVER, NEVER)},
     "rope": {"features": (90_000, 90_000)},
     "rope, interleaved": {"features": (NEVER, NEVER)},

@@ -22,7 +22,7 @@ from gradscope.recipes.linear_cross_entropy_modules import LinearCrossEntropyHea
 from gradscope.recipes.norm import AddLayerNorm, AddRMSNorm, add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from gradscope.recipes.packed_attention import PackedSelfAttention, packed_attention
 from gradscope.recipes.rope import RotaryEmbedding, rope
-from gradscope.recipes.swiglu import SwiGLU, swiglu
+from gradscope.recipes.swiglu import GeGLU, SwiGLU, geglu, swiglu
 
 __all__ = [
     "AddLayerNorm",
@@ -33,6 +33,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "GELU",
+    "GeGLU",
     "LinearCrossEntropyHead",
     "LinearCrossEntropyLoss",
     "PackedSelfAttention",
@@ -48,6 +49,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
+    "geglu",
     "gelu",
     "layer_norm",
     "lazy_linear",

@@ -1,4 +1,4 @@
-"""SwiGLU beside ``F.silu(gate) * up``."""
+"""SwiGLU beside ``F.silu(gate) * up``, and GeGLU beside ``F.gelu(gate) * up``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradscope.recipes.swiglu import swiglu
+from gradscope.recipes.swiglu import geglu, swiglu
 
 from .case import RecipeCase, Step
 
@@ -29,6 +29,12 @@ def _apart() -> tuple[Step, Step]:
     return eager, _step(swiglu, upstream, gate, up)
 
 
+def _by_gelu() -> tuple[Step, Step]:
+    gate, up = (torch.randn(ROWS, FEATURES, requires_grad=True) for _ in range(2))
+    upstream = torch.randn(ROWS, FEATURES)
+    return _step(lambda gate, up: functional.gelu(gate) * up, upstream, gate, up), _step(geglu, upstream, gate, up)
+
+
 def _packed() -> tuple[Step, Step]:
     packed, upstream = torch.randn(ROWS, 2 * FEATURES, requires_grad=True), torch.randn(ROWS, FEATURES)
 
@@ -41,5 +47,6 @@ def _packed() -> tuple[Step, Step]:
 
 CASES = [
     RecipeCase("swiglu", f"N{ROWS} C{FEATURES}", "F.silu(gate) * up", _apart),
+    RecipeCase("swiglu", f"N{ROWS} C{FEATURES} geglu", "F.gelu(gate) * up", _by_gelu),
     RecipeCase("swiglu", f"N{ROWS} C{FEATURES} packed", "chunk, then F.silu(gate) * up", _packed),
 ]

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _share(x, TANH: tl.constexpr):
+def share(x, TANH: tl.constexpr):
     # What x is multiplied by: (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), or Φ(x).
     if TANH:
         z = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2√(2/π)
@@ -17,15 +17,15 @@ def _share(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def _slope(x, TANH: tl.constexpr):
+def slope(x, TANH: tl.constexpr):
     if TANH:
-        share = _share(x, TANH)
+        part = share(x, TANH)
         x = tl.where(tl.abs(x) < 100.0, x, 0.0)  # beyond, the share is 0 or 1 to the last bit; its square may overflow
         z = 1.5957691216057308 * (x + 0.044715 * x * x * x)
         e = tl.exp(-tl.abs(z))
-        # e / (1 + e)² is share (1 - share) where that cancels.
-        return share + x * e / ((1.0 + e) * (1.0 + e)) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-    return _share(x, TANH) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)  # 1/√(2π)
+        # e / (1 + e)² is part (1 - part) where that cancels.
+        return part + x * e / ((1.0 + e) * (1.0 + e)) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    return share(x, TANH) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)  # 1/√(2π)
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def forward(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
     pre = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside, other=0.0).to(tl.float32) + shift[None, :]
-    found = pre * _share(pre, TANH)
+    found = pre * share(pre, TANH)
     tl.store(output + row[:, None] * columns + column[None, :], found.to(output.dtype.element_ty), mask=inside)
 
 
@@ -75,7 +75,7 @@ def backward(
         inside = (row < rows)[:, None] & known[None, :]
         pre = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
         given = tl.load(upstream + row[:, None] * upstream_row + column[None, :], mask=inside, other=0.0)
-        found = tl.where(inside, given.to(tl.float32) * _slope(pre + shift[None, :], TANH), 0.0)
+        found = tl.where(inside, given.to(tl.float32) * slope(pre + shift[None, :], TANH), 0.0)
         total += tl.sum(found, axis=0)
         tl.store(gradient + row[:, None] * columns + column[None, :], found.to(gradient.dtype.element_ty), mask=inside)
     tl.store(sums + group * columns + column, total, mask=known)

@@ -21,7 +21,7 @@ from tests.patching.corpus import (
 )
 from tests.patching.corpus.entry import Entry
 
-RECIPES = ("bias_gelu", "gelu", "swiglu")
+RECIPES = ("bias_gelu", "geglu", "gelu", "swiglu")
 ENTRIES: list[Entry] = [
     *activations.ENTRIES,
     *transformers_gpt.ENTRIES,
@@ -93,6 +93,9 @@ SPELLED = [
     ("swiglu", "u * x / (1 + torch.exp(-x))"),
     ("swiglu", "0.5 * x * (1 + torch.tanh(x / 2)) * u"),
     ("swiglu", "0.5 * u * x * 2 * torch.sigmoid(x)"),
+    ("geglu", "F.gelu(x) * u"),
+    ("geglu", "h = F.gelu(x, approximate='tanh')\ny = u * h"),
+    ("geglu", "u, x = torch.cat((u, x), -1).chunk(2, -1)\ny = u * F.gelu(x)"),
     ("swiglu", "F.silu(x) * F.dropout(u, 0.1, self.training)"),
 ]
 NOT_SPELLED = [
@@ -111,6 +114,11 @@ NOT_SPELLED = [
     "x = torch.relu(x)\nh = 1 + torch.erf(x / math.sqrt(2))\nx.mul_(2)\ny = 0.5 * x * h",
     "F.silu(x) * u[..., :1]",
     "F.silu(x) + u",
+    "F.gelu(x) + u",
+    "F.gelu(x) * u[..., :1]",
+    "F.gelu(x).detach() * u",
+    "h = F.gelu(x)\ny = h * u + h",
+    "1.7 * F.gelu(x) * u",
     "x * torch.sigmoid(1.000006 * x) * u",
     "x.detach() * torch.sigmoid(x) * u",
     "F.gelu(x + u)",

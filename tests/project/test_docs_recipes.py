@@ -47,6 +47,8 @@ def test_figures_are_those_that_were_measured(page: Path) -> None:
 PAGE_OF_RULE = {
     "swiglu of a packed tensor": "swiglu",
     "bias_gelu": "gelu",
+    "geglu": "swiglu",
+    "geglu by tanh": "swiglu",
     **{f"{name}{end}": "norm" for name in ("add_rms_norm", "add_layer_norm") for end in ("", " with dropout")},
     "rms_norm": "norm",
 }

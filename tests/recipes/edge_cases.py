@@ -195,7 +195,7 @@ COVERED: dict[str, dict[int, str]] = {
         2: "test_swiglu::test_a_retained_graph_gives_the_same_twice_and_inputs_stay",
         3: f"test_swiglu::test_a_retained_graph_gives_the_same_twice_and_inputs_stay {AGAIN}",
         4: "test_swiglu::test_a_retained_graph_gives_the_same_twice_and_inputs_stay",
-        5: f"{OFFSETS}::test_swiglu {OFFSETS}::test_strides_of_rows {ON_CPU}",
+        5: f"{OFFSETS}::test_gated {OFFSETS}::test_strides_of_rows {ON_CPU}",
         6: "test_swiglu::test_any_shape_stride_and_dtype test_swiglu::test_triton_with_nothing",
         8: AUTOCAST,
         9: "test_swiglu::test_compiles_in_one_graph",

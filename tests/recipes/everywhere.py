@@ -156,6 +156,7 @@ CASES = [
     Case("gelu", ((2, 4, 5),), recipes.gelu, functional.gelu, ragged=(1,)),
     Case("bias_gelu", ((2, 4, 5), (5,)), recipes.bias_gelu, lambda x, b: functional.gelu(x + b), ragged=(1, -1)),
     Case("swiglu", ((2, 4, 6),) * 2, recipes.swiglu, lambda x, y: functional.silu(x) * y, ragged=(1, 1)),
+    Case("geglu", ((2, 4, 6),) * 2, recipes.geglu, lambda x, y: functional.gelu(x) * y, ragged=(1, 1)),
     Case("swiglu, packed", ((2, 4, 6),), recipes.swiglu,
          gated, ragged=(1,)),
     Case("rms_norm", ((2, 4, 5), (5,)), lambda x, w: recipes.rms_norm(x, (5,), w),

@@ -166,6 +166,18 @@ def test_gates_beyond_float16() -> None:
     assert slopes[1].tolist() == [0.0, 0.0, 0.0, 100.0, 60000.0]
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gates_of_gelu_beyond_float16(approximate: str) -> None:
+    """Case 20: the cube of a large gate would overflow."""
+    gate = torch.tensor([-60000.0, -100.0, 0.0, 100.0, 60000.0]).half().requires_grad_()
+    up = torch.full((5,), 0.5).half().requires_grad_()
+    out = recipes.geglu(gate, up, approximate, backend="cpu")
+    slopes = torch.autograd.grad(out, (gate, up), torch.ones_like(out))
+    assert out.tolist() == [0.0, 0.0, 0.0, 50.0, 30000.0]
+    assert slopes[1].tolist() == [0.0, 0.0, 0.0, 100.0, 60000.0]
+    assert slopes[0].tolist() == [0.0, 0.0, 0.25, 0.5, 0.5]
+
+
 def test_rotations_beyond_float16() -> None:
     """Case 20: the sum of two products is in float32, for one of them alone may be beyond float16."""
     x = torch.full((1, 1, 1, 2), 60000.0).half()

@@ -30,6 +30,7 @@ FEW: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "add_rms_norm": ((torch.randn(6, 8), torch.randn(6, 8), torch.randn(8)), {"eps": 1e-6}),
     "dropout": ((torch.randn(6, 8), 0.5, False), {}),
     "swiglu": ((torch.randn(6, 8),), {}),
+    "geglu": ((torch.randn(6, 8), torch.randn(6, 8), "tanh"), {}),
     "bias_gelu": ((torch.randn(6, 8), torch.randn(8)), {"approximate": "tanh"}),
     "gelu": ((torch.randn(6, 8),), {}),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ from gradscope.kernels.cross_entropy.launch import losses_by
 from gradscope.kernels.cross_entropy.terms import Terms
 from gradscope.kernels.dropout import counter
 from gradscope.kernels.dropout.launch import dropout
+from gradscope.kernels.gated import launch as gated
 from gradscope.kernels.gelu import triton_launch as gelu
 from gradscope.kernels.heads import layout
 from gradscope.kernels.norm import triton_launch as norm
 from gradscope.kernels.scaling import launch as scaling
-from gradscope.kernels.swiglu import launch as swiglu
 
 from .far_memory import FAR, Programs, programs, spread, zeros
 
@@ -105,17 +106,21 @@ def test_bias_gelu(programs: Programs, approximate: str) -> None:
     torch.testing.assert_close(gradient[-3:, block].float(), slope[:, block], **ROUNDED)
 
 
-def test_swiglu(programs: Programs) -> None:
+@pytest.mark.parametrize(
+    ("activation", "plain"),
+    [("silu", functional.silu), ("gelu", functional.gelu), ("gelu_tanh", partial(functional.gelu, approximate="tanh"))],
+)
+def test_gated(programs: Programs, activation: str, plain: Callable[[Tensor], Tensor]) -> None:
     programs.last_only = True
     rows, upstream = (drawn(1, COLUMNS).float().requires_grad_() for _ in range(2)), drawn(1, COLUMNS)
     gate, up = rows
-    block = slice(COLUMNS - swiglu._BLOCK, None)
-    expected = functional.silu(gate) * up
+    block = slice(COLUMNS - gated._BLOCK, None)
+    expected = plain(gate) * up
     slopes = torch.autograd.grad(expected, (gate, up), upstream.float())
     far_gate, far_up, given = tail(gate.detach().bfloat16(), up.detach().bfloat16(), upstream)
-    found = swiglu.forward(far_gate, far_up, "triton")
+    found = gated.forward(far_gate, far_up, "triton", activation)
     torch.testing.assert_close(found[-1:, block].float(), expected[:, block].detach(), **ROUNDED)
-    gradients = swiglu.backward(given, far_gate, far_up, "triton")
+    gradients = gated.backward(given, far_gate, far_up, "triton", activation)
     for gradient, slope in zip(gradients, slopes, strict=True):
         torch.testing.assert_close(gradient[-1:, block].float(), slope[:, block], **ROUNDED)
 
@@ -187,9 +192,9 @@ def test_strides_of_rows(programs: Programs) -> None:
     vector = drawn(40)
     rows_of(lambda x: gelu.forward(x, vector, "tanh"), a)
     rows_of(lambda upstream, x: gelu.backward(upstream, x, vector, "tanh"), a, b)
-    rows_of(lambda gate, up: swiglu.forward(gate, up, "triton"), a, b)
-    rows_of(lambda packed: swiglu.forward(packed, None, "triton"), a)
-    rows_of(lambda upstream, gate, up: swiglu.backward(upstream, gate, up, "triton"), a, b, c)
+    rows_of(lambda gate, up: gated.forward(gate, up, "triton", "silu"), a, b)
+    rows_of(lambda packed: gated.forward(packed, None, "triton", "silu"), a)
+    rows_of(lambda upstream, gate, up: gated.backward(upstream, gate, up, "triton", "silu"), a, b, c)
     kept = norm.forward(a, b, vector, vector, SEED, 1e-5, 0.5, True)
     rows_of(lambda x, residual: norm.forward(x, residual, vector, vector, SEED, 1e-5, 0.5, True), a, b)
     rows_of(

@@ -111,7 +111,8 @@ CASES = [
     ),
     Case("add_layer_norm", ((4, 5),) * 2, recipes.add_layer_norm, ("add_layer_norm or add_rms_norm", BY_TORCH), BOTH),
     Case("add_rms_norm", ((4, 5),) * 2, recipes.add_rms_norm, ("add_layer_norm or add_rms_norm", BY_TORCH), BOTH),
-    Case("swiglu", ((4, 6),), recipes.swiglu, ("swiglu", BY_TORCH), BOTH),
+    Case("swiglu", ((4, 6),), recipes.swiglu, ("swiglu or geglu", BY_TORCH), BOTH),
+    Case("geglu", ((4, 6), (4, 6)), recipes.geglu, ("swiglu or geglu", BY_TORCH), BOTH),
     Case("split", ((4, 6),), lambda x: recipes.split(x, 2, -1), ("split or chunk", "torch's have a second derivative")),
     Case("chunk", ((4, 6),), lambda x: recipes.chunk(x, 3, -1), ("split or chunk", "torch's have a second derivative")),
     Case("split_qkv", ((1, 5, 12),), lambda x: recipes.split_qkv(x, 2), ("split_qkv", BY_VIEWS)),
@@ -208,7 +209,7 @@ def test_a_retained_graph_gives_the_same_again(case: Case, backend: str, inputs_
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("name", ["attention", "bias_gelu", "swiglu"])
+@pytest.mark.parametrize("name", ["attention", "bias_gelu", "swiglu", "geglu"])
 def test_saved_tensors_are_unpacked_once(name: str) -> None:
     """Checkpointing raises where a node unpacks them again."""
     case = next(case for case in CASES if case.name == name)

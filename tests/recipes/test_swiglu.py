@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradscope.kernels.swiglu import cpu
+from gradscope.kernels.gated import cpu
 from gradscope.recipes.swiglu import SwiGLU, swiglu
 
 from .accuracy import assert_as_accurate, dirty_memory

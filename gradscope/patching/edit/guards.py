@@ -30,7 +30,7 @@ _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place 
 _TURNS = "rope"
 _PICKS = "cross_entropy"  # its views show a vector, which fits another form as well
 _PACKED = "packed_attention"
-_ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "swiglu"})  # how many features there are is nothing to these
+_ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "geglu", "swiglu"})  # how many features there are is nothing to these
 _NORMS = frozenset({"rms_norm", "layer_norm", "add_norm"})
 # Their numbers say in which dimension something lies.
 _PLACING = frozenset({"unsqueeze", "squeeze", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis"})

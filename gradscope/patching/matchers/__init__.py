@@ -11,12 +11,12 @@ from gradscope.patching.matchers import (
     attention,
     cross_entropy,
     embedding,
+    gated,
     gelu,
     linear_cross_entropy,
     norms,
     packed_attention,
     rope,
-    swiglu,
 )
 
 # In the order of preference: where two overlap, the earlier one is taken.
@@ -28,9 +28,10 @@ MATCHERS = {
     rope.RECIPE: rope.matches,
     embedding.RECIPE: embedding.matches,
     add_norm.RECIPE: add_norm.matches,
+    gated.GEGLU: gated.geglu,
     gelu.BIAS_RECIPE: gelu.with_bias,
     gelu.RECIPE: gelu.matches,
-    swiglu.RECIPE: swiglu.matches,
+    gated.SWIGLU: gated.swiglu,
     norms.RMS: norms.rms,
     norms.LAYER: norms.layer,
 }

@@ -4,7 +4,8 @@ Example::
 
     y = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
-Pattern: formulas that are GELU, exact or by tanh, in any spelling; GELU of a sum with a bias; silu(gate) · up.
+Pattern: formulas that are GELU, exact or by tanh, in any spelling; GELU of a sum with a bias; silu(gate) · up and
+gelu(gate) · up.
 Evidence: time of the lines, and what they hold. Estimate: both ways run alone at the recorded shapes.
 
 Source: D. Hendrycks and K. Gimpel, Gaussian error linear units (arXiv:1606.08415); PyTorch's performance tuning guide,
@@ -22,6 +23,7 @@ from gradscope.tables import Finding
 _MESSAGES = {
     "gelu": "GELU is written out: every operation makes and keeps a tensor of its own",
     "bias_gelu": "the bias and GELU each pass over the same tensor, and both results are kept",
+    "geglu": "GELU of the gate and its product are passes of their own, and GELU's result is kept",
     "swiglu": "silu of the gate and its product are passes of their own, and silu's result is kept",
 }
 

@@ -1,10 +1,14 @@
-"""SwiGLU: the logistic function of a gate, times the gate, times another tensor."""
+"""SwiGLU and GeGLU: silu or GELU of a gate, times another tensor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
@@ -23,33 +27,65 @@ from gradscope.patching.matchers.search import (
 )
 from gradscope.recording.graph import Node, Recording, Value
 
-RECIPE = "swiglu"
+SWIGLU = "swiglu"
+GEGLU = "geglu"
 
 _MULTIPLIES = frozenset({"mul", "div", "rdiv", "addcmul", "neg", "positive", "reciprocal", *CASTS, *COPIES})
 _MOST_FACTORS = 24
 _KEPT = 100  # gates for which what is made of them is kept
 _MOST_SINCE = 500  # calls between a gate's function and what it is multiplied with
-_SIGNS = frozenset({"silu", "sigmoid", "exp", "tanh"})
 
 
-def matches(recording: Recording) -> Iterator[Match]:
+@dataclass(frozen=True)
+class _Kind:
+    """A gated unit by one activation."""
+
+    recipe: str
+    signs: frozenset[str]  # one of these calls is in every spelling
+    functions: dict[str, Callable[[Tensor, Tensor], Tensor]]  # by the value of ``approximate``, as it is written
+
+
+_SWIGLU = _Kind(SWIGLU, frozenset({"silu", "sigmoid", "exp", "tanh"}), {"": recipes.swiglu})
+_GEGLU = _Kind(
+    GEGLU,
+    frozenset({"gelu"}),  # one that is spelled out is replaced by torch's, which gains more and needs no look at `up`
+    {"": recipes.geglu, '"tanh"': partial(recipes.geglu, approximate="tanh")},
+)
+
+
+def swiglu(recording: Recording) -> Iterator[Match]:
     """Every gated unit by silu."""
+    yield from _units(recording, _SWIGLU)
+
+
+def geglu(recording: Recording) -> Iterator[Match]:
+    """Every gated unit by torch's GELU."""
+    yield from _units(recording, _GEGLU)
+
+
+def _units(recording: Recording, kind: _Kind) -> Iterator[Match]:
     seen: set[Value] = set()
     known: dict[Value, Trial] = {}
     fruitless = Fruitless()
     for node in recording.nodes:
-        if node.op in _SIGNS and node.outputs and node.inputs and not fruitless.enough(node):
+        if node.op in kind.signs and node.outputs and node.inputs and not fruitless.enough(node):
             if len(known) > _KEPT:
                 known.clear()
             gates = begins(node.inputs[0], node.output.shape)
-            found = next(filter(None, (_from(gate, node, known) for gate in gates)), None)
+            found = next(filter(None, (_from(gate, node, kind, known) for gate in gates)), None)
             fruitless.count(node, found)
-            if found is not None and found.output not in seen:
-                seen.add(found.output)
-                yield _match(found)
+            if found is not None and found.region.output not in seen:
+                seen.add(found.region.output)
+                yield _match(found, kind)
 
 
-def _from(gate: Value, sign: Node, known: dict[Value, Trial]) -> Region | None:
+@dataclass(frozen=True)
+class _Unit:
+    region: Region
+    approximate: str  # a key of its kind's functions
+
+
+def _from(gate: Value, sign: Node, kind: _Kind, known: dict[Value, Trial]) -> _Unit | None:
     """The unit of ``gate`` around the call ``sign``; ``known`` is what was tried for gates before."""
     if gate not in known:
         known[gate] = Trial({gate: rows(gate)})
@@ -60,7 +96,7 @@ def _from(gate: Value, sign: Node, known: dict[Value, Trial]) -> Region | None:
         if node is None or node.op not in {"mul", "div", "addcmul"} or len(node.inputs) < 2:
             continue
         for up in _others(output, gate, sign):
-            found = _unit(output, gate, up)
+            found = _unit(output, gate, up, kind)
             if found is not None:
                 return found
     return None
@@ -98,16 +134,19 @@ def _may_depend(value: Value, sign: Node) -> bool:
     return False
 
 
-def _unit(output: Value, gate: Value, up: Value) -> Region | None:
+def _unit(output: Value, gate: Value, up: Value, kind: _Kind) -> _Unit | None:
     numbers = rows(gate, 1.0, 3.0), rows(up)
-    if not close(Trial(dict(zip((gate, up), numbers, strict=True))).of(output), recipes.swiglu(*numbers)):
-        return None
-    found = region(output, (gate, up))
-    proved = found is not None and Proofs().proves(found.nodes, output, found.given, recipes.swiglu)
-    return found if proved else None
+    made = Trial(dict(zip((gate, up), numbers, strict=True))).of(output)
+    for approximate, function in kind.functions.items():
+        if close(made, function(*numbers)):
+            found = region(output, (gate, up))
+            proved = found is not None and Proofs().proves(found.nodes, output, found.given, function)
+            return _Unit(found, approximate) if found is not None and proved else None
+    return None
 
 
-def _match(found: Region) -> Match:
+def _match(unit: _Unit, kind: _Kind) -> Match:
+    found = unit.region
     gate, up = found.given
     reasons = found.reasons
     if up.dtype != gate.dtype:
@@ -115,22 +154,28 @@ def _match(found: Region) -> Match:
     if not found.is_contiguous:
         reasons.append(NOT_CONTIGUOUS)
     one_by_one = Match(
-        RECIPE,
-        "swiglu",
-        (Argument("", (Of(gate, "gate"),)), Argument("", (Of(up, "up"),))),
+        kind.recipe,
+        kind.recipe,
+        (
+            Argument("", (Of(gate, "gate"),)),
+            Argument("", (Of(up, "up"),)),
+            *([Argument("approximate", (unit.approximate,))] if unit.approximate else []),
+        ),
         found.nodes,
         found.output,
         optional=found.constants,
         reasons=reasons,
-        idle=why_idle(RECIPE, gate, elements=math.prod(gate.shape)),
+        idle=why_idle(
+            f"{kind.recipe} by tanh" if unit.approximate else kind.recipe, gate, elements=math.prod(gate.shape)
+        ),
     )
-    packed = _packed(found)
+    packed = _packed(found) if kind is _SWIGLU else None
     if packed is None or reasons:
         return one_by_one
     whole, splits = packed
     return Match(
-        RECIPE,
-        "swiglu",
+        SWIGLU,
+        SWIGLU,
         (Argument("", (Of(whole, "packed"),)),),
         found.nodes.union(splits),
         found.output,

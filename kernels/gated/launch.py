@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gradscope.kernels.gated import cpu
+from gradscope.kernels.gated.halves import as_rows, output_shape
 from gradscope.kernels.on_device import on_device
 from gradscope.kernels.opaque import opaque
-from gradscope.kernels.swiglu import cpu
-from gradscope.kernels.swiglu.halves import as_rows, output_shape
 
 _BLOCK = 1024
 
 
-def _fake_forward(gate: Tensor, up: Tensor | None, backend: str) -> Tensor:
+def _fake_forward(gate: Tensor, up: Tensor | None, backend: str, activation: str) -> Tensor:
     return gate.new_empty(output_shape(gate, up))
 
 
-@opaque("swiglu", _fake_forward)
-def forward(gate: Tensor, up: Tensor | None, backend: str) -> Tensor:
-    """``silu(gate) * up``, contiguous.
+@opaque("gated", _fake_forward)
+def forward(gate: Tensor, up: Tensor | None, backend: str, activation: str) -> Tensor:
+    """``activation(gate) * up``, contiguous.
 
     Args:
         gate, up: see halves.py.
         backend: "cpu" or "triton".
+        activation: "silu", "gelu" or "gelu_tanh".
     """
     output = gate.new_empty(output_shape(gate, up))
     if not output.numel():
@@ -30,25 +31,34 @@ def forward(gate: Tensor, up: Tensor | None, backend: str) -> Tensor:
     rows = as_rows(gate, up)
     into = output.view(-1, output.shape[-1])
     if backend == "cpu":
-        cpu.forward(*rows, into)
+        cpu.forward(*rows, into, activation)
         return output
-    from gradscope.kernels.swiglu.triton_kernels import forward as kernel
+    from gradscope.kernels.gated.triton_kernels import forward as kernel
 
     first, second = (_side_by_side(tensor) for tensor in rows)
     count, columns = into.shape
     with on_device(gate):
         kernel[(count, -(-columns // _BLOCK))](
-            first, second, into, columns, first.stride(0), second.stride(0), into.stride(0), BLOCK=_BLOCK
+            first,
+            second,
+            into,
+            columns,
+            first.stride(0),
+            second.stride(0),
+            into.stride(0),
+            **_constants(activation),
         )
     return output
 
 
-def _fake_backward(upstream: Tensor, gate: Tensor, up: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
+def _fake_backward(
+    upstream: Tensor, gate: Tensor, up: Tensor | None, backend: str, activation: str
+) -> tuple[Tensor, Tensor]:
     return gate.new_empty(gate.shape), gate.new_empty(0 if up is None else up.shape)
 
 
-@opaque("swiglu_backward", _fake_backward)
-def backward(upstream: Tensor, gate: Tensor, up: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
+@opaque("gated_backward", _fake_backward)
+def backward(upstream: Tensor, gate: Tensor, up: Tensor | None, backend: str, activation: str) -> tuple[Tensor, Tensor]:
     """Gradients of ``gate`` and ``up``; where the latter is None the first holds both, and the second nothing."""
     found = gate.new_empty(gate.shape)
     other = gate.new_empty(0 if up is None else up.shape)
@@ -58,9 +68,9 @@ def backward(upstream: Tensor, gate: Tensor, up: Tensor | None, backend: str) ->
     of_first, of_second = as_rows(found, None if up is None else other)
     given = upstream.flatten(0, -2) if upstream.dim() > 1 else upstream[None]
     if backend == "cpu":
-        cpu.backward(given, first, second, of_first, of_second)
+        cpu.backward(given, first, second, of_first, of_second, activation)
         return found, other
-    from gradscope.kernels.swiglu.triton_kernels import backward as kernel
+    from gradscope.kernels.gated.triton_kernels import backward as kernel
 
     given, first, second = (_side_by_side(tensor) for tensor in (given, first, second))
     count, columns = given.shape
@@ -77,9 +87,13 @@ def backward(upstream: Tensor, gate: Tensor, up: Tensor | None, backend: str) ->
             second.stride(0),
             of_first.stride(0),
             of_second.stride(0),
-            BLOCK=_BLOCK,
+            **_constants(activation),
         )
     return found, other
+
+
+def _constants(activation: str) -> dict[str, bool | int]:
+    return {"SILU": activation == "silu", "TANH": activation == "gelu_tanh", "BLOCK": _BLOCK}
 
 
 def _side_by_side(rows: Tensor) -> Tensor:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gradscope.kernels.gelu.triton_kernels import share as gelu_share
+from gradscope.kernels.gelu.triton_kernels import slope as gelu_slope
+
 
 @triton.jit
 def _logistic(x):
@@ -13,13 +16,41 @@ def _logistic(x):
 
 
 @triton.jit
-def forward(gate, up, output, columns, gate_row, up_row, output_row, BLOCK: tl.constexpr):
+def _share(x, SILU: tl.constexpr, TANH: tl.constexpr):
+    # What x is multiplied by.
+    if SILU:
+        return _logistic(x)
+    return gelu_share(x, TANH)
+
+
+@triton.jit
+def _slope(x, SILU: tl.constexpr, TANH: tl.constexpr):
+    if SILU:
+        s = _logistic(x)
+        return s * (1.0 + x * (1.0 - s))
+    return gelu_slope(x, TANH)
+
+
+@triton.jit
+def forward(
+    gate,
+    up,
+    output,
+    columns,
+    gate_row,
+    up_row,
+    output_row,
+    SILU: tl.constexpr,
+    TANH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     g = tl.load(gate + row * gate_row + column, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(output + row * output_row + column, (g * _logistic(g) * u).to(output.dtype.element_ty), mask=inside)
+    found = g * _share(g, SILU, TANH) * u
+    tl.store(output + row * output_row + column, found.to(output.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -35,6 +66,8 @@ def backward(
     up_row,
     gate_gradient_row,
     up_gradient_row,
+    SILU: tl.constexpr,
+    TANH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -43,9 +76,8 @@ def backward(
     d = tl.load(upstream + row * upstream_row + column, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(gate + row * gate_row + column, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
-    s = _logistic(g)
-    of_gate = d * u * s * (1.0 + g * (1.0 - s))
-    of_up = d * g * s
+    of_gate = d * u * _slope(g, SILU, TANH)
+    of_up = d * g * _share(g, SILU, TANH)
     element = gate_gradient.dtype.element_ty
     tl.store(gate_gradient + row * gate_gradient_row + column, of_gate.to(element), mask=inside)
     tl.store(up_gradient + row * up_gradient_row + column, of_up.to(element), mask=inside)

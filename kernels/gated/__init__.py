@@ -1,0 +1,1 @@
+"""``activation(gate) * up``, with gradients of both in one pass."""

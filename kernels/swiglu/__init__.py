@@ -1,1 +1,0 @@
-"""``silu(gate) * up``, with gradients of both in one pass."""
