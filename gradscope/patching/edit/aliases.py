@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.syntax import parts_read, walked, within
-from gradscope.patching.graph import uncast
+from gradscope.patching.graph import CASTS, COPIES, uncast
 from gradscope.patching.match import Match
 from gradscope.recording.graph import Node, Value
 
@@ -17,7 +17,7 @@ _BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 
 
 def check_aliases(match: Match, calls: CallSites) -> None:
-    """Raise Refusal where ``match`` reads a tensor by two spellings, of which a condition decides what one is.
+    """Raise Refusal where ``match`` reads a tensor by two spellings, and nothing says that they are one always.
 
     The new call reads it once: by ``h`` for both of ``h = x`` and ``g = u if self.flag else x``.
     """
@@ -30,10 +30,11 @@ def check_aliases(match: Match, calls: CallSites) -> None:
         reads = [read for value in values for read in _reads(value, nodes, calls)]
         spellings = {ast.unparse(read) for read in reads}
         first, last = (find(map(calls.source.file.start, reads), default=0) for find in (min, max))
+        origins = {_origin(read, calls) for value in values for read in _reads(value, match.nodes, calls)}
         for read in reads:
             chosen = isinstance(read, _CHOICES) and not any(within(read, each) for each in made)
             named = isinstance(read, ast.Name) and _is_chosen(read, calls, 0 if len(spellings) > 1 else first, last)
-            if (chosen and len(spellings) > 1) or named:
+            if (chosen and len(spellings) > 1) or named or len(origins) > 1:
                 text = calls.source.file.of(read)
                 raise Refusal(f"line {read.lineno}: {text} may be another tensor than the rest of the pattern reads")
 
@@ -55,6 +56,46 @@ def _reads(value: Value, nodes: Set[Node], calls: CallSites) -> Iterator[ast.exp
         expression = calls.expression(node)
         found = [part for part in parts_read(expression) if calls.denotes(part, value, node)]
         yield from found or [part for part in walked(expression) if isinstance(part, _CHOICES)]
+
+
+def _origin(read: ast.expr, calls: CallSites) -> tuple[str, int]:
+    """Return the spelling that a tensor has before plain assignments and casts, and where that was bound.
+
+    Of ``g = self.pick(x, u)``, two arguments or ``g, h = pair`` nothing says that they are one tensor next time too.
+    """
+    home, below = _bound(read, calls)
+    while below is not None:
+        read = below
+        home, below = _bound(read, calls)
+    return ast.unparse(read), 0 if home is None else calls.source.file.start(home)
+
+
+def _bound(read: ast.expr, calls: CallSites) -> tuple[ast.Assign | None, ast.expr | None]:
+    """Return the assignment that bound a name, and what the tensor was called before it or a cast."""
+    if isinstance(read, ast.Call):
+        function = read.func
+        if isinstance(function, ast.Attribute) and function.attr in CASTS | COPIES and calls.is_tensor(function.value):
+            return None, function.value
+        return None, None
+    if not isinstance(read, ast.Name):
+        return None, None
+    file = calls.source.file
+    above = [home for home in calls.source.assignments(read) if file.end(home) <= file.start(read)]
+    home = max(above, key=file.start, default=None)
+    given = None if home is None else _given(home, read.id)
+    is_other = isinstance(given, (ast.Name, ast.Attribute, ast.Subscript)) and calls.is_tensor(given)
+    return home, given if given is not None and (is_other or _bound(given, calls)[1] is not None) else None
+
+
+def _given(home: ast.Assign, name: str) -> ast.expr | None:
+    """Return what an assignment gives a name: all of its value, or its part of ``h, g = x, x``."""
+    for target in home.targets:
+        if isinstance(target, ast.Name) and target.id == name:
+            return home.value
+        if isinstance(target, ast.Tuple) and isinstance(home.value, ast.Tuple):
+            pairs = zip(target.elts, home.value.elts, strict=False)
+            return next((value for each, value in pairs if isinstance(each, ast.Name) and each.id == name), None)
+    return None
 
 
 def _is_chosen(read: ast.Name, calls: CallSites, after: int, before: int) -> bool:
