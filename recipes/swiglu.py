@@ -39,7 +39,7 @@ ABOUT = Recipe(
     ),
     limits=(
         "No second derivative.",
-        "On a CPU auto takes F.gelu(gate, approximate='tanh') * up: sooner there, with a third more kept.",
+        'On a CPU auto takes F.gelu(gate) * up for geglu; backend="cpu" saves a quarter of the peak, for more time.',
         "Compiled graphs on a CPU go to torch: the compiler fuses them as well.",
         "float64 on a GPU goes to torch.",
     ),
@@ -66,7 +66,7 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
     if not gate.dim():
         refuse("swiglu", "gate", "a scalar", "[..., features]")
     if up is not None:
-        return _choose("swiglu", gate, up, backend, _REASONS, "swiglu")
+        return _choose("swiglu", gate, up, backend, _REASONS)
     if gate.shape[-1] % 2:
         refuse("swiglu", "gate", shape_text(gate), "an even last dimension, for up is None and so its second half")
     few = pays.against(_PACKED, elements=gate.numel() // 2) if backend == "auto" else None
@@ -80,12 +80,11 @@ def _explain_geglu(gate: Tensor, up: Tensor, approximate: str = "none", *, backe
     if not gate.dim():
         refuse("geglu", "gate", "a scalar", "[..., features]")
     require_one_of("geglu", "approximate", approximate, tuple(_ACTIVATIONS))
-    rule = "geglu by tanh" if approximate == "tanh" else "geglu"
-    return _choose("geglu", gate, up, backend, _GELU_REASONS, rule)
+    return _choose("geglu", gate, up, backend, _GELU_REASONS)
 
 
-def _choose(name: str, gate: Tensor, up: Tensor, backend: str, reasons: dict[str, str], rule: str) -> BackendChoice:
-    """Choose a backend for two operands apart; ``rule`` is that of kernels/pays.py."""
+def _choose(name: str, gate: Tensor, up: Tensor, backend: str, reasons: dict[str, str]) -> BackendChoice:
+    """Choose a backend for two operands apart."""
     if not _fit(gate, up):
         refuse(name, "up", shape_text(up), f"{tuple(gate.shape)}, as gate, or what broadcasts with it")
     require_dtype(name, "up", up)
@@ -95,7 +94,7 @@ def _choose(name: str, gate: Tensor, up: Tensor, backend: str, reasons: dict[str
         mixed = f"torch broadcasts gate {shape_text(gate)} and up {shape_text(up)}"
     elif up.dtype != gate.dtype:
         mixed = f"torch promotes {dtype_text(gate.dtype)} and {dtype_text(up.dtype)}"
-    few = pays.against(rule, elements=gate.numel()) if backend == "auto" else None
+    few = pays.against(name, elements=gate.numel()) if backend == "auto" else None
     against = {"triton": mixed or _double(gate) or why_no_triton(gate.device), "cpu": mixed or _not_cpu(gate) or few}
     return choose(name, backend, reasons, against)
 

@@ -48,7 +48,6 @@ PAGE_OF_RULE = {
     "swiglu of a packed tensor": "swiglu",
     "bias_gelu": "gelu",
     "geglu": "swiglu",
-    "geglu by tanh": "swiglu",
     **{f"{name}{end}": "norm" for name in ("add_rms_norm", "add_layer_norm") for end in ("", " with dropout")},
     "rms_norm": "norm",
 }

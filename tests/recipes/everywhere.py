@@ -232,6 +232,7 @@ FORMS = [
     Form(lambda: recipes.LinearCrossEntropyHead(3, 5), head_loss, ((6, 3),), (TARGET,)),
     Form(recipes.GELU, lambda p, x: functional.gelu(x), ((4, 5),)),
     Form(lambda: recipes.BiasGELU(5), lambda p, x: functional.gelu(x + p["bias"]), ((4, 5),)),
+    Form(recipes.GeGLU, lambda p, x, y: functional.gelu(x) * y, ((4, 5), (4, 5))),
     Form(recipes.SwiGLU, lambda p, x, y: functional.silu(x) * y, ((4, 5), (4, 5))),
     Form(lambda: recipes.AddRMSNorm(5), lambda p, x, y: added_rms(x, y, *p.values()), ((4, 5), (4, 5))),
     Form(lambda: recipes.AddLayerNorm(5), lambda p, x, y: added(x, y, *p.values()), ((4, 5), (4, 5))),

@@ -1,4 +1,4 @@
-"""SwiGLU and GeGLU of two tensors. Not yet run on a GPU."""
+"""SwiGLU of two tensors. Not yet run on a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradscope.recipes.swiglu import geglu, swiglu
+from gradscope.recipes.swiglu import swiglu
 from recipe_gpu import liger
 from recipe_gpu.problem import Inputs, Kind, Problem, Way, noise, upstream
 from recipe_gpu.shapes import Model
@@ -24,18 +24,6 @@ def by_recipe(gate: Tensor, up: Tensor) -> Tensor:
     return swiglu(gate, up)
 
 
-def gelu_by_hand(gate: Tensor, up: Tensor) -> Tensor:
-    return 0.5 * gate * (1 + torch.erf(gate * 0.5**0.5)) * up
-
-
-def gelu_by_torch(gate: Tensor, up: Tensor) -> Tensor:
-    return F.gelu(gate) * up
-
-
-def gelu_by_recipe(gate: Tensor, up: Tensor) -> Tensor:
-    return geglu(gate, up)
-
-
 def problems(model: Model) -> list[Problem]:
     rows, features = model.rows, model.hidden
 
@@ -51,14 +39,4 @@ def problems(model: Model) -> list[Problem]:
         Way("compile by hand", Kind.COMPILE, by_hand),
     )
     # Forward reads two and writes one; backward reads three and writes two.
-    of_gelu = (
-        Way("by hand", Kind.EAGER, gelu_by_hand),
-        Way("F.gelu(gate) * up", Kind.EAGER, gelu_by_torch),
-        Way("recipe", Kind.RECIPE, gelu_by_recipe),
-        Way("compile by hand", Kind.COMPILE, gelu_by_hand),
-    )
-    name, moved = f"{model.name} N{rows} C{features}", 8 * 2 * rows * features
-    return [
-        Problem("swiglu", name, make, ways, bytes=moved),
-        Problem("swiglu", f"{name} geglu", make, of_gelu, bytes=moved),
-    ]
+    return [Problem("swiglu", f"{model.name} N{rows} C{features}", make, ways, bytes=8 * 2 * rows * features)]

@@ -165,9 +165,7 @@ def _match(unit: _Unit, kind: _Kind) -> Match:
         found.output,
         optional=found.constants,
         reasons=reasons,
-        idle=why_idle(
-            f"{kind.recipe} by tanh" if unit.approximate else kind.recipe, gate, elements=math.prod(gate.shape)
-        ),
+        idle=why_idle(kind.recipe, gate, elements=math.prod(gate.shape)),
     )
     packed = _packed(found) if kind is _SWIGLU else None
     if packed is None or reasons:
