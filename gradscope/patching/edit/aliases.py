@@ -13,6 +13,7 @@ from gradscope.patching.match import Match
 from gradscope.recording.graph import Node, Value
 
 _CHOICES = (ast.IfExp, ast.BoolOp, ast.NamedExpr)
+_GIVEN = (ast.Call, ast.Subscript, ast.Attribute, ast.Starred, ast.Await)
 _BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 
 
@@ -31,6 +32,9 @@ def check_aliases(match: Match, calls: CallSites) -> None:
         spellings = {ast.unparse(read) for read in reads}
         first, last = (find(map(calls.source.file.start, reads), default=0) for find in (min, max))
         origins = {_origin(read, calls) for value in values for read in _reads(value, match.nodes, calls)}
+        elsewhere = [read for value in values for read in _unseen(value, match.nodes, calls)]
+        if len({*reads, *elsewhere}) > 1:
+            _check_unseen(elsewhere, spellings, calls)
         for read in reads:
             chosen = isinstance(read, _CHOICES) and not any(within(read, each) for each in made)
             named = isinstance(read, ast.Name) and _is_chosen(read, calls, 0 if len(spellings) > 1 else first, last)
@@ -56,6 +60,32 @@ def _reads(value: Value, nodes: Set[Node], calls: CallSites) -> Iterator[ast.exp
         expression = calls.expression(node)
         found = [part for part in parts_read(expression) if calls.denotes(part, value, node)]
         yield from found or [part for part in walked(expression) if isinstance(part, _CHOICES)]
+
+
+def _unseen(value: Value, nodes: Set[Node], calls: CallSites) -> Iterator[ast.expr]:
+    """Yield the operands by which ``nodes`` may read ``value``, and that no recorded call and no name explains.
+
+    ``hs[i]`` of a list and ``self.same(x)`` of an ``nn.Identity`` give a tensor that some other code has made.
+    """
+    for node in nodes:
+        if value not in node.inputs or node.place_in(calls.frame) is None:
+            continue
+        expression = calls.expression(node)
+        parts = list(parts_read(expression))
+        found = [part for part in parts if calls.denotes(part, value, node)]
+        if found and len(found) >= sum(each is value for each in node.inputs):
+            continue
+        for part in parts:
+            if isinstance(part, _GIVEN) and not any(calls.denotes(part, each, node) for each in node.inputs):
+                yield part
+
+
+def _check_unseen(parts: list[ast.expr], spellings: Set[str], calls: CallSites) -> None:
+    """Raise Refusal unless ``parts`` are one attribute under one spelling, and all that reads the tensor."""
+    texts = {ast.unparse(part) for part in parts}
+    if parts and (len(texts | spellings) > 1 or any(isinstance(part, ast.Call) for part in parts)):
+        text = calls.source.file.of(parts[0])
+        raise Refusal(f"line {parts[0].lineno}: {text} may be another tensor than the rest of the pattern reads")
 
 
 def _origin(read: ast.expr, calls: CallSites) -> tuple[str, int]:
