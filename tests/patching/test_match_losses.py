@@ -207,13 +207,33 @@ def test_reason(name: str) -> None:
 
 
 MADE = {
-    "like_made_by_problem": "line {}: loss_fct may hold other modules next time",
+    "like_made_in_a_loop": "line {}: loss_fct may hold other modules next time",
+    "like_made_in_a_try": "line {}: loss_fct may hold other modules next time",
+    "like_made_by_an_expression": (
+        "line {}: (CrossEntropyLoss if self.ignored else nn.MultiMarginLoss)() may hold other modules next time"
+    ),
+    "like_made_of_unpacked_settings": "line {}: the arguments of CrossEntropyLoss are not understood",
     "like_made_one_of_two": "line {}: loss_fct may hold other modules next time",
     "like_made_by_a_method": "line {}: self.make_loss() may hold other modules next time",
     "like_made_of_an_own_class": "forward is that of OwnLoss, which is no part of the model",
     "like_made_and_hooked": "the CrossEntropyLoss has hooks, which would no longer be called",
     "like_made_with_soft_targets": "the targets are probabilities",
 }
+
+
+WRITTEN = {
+    "made_by_problem": "loss_fct.label_smoothing",
+    "made_in_one_expression_plain": "cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1))",
+    "made_in_one_expression_set": (
+        "cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1), ignore_index=self.ignored)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_settings_of_a_loss_are_read_where_it_was_made(name: str) -> None:
+    entry = by_name(name)
+    assert WRITTEN[name] in Patches(planned(entry, *built(entry))).diff
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -166,6 +166,29 @@ def _asked(function: ast.expr, module: nn.Module, calls: CallSites) -> ast.expr 
     return function
 
 
+def made_in_place(call: ast.AST, module: object, calls: CallSites) -> ast.Call | None:
+    """Return the expression that makes ``module``, a new one at each call: ``CrossEntropyLoss()`` of what it calls."""
+    made = call.func if isinstance(call, ast.Call) else None
+    if not isinstance(made, ast.Call) or not isinstance(module, nn.Module) or any(module.children()):
+        return None
+    return made if _is_new(made, module, calls) else None
+
+
+def setting_of(name: str, made: ast.Call, module: nn.Module) -> ast.expr | None:
+    """Return what ``made``, which makes ``module``, sets ``name`` to; None where it leaves that to the default.
+
+    Raises:
+        Refusal: it unpacks its arguments.
+    """
+    if any(isinstance(each, ast.Starred) for each in made.args) or any(each.arg is None for each in made.keywords):
+        raise Refusal(f"line {made.lineno}: the arguments of {type(module).__name__} are not understood")
+    for keyword in made.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    place = list(inspect.signature(type(module)).parameters).index(name)
+    return made.args[place] if place < len(made.args) else None
+
+
 def is_written(name: str, function: ast.expr, module: nn.Module, calls: CallSites) -> bool:
     """Return whether the setting ``name`` is a literal wherever the class makes the module that ``function`` holds."""
     function, file = _bound(function, calls), calls.source.file
@@ -202,10 +225,12 @@ def _is_own(expression: ast.expr, calls: CallSites) -> TypeGuard[ast.Attribute]:
 
 
 def _bound(function: ast.expr, calls: CallSites) -> ast.expr:
-    """Return what a local name that is bound once holds; any other expression as it is."""
+    """Return what a local name holds that is bound once, or on all ways here; any other expression as it is."""
     if isinstance(function, ast.Name) and function.id in calls.frame.code.co_varnames:
-        homes = [home for home in calls.source.assignments(function) if isinstance(home.targets[0], ast.Name)]
-        return homes[0].value if len(homes) == 1 else function
+        found = calls.source.bound_on_all_ways(function)
+        homes = [found] if found is not None else calls.source.assignments(function)
+        named = [home for home in homes if isinstance(home.targets[0], ast.Name)]
+        return named[0].value if len(named) == 1 else function
     return function
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.callees import made_in_place, setting_of
 from gradscope.patching.edit.expressions import (
     bound_between,
     is_of_last_size,
@@ -157,6 +158,10 @@ class NewCall:
         module = self.calls.module(piece.node)
         if module is None and isinstance(piece, Setting) and self.calls.is_of_parent(piece.node):
             return f"{self.calls.frame.code.co_varnames[0]}.{piece.attribute}"
+        if module is None and isinstance(piece, Setting):
+            made = made_in_place(self.calls.expression(piece.node), piece.node.caller, self.calls)
+            if made is not None:
+                return self._of_new_module(piece, made)
         if module is None:
             if isinstance(piece, Called):
                 raise Refusal(f"{piece.node.op} is not called by a module")
@@ -174,6 +179,17 @@ class NewCall:
             raise Refusal(f"{text} is no module of torch: what it does with its settings is not known")
         self.spelled.append(module)
         return f"{text}.{piece.attribute}" if isinstance(piece, Setting) else text
+
+    def _of_new_module(self, piece: Setting, made: ast.Call) -> str:
+        """Return the setting as it is written where the module is made, or its default."""
+        module, scalar = piece.node.caller, piece.scalar
+        assert isinstance(module, nn.Module)
+        if piece.attribute == "training":
+            return "True"
+        found = setting_of(piece.attribute, made, module)
+        if found is not None:
+            return self._spelled(found, piece.attribute, piece.node)
+        return scalar.otherwise if isinstance(scalar, Scalar) and scalar.otherwise else "None"
 
     def _from_sizes(self, piece: FromSizes) -> str:
         for part in piece.pieces:

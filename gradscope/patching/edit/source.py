@@ -263,6 +263,25 @@ class FunctionSource:
         apart = any(each not in block for each in found) or min(map(self.file.start, found)) > self.file.start(name)
         return [] if apart or not any(within(each, name) for each in block) else found
 
+    def bound_on_all_ways(self, name: ast.Name) -> ast.Assign | None:
+        """Return the last assignment before ``name`` is read, where every way to it passes that one; else None.
+
+        Other branches may bind the name otherwise: ``if kind == "regression": loss = MSELoss() ... else: loss = ...``.
+        """
+        if name.id in self.bound_otherwise or name.id in self.not_local:
+            return None
+        homes = {self.statement(each) for each in self.names(name.id) if not isinstance(each.ctx, ast.Load)}
+        reader: ast.AST = self.statement(name)
+        if reader in homes or any(self.inside(each, _SCOPES) for each in (name, *homes)):
+            return None
+        while isinstance(reader, ast.stmt):
+            for before in reversed([each for each in self.block(reader) if each.lineno < reader.lineno]):
+                if any(within(before, home) for home in homes):
+                    return before if isinstance(before, ast.Assign) else None
+            above = self.file.parents.get(reader)
+            reader = above if isinstance(above, (ast.If, ast.With)) else self.file.tree
+        return None
+
     def value_of(self, name: ast.Name) -> ast.expr | None:
         """Return what ``name`` is bound to where it is read, by the only assignment that may have bound it."""
         homes = self.assignments(name)

@@ -77,6 +77,68 @@ class SoftCapped(Model):
         return loss_fct(logits.view(-1, VOCAB), labels.reshape(-1)) / 7, logits
 
 
+class Squashed(Model):
+    def logits(self, input_ids):
+        return torch.tanh(self.lm_head(self.model(input_ids)))
+
+
+class ByProblem(Squashed):
+    """Which loss it is depends on the configuration: each branch makes its own."""
+
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        if self.problem_type == "regression":
+            loss_fct = MSELoss()
+            loss = loss_fct(logits.squeeze(), labels.squeeze())
+        elif self.problem_type == "single_label_classification":
+            loss_fct = CrossEntropyLoss()
+            loss = loss_fct(logits.view(-1, VOCAB), labels.reshape(-1))
+        else:
+            loss_fct = BCEWithLogitsLoss()
+            loss = loss_fct(logits, labels)
+        return loss, logits
+
+
+class ByBranchAbove(Squashed):
+    """The loss is made outside of the branch that calls it."""
+
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        if self.problem_type == "regression":
+            loss_fct = MSELoss()
+            return loss_fct(logits.squeeze(), labels.squeeze()), logits
+        loss_fct = CrossEntropyLoss(label_smoothing=0.2)
+        with torch.enable_grad():
+            if self.ignored is not None:
+                loss = loss_fct(logits.view(-1, VOCAB), labels.reshape(-1))
+            else:
+                loss = logits.mean()
+        return loss, logits
+
+
+class InOneExpression(Model):
+    """Nothing holds the loss's module."""
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.model(input_ids))
+        loss = nn.CrossEntropyLoss(ignore_index=3)(logits.view(-1, VOCAB), labels.reshape(-1))
+        return loss, logits
+
+
+class InOneExpressionPlain(Model):
+    def forward(self, input_ids, labels):
+        logits = torch.tanh(self.lm_head(self.model(input_ids)))
+        return CrossEntropyLoss()(logits.view(-1, VOCAB), labels.reshape(-1)), logits
+
+
+class InOneExpressionSet(Model):
+    """A setting is an attribute, that another may be given."""
+
+    def forward(self, input_ids, labels):
+        logits = torch.tanh(self.lm_head(self.model(input_ids)))
+        return CrossEntropyLoss(ignore_index=self.ignored)(logits.view(-1, VOCAB), labels.reshape(-1)), logits
+
+
 class NamedSegmentation(nn.Module):
     """SegFormer: the logits are made larger, and the loss keeps its module's settings."""
 
@@ -124,34 +186,51 @@ class QuestionAnswering(nn.Module):
 # --------------------------------------------------------------------------------------------------------------------
 
 
-class Squashed(Model):
-    def logits(self, input_ids):
-        return torch.tanh(self.lm_head(self.model(input_ids)))
-
-
-class ByProblem(Squashed):
-    """Which loss it is depends on the configuration."""
-
-    def forward(self, input_ids, labels):
-        logits = self.logits(input_ids)
-        if self.problem_type == "regression":
-            loss_fct = MSELoss()
-            loss = loss_fct(logits.squeeze(), labels.squeeze())
-        elif self.problem_type == "single_label_classification":
-            loss_fct = CrossEntropyLoss()
-            loss = loss_fct(logits.view(-1, VOCAB), labels.reshape(-1))
-        else:
-            loss_fct = BCEWithLogitsLoss()
-            loss = loss_fct(logits, labels)
-        return loss, logits
-
-
 class OneOfTwo(Squashed):
     def forward(self, input_ids, labels):
         loss_fct = CrossEntropyLoss()
         if self.ignored is None:
             loss_fct = nn.MultiMarginLoss()
         return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class InALoop(Squashed):
+    """The assignment before the call is not the last one at the second turn."""
+
+    def forward(self, input_ids, labels):
+        loss_fct, total = CrossEntropyLoss(), 0
+        loss_fct = CrossEntropyLoss()
+        for _ in range(self.ignored - 2):
+            total = total + loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+            loss_fct = nn.MultiMarginLoss()
+        return total
+
+
+class InATry(Squashed):
+    """Where making one fails, another stays."""
+
+    def forward(self, input_ids, labels):
+        loss_fct = nn.MultiMarginLoss()
+        try:
+            loss_fct = CrossEntropyLoss()
+        except RuntimeError:
+            pass
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class ByExpression(Squashed):
+    def forward(self, input_ids, labels):
+        made = (CrossEntropyLoss if self.ignored else nn.MultiMarginLoss)()
+        return made(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class Unpacked(Squashed):
+    def __init__(self):
+        super().__init__()
+        self.settings = {"ignore_index": 3}
+
+    def forward(self, input_ids, labels):
+        return CrossEntropyLoss(**self.settings)(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
 
 
 class OwnLoss(CrossEntropyLoss):
@@ -241,10 +320,18 @@ ENTRIES = [
     entry("made_bias_is_learnt", LearntRow, LCE),
     entry("made_t5", T5Style, LCE),
     entry("made_capped", SoftCapped, CE),
+    entry("made_by_problem", ByProblem, CE),
+    entry("made_above_the_branch", ByBranchAbove, CE),
+    entry("made_in_one_expression", InOneExpression, LCE),
+    entry("made_in_one_expression_plain", InOneExpressionPlain, CE),
+    entry("made_in_one_expression_set", InOneExpressionSet, CE),
     entry("made_segformer", NamedSegmentation, CE, segmentation_batch),
     entry("made_nll", NllStyle, CE),
     entry("made_question_answering", QuestionAnswering, (*CE, *CE), positions),
-    entry("like_made_by_problem", ByProblem, (), refused="other modules"),
+    entry("like_made_in_a_loop", InALoop, (), refused="other modules"),
+    entry("like_made_in_a_try", InATry, (), refused="other modules"),
+    entry("like_made_by_an_expression", ByExpression, (), refused="other modules"),
+    entry("like_made_of_unpacked_settings", Unpacked, (), refused="arguments"),
     entry("like_made_one_of_two", OneOfTwo, (), refused="other modules"),
     entry("like_made_of_an_own_class", Widened, (), refused="OwnLoss"),
     entry("like_made_by_a_method", MadeElsewhere, (), refused="other modules"),
