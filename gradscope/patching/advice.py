@@ -148,6 +148,7 @@ _TODO: dict[str, tuple[str, ...]] = {
         "{} changes in place what {} reads",
         "{} changes in place what the head reads",
         "it works in place",
+        "a part of it is computed in place",
         "dropout changes its input in place",
         "scores are assigned to by index",
         "scores are assigned to by index, at places that are not known to be causal",

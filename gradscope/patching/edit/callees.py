@@ -28,7 +28,7 @@ from gradscope.patching.edit.class_hierarchy import (
     other_method,
     related,
 )
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.replacement import Known, Refusal
 from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.edit.syntax import is_name
 from gradscope.recording.graph import Frame, Node
@@ -164,6 +164,23 @@ def _asked(function: ast.expr, module: nn.Module, calls: CallSites) -> ast.expr 
     if other or isinstance(module, nn.Sequential) or not _is_path(function, calls):
         raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
     return function
+
+
+def stays_identity(call: ast.Call, calls: CallSites) -> Known | None:
+    """Return the condition that what ``call`` calls, an ``nn.Identity``, still is one; None where it always is.
+
+    Raises:
+        Refusal: that cannot be asked before.
+    """
+    module = calls.called_module(call)
+    assert isinstance(module, nn.Module)
+    expression = _asked(call.func, module, calls)
+    if expression is None:
+        return None
+    text, name = calls.source.file.of(expression), name_of(type(module), calls)
+    if name is None:
+        raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
+    return Known(expression, f"type({text}) is {name}")
 
 
 def made_in_place(call: ast.AST, module: object, calls: CallSites) -> ast.Call | None:

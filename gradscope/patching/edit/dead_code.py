@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import bound_between
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.helper_choices import returned_as_it_was
+from gradscope.patching.edit.replacement import Known, Refusal
 from gradscope.patching.edit.shape_queries import only_forms
 from gradscope.patching.edit.side_effects import is_identity
 from gradscope.patching.edit.syntax import (
@@ -59,6 +60,7 @@ class DeadCode:
         kept: statements inside a removed ``if`` that stay.
         changed: statements that stay and ask a removed tensor for its shape, dtype or device.
         checks: removed statements that only check a removed tensor.
+        unchanging: removed calls of helpers that returned a removed tensor as it was, and the conditions for that.
         conditions: the conditions that the match ran under; the new code is for these outcomes.
     """
 
@@ -68,6 +70,7 @@ class DeadCode:
     kept: list[ast.stmt] = field(default_factory=list)
     changed: list[ast.stmt] = field(default_factory=list)
     checks: list[ast.stmt] = field(default_factory=list)
+    unchanging: dict[ast.stmt, Known] = field(default_factory=dict)
 
     @property
     def bound(self) -> set[str]:
@@ -225,6 +228,11 @@ def _stays(statement: ast.stmt, inner: set[str], needed: set[str], dead: DeadCod
             return False
         dead.changed.append(statement)
         return True
+    known = returned_as_it_was(statement, calls)
+    if known is not None:
+        dead.parts.append(statement)
+        dead.unchanging[statement] = known
+        return False
     skipped = _skipped(statement, calls)
     if skipped is None:
         names = ", ".join(sorted(inner & names_in(statement)))

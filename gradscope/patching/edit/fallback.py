@@ -37,7 +37,11 @@ def with_fallback(rewrite: Rewrite, made: list[Replacement]) -> Replacement:
         sides = [(spelled_condition(file.of(test), test, not outcome), old), ("", new)]
     lines = []
     for condition, text in sides:
-        lines += [f"{indent}if {condition}:" if condition else f"{indent}else:", *_indented(text, step)]
+        head = f"{indent}if {condition}:" if condition else f"{indent}else:"
+        fits = not condition or len(tests) == 1 or len(head) <= file.style.width
+        apart = [f"{indent}{step}{'and ' if place else ''}{test}" for place, test in enumerate(tests)]
+        lines += [head] if fits else [f"{indent}if (", *apart, f"{indent}):"]
+        lines += _indented(text, step)
     return Replacement(start, end, "\n".join(lines) + "\n")
 
 

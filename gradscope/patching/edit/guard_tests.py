@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -27,12 +26,13 @@ from gradscope.patching.edit.callees import (
 )
 from gradscope.patching.edit.constants import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.edit.expressions import handed, number_of, operand_of
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.helper_choices import choice_of, side_taken
+from gradscope.patching.edit.replacement import Known, Refusal
 from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.edit.syntax import INLINE, within
 from gradscope.patching.graph import number
 from gradscope.patching.match import Scalar
-from gradscope.recording.graph import Frame, Node, Recording, Value
+from gradscope.recording.graph import Frame, Node, Place, Recording, Value
 
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.
 _WRITTEN = (ast.Call, ast.BinOp, ast.Compare, ast.AugAssign, ast.Assign)
@@ -44,14 +44,6 @@ _ARITHMETIC = frozenset(
 )
 # Other calls whose results depend on a number, and fit whatever it is: the power of a norm, a tensor of it.
 _COUNTING = REDUCTIONS | {"tensor", "as_tensor", "scalar_tensor", "new_tensor", "new_full", "fill_"}
-
-
-@dataclass(frozen=True)
-class Known:
-    """What an expression was in the recorded run, and must be for the new code."""
-
-    expression: ast.expr
-    text: str  # the test
 
 
 class Conditions:
@@ -198,6 +190,7 @@ class Conditions:
                 return
             calls = self.calls if outer.frame is self.frame else self._calls_of(outer.frame, node)
             call = calls.source.at(outer.span)
+            yield from self._side_taken(inner, call, calls)
             if module is not None and module is outer.frame.owner:
                 check_method(call, calls)
                 continue
@@ -215,6 +208,18 @@ class Conditions:
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
                 test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
                 yield Known(expression, test)
+
+    def _side_taken(self, inner: Place, call: ast.AST | None, calls: CallSites) -> Iterator[Known]:
+        """The condition that a helper does what it did, of the two things that it may do."""
+        source = self._source_of(inner.frame) if inner.frame.code.co_name not in INLINE else None
+        if source is None or choice_of(source.definition) is None:
+            return
+        known = side_taken(inner, source, call, calls) if calls is self.calls else None
+        if known is None:
+            name, line = inner.frame.code.co_name, source.definition.lineno
+            raise Refusal(f"{name} may do something else another time, on line {line}")
+        if known.text:
+            yield known
 
     def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
         """The condition that a tensor is the number that it was, and gets no gradient."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradscope.patching.edit.call_sites import CallSites
-from gradscope.patching.edit.guard_tests import Conditions, Known
+from gradscope.patching.edit.guard_tests import Conditions
 from gradscope.patching.edit.packed_guards import are_sure_cuts, known_views
+from gradscope.patching.edit.replacement import Known
 from gradscope.patching.graph import makers, number
 from gradscope.patching.match import Argument, FromSizes, Given, Layer, Match, Of, Piece, Scalar, Setting
 from gradscope.patching.views import is_view

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import is_certain, resolved
 from gradscope.patching.edit.expressions import is_left, operand_of, size_of, sizes_of
-from gradscope.patching.edit.guard_tests import Conditions, Known, bracketed
+from gradscope.patching.edit.guard_tests import Conditions, bracketed
+from gradscope.patching.edit.replacement import Known
 from gradscope.patching.edit.size_guards import form_asked
 from gradscope.patching.edit.syntax import called_name, reads_only
 from gradscope.patching.match import Size

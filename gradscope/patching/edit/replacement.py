@@ -1,7 +1,8 @@
-"""Bytes of a file that become others, and the reason why none do."""
+"""Bytes of a file that become others, the reason why none do, and what is asked before they run."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -38,3 +39,11 @@ def edited(text: bytes, replacements: Iterable[Replacement]) -> bytes:
 def moved_by(start: int, replacements: Iterable[Replacement]) -> list[Replacement]:
     """Return ``replacements`` for a text that begins at ``start``."""
     return [Replacement(each.start - start, each.end - start, each.text, each.tidies) for each in replacements]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an expression was in the recorded run, and must be for the new code."""
+
+    expression: ast.expr
+    text: str  # the test

@@ -10,13 +10,12 @@ from gradscope.patching.edit.aliases import check_aliases
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import DeadCode, check_asked_first, dead_code, own_statements
 from gradscope.patching.edit.fallback import with_fallback
-from gradscope.patching.edit.guard_tests import Known
 from gradscope.patching.edit.guards import relied_on
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.liveness import conditions_of_later_reads
 from gradscope.patching.edit.new_call import NewCall
 from gradscope.patching.edit.pair import pair_of
-from gradscope.patching.edit.replacement import Refusal, Replacement
+from gradscope.patching.edit.replacement import Known, Refusal, Replacement
 from gradscope.patching.edit.replacements import Rewrite, replacements
 from gradscope.patching.edit.second_result import second_of
 from gradscope.patching.edit.side_effects import check_calls, check_feeds_match, check_run
@@ -89,8 +88,9 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     dead = dead_code(calls, own, spelled)
     check_feeds_match(match, calls, dead.parts)
     conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls, None if pair is None else pair.name)]
-    check_calls(match, calls, dead.parts, call.spelled)
-    known = [*relied_on(match, recording, calls, recipes.name), *known_sizes(match, calls)]
+    others = check_calls(match, calls, [each for each in dead.parts if each not in dead.unchanging], call.spelled)
+    known = [*others, *relied_on(match, recording, calls, recipes.name), *known_sizes(match, calls)]
+    known += [each for each in dead.unchanging.values() if each.text]
     _check_known(known, dead, calls)
     second = second_of(match, recording, calls, conditional=bool(conditions))
     rewrite = Rewrite(match, calls, call, dead, tuple(conditions), tuple(known), second, pair)

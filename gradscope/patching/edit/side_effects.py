@@ -7,8 +7,10 @@ import ast
 from torch import nn
 
 from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.callees import stays_identity
 from gradscope.patching.edit.expressions import number_of
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.helper_choices import choice_of
+from gradscope.patching.edit.replacement import Known, Refusal
 from gradscope.patching.edit.shape_queries import is_asked_for_form
 from gradscope.patching.edit.source import FunctionSource, SourceFile
 from gradscope.patching.edit.syntax import (
@@ -71,7 +73,10 @@ def _check_changes(match: Match, nodes: list[Node]) -> None:
 
 
 def _check_helpers(match: Match, frame: Frame, files: dict[str, SourceFile]) -> None:
-    """Raise Refusal where a function called for ``match`` has a branch, a decorator or hooks."""
+    """Raise Refusal where a function called for ``match`` has a branch, hooks, or a decorator that replaces it.
+
+    Of the two things that one choice leaves, the new code is for that which was done: see ``side_taken``.
+    """
     checked = set()
     for node in match.nodes:
         _check_hooks(node.caller)
@@ -83,12 +88,27 @@ def _check_helpers(match: Match, frame: Frame, files: dict[str, SourceFile]) -> 
             if code in checked or code.co_name in INLINE:
                 continue
             checked.add(code)
-            definition = FunctionSource.of(code, files).definition
-            if any(not isinstance(each, ast.Name) or each.id != "staticmethod" for each in definition.decorator_list):
+            source = FunctionSource.of(code, files)
+            definition = source.definition
+            _check_identities(CallSites(source, place.frame, [], node))
+            is_itself = getattr(place.frame.globals.get(code.co_name), "__code__", None) is code
+            if not is_itself and any(
+                not isinstance(each, ast.Name) or each.id != "staticmethod" for each in definition.decorator_list
+            ):
                 raise Refusal(f"{code.co_name}, which makes a part of the pattern, is decorated")
-            for statement in definition.body:
+            for statement in definition.body if choice_of(definition) is None else ():
                 if not is_straight(statement):
                     raise Refusal(f"{code.co_name} may do something else another time, on line {statement.lineno}")
+
+
+def _check_identities(calls: CallSites) -> None:
+    """Raise Refusal where a helper calls an ``nn.Identity`` that may be another module next time."""
+    for part in walked(calls.source.definition):
+        if isinstance(part, ast.Call) and is_identity(calls.called_module(part)):
+            known = stays_identity(part, calls)
+            if known is not None:
+                text = calls.source.file.of(known.expression)
+                raise Refusal(f"line {part.lineno}: {text} may hold other modules next time")
 
 
 def _check_hooks(module: object) -> None:
@@ -136,11 +156,16 @@ def _reader_that_stays(node: Node, match: Match, calls: CallSites, parts: list[a
     return None
 
 
-def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> None:
-    """Raise Refusal where a removed statement calls what may have an effect, besides the match.
+def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> list[Known]:
+    """Return the conditions under which no removed statement calls anything with an effect, besides the match.
 
-    ``spelled`` are expressions that the new text evaluates.
+    Args:
+        spelled: expressions that the new text evaluates.
+
+    Raises:
+        Refusal: one calls what may have an effect.
     """
+    found: list[Known | None] = []
     made = set(map(calls.expression, match.nodes)) | calls.recorded
     for statement in [*parts, calls.stays]:
         for part in walked(statement):
@@ -148,10 +173,14 @@ def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: 
                 continue
             if called_name(part) in {"map", "zip"} and _maps(part, match):
                 continue
-            if is_identity(calls.called_module(part)) or ast.unparse(part) == "super()":
+            if is_identity(calls.called_module(part)):
+                found.append(stays_identity(part, calls))
+                continue
+            if ast.unparse(part) == "super()":
                 continue
             if called_name(part) not in PURE and not calls.makes_module(part):
                 raise Refusal(f"line {part.lineno} also calls {called_name(part)}")
+    return [each for each in found if each is not None]
 
 
 def _maps(call: ast.Call, match: Match) -> bool:

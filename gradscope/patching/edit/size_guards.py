@@ -13,8 +13,8 @@ from gradscope.ops import names
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
-from gradscope.patching.edit.guard_tests import Known, bracketed
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.guard_tests import bracketed
+from gradscope.patching.edit.replacement import Known, Refusal
 from gradscope.patching.edit.syntax import names_in, reads_only
 from gradscope.patching.graph import CASTS, COPIES
 from gradscope.patching.match import Match, Of

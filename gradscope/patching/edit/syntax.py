@@ -14,7 +14,7 @@ BRANCHES = (ast.IfExp, ast.BoolOp)
 # Functions and methods without effects, which give the same for the same arguments.
 PURE = frozenset(
     {"size", "dim", "sqrt", "float", "int", "len", "min", "max", "abs", "numel", "rsqrt", "pow", "finfo", "bool"}
-    | {"tuple", "list", "isinstance", "Size"}
+    | {"tuple", "list", "isinstance", "Size", "sum", "any", "all"}
 )
 
 # Names of code objects whose source stands inside the function around them.

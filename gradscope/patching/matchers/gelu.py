@@ -157,7 +157,11 @@ def _near(output: Value, x: Value, tried: _Tried) -> _Unit | None:
     """What is a GELU of ``x`` but for its numbers."""
     made = tried.trial.of(output)
     found = region(output, (x,)) if any(close(made, wanted, _NEAR) for wanted in tried.wanted.values()) else None
-    return _Unit(found, "none", ("a constant is not GELU's: this is another function",)) if found is not None else None
+    if found is None:
+        return None
+    in_place = any(node.changed for node in found.nodes)  # what is read after, and before, it was changed
+    reason = "a part of it is computed in place" if in_place else "a constant is not GELU's: this is another function"
+    return _Unit(found, "none", (reason,))
 
 
 def _is_added(value: Value) -> bool:
