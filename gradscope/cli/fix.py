@@ -117,19 +117,12 @@ def fix(
     goes to stderr, the report to stdout.
     """
     refuse_leftovers(context, target, module)
-    if dry_run and write:
-        raise UsageError("--dry-run writes nothing, and --write does: give one of them.")
-    if dry_run and json_path is not None:
-        raise UsageError("--dry-run writes no FIX.json: leave out --json.")
-    if output is not None and json_path is not None:
-        raise UsageError("-o and --json both say where FIX.json goes: give one of them.")
+    _refuse_contradictions(dry_run=dry_run, write=write, output=output, json_path=json_path)
     from gradscope.fixing.options import FixOptions, chosen_recipes
     from gradscope.patching.matchers import MATCHERS
     from gradscope.tables import Options
 
-    run_path = json_path_of(target, output, json_path, module=module)
-    if run_path is not None and output is None and json_path is None:
-        run_path = run_path.with_name(f"{run_path.stem}-fix.json")
+    run_path = _fix_path_of(target, output, json_path, module=module)
     page_path = html_path_of(run_path, html_path, no_html=no_html)
     request = FixRequest(
         target=target,
@@ -160,6 +153,23 @@ def fix(
     )
     to_stdout = run_path is None
     raise typer.Exit(run(request, to_stdout=to_stdout, whole_process=bool(context.obj)))
+
+
+def _refuse_contradictions(*, dry_run: bool, write: bool, output: str | None, json_path: str | None) -> None:
+    if dry_run and write:
+        raise UsageError("--dry-run writes nothing, and --write does: give one of them.")
+    if dry_run and json_path is not None:
+        raise UsageError("--dry-run writes no FIX.json: leave out --json.")
+    if output is not None and json_path is not None:
+        raise UsageError("-o and --json both say where FIX.json goes: give one of them.")
+
+
+def _fix_path_of(target: str, output: str | None, json_path: str | None, *, module: bool) -> Path | None:
+    """Return where FIX.json goes; None where it goes to stdout. The name is told from the one of ``profile``."""
+    run_path = json_path_of(target, output, json_path, module=module)
+    if run_path is not None and output is None and json_path is None:
+        run_path = run_path.with_name(f"{run_path.stem}-fix.json")
+    return run_path
 
 
 def run(request: FixRequest, *, to_stdout: bool, whole_process: bool) -> int:

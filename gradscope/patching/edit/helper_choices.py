@@ -25,7 +25,7 @@ from gradscope.recording.graph import Place
 
 
 @dataclass(frozen=True)
-class Choice:
+class HelperChoice:
     """What a helper returns under a condition, and otherwise."""
 
     test: ast.expr
@@ -33,7 +33,7 @@ class Choice:
     no: ast.expr
 
 
-def choice_of(definition: ast.AST) -> Choice | None:
+def choice_of(definition: ast.AST) -> HelperChoice | None:
     """Return the conditional expression, or the ``if``, that is all that a helper consists of; None of any other."""
     if not isinstance(definition, ast.FunctionDef):
         return None
@@ -43,10 +43,10 @@ def choice_of(definition: ast.AST) -> Choice | None:
         return None
     found = None
     if len(body) == 1 and isinstance(last.value, ast.IfExp):
-        found = Choice(last.value.test, last.value.body, last.value.orelse)
+        found = HelperChoice(last.value.test, last.value.body, last.value.orelse)
     elif len(body) == 2 and isinstance(body[0], ast.If) and not body[0].orelse and len(body[0].body) == 1:
         given = _given_by(body[0].body[0], last.value)
-        found = Choice(body[0].test, given, last.value) if given is not None else None
+        found = HelperChoice(body[0].test, given, last.value) if given is not None else None
     if found is None or not reads_only(found.test) or len(names_in(found.test)) != 1:
         return None
     return found if all(is_straight(ast.Return(side)) for side in (found.yes, found.no)) else None
@@ -129,11 +129,11 @@ def arguments_of(definition: ast.AST, call: ast.Call) -> dict[str, ast.expr] | N
         return None
 
 
-def _sides(choice: Choice) -> tuple[ast.expr, ast.expr]:
+def _sides(choice: HelperChoice) -> tuple[ast.expr, ast.expr]:
     return choice.yes, choice.no
 
 
-def _asked(choice: Choice, helper: ast.AST, call: ast.Call, calls: CallSites, *, outcome: bool) -> Known | None:
+def _asked(choice: HelperChoice, helper: ast.AST, call: ast.Call, calls: CallSites, *, outcome: bool) -> Known | None:
     """Return the test of ``choice``, asked of the argument that it reads, before the helper is called."""
     (name,) = names_in(choice.test)
     given = (arguments_of(helper, call) or {}).get(name)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import Condition, DeadCode
 from gradscope.patching.edit.new_call import NewCall
-from gradscope.patching.edit.pair import Pair
 from gradscope.patching.edit.replacement import Known, Refusal, Replacement, edited, moved_by
-from gradscope.patching.edit.second_result import Second
 from gradscope.patching.edit.shape_queries import shape_queries
 from gradscope.patching.edit.source import SourceFile
 from gradscope.patching.edit.syntax import statements_in, walked
+from gradscope.patching.edit.two_results import Pair, Second
 from gradscope.patching.match import Match
 
 

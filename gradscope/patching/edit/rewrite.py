@@ -14,14 +14,13 @@ from gradscope.patching.edit.guards import relied_on
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.liveness import conditions_of_later_reads
 from gradscope.patching.edit.new_call import NewCall
-from gradscope.patching.edit.pair import pair_of
 from gradscope.patching.edit.replacement import Known, Refusal, Replacement
 from gradscope.patching.edit.replacements import Rewrite, replacements
-from gradscope.patching.edit.second_result import second_of
 from gradscope.patching.edit.side_effects import check_calls, check_feeds_match, check_run
 from gradscope.patching.edit.size_guards import known_sizes
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import names_in, reads_only, within
+from gradscope.patching.edit.two_results import pair_of, second_of
 from gradscope.patching.match import Match
 from gradscope.recording.graph import Frame, Recording
 

@@ -10,7 +10,7 @@ import torch
 
 from gradscope.patching.graph import COPIES, cast_source, dimension, number
 from gradscope.patching.match import Match, Piece, Scalar, Setting
-from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor, Found
+from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor, ScoresChain
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
 from gradscope.patching.matchers.attention_weights import weights_of
 from gradscope.patching.matchers.masks import HIDDEN, Mask, times_mask, uniform
@@ -71,7 +71,7 @@ class _Attention:
         if scores.producer.op == "baddbmm":
             self._added_in_product(scores.producer)
         self.steps.reverse()
-        found = Found(
+        found = ScoresChain(
             self.product,
             softmax,
             self.nodes,

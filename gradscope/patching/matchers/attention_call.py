@@ -38,7 +38,7 @@ class Cap:
 
 
 @dataclass
-class Found:
+class ScoresChain:
     """What was found on the way from the weights back to the scores."""
 
     product: Node
@@ -58,7 +58,7 @@ class Found:
 class Call:
     """The call that stands for an attention."""
 
-    found: Found
+    found: ScoresChain
     query: Operand
     key: Operand
     value: Operand

@@ -80,12 +80,12 @@ def _units(recording: Recording, kind: _Kind) -> Iterator[Match]:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _GatedUnit:
     region: Region
     approximate: str  # a key of its kind's functions
 
 
-def _from(gate: Value, sign: Node, kind: _Kind, known: dict[Value, Trial]) -> _Unit | None:
+def _from(gate: Value, sign: Node, kind: _Kind, known: dict[Value, Trial]) -> _GatedUnit | None:
     """The unit of ``gate`` around the call ``sign``; ``known`` is what was tried for gates before."""
     if gate not in known:
         known[gate] = Trial({gate: rows(gate)})
@@ -134,18 +134,18 @@ def _may_depend(value: Value, sign: Node) -> bool:
     return False
 
 
-def _unit(output: Value, gate: Value, up: Value, kind: _Kind) -> _Unit | None:
+def _unit(output: Value, gate: Value, up: Value, kind: _Kind) -> _GatedUnit | None:
     numbers = rows(gate, 1.0, 3.0), rows(up)
     made = Trial(dict(zip((gate, up), numbers, strict=True))).of(output)
     for approximate, function in kind.functions.items():
         if close(made, function(*numbers)):
             found = region(output, (gate, up))
             proved = found is not None and Proofs().proves(found.nodes, output, found.given, function)
-            return _Unit(found, approximate) if found is not None and proved else None
+            return _GatedUnit(found, approximate) if found is not None and proved else None
     return None
 
 
-def _match(unit: _Unit, kind: _Kind) -> Match:
+def _match(unit: _GatedUnit, kind: _Kind) -> Match:
     found = unit.region
     gate, up = found.given
     reasons = found.reasons

@@ -60,7 +60,7 @@ def _operands(match: Match) -> list[Of]:
 
 
 @dataclass
-class _Chain:
+class _PackedCuts:
     """A tensor and what it is made from, over views and products with numbers, nearest first."""
 
     values: list[Value]
@@ -68,7 +68,7 @@ class _Chain:
     worth: float = 1.0
 
     @classmethod
-    def of(cls, value: Value) -> _Chain:
+    def of(cls, value: Value) -> _PackedCuts:
         chain = cls([value])
         while (node := value.producer) is not None and len(node.inputs) == 1 and not node.changed:
             if not is_view(node) and not chain._scaled(node):
@@ -100,7 +100,7 @@ class _Packed:
 
     match: Match
     operands: list[Of]
-    chains: list[_Chain]
+    chains: list[_PackedCuts]
     root: Value
     heads: int
     kv_heads: int
@@ -112,7 +112,7 @@ class _Packed:
         views = _operands(match)
         if match.reasons or len(views) != 3 or not is_carried(match):
             return None
-        chains = [_Chain.of(each.value) for each in views]
+        chains = [_PackedCuts.of(each.value) for each in views]
         others = [set(map(id, chain.values)) for chain in chains[1:]]
         for root in chains[0].values:
             if len(root.shape) == 3 and all(id(root) in other for other in others):
@@ -262,7 +262,7 @@ class _Packed:
         usual = math.isclose(worth * math.sqrt(self.size), 1.0, rel_tol=1e-6)
         return (FromSizes(pieces, self.size, "None"),) if usual else pieces
 
-    def _count(self, chain: _Chain, heads: int) -> Piece:
+    def _count(self, chain: _PackedCuts, heads: int) -> Piece:
         """How many heads, as the view that splits them has it."""
         positions = _positions(self.root.shape)
         for value in reversed(chain.down_to(self.root)):

@@ -33,4 +33,4 @@ def find(case: Case) -> Iterator[Finding]:
     yield from found_places(case, RULE.name, set(_MESSAGES), lambda place: _MESSAGES[place.recipe])
 
 
-RULE = Rule("activation-by-hand", "GELU or SwiGLU made of plain operations", find)
+RULE = Rule("activation-by-hand", "GELU, SwiGLU or GeGLU made of plain operations", find)
