@@ -16,9 +16,9 @@ from gradscope.errors import UsageError
 from gradscope.pipeline import outcome_of, profile_workload
 from gradscope.recording.record import Recorder
 from gradscope.report.report import Report
-from gradscope.size_parser import bytes_of
 from gradscope.tables import MEMORY_BUDGET, Options, WorkloadInfo
 from gradscope.trace.reader import TraceReader
+from gradscope.units import bytes_of
 from gradscope.workload import Workload
 
 

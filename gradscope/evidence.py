@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from gradscope.capture.naming import ModuleNames
-from gradscope.capture.paths import local_path
+from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture
 from gradscope.diagnose.case import StepFacts
 from gradscope.patching.mask_facts import note_masks

@@ -1,6 +1,7 @@
-"""What torch's operations are, by their names in a recording: products, views, casts; and the bytes of a dtype.
+"""What torch's operations are: matmuls, views, casts, what they save for backward; and the bytes of a dtype.
 
-The one place that says so. Rules and patterns that mean fewer of them say which, beside these.
+The one place that says so, by their names in a recording (``matmul``), in a trace (``aten::mm``) and of their nodes
+(``MmBackward0``). Rules and patterns that mean fewer of them say which, beside these.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ def names(*lines: str) -> frozenset[str]:
     return frozenset(name for line in lines for name in line.split())
 
 
-# Products of matrices, any number of them in a batch.
+# Of matrices, any number of them in a batch.
 MATMULS = names("matmul rmatmul linear mm bmm addmm addbmm baddbmm einsum tensordot")
 # Of these, those of two activations: queries with keys, weights with values.
 BATCHED_MATMULS = names("matmul rmatmul bmm baddbmm einsum")
 CONVOLUTIONS = names("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution")
 ATTENTION = "scaled_dot_product_attention"
+# All whose FLOPs are multiplications of many numbers for each that is read.
+PRODUCTS = MATMULS | CONVOLUTIONS | {ATTENTION} | names("mv dot addmv bilinear outer inner")
 
 # The same numbers in the same memory, another form of them.
 RESHAPES = names("view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze")
@@ -32,6 +35,45 @@ PARTS = names(
 VIEWS = RESHAPES | TURNS | EXPANSIONS | PARTS
 # Another dtype, or the tensor itself where it has that already.
 CASTS = names("to type type_as float double half bfloat16")
+# They may return their argument's memory as it is: then they move nothing.
+MAY_BE_VIEWS = (
+    VIEWS
+    | CASTS
+    | names(
+        "broadcast_tensors contiguous detach alias cpu cuda real imag view_as_real view_as_complex",
+        "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
+    )
+)
+# They read as much of their source as they make.
+PICKS = names("embedding index_select gather getitem take take_along_dim masked_select")
+
+# What backward hands to an input is a view of the gradient, whatever the shapes are.
+SPLITS_GRADIENT = names("cat stack hstack vstack sum reshape flatten contiguous clone")
+# The gradient goes on as it is to an input of the same shape and dtype.
+HANDS_GRADIENT_ON = names("add sub to float double half bfloat16 type type_as")
+# What is saved for backward, of floating numbers: none; each of the first two inputs, where the other wants a gradient;
+# the first input; the result. An operation that is in none of these saves what it is not known to need less of.
+SAVES_NOTHING = names(
+    "neg mean masked_fill where tril triu embedding index_select gather getitem take take_along_dim masked_select",
+    "cumsum pad roll flip repeat repeat_interleave tile scatter_add index_add rsub dropout avg_pool1d avg_pool2d",
+    "adaptive_avg_pool1d adaptive_avg_pool2d interpolate pixel_shuffle",
+)
+SAVES_EACH_OTHER = (
+    (MATMULS - {"addmm", "addbmm", "baddbmm", "einsum"}) | CONVOLUTIONS | names("mv dot mul div rdiv outer inner")
+)
+SAVES_INPUT = names("gelu silu layer_norm rms_norm group_norm batch_norm pow log sin cos")
+SAVES_RESULT = names("relu tanh sigmoid softmax log_softmax exp sqrt rsqrt")
+
+# As rows of a trace: what torch's dispatcher runs.
+ATEN_MATMULS = names("aten::mm aten::bmm aten::addmm aten::baddbmm aten::_addmm_activation")
+ATEN_CONVOLUTIONS = names(
+    "aten::convolution aten::_convolution aten::mkldnn_convolution aten::cudnn_convolution aten::thnn_conv2d",
+    "aten::cudnn_convolution_transpose",
+)
+ATEN_ATTENTION = "aten::_scaled_dot_product_"  # so begin the names of its kernels
+ATEN_CASTS = names("aten::_to_copy aten::to")
+ATEN_FILLS = names("aten::zero_ aten::fill_ aten::_foreach_zero_")  # of gradients, by zero_grad
+CAST_NODE = "ToCopyBackward0"
 
 
 def item_bytes(dtype: str) -> int:

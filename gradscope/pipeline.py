@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from gradscope import compat
-from gradscope.about import run_data, with_failures
+from gradscope.about import run_data, why_no_result, why_no_steps, with_failures
 from gradscope.attribute.align_steps import assign
 from gradscope.attribute.memory.by_layer import with_memory_of_layers, with_memory_of_lines
 from gradscope.attribute.memory.result import MemoryResult, read_memory
 from gradscope.attribute.result import Attribution, build_result
+from gradscope.attribute.rows import in_other_threads
 from gradscope.attribute.survey import Notes
-from gradscope.attribute.threads import in_other_threads
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.model_steps import run_steps, seed_everything
@@ -27,7 +27,6 @@ from gradscope.capture.result import Capture, SurveyStep
 from gradscope.capture.session import Session
 from gradscope.capture.state import preserved
 from gradscope.capture.training import StepFinder, StopRun, was_stopped
-from gradscope.descriptors import room_for_files
 from gradscope.diagnose.bounds import bounded
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.engine import diagnose, every_rule
@@ -35,6 +34,7 @@ from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
 from gradscope.limits import kept
 from gradscope.patching.places import Found
+from gradscope.process import room_for_files
 from gradscope.readings import (
     READING_MEMORY,
     READING_SURVEY,
@@ -49,7 +49,6 @@ from gradscope.recording.record import Recorder
 from gradscope.report.report import Report
 from gradscope.tables import Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
 from gradscope.trace.reader import TraceReader
-from gradscope.unmeasured import why_no_result, why_no_steps
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
 

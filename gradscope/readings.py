@@ -21,13 +21,12 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames, name_called, roots_of_models
-from gradscope.capture.paths import local_path
 from gradscope.capture.phases import SETTLING_STEPS
 from gradscope.capture.phases.lines import Lines
+from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture, SurveyStep, TimedSteps, TracedSteps
 from gradscope.tables import IntColumn, LineInfo, Progress, SpanTable
-from gradscope.trace.join import joined
-from gradscope.trace.reader import TraceReader
+from gradscope.trace.reader import TraceReader, joined
 
 # Under these the guard notes an error.
 READING_SURVEY, READING_MEMORY = "reading the survey", "reading the memory pass"

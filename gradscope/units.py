@@ -1,4 +1,4 @@
-"""Numbers to text: the only place of gradscope that turns nanoseconds, bytes, FLOP and ratios into words.
+"""Numbers to text, and amounts of memory from text: the only place that words nanoseconds, bytes, FLOP and ratios.
 
 Every function takes a plain number and gives a short text of three significant digits with its unit, for instance
 ``12.3 ms``, ``1.24 GB`` or ``×2.10``. ``None`` means not measured and reads ``-``. Multiples of bytes are of 1000
@@ -7,8 +7,13 @@ Every function takes a plain number and gives a short text of three significant 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+
+from gradscope.errors import UsageError
+from gradscope.safe_text import cut, visible
 
 NOT_MEASURED = "-"
 
@@ -157,3 +162,35 @@ def _three_digits(value: float) -> str:
     if magnitude >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
+
+
+# "24g" means 24 GiB: on a memory card, in Docker and to Java a bare letter is the binary multiple.
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("kmgt", 1) for suffix in ("", "ib")},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+}
+_AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{0,9})?|\.\d{1,9})\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def bytes_of(value: str | int, name: str = "--device-memory") -> int:
+    """An amount of memory in bytes: ``6GiB``, ``6GB``, ``24g`` (GiB), ``512MiB``, ``1.5g``, or a number of bytes.
+
+    Raises:
+        UsageError: it is none of these, or nothing.
+    """
+    text = str(value)
+    match = _AMOUNT.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None or isinstance(value, (bool, float)):
+        raise UsageError(
+            f"{name}: {cut(visible(text), 60) or repr(text)} is not an amount of memory.\n"
+            "Give a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB; without one it is bytes."
+        )
+    amount = int(Fraction(match[1].rstrip(".") if not match[1].startswith(".") else f"0{match[1]}") * factor)
+    if amount < 1:
+        raise UsageError(
+            f"{name}: {text} is no memory at all.\nGive a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
+        )
+    return amount

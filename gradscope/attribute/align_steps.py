@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradscope.attribute.hooks import is_module_hook
-from gradscope.attribute.linematch import NOT_TOLD, lines_of_nodes
+from gradscope.attribute.linematch import NOT_TOLD, calls_made, lines_of_nodes, operations_of
 from gradscope.attribute.nodes import OUTSIDE, UNKNOWN, nearest
-from gradscope.attribute.operations import calls_made, operations_of
 from gradscope.attribute.passes import Passes, Replayed, replay
 from gradscope.attribute.rows import (
     INHERIT,
@@ -22,6 +20,7 @@ from gradscope.attribute.rows import (
     adopt_outside_ops,
     assign_rows,
     find_steps,
+    is_module_hook,
 )
 from gradscope.attribute.survey import NO_LINE, Notes, Receiver, keys, match_step, unit_rows
 from gradscope.tables import IntColumn, RowKind, SpanTable

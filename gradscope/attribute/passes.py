@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradscope.attribute.hooks import is_module_hook
 from gradscope.attribute.nodes import UNKNOWN, innermost_pass_of, nearest
-from gradscope.attribute.rows import Skeleton
+from gradscope.attribute.rows import Skeleton, is_module_hook
 from gradscope.tables import EventTable, GraphNode, IntColumn, PassGraph, PassNote, RowKind
 
 _UNNOTED = PassNote(-1, -1)

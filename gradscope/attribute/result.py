@@ -12,14 +12,15 @@ from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
+    hook_cost,
     layer_steps,
     make_cells,
     move_recompute_gaps,
     own_contribution,
+    take_out,
     totals_by_step,
 )
 from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
-from gradscope.attribute.own_cost import hook_cost, take_out
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, self_times
 from gradscope.attribute.survey import Notes
 from gradscope.tables import (

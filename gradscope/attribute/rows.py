@@ -1,15 +1,19 @@
-"""Gives each row of a trace its step, category and owner, from the top of the tree down."""
+"""Gives each row of a trace its step, category and owner, from the top of the tree down.
+
+A full backward (pre-)hook of a module puts a node of its own around the call: the engine's row of that node is the
+hook's work, and what it takes to call it. Hooks on tensors are marked while they run, see ``capture.backward``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gradscope.attribute.hooks import hooked_modules, inside_hooks, is_module_hook
 from gradscope.attribute.nodes import (
     OUTSIDE,
     UNKNOWN,
@@ -21,7 +25,47 @@ from gradscope.attribute.nodes import (
     number_nodes,
     span_labels,
 )
-from gradscope.tables import EventTable, Int8Column, IntColumn, RowKind, SpanTable
+from gradscope.tables import EventTable, Int8Column, IntColumn, PassNote, RowKind, SpanTable
+
+_NODE = "BackwardHookFunctionBackward"  # of torch.nn.modules._functions.BackwardHookFunction
+
+
+class _Levels(Protocol):
+    def propagate(self, marks: npt.NDArray[np.integer], root: int) -> npt.NDArray[np.integer]: ...
+
+
+def is_module_hook(table: EventTable, rows: IntColumn) -> npt.NDArray[np.bool_]:
+    """Which of the NODE rows are of a module's full backward (pre-)hooks."""
+    if _NODE not in table.names:
+        return np.zeros(len(rows), bool)
+    return np.asarray(table.name[rows] == table.names.index(_NODE))
+
+
+def hooked_modules(table: EventTable, nodes: NodeNumbers, calls: SpanTable, owner: IntColumn) -> IntColumn:
+    """``owner`` of the nodes, with those of hooks owned by the module that has the hook.
+
+    The node around a call's inputs is made inside the call; the one around its outputs as soon as the call has
+    returned, which is the caller's time: before any other call, for that puts its own node inside of itself.
+    """
+    mine = np.flatnonzero(is_module_hook(table, nodes.row))
+    if not len(mine):
+        return owner
+    labels = NodeLabels(table, calls, RowKind.CALL, latest=True)
+    found = labels.look_up(nodes.thread[mine], nodes.sequence[mine])
+    owner = owner.copy()
+    owner[mine] = found
+    return owner
+
+
+def inside_hooks(table: EventTable, levels: _Levels, inherit: int) -> npt.NDArray[np.bool_]:
+    """Which rows run inside a hook, at any depth, but for nested backward passes."""
+    marks = np.full(len(table), inherit, np.int8)
+    marks[table.kind == RowKind.BACKWARD] = 0
+    nodes = np.flatnonzero(table.kind == RowKind.NODE)
+    marks[nodes[is_module_hook(table, nodes)]] = 1
+    marks[table.kind == RowKind.HOOK] = 1
+    return levels.propagate(marks, 0).astype(bool)
+
 
 BoolColumn = npt.NDArray[np.bool_]
 
@@ -410,3 +454,23 @@ def _without_other_threads(table: EventTable, start: IntColumn, end: IntColumn, 
             own[window] -= last - first
             covered_until[window] = last
     return np.maximum(own, 0)
+
+
+def in_other_threads(skeleton: Skeleton, notes: Sequence[PassNote]) -> tuple[str, ...]:
+    """Name which of "forward" and "backward" other threads ran: what they allocate torch's profiler does not record.
+
+    It does record what the engine's own threads allocate for a pass of the thread that ends the steps.
+
+    Args:
+        notes: one for each backward pass, in the order in which they began.
+    """
+    table = skeleton.table
+    trains = np.unique(table.thread[table.kind == RowKind.STEP])
+    elsewhere = ~np.isin(table.thread, trains)
+    calls = (table.kind == RowKind.CALL) & elsewhere & ~skeleton.in_backward
+    layers = skeleton.calls.label[table.argument[calls]] >= 0
+    windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
+    windows = windows[np.argsort(table.start_ns[windows], kind="stable")]
+    nested = np.array([number < len(notes) and notes[number].nested for number in range(len(windows))], bool)
+    found = {"forward": bool(layers.any()), "backward": bool(elsewhere[windows[~nested]].any())}
+    return tuple(name for name, ran in found.items() if ran)

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gradscope.attribute.linechoice import LayerCall
-from gradscope.attribute.linematch import LineMatcher, Traced
+from gradscope.attribute.linematch import LineMatcher, Traced, calls_made, operations_of
 from gradscope.attribute.nodes import OUTSIDE, NodeLabels, above_lines, label_nodes, nearest, pass_of
-from gradscope.attribute.operations import calls_made, operations_of
 from gradscope.attribute.rows import Category, NodeRows, Rows, Skeleton, assign_rows, find_steps
 from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, ParameterInfo, RowKind, SpanTable
 

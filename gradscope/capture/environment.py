@@ -1,4 +1,4 @@
-"""What the run ran on: versions, device, threads, precision settings."""
+"""What the run ran on and how torch was set: versions, device, threads, switches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,102 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from gradscope.capture.torch_flags import fp32_precision
+from gradscope.capture.guard import Guard
+from gradscope.capture.modules import no_compile_warning
 from gradscope.devices import device_name
+from gradscope.tables import OptimizerFact
+
+_DENORMAL = 5e-324
+
+
+def current_settings() -> dict[str, Any]:
+    """Switches by name; those of a device that is not in use are left out.
+
+    ``anomaly``: torch.autograd.set_detect_anomaly; ``anomaly_nan``: with its check for NaN; ``deterministic``:
+    torch.use_deterministic_algorithms; ``fill_uninitialized``: with torch.empty filled; ``flush_denormal``:
+    torch.set_flush_denormal, as this thread computes; ``matmul_precision``:
+    torch.get_float32_matmul_precision(), or None where torch refuses to say; ``threads``; ``validate_args``:
+    torch.distributions' own checks. On CUDA also ``cudnn_benchmark``, ``cudnn_tf32`` (of convolutions),
+    ``matmul_tf32``, ``conv_fp32`` and ``matmul_fp32`` (:func:`fp32_precision`), ``capability``, ``launch_blocking``
+    (CUDA_LAUNCH_BLOCKING) and ``no_caching`` (PYTORCH_NO_CUDA_MEMORY_CACHING).
+    """
+    found: dict[str, Any] = {
+        "anomaly": torch.is_anomaly_enabled(),
+        "anomaly_nan": torch.is_anomaly_check_nan_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill_uninitialized": getattr(torch.utils.deterministic, "fill_uninitialized_memory", True),
+        "flush_denormal": _DENORMAL * 1.0 == 0.0,  # torch does not say; Python's numbers go by the same switch
+        "matmul_precision": _matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "validate_args": torch.distributions.Distribution._validate_args,
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found |= {
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_tf32": fp32_precision("conv") == "tf32",
+            "conv_fp32": fp32_precision("conv"),
+            "matmul_tf32": fp32_precision("matmul") == "tf32",
+            "matmul_fp32": fp32_precision("matmul"),
+            "capability": list(torch.cuda.get_device_capability()),
+            "launch_blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+            # torch only asks whether this one is set.
+            "no_caching": "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ,
+        }
+    found["compiled"] = "torch._dynamo" in sys.modules
+    return found
+
+
+def fp32_precision(operation: Literal["matmul", "conv"]) -> str:
+    """How CUDA computes this operation in float32: "tf32", or "ieee" or "none" for full precision.
+
+    "ieee" was asked for by an ``fp32_precision``. The older ``allow_tf32`` raise where the newer switches were set.
+    """
+    backends: Any = torch.backends
+    backend = backends.cuda.matmul if operation == "matmul" else backends.cudnn.conv
+    return str(backend.fp32_precision)
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch.backends.fp32_precision and its like were set
+        return None
+
+
+def optimizer_fact(optimizer: Optimizer) -> OptimizerFact:
+    """What decides how its step runs."""
+    with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone
+        return _optimizer_fact(optimizer)
+
+
+def _optimizer_fact(optimizer: Optimizer) -> OptimizerFact:
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kind = type(optimizer)
+    own = kind.__module__.startswith("torch.optim")
+    return OptimizerFact(
+        # Others have classes of the same names, which take other arguments.
+        class_name=kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}",
+        fused=_of_groups(optimizer, "fused"),
+        foreach=_of_groups(optimizer, "foreach"),
+        tensors=len(held),
+        elements=sum(parameter.numel() for parameter in held),
+    )
+
+
+def _of_groups(optimizer: Optimizer, name: str) -> bool | None:
+    """A setting that each group of parameters may have of its own: True where all have it."""
+    given = {group.get(name, optimizer.defaults.get(name)) for group in optimizer.param_groups}
+    return True if given == {True} else None if given <= {None} else False
 
 
 def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -64,3 +152,50 @@ def _version(package: str) -> str | None:
         return metadata.version(package) if importlib.util.find_spec(package) is not None else None
     except Exception:  # a stand-in of the user's in sys.modules has no spec; a file may not be opened any more
         return None
+
+
+_DEBUGGING = ("anomaly", "deterministic", "validate_args")
+
+
+class SwitchWatch:
+    """Looks at the switches where the step's first module is called, and where each backward pass begins."""
+
+    def __init__(self) -> None:
+        self._seen: list[dict[str, Any]] = []
+
+    @contextmanager
+    def watching(self, guard: Guard) -> Iterator[None]:
+        """Look at the first module call until the block is left."""
+
+        def first(module: nn.Module, args: Any) -> None:
+            if not self._seen:
+                self.look()
+
+        hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("looking at torch's switches", first))
+        try:
+            with no_compile_warning():
+                yield
+        finally:
+            hook.remove()
+
+    def look(self) -> None:
+        """Note how the switches are now."""
+        self._seen.append(current_settings())
+
+    def with_seen(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """``settings``, those between two steps, with what was on inside of the step.
+
+        ``inside_step``: names of the switches that were on there only.
+        """
+        found = dict(settings)
+        inside = []
+        for name in _DEBUGGING:
+            on = [seen for seen in self._seen if seen.get(name)]
+            if on and not settings.get(name):
+                inside.append(name)
+                found[name] = True
+                if name == "anomaly":
+                    found["anomaly_nan"] = any(seen.get("anomaly_nan") for seen in on)
+        if inside:
+            found["inside_step"] = inside
+        return found

@@ -18,12 +18,21 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradscope import markers
-from gradscope.capture.census import Census, every_storage, sizes_alive
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.registry import NOBODYS
-from gradscope.capture.saved import GraphReader, KeptStorage
-from gradscope.capture.seen import Seen
-from gradscope.capture.storages import StorageNote, StorageReader, is_tensor, sizes_of, sizes_text, tensors_in
+from gradscope.capture.registry import NOBODYS, Seen
+from gradscope.capture.storages import (
+    Census,
+    GraphReader,
+    KeptStorage,
+    StorageNote,
+    StorageReader,
+    every_storage,
+    is_tensor,
+    sizes_alive,
+    sizes_of,
+    sizes_text,
+    tensors_in,
+)
 from gradscope.capture.survey import GraphTracer, LineTracer
 from gradscope.compat import TraceMarker, live_device_blocks
 from gradscope.tables import EventTable, GraphNode, LineInfo, Role, SavedTensor, Sighting, SpanTable

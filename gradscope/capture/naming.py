@@ -9,8 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from gradscope.capture.paths import inner_paths, own_parameters, shape_of, source_of, wrapped
-from gradscope.capture.registry import NOBODYS, ModuleRegistry, RegisteredPath
+from gradscope.capture.registry import (
+    NOBODYS,
+    ModuleRegistry,
+    RegisteredPath,
+    inner_paths,
+    own_parameters,
+    shape_of,
+    source_of,
+    wrapped,
+)
 from gradscope.tables import ModuleInfo, ParameterInfo
 from gradscope.tree import join, modules_of, parameters_of
 

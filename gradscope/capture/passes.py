@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from gradscope import markers
+from gradscope.capture.backward import TensorHooks
 from gradscope.capture.graphs import most_nodes, starts_of, walked
-from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.modules import CallRecorder
-from gradscope.capture.seen import Seen
+from gradscope.capture.registry import Seen
 from gradscope.capture.survey import parameter_marker
 from gradscope.compat import TraceMarker
 from gradscope.tables import GraphNode, PassGraph, PassNote

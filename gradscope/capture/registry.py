@@ -1,23 +1,89 @@
-"""Knows every module that was called by its place, the path inside the root that it was called in.
+"""Knows modules by their places, the paths inside their roots; objects that were seen, and none kept alive.
 
 A place outlives the modules that stand at it: a head that the user replaces keeps its row. No module is kept alive.
+
+A step may make modules and leaves of its own: a head that is replaced, a copy, the points of a gradient penalty. Held
+here they would live on, and count in the memory that is measured.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from gradscope.capture import byhand
 from gradscope.capture.callers import Callers
-from gradscope.capture.paths import inner_paths, own_parameters, shape_of, sizes_of, source_of, wrapped
-from gradscope.tree import join, modules_of, parameters_of
+from gradscope.tree import join, modules_of, named_modules_of, parameters_of
+
+
+def inner_paths(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """``top.named_modules()`` without the name under which torch.compile keeps what it wraps."""
+    return named_modules_of(top, _path_below)
+
+
+def _path_below(module: nn.Module, path: str, name: str) -> str:
+    return path if name == _ORIGINAL and wrapped(module) is not module else join(path, name)
+
+
+_ORIGINAL = "_orig_mod"
+
+
+def wrapped(module: nn.Module) -> nn.Module:
+    """The module that torch.compile made this one from; itself where it is no compiled one."""
+    if type(module).__module__.startswith("torch._dynamo"):
+        original = module._modules.get(_ORIGINAL)
+        if original is not None:
+            return original
+    return module
+
+
+def shape_of(module: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Paths and classes of a module and all that lies in it: equal for a module and its copy."""
+    return tuple((path, type(inner).__name__) for path, inner in inner_paths(module))
+
+
+def sizes_of(module: nn.Module) -> list[tuple[str, tuple[int, ...] | None]]:
+    """Names and shapes of the parameters of a module and of all that lies in it; None for a lazy one's."""
+    return [
+        (join(path, name), None if is_lazy(held) else tuple(held.shape))
+        for path, inner in inner_paths(module)
+        for name, held in inner._parameters.items()
+        if held is not None
+    ]
+
+
+def own_parameters(module: nn.Module) -> int:
+    """Elements of its own parameters."""
+    with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone
+        return sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None)
+
+
+def source_of(module: nn.Module) -> str | None:
+    """``file:line`` of the class's forward, for classes that are not torch's own."""
+    code = getattr(byhand.unwrapped(getattr(type(module), "forward", None)), "__code__", None)
+    if code is None or type(module).__module__.partition(".")[0] == "torch":
+        return None
+    return f"{local_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def local_path(file: str) -> str:
+    """``file`` relative to the working folder where it lies below it; as it is where that folder is gone."""
+    try:
+        folder = os.path.join(os.getcwd(), "")  # of every call: pathlib takes ten times as long
+    except FileNotFoundError:  # a script may remove the folder that it works in
+        return file
+    return file.removeprefix(folder)
+
 
 NOBODYS = -1  # label of a module that no root holds
 
@@ -299,3 +365,64 @@ def all_modules() -> list[nn.Module]:
     """Every module of the process."""
     # type(), never isinstance: a proxy may answer for its class by importing or computing something.
     return [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+
+
+T = TypeVar("T")
+
+
+class Seen(Generic[T]):
+    """Numbers objects in the order in which they are first seen; iterates over those that are alive.
+
+    Objects are told apart by identity. An address is used again once an object is gone: what lies there then is
+    another object, with a number of its own.
+    """
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self._references: list[weakref.ref[T]] = []
+        self._numbers: dict[int, int] = {}  # by id; of the latest object there
+        self._lock = threading.Lock()
+        self._held: list[T] = []
+        for item in items:
+            self.number(item)
+
+    def number(self, item: T) -> int:
+        """The number of ``item``, a new one where it was not seen before."""
+        number = self._numbers.get(id(item))
+        if number is not None and self._references[number]() is item:
+            return number
+        with self._lock:
+            number = self._numbers.get(id(item))  # another thread may have been faster
+            if number is None or self._references[number]() is not item:
+                number = len(self._references)
+                self._references.append(weakref.ref(item))
+                self._numbers[id(item)] = number
+            return number
+
+    def __getitem__(self, number: int) -> T | None:
+        """The object of that number; None where it is gone."""
+        return self._references[number]()
+
+    def __len__(self) -> int:
+        """How many were seen."""
+        return len(self._references)
+
+    def __iter__(self) -> Iterator[T]:
+        """Those that are alive, in the order of their numbers."""
+        return (item for item in self.by_number() if item is not None)
+
+    def by_number(self) -> list[T | None]:
+        """All that were seen; None for each that is gone."""
+        return [reference() for reference in self._references]
+
+    def hold(self) -> None:
+        """Keep what is alive now: nothing is measured any more, and the report needs their names.
+
+        A script's function may be left, and with it its model, before the report is made.
+        """
+        self._held = list(self)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._references.clear()
+        self._numbers.clear()
+        self._held.clear()

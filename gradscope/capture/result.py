@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gradscope.capture.census import Census
 from gradscope.capture.memory import MemoryPass
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
-from gradscope.capture.registry import ModuleRegistry
-from gradscope.capture.seen import Seen
+from gradscope.capture.registry import ModuleRegistry, Seen
+from gradscope.capture.storages import Census
 from gradscope.tables import EventTable, GraphNode, LineInfo, OptimizerFact, Options, SpanTable
 
 

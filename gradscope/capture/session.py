@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.backward import BackwardWatch
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
@@ -20,8 +20,8 @@ from gradscope.capture.phases import EventReader, Phase, Run, StepRecorder, plan
 from gradscope.capture.result import Capture
 from gradscope.capture.survey import FlopMode, LineMode
 from gradscope.compat import graph_task_id, require_no_profiler, watch_profilers
-from gradscope.descriptors import room_for_files
 from gradscope.errors import UsageError
+from gradscope.process import room_for_files
 from gradscope.tables import Options, Progress
 
 #: Steps in which the user's own profiler may run before nothing more is waited for.

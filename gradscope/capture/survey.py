@@ -22,16 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradscope
 from gradscope import markers
 from gradscope.capture import byhand
+from gradscope.capture.callers import TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
-from gradscope.capture.registry import ModuleRegistry
-from gradscope.capture.seen import Seen
-from gradscope.capture.spans import SpanRecorder
-from gradscope.capture.user_stack import TORCH, is_standard
+from gradscope.capture.modules import SpanRecorder
+from gradscope.capture.registry import ModuleRegistry, Seen
 from gradscope.compat import TraceMarker
+from gradscope.process import unheard
 from gradscope.tables import GraphNode, LineInfo
-from gradscope.unheard import unheard
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gradscope.cli.arguments import TargetCommand
 from gradscope.cli.check import check
 from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, say, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
+from gradscope.cli.options import TargetCommand
 from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
 from gradscope.cli.rules import rules

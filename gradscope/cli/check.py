@@ -11,7 +11,7 @@ import typer
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import BudgetExceededError
-from gradscope.size_parser import bytes_of
+from gradscope.units import bytes_of
 
 if TYPE_CHECKING:
     from gradscope.compare.budgets import Budgets

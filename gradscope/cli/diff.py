@@ -13,8 +13,7 @@ import typer
 
 from gradscope.cli.failure import say
 from gradscope.cli.options import Color, ColorOption, ForceOption, NoSourceOption
-from gradscope.cli.page import link
-from gradscope.cli.streams import reader_may_leave, write_json
+from gradscope.cli.streams import link, reader_may_leave, write_json
 from gradscope.errors import UsageError
 from gradscope.safe_text import shown_path
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from gradscope.cli.arguments import SCRIPT_ARGS
 from gradscope.cli.failure import say, show_user_error
 from gradscope.cli.options import (
+    SCRIPT_ARGS,
     Color,
     ColorOption,
     ForceOption,

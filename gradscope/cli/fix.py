@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from gradscope.cli.arguments import SCRIPT_ARGS, html_path_of, json_path_of, refuse_leftovers
 from gradscope.cli.failure import raising_on_terminate, say, show_user_error
 from gradscope.cli.options import (
+    SCRIPT_ARGS,
     Color,
     ColorOption,
     DeviceOption,
@@ -25,10 +25,12 @@ from gradscope.cli.options import (
     StepsOption,
     TargetArgument,
     WarmupOption,
+    html_path_of,
+    json_path_of,
     memory_budget,
+    refuse_leftovers,
 )
-from gradscope.cli.page import link
-from gradscope.cli.streams import reader_may_leave, report_stream, write_json
+from gradscope.cli.streams import link, reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
 from gradscope.safe_text import visible
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from gradscope.fixing import FixReport
     from gradscope.fixing.options import FixOptions
-    from gradscope.fixing.writing import Edited
+    from gradscope.fixing.report import Edited
 
 
 @dataclass(frozen=True)
@@ -192,8 +194,8 @@ def run(request: FixRequest, *, to_stdout: bool, whole_process: bool) -> int:
 
 
 def _check_outputs(request: FixRequest) -> None:
-    from gradscope.fixing.fixfile import FIX_HEAD
     from gradscope.fixing.report import DIFF_HEAD
+    from gradscope.fixing.result import FIX_HEAD
     from gradscope.report.outfile import check_output
     from gradscope.report.page import HTML_HEAD
 
@@ -208,9 +210,9 @@ def _check_outputs(request: FixRequest) -> None:
 
 def _fix(request: FixRequest) -> FixReport:
     from gradscope.cli.progress import make_progress
+    from gradscope.fixing.report import check_writable
     from gradscope.fixing.run import fix_workload
     from gradscope.fixing.script import fix_script
-    from gradscope.fixing.writing import check_writable
     from gradscope.workload import Script, load_target
 
     options = request.settings.options

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from gradscope.cli.arguments import SCRIPT_ARGS, html_path_of, json_path_of, refuse_leftovers
 from gradscope.cli.failure import raising_on_terminate, say, say_error, show_user_error
 from gradscope.cli.options import (
+    SCRIPT_ARGS,
     Color,
     ColorOption,
     DepthOption,
@@ -32,14 +32,16 @@ from gradscope.cli.options import (
     TargetArgument,
     TopOption,
     WarmupOption,
+    html_path_of,
     ignored_rules,
+    json_path_of,
     memory_budget,
+    refuse_leftovers,
     view_options,
 )
-from gradscope.cli.page import write_page
-from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json
-from gradscope.descriptors import room_for_files
+from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json, write_page
 from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
+from gradscope.process import room_for_files
 from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from gradscope.cli.options import (
     ignored_rules,
     view_options,
 )
-from gradscope.cli.page import beside, write_page
-from gradscope.cli.streams import reader_may_leave, write_json
+from gradscope.cli.streams import beside, reader_may_leave, write_json, write_page
 from gradscope.errors import UsageError
 from gradscope.safe_text import shown_path
 

@@ -34,10 +34,14 @@ from gradscope.compat.private import (
     transforms_run,
 )
 from gradscope.compat.profilers import (
+    TraceMarker,
+    end_range,
     kineto_events,
     kineto_tree,
     live_device_blocks,
     new_profiler,
+    open_range,
+    quiet_kineto,
     release_profiler,
     require_no_profiler,
     start_memory_profiler,
@@ -45,14 +49,6 @@ from gradscope.compat.profilers import (
     stop_profiler,
     watch_profilers,
     without_rows,
-)
-from gradscope.compat.ranges import (
-    TraceMarker,
-    end_range,
-    open_range,
-)
-from gradscope.compat.stderr import (
-    quiet_kineto,
 )
 
 __all__ = [

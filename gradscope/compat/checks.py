@@ -25,6 +25,7 @@ from gradscope.compat.private import (
     transforms_run,
 )
 from gradscope.compat.profilers import (
+    TraceMarker,
     kineto_events,
     kineto_tree,
     new_profiler,
@@ -33,7 +34,6 @@ from gradscope.compat.profilers import (
     start_profiler,
     stop_profiler,
 )
-from gradscope.compat.ranges import TraceMarker
 from gradscope.errors import UnsupportedTorchError
 
 

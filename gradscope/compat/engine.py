@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradscope.compat.ranges import TraceMarker
+from gradscope.compat.profilers import TraceMarker
 
 
 def saved_value(saved: Any) -> Any:

@@ -1,22 +1,186 @@
-"""kineto's profiler: made, started, stopped and read, and the program's own, which goes first."""
+"""kineto's profiler: made, started, stopped and read; the rows that must be ended before; the program's own."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
+import sys
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gradscope import forked
-from gradscope.compat.ranges import end_open_markers, users_ranges
-from gradscope.compat.stderr import UNKNOWN_BLOCK, held_stderr, is_log, quiet_kineto
+from gradscope import process
+from gradscope.compat.private import private
 from gradscope.errors import UsageError
-from gradscope.unheard import unheard
+from gradscope.process import unheard
+
+_RecordFunctionFast: Any = private("torch._C._profiler._RecordFunctionFast")
+
+
+_open_markers: set[Any] = set()  # of all threads
+
+
+def open_range(name: str) -> Any:
+    """Open a row of that name in a running profiler's trace, at less than 1 µs; give it to :func:`end_range`.
+
+    One that is open, on any thread, when gradscope's profiler stops is ended before: it would write through a pointer
+    into what the profiler recorded. A thread may be inside a module's call then, and an error may keep a frame alive.
+    """
+    opened = _RecordFunctionFast(name)
+    opened.__enter__()
+    _open_markers.add(opened)
+    return opened
+
+
+def end_range(opened: Any) -> None:
+    """End a row; nothing where its profiler has stopped."""
+    try:
+        _open_markers.remove(opened)
+    except KeyError:  # its profiler has stopped
+        return
+    try:
+        opened.__exit__(None, None, None)
+    except RuntimeError:  # the profiler has started since it was entered: there is no row to end
+        return
+
+
+class TraceMarker:
+    """``with TraceMarker(name):`` puts one row into a running profiler's trace."""
+
+    __slots__ = ("_name", "_range")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._range = open_range(self._name)
+
+    def __exit__(self, *exc: object) -> None:
+        end_range(self._range)
+
+
+def end_open_markers() -> None:
+    with contextlib.suppress(KeyError):  # another thread has just ended the last one
+        while _open_markers:
+            with contextlib.suppress(RuntimeError):
+                _open_markers.pop().__exit__(None, None, None)
+
+
+class _UsersRanges:
+    """The ``record_function`` ranges that were entered since one of gradscope's profilers started.
+
+    A range that outlives its profiler holds a pointer into what that recorded, which it would write through when it
+    ends. Ending it twice does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._entered: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._original: Any = None
+        self._enter: Any = None
+
+    def watch(self) -> None:
+        kind: Any = torch.autograd.profiler.record_function
+        original, entered = kind.__enter__, self._entered
+
+        @functools.wraps(original)  # torch.jit reads the source of what it finds here
+        def enter(self: Any) -> Any:
+            result = original(self)
+            entered.add(self)
+            return result
+
+        kind.__enter__ = enter
+        self._original, self._enter = original, enter
+
+    def end(self) -> None:
+        """End those that are open, and watch no more."""
+        kind: Any = torch.autograd.profiler.record_function
+        if self._enter is not None and kind.__enter__ is self._enter:
+            kind.__enter__ = self._original
+        self._enter = None
+        entered = list(self._entered)
+        self._entered.clear()
+        with torch._C.DisableTorchFunctionSubclass():
+            for each in entered:
+                if each.record is not None:
+                    torch.ops.profiler._record_function_exit._RecordFunction(each.record)
+
+
+users_ranges = _UsersRanges()
+
+
+@contextlib.contextmanager
+def quiet_kineto() -> Iterator[None]:
+    """Drop the log lines that kineto writes to file descriptor 2 when a profiler starts or stops.
+
+    Everything else that is written meanwhile reaches stderr afterwards. Where stderr has no descriptor, do nothing.
+    """
+    with held_stderr(_is_kineto_log):
+        yield
+
+
+@contextlib.contextmanager
+def held_stderr(drop: Callable[[bytes], bool]) -> Iterator[int | None]:
+    """Hold back what is written to file descriptor 2, and write it afterwards without the lines to drop.
+
+    Yields the descriptor of the file that holds it; None where stderr has no descriptor, or nothing can hold it.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError:
+        yield None
+        return
+    _flush_stderr()
+    try:
+        scratch = _scratch_file()
+    except OSError:  # no descriptor left, or a system without a folder that can be written
+        os.close(saved)
+        yield None
+        return
+    with scratch as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield held.fileno()
+        finally:
+            _flush_stderr()
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            kept = [line for line in held if not drop(line)]
+            if kept:
+                with contextlib.suppress(OSError):
+                    os.write(2, b"".join(kept))
+
+
+def _flush_stderr() -> None:
+    with contextlib.suppress(Exception):  # the user's code may have put a stream of its own there, of any kind
+        sys.stderr.flush()
+
+
+def _scratch_file() -> IO[bytes]:
+    """A file that needs no folder where the system has such."""
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            return os.fdopen(os.memfd_create("gradscope"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _is_kineto_log(line: bytes) -> bool:
+    level, _, rest = line.partition(b":")
+    return level in {b"USDT", b"INFO", b"STAGE", b"WARNING", b"ERROR"} and b".cpp:" in rest
+
+
+UNKNOWN_BLOCK = b"Memory block of unknown size"
+
+
+def is_log(line: bytes) -> bool:
+    return _is_kineto_log(line) or UNKNOWN_BLOCK in line
 
 
 def new_profiler(*, shapes: bool = False, memory: bool = False) -> Any:
@@ -55,7 +219,7 @@ class _CpuProfiler:
 
 def start_profiler(profiler: Any) -> None:
     """Start it without kineto's log lines, and without the once-only warning of torch 2.11 that cycles are not kept."""
-    forked.note_profiler()
+    process.note_profiler()
     with quiet_kineto(), _no_cycle_warning(), _OWN:
         profiler.start()
     users_ranges.watch()
@@ -151,7 +315,7 @@ def start_memory_profiler(profiler: Any) -> object:
     """
     with _without_collections():  # so many objects at once would start one, of everything that the process holds
         unknown = [torch.UntypedStorage(1) for _ in range(_LOGGED_EVERY)]
-    forked.note_profiler()
+    process.note_profiler()
     with held_stderr(is_log) as held, _no_cycle_warning(), _OWN:
         profiler.start()
         while unknown and (held is None or not _logged(held)):

@@ -1,7 +1,13 @@
-"""What a layer's own operations would take at this machine's ceilings, and what limits it: a roofline of one layer.
+"""What a layer's operations would take at this machine's ceilings, and what limits it: a roofline of one layer.
 
-The bytes are an estimate from the recorded calls, see :mod:`gradscope.diagnose.traffic`; FLOPs are those of the run's
-survey.
+The bytes are an estimate from the recorded calls, less rather than more; FLOPs are those of the run's survey.
+
+* forward: it reads its inputs and writes its outputs once. A view moves nothing; what picks rows reads as much as it
+  makes; a dimension that is only expanded is read once.
+* backward: it reads the gradients of its outputs and what it kept, and writes the gradients of the inputs that want
+  one. Where the gradient is handed on as it is (an addition, a copy, a view), nothing is moved.
+
+A call that does many passes inside (softmax, a loss) counts as one.
 
 Source: S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual performance model for multicore
 architectures, CACM 52(4), 2009.
@@ -13,17 +19,94 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
 from gradscope.diagnose.case import Case
-from gradscope.diagnose.traffic import call_bytes, has_numbers
-from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS, names
-from gradscope.recording.graph import Node
+from gradscope.ops import (
+    CONVOLUTIONS,
+    HANDS_GRADIENT_ON,
+    MAY_BE_VIEWS,
+    PICKS,
+    PRODUCTS,
+    SAVES_EACH_OTHER,
+    SAVES_NOTHING,
+    SPLITS_GRADIENT,
+    names,
+)
+from gradscope.recording.graph import Node, Value
 from gradscope.tables import LayerRow, Limits, OpRow
 
-# Their FLOPs decide at which rate a layer can compute.
-_PRODUCTS = CONVOLUTIONS | MATMULS | {ATTENTION} | names("mv dot addmv bilinear outer inner")
+
+def call_bytes(call: Node) -> tuple[int, int]:
+    """What a call must move in forward, and its node in backward; an estimate, see the top."""
+    inputs, outputs = _different(call.inputs), _different(call.outputs)
+    shared = {each.storage for each in inputs}
+    if not outputs or (call.op in MAY_BE_VIEWS and all(each.storage in shared for each in outputs)):
+        return 0, 0
+    made = _bytes(outputs)
+    if call.op == "setitem":
+        return 2 * _bytes(inputs[1:]), 0
+    read = _bytes(inputs)
+    if call.op in PICKS:
+        source = [each for each in inputs if has_numbers(each)]
+        read = min(_bytes(source), made) + _bytes(each for each in inputs if not has_numbers(each))
+    return read + made, _backward_bytes(call, inputs, outputs)
+
+
+def _backward_bytes(call: Node, inputs: Sequence[Value], outputs: Sequence[Value]) -> int:
+    wanting = [each for each in inputs if each.requires_grad and has_numbers(each)]
+    given = [each for each in outputs if each.requires_grad and has_numbers(each)]
+    if not call.grad or not wanting or not given or call.op in SPLITS_GRADIENT:
+        return 0
+    if call.op in HANDS_GRADIENT_ON:
+        one = given[0]
+        wanting = [each for each in wanting if (each.shape, each.dtype) != (one.shape, one.dtype)]
+        return _bytes(given) + _bytes(wanting) if wanting else 0
+    return _bytes(given) + _kept_bytes(call, inputs) + _bytes(wanting)
+
+
+def _kept_bytes(call: Node, inputs: Sequence[Value]) -> int:
+    """What backward reads of what forward kept."""
+    if call.op in SAVES_NOTHING:
+        return _bytes(each for each in inputs if not has_numbers(each))
+    if call.op in SAVES_EACH_OTHER:
+        if len(inputs) < 2:  # by a number, or with itself
+            return _bytes(inputs) if len(call.inputs) > 1 else 0
+        one, other = inputs[:2]
+        return (_bytes([other]) if one.requires_grad else 0) + (_bytes([one]) if other.requires_grad else 0)
+    return _bytes(inputs)
+
+
+def _different(tensors: Iterable[Value]) -> list[Value]:
+    """Each once."""
+    return list({(each.storage, each.shape, each.strides, each.dtype): each for each in tensors}.values())
+
+
+def _bytes(tensors: Iterable[Value]) -> int:
+    return sum(map(memory_bytes, tensors))
+
+
+def memory_bytes(tensor: Value) -> int:
+    """Of the memory behind it: an expanded dimension is there once."""
+    return _form_bytes(tensor.shape, tensor.strides, tensor.dtype)
+
+
+@lru_cache(4096)
+def _form_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: torch.dtype) -> int:
+    count = 1
+    for index, size in enumerate(shape):
+        expanded = strides is not None and size > 0 and strides[index] == 0
+        count *= 1 if expanded else size
+    return count * dtype.itemsize
+
+
+def has_numbers(tensor: Value) -> bool:
+    """Check that the tensor's numbers can have a gradient: they are floating or complex."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
 # One call does the work of a whole layer, or an amount that depends on the content: its tensors do not tell.
 _UNKNOWN = names(
     "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell multi_head_attention_forward ctc_loss",
@@ -224,7 +307,7 @@ def _dtypes(calls: Sequence[Node], tf32: Mapping[str, bool]) -> tuple[str, ...]:
     """Of the outputs, which under autocast have the dtype that the product was computed in."""
     found: dict[str, None] = {}
     for call in calls:
-        if call.op not in _PRODUCTS:
+        if call.op not in PRODUCTS:  # their FLOPs decide at which rate a layer can compute
             continue
         for made in filter(has_numbers, call.outputs[:1]):
             kind = "conv" if call.op in CONVOLUTIONS else "matmul"

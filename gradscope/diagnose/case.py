@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from gradscope import ops
 from gradscope.recording.graph import Node
 from gradscope.tables import (
     Finding,
@@ -36,7 +37,7 @@ class StepFacts:
     places: Sequence[PlaceFact] = ()
     parameters: Sequence[ParameterFact] = ()
     optimizers: Sequence[OptimizerFact] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.torch_flags
+    settings: Mapping[str, Any] = field(default_factory=dict)  # see gradscope.capture.environment
     classes: Mapping[str, str] = field(default_factory=dict)  # path -> class of torch's own it is or derives from
     recorded: bool = False
     graphs: int = 0  # so many more tensors with a graph behind them were alive after each of the last steps
@@ -195,3 +196,71 @@ def first(names: Sequence[str], count: int = 3) -> str:
     """Some of many names: "a, b, c and 5 more"."""
     shown = ", ".join(names[:count])
     return shown if len(names) <= count else f"{shown} and {len(names) - count} more"
+
+
+# Calls whose result is the memory they were given, unchanged.
+VIEWS = ops.VIEWS | {"detach", "contiguous", "to"}
+
+
+def replaced_calls(case: Case) -> set[int]:
+    """Indices of calls that some recipe would replace: the finding of that recipe speaks of them."""
+    places = (place for place in case.facts.places if place.supported and not place.idle)
+    return {index for place in places for index in place.calls}
+
+
+def layers_of(case: Case, call: Node) -> list[str]:
+    """Paths of the layers that may have made the call: a call of torch's own module is known by that module alone."""
+    if call.layer is None:
+        return []
+    if call.module is None:
+        return [call.layer]
+    return [call.layer, *(row.path for row in case.below.get(call.layer, ()) if row.path != call.layer)]
+
+
+def changed_in_place(case: Case, since: int = 0) -> set[int]:
+    """Storages that some call wrote to, or may have; what an optimizer does to parameters is left out.
+
+    Args:
+        since: index of the first call that counts.
+    """
+    found: set[int] = set()
+    for call in case.facts.calls[since:]:
+        given = {tensor.storage for tensor in call.inputs}
+        if call.op == "setitem" or call.op not in VIEWS:
+            made = [tensor for tensor in call.outputs if call.grad or tensor.parameter is None]
+            found |= {tensor.storage for tensor in made if tensor.storage in given}
+    return found
+
+
+def layer_code(case: Case, path: str) -> str:
+    """``model.get_submodule('encoder.0')``; "" where no name of Python's leads to it, as of a second Linear#2."""
+    return _code(case, path, "get_submodule")
+
+
+def parameter_code(case: Case, path: str) -> str:
+    """``model.get_parameter('encoder.0.weight')``; "" where no name of Python's leads to it."""
+    return _code(case, path, "get_parameter")
+
+
+def models_of(case: Case, paths: Iterable[str]) -> list[str]:
+    """The names of the models that these are in, each once; "" for one without a name of Python's."""
+    return list(dict.fromkeys(_split(case, path)[0] for path in paths))
+
+
+def below(case: Case, path: str) -> str:
+    """The path as its model says it."""
+    return _split(case, path)[1]
+
+
+def _code(case: Case, path: str, getter: str) -> str:
+    model, inner = _split(case, path)
+    return f"{model}.{getter}({inner!r})" if model and inner else model
+
+
+def _split(case: Case, path: str) -> tuple[str, str]:
+    """The model's name and the path within it."""
+    first, _, rest = path.partition(".")
+    row = case.layers.get(first) if first else None
+    if row is None or row.parent is not None:
+        return "model", path
+    return (first if first.isidentifier() else ""), rest

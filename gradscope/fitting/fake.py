@@ -1,4 +1,4 @@
-"""What a forward keeps at a batch size that is not run: the model on tensors without data.
+"""What a step keeps at batch sizes that are not run: the model on tensors without data, against the forecast.
 
 Fake tensors go through the user's own forward and loss and have shapes but no memory, so a model that takes another
 path from some batch size on is seen to do so. Temporaries inside an operation are not seen, and nothing that depends on
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -20,9 +21,85 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gradscope.capture.state import preserved
-from gradscope.fitting.shapes import BatchShapes, UnknownShapeError
+from gradscope.errors import WorkloadError
+from gradscope.fitting.batches import leaves, mapped
+from gradscope.fitting.predict import through
 from gradscope.tree import modules_of, named_buffers_of, named_parameters_of
 from gradscope.workload import Workload, call_model, import_path, scalar_loss
+
+
+class UnknownShapeError(Exception):
+    """The batch of some size cannot be made from its shapes; the message says why, without a full stop."""
+
+
+class BatchShapes:
+    """What batches of all sizes look like. Nothing of a batch but its shapes is kept.
+
+    Args:
+        target: for messages.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._seen: dict[int, dict[str, Any]] = {}  # batch size -> leaf's name -> a tensor without data, or a value
+        self._devices: dict[str, torch.device] = {}
+        self._structure: Any = None
+
+    def note(self, size: int, batch: Any) -> None:
+        """Read the batch of ``size`` samples; two or more sizes make a law."""
+        self._structure = mapped(batch, lambda _, leaf: _without_data(leaf))
+        self._seen[size] = dict(leaves(self._structure))
+        self._devices = {name: leaf.device for name, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)}
+
+    def require_growth(self) -> None:
+        """Raise :class:`WorkloadError` if the batches of all sizes are of the same shapes."""
+        first, last = min(self._seen), max(self._seen)
+        if _lengths(self._seen[first]) == _lengths(self._seen[last]):
+            raise WorkloadError(
+                f"{self._target}: the batches for batch_size={first} and batch_size={last} have the same shapes.\n"
+                "Make a batch of as many samples as batch_size says."
+            )
+
+    def empty(self, size: int) -> Any:
+        """The batch of ``size`` samples from ``torch.empty``; inside a ``FakeTensorMode`` it takes no memory.
+
+        Raises:
+            UnknownShapeError: shapes do not grow evenly, or something beside the tensors changes with the size.
+        """
+        return mapped(self._structure, lambda name, leaf: self._leaf(name, leaf, size))
+
+    def _leaf(self, name: str, leaf: Any, size: int) -> Any:
+        found = [seen.get(name) for seen in self._seen.values()]
+        if not isinstance(leaf, torch.Tensor):
+            if all(type(other) is type(leaf) and other == leaf for other in found):
+                return leaf
+            raise UnknownShapeError(f"{name} changes with the batch size")
+        rows = [(*other.shape, *other.stride()) for other in found if isinstance(other, torch.Tensor)]
+        if {len(row) for row in rows} != {2 * leaf.dim()} or len(rows) < len(found):
+            raise UnknownShapeError(f"{name} has another number of dimensions at another batch size")
+        numbers = [self._grown(name, values, size) for values in zip(*rows, strict=True)]
+        shape, strides = numbers[: leaf.dim()], numbers[leaf.dim() :]
+        made = torch.empty_strided(shape, strides, dtype=leaf.dtype, device=self._devices[name])
+        return made.requires_grad_(leaf.requires_grad)
+
+    def _grown(self, name: str, values: tuple[int, ...], size: int) -> int:
+        """The number that was ``values`` at the sizes seen, at ``size``, if it grows evenly."""
+        sizes = list(self._seen)
+        slope = Fraction(values[-1] - values[0], sizes[-1] - sizes[0])
+        if any(values[0] + slope * (known - sizes[0]) != value for known, value in zip(sizes, values, strict=True)):
+            raise UnknownShapeError(f"the shape of {name} does not grow evenly with the batch size")
+        return round(values[0] + slope * (size - sizes[0]))
+
+
+def _without_data(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+    return made.requires_grad_(leaf.requires_grad)
+
+
+def _lengths(found: dict[str, Any]) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in found.values() if isinstance(leaf, torch.Tensor)]
 
 
 class UncheckedError(Exception):
@@ -134,3 +211,66 @@ def _reason(error: Exception) -> str:
         return known
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}".rstrip(".") if lines else type(error).__name__
+
+
+# Differences below this share of what a forward keeps are its loss and other small things, and corrected silently.
+TOLERANCE = 0.01
+
+
+class FakeCheck:
+    """What forward keeps at any batch size against what the measured sizes lead to expect.
+
+    Fake tensors are compared with fake tensors: where their operations differ a little from the real ones (another
+    attention kernel), they do at every size.
+
+    Args:
+        workload: its batch is not looked at.
+        shapes: of the batches of all sizes.
+        measured: batch sizes that the forecast is made from.
+        device: where the model is moved to.
+
+    Attributes:
+        unchecked: why nothing can be compared; None where it can.
+    """
+
+    def __init__(
+        self, workload: Workload, shapes: BatchShapes, measured: Sequence[int], device: torch.device | None = None
+    ) -> None:
+        self._workload, self._shapes, self._device = workload, shapes, device
+        self._held: dict[int, int | UncheckedError] = {}
+        self.unchecked: str | None = None
+        points = []
+        for size in sorted(measured):
+            held = self._at(size)
+            if isinstance(held, UncheckedError):
+                self.unchecked = str(held)
+                return
+            points.append((size, held))
+        self._expected = through(points)
+
+    def difference(self, size: int) -> int:
+        """Bytes that forward keeps at ``size`` beyond what was expected; negative where it keeps less.
+
+        Raises:
+            UncheckedError: see :func:`~gradscope.fitting.fake.held_by_forward`.
+        """
+        if self.unchecked is not None:
+            raise UncheckedError(self.unchecked)
+        held = self._at(size)
+        if isinstance(held, UncheckedError):
+            raise held
+        return held - self._expected.at(size)
+
+    def agrees(self, size: int) -> bool:
+        """Check that :meth:`difference` is too small to speak of."""
+        return abs(self.difference(size)) <= TOLERANCE * self._expected.at(size)
+
+    def _at(self, size: int) -> int | UncheckedError:
+        found = self._held.get(size)
+        if found is None:
+            try:
+                found = held_by_forward(self._workload, self._shapes, size, self._device)
+            except UncheckedError as reason:
+                found = reason
+            self._held[size] = found
+        return found

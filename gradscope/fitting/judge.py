@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
 
 import gradscope
 from gradscope.capture.environment import describe_environment
-from gradscope.fitting.check import FakeCheck
-from gradscope.fitting.fake import UncheckedError
-from gradscope.fitting.growth import layer_growth
-from gradscope.fitting.largest import LIMIT, largest_that
+from gradscope.fitting.fake import FakeCheck, UncheckedError
 from gradscope.fitting.measure import MeasuredRuns
-from gradscope.fitting.messages import UNSTEADY
 from gradscope.fitting.options import FitOptions, trained
 from gradscope.fitting.predict import Forecast, Peak
-from gradscope.fitting.result import FitData, FitRow, MeasuredRow
+from gradscope.fitting.result import FitData, FitRow, MeasuredRow, layer_growth
+from gradscope.fitting.show import UNSTEADY
 from gradscope.tree import parameters_of
+
+LIMIT = 2**20  # nobody asks for more samples in one step
+
+
+def largest_that(fits: Callable[[int], bool], start: int = 1) -> int:
+    """The largest batch size for which ``fits`` holds, up to :data:`LIMIT`; 0 where not even 1 does.
+
+    Memory is taken to grow with the batch: found by doubling from ``start`` and then halving between.
+    """
+    low, high = 0, max(start, 1)
+    while fits(high):
+        if high >= LIMIT:
+            return LIMIT
+        low, high = high, min(2 * high, LIMIT)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
 
 # CUDA's caching allocator gives out multiples of this.
 _CUDA_ROUNDING = 512

@@ -10,11 +10,11 @@ from torch import nn
 
 from gradscope import compat
 from gradscope.errors import UsageError
+from gradscope.fitting.batches import FactorySource, ScaledSource, SizeSource
 from gradscope.fitting.judge import judge
 from gradscope.fitting.measure import measure_all
 from gradscope.fitting.options import Amount, FitOptions, Sizes, settings_of
 from gradscope.fitting.report import FitReport
-from gradscope.fitting.sources import FactorySource, ScaledSource, SizeSource
 from gradscope.tables import MEMORY_BUDGET, Progress
 from gradscope.workload import Factory, Workload, accepts_batch_size, describe, workload_from
 

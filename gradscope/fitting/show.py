@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gradscope import units
-from gradscope.fitting.growth import folded_growth
-from gradscope.fitting.messages import check_text, header_rows, largest_text, notes_of
-from gradscope.fitting.result import FitData, FitRow
+from gradscope.fitting.result import FitData, FitRow, folded_growth
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs
 from gradscope.report.grid import Column, Grid, Line
@@ -17,6 +16,129 @@ from gradscope.report.terminal import DEFAULT_WIDTH, print_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# From which deviation at the check on memory does not follow the batch size smoothly.
+UNSTEADY = 0.05
+# Share of the peak from which on what no curve explains is spoken of.
+_UNMATCHED = 0.01
+
+
+def header_rows(data: FitData) -> list[tuple[str, str]]:
+    """(name, text) of each row above the table."""
+    rows = [
+        ("target", data.target or "a model in Python"),
+        ("model", f"{data.model}, {units.count(data.parameters)} parameters"),
+        ("optimizer", _optimizer(data)),
+        ("device", _device(data)),
+        ("measured", _measured(data)),
+    ]
+    budget = data.budget_bytes
+    if budget is not None:
+        given, amount = data.device_memory or "", units.size(data.device_memory_bytes)
+        memory = given if given == amount.replace(" ", "") else f"{given} = {amount}"
+        rows.append(
+            ("memory", f"{memory} · less {data.reserve} in reserve · {units.size(budget)} for the tensors of a step")
+        )
+    return rows
+
+
+def _optimizer(data: FitData) -> str:
+    if data.optimizer is not None:
+        return data.optimizer
+    adam = f"; Adam's would add {units.size(data.adam_bytes)} (2 x parameters)" if data.adam_bytes else ""
+    return f"none, so its state is not in these figures{adam} · --optimizer adam, adamw or sgd adds one"
+
+
+def _device(data: FitData) -> str:
+    device, name = str(data.environment.get("device", "?")), data.environment.get("device_name")
+    parts = [f"{device} ({name})" if name and name != device else device]
+    parts += [f"{key} {data.environment[key]}" for key in ("torch", "python") if data.environment.get(key)]
+    return " · ".join(parts)
+
+
+def _measured(data: FitData) -> str:
+    used = [str(row.batch_size) for row in data.measured if row.use == "prediction"]
+    parts = [f"batch sizes {', '.join(used)}"]
+    check = next((row for row in data.measured if row.use == "check"), None)
+    if check is not None and data.deviation is not None:
+        parts.append(
+            f"checked at {check.batch_size}: {units.size(check.predicted_bytes)} predicted, "
+            f"{units.size(check.peak_bytes)} measured, {data.deviation * 100:+.1f} %"
+        )
+    else:
+        parts.append("not checked")
+    return " · ".join(parts)
+
+
+def largest_text(data: FitData) -> str:
+    """The answer in one sentence; empty where no device memory was given."""
+    if data.device_memory_bytes is None:
+        return ""
+    if data.largest is None:
+        return f"Not even batch size 1 fits: it needs {units.size(data.smallest_peak_bytes)}."
+    if data.unlimited:
+        return f"Every batch size up to {data.largest:,} fits; the search ended there."
+    peak = units.size(data.largest_peak_bytes)
+    return f"The largest batch size that fits is {data.largest}, with a peak of {peak}."
+
+
+def check_text(row: FitRow) -> str:
+    """What fake tensors say of a row."""
+    if row.check != "corrected":
+        return row.check
+    sign = "+" if row.correction_bytes > 0 else "-"
+    return f"corrected, {sign}{units.size(abs(row.correction_bytes))}"
+
+
+def notes_of(data: FitData) -> Iterator[str]:
+    """What is an estimate, and why."""
+    yield from _accuracy(data)
+    yield from _checks(data)
+    if data.optimizer is None and data.gradient_bytes:
+        yield (
+            f"gradients that are kept while forward runs (accumulation over several batches, "
+            f"zero_grad(set_to_none=False)) would add up to {units.size(data.gradient_bytes)}"
+        )
+    if data.environment.get("device") == "cpu" and data.device_memory_bytes is not None:
+        yield (
+            "measured on the CPU, this is what the tensors of a step need. On a CUDA device its context (0.3 to 0.6 "
+            "GiB), the allocator's rounding (512 bytes a tensor, 2 MiB a segment) and fragmentation come on top, and "
+            "kernels may want other workspaces: that is what --reserve is for"
+        )
+    yield from data.notes
+
+
+def _accuracy(data: FitData) -> Iterator[str]:
+    if data.deviation is None:
+        yield "the prediction was not checked against a measured batch size"
+    elif abs(data.deviation) > UNSTEADY:
+        yield (
+            f"memory does not follow the batch size smoothly: at the check the prediction is "
+            f"{data.deviation * 100:+.1f} % off. The table gives the range of what any three of the measured sizes "
+            "predict; --measure with larger sizes narrows it"
+        )
+    peak = data.rows[-1].peak_bytes
+    if data.unmatched_bytes > _UNMATCHED * peak:
+        share = units.percent(data.unmatched_bytes / peak)
+        yield (
+            f"{units.size(data.unmatched_bytes)} ({share}) of the peak at batch size {data.rows[-1].batch_size} is a "
+            "trend only: blocks that not every measured size has, or whose sizes follow no curve"
+        )
+
+
+def _checks(data: FitData) -> Iterator[str]:
+    if data.unchecked is not None:
+        yield f"no size was checked with fake tensors: {data.unchecked}"
+    corrected = [row for row in data.rows if row.check == "corrected"]
+    for row in corrected:
+        more = "more" if row.correction_bytes > 0 else "less"
+        yield (
+            f"at batch size {row.batch_size} the model keeps {units.size(abs(row.correction_bytes))} {more} for "
+            "backward than the small sizes lead to expect: it does something else there. Its figures are corrected by "
+            "that, and its temporaries are not known"
+        )
+
 
 _TOP_LAYERS = 10
 

@@ -4,8 +4,7 @@
 ``fixfile`` its FIX.json, ``show`` and ``messages`` what is printed of it; ``writing`` changes the user's files.
 """
 
-from gradscope.fixing.fixfile import load_fix
 from gradscope.fixing.report import FixReport
-from gradscope.fixing.result import FixData
+from gradscope.fixing.result import FixData, load_fix
 
 __all__ = ["FixData", "FixReport", "load_fix"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from gradscope import units
-from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.backward import BackwardWatch
 from gradscope.capture.training import StepFinder, StopRun
 from gradscope.fixing.result import LossCurves
 from gradscope.workload import Script

@@ -16,9 +16,8 @@ from gradscope.capture.naming import ModuleNames, name_modules
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
 from gradscope.fixing.messages import left_out
-from gradscope.fixing.result import FixSite
+from gradscope.fixing.result import FixSite, key_of, planned_sites, side_of, verified_sites
 from gradscope.fixing.roots import Roots
-from gradscope.fixing.sites import key_of, planned_sites, side_of, verified_sites
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from gradscope.patching.precision import WithoutDropout, in_backward

@@ -1,15 +1,27 @@
-"""What ``gradscope fix`` found, one field a key of FIX.json. docs/fix.md says what each means.
+"""What ``gradscope fix`` found, one field a key of FIX.json, and that file. docs/fix.md says what each means.
 
 Times are integer nanoseconds, sizes bytes. ``None`` is not measured and is left out of the JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from gradscope.capture.registry import local_path
+from gradscope.errors import RunFileError
 from gradscope.patching.choice import much
+from gradscope.patching.patches import row_of
+from gradscope.patching.predict import Saving
+from gradscope.patching.sites import Site
+from gradscope.patching.turns import Side
+from gradscope.patching.verify import Verified
+from gradscope.report.runfile import check_version, dump_record, parse_input, read_input, to_record
+from gradscope.report.schema import SchemaMismatch, read_dataclass
+from gradscope.safe_text import shown_path
 from gradscope.tables import WorkloadInfo
 
 FIX_SCHEMA_VERSION = 1
@@ -115,3 +127,97 @@ class FixData:
         if abs(before.wall_ns - after.wall_ns) <= noise:
             return "nothing"
         return "less" if after.wall_ns < before.wall_ns else "more"
+
+
+# What a FIX.json begins with: never to be taken for a RUN.json, nor the other way round.
+FIX_HEAD = re.compile(r'\s*\{\s*"kind":\s*"fix",\s*"schema_version":\s*\d+')
+
+_WRITE_ONE = "Write one with: gradscope fix TARGET"
+
+
+def to_json(fix: FixData) -> str:
+    """FIX.json's text; tables have one row a line.
+
+    Raises :class:`~gradscope.errors.OutputError` for a number that JSON cannot hold, naming where it is.
+    """
+    record: dict[str, Any] = to_record(fix)
+    head = {"kind": "fix", "schema_version": record.pop("schema_version")}
+    return dump_record({**head, **record}, "fix")
+
+
+def load_fix(path: str | os.PathLike[str]) -> FixData:
+    """The FIX.json at ``path``.
+
+    Raises :class:`~gradscope.errors.RunFileError` if it cannot be read, is not a FIX.json, is of a newer schema, or
+    lacks a field or has one of the wrong type.
+    """
+    name = shown_path(path)
+    return from_json(read_input(path, name, _WRITE_ONE), name)
+
+
+def from_json(text: str, name: str = "the text") -> FixData:
+    """The fix in ``text``; errors as in :func:`load_fix`, with ``name`` as the place."""
+    record = parse_input(text, name, _WRITE_ONE)
+    if not isinstance(record, dict) or record.get("kind") != "fix" or "sites" not in record:
+        raise RunFileError(f"{name} is not a FIX.json: it has no kind and sites.\n{_WRITE_ONE}")
+    check_version(record, name, "FIX.json", FIX_SCHEMA_VERSION, "fix")
+    try:
+        fix = read_dataclass(FixData, record, "")
+        _require_spreads(fix)
+        return fix
+    except SchemaMismatch as error:
+        raise RunFileError(f"{name} is damaged: {error}.\nRun gradscope fix again to write a new one.") from error
+
+
+def _require_spreads(fix: FixData) -> None:
+    """Raise :class:`Mismatch` where it is not known how steady a step was."""
+    for name, side in (("before", fix.before), ("after", fix.after)):
+        if side is not None and "wall_ns" not in side.spread:
+            raise SchemaMismatch(f"{name}.spread.wall_ns is missing")
+
+
+def planned_sites(sites: Iterable[Site], savings: Mapping[Site, Saving]) -> tuple[FixSite, ...]:
+    """One row a site of a plan that was not tried."""
+    return tuple(_row(site, savings.get(site)) for site in sites)
+
+
+def verified_sites(verified: Verified, savings: Mapping[Site, Saving] | None = None) -> tuple[FixSite, ...]:
+    """One row a site, with its verdict, and with what a profile has expected of it."""
+    savings = savings or {}
+    return tuple(
+        _expected(FixSite(**row_of(result) | {"source": _source(result.site)}), result.site, savings.get(result.site))
+        for result in verified.results
+    )
+
+
+def _row(site: Site, saving: Saving | None) -> FixSite:
+    tried = site.supported and not site.idle
+    row = FixSite(
+        path=site.path,
+        source=_source(site),
+        recipe=site.recipe,
+        status="found" if tried else "refused",
+        reason=site.why_not,
+    )
+    return _expected(row, site, saving)
+
+
+def _expected(row: FixSite, site: Site, saving: Saving | None) -> FixSite:
+    """The row with what is expected of its place; nothing is of one that is not tried."""
+    if saving is None or not site.supported or site.idle:
+        return row
+    return replace(row, predicted_saving_ns=saving.ns, predicted_saving_bytes=saving.bytes)
+
+
+def _source(site: Site) -> str:
+    return f"{local_path(site.file)}:{site.line}"
+
+
+def side_of(side: Side) -> StepSide:
+    """A step that was measured in turns with another."""
+    return StepSide(side.wall_ns, {"wall_ns": side.spread_ns}, "in turns", peak_bytes=side.peak_bytes)
+
+
+def key_of(site: Site) -> tuple[str, str, str]:
+    """The key that tells a site from the others in every run of the same program."""
+    return site.path, site.source, site.recipe

@@ -14,10 +14,8 @@ from gradscope.capture.guard import text_of
 from gradscope.errors import NothingMeasuredError
 from gradscope.fixing.messages import left_out
 from gradscope.fixing.options import FixOptions
-from gradscope.fixing.report import FixReport
-from gradscope.fixing.result import FixData, FixSite, StepSide
-from gradscope.fixing.sites import planned_sites, side_of, verified_sites
-from gradscope.fixing.writing import Edited
+from gradscope.fixing.report import Edited, FixReport
+from gradscope.fixing.result import FixData, FixSite, StepSide, planned_sites, side_of, verified_sites
 from gradscope.patching.patches import Patches
 from gradscope.patching.places import Found
 from gradscope.patching.plan import Plan, plan, plan_of

@@ -23,10 +23,9 @@ from gradscope.capture.environment import describe_environment
 from gradscope.fixing.curves import SAME, compare_curves, difference
 from gradscope.fixing.jobs import RESULT, RUN, Job
 from gradscope.fixing.options import FixOptions
-from gradscope.fixing.report import FixReport
+from gradscope.fixing.report import Edited, FixReport
 from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
 from gradscope.fixing.run import BASELINE, FixOutcome, report_of
-from gradscope.fixing.writing import Edited
 from gradscope.report import Report, load
 from gradscope.report.schema import read_dataclass
 from gradscope.tables import Progress, WorkloadInfo

@@ -7,8 +7,16 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gradscope import units
-from gradscope.fixing.fold import SiteRow, fold_sites
-from gradscope.fixing.messages import header_rows, model_alone, next_steps, notes_of, reason_of, verdict
+from gradscope.fixing.messages import (
+    SiteRow,
+    fold_sites,
+    header_rows,
+    model_alone,
+    next_steps,
+    notes_of,
+    reason_of,
+    verdict,
+)
 from gradscope.fixing.result import FixData, StepSide
 from gradscope.report import glyphs as glyph_sets
 from gradscope.report.glyphs import Glyphs

@@ -17,7 +17,7 @@ import torch
 
 from gradscope.patching.sites import Site
 from gradscope.patching.turns import SECONDS, Side, Times, Told, Way, measured, told
-from gradscope.trace.peak import peaks_bytes
+from gradscope.trace.memory import peaks_bytes
 
 # A peak that differs by less is the same: masks and numbers of one call.
 LEAST_BYTES = 0.01

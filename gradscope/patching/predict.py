@@ -15,7 +15,7 @@ import torch
 from gradscope.patching.match import Match
 from gradscope.patching.replay import CACHE_BYTES, Replay, ordered
 from gradscope.patching.sites import Site
-from gradscope.trace.peak import peaks_bytes
+from gradscope.trace.memory import peaks_bytes
 
 FEWEST_ROUNDS = 3
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.capture.paths import inner_paths
+from gradscope.capture.registry import inner_paths
 from gradscope.patching.edit.replacement import Refusal
 from gradscope.patching.edit.rewrite import Edit, edit_of
 from gradscope.patching.edit.source import FunctionSource, SourceFile

@@ -16,7 +16,7 @@ from enum import Enum
 
 import torch
 
-from gradscope.trace.peak import peaks_bytes
+from gradscope.trace.memory import peaks_bytes
 
 # Differences below this share of the work are not looked for: clocks and memory layout make them.
 LEAST = 0.005
@@ -99,7 +99,7 @@ def measured(
         device: where the work is done.
         pairs: of places in ``ways``, that are to be told apart: rounds go on until each is, or time is up.
         sized: one more pair, of which it is to be known how large the difference is.
-        settled: see :func:`~gradscope.trace.peak.peak_bytes`.
+        settled: see :func:`~gradscope.trace.memory.peak_bytes`.
         seconds: for rounds beyond the fewest.
     """
     peaks = peaks_bytes([way.peak for way in ways], device, settled=settled)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.capture.compiled import uncompiled
+from gradscope.capture.modes import uncompiled
 from gradscope.patching.precision import InDouble, WithoutDropout, in_backward
 from gradscope.tree import buffers_of, named_parameters_of, parameters_of
 

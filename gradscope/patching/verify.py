@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from gradscope.capture.compiled import uncompiled
 from gradscope.capture.model_steps import Stepper
+from gradscope.capture.modes import uncompiled
 from gradscope.capture.state import preserved
 from gradscope.patching.choice import NO_GAIN, Choice, Gain, Group, Saved, choose
 from gradscope.patching.compare import Errors

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
-from gradscope.capture.compiled import uncompiled
 from gradscope.capture.guard import Guard
+from gradscope.capture.modes import uncompiled
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.operations import canonical
 from gradscope.recording.tape import Reads, Tape, reads_content

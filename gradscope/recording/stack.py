@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import FrameType
 
-from gradscope.capture.user_stack import OURS, TORCH, stack
+from gradscope.capture.callers import OURS, TORCH, stack
 
 
 def is_skipped(frame: FrameType) -> bool:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gradscope.capture.compiled import under_compile
+from gradscope.capture.callers import is_standard, stack
 from gradscope.capture.guard import Guard
-from gradscope.capture.user_stack import is_standard, stack
+from gradscope.capture.modes import under_compile
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
 from gradscope.recording.operations import LOOKS, canonical
 from gradscope.recording.stack import above_logging, is_skipped

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from gradscope.report.layer_cost import Amounts, add_up, amounts_of
 from gradscope.tables import LayerRow
-from gradscope.tables.shape import parent_path
+from gradscope.tables.results import parent_path
 from gradscope.tables.siblings import outside_ratio
 
 # One of three or more repeats stands out when it is this much costlier or cheaper than every other one ...

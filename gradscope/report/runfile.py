@@ -18,7 +18,7 @@ from gradscope.inputs import NotJsonError, UnreadableError, parse_json, read_tex
 from gradscope.report.schema import RENAMED, SchemaMismatch, read_dataclass
 from gradscope.safe_text import cut, shown_path, shown_repr, visible
 from gradscope.tables import SCHEMA_VERSION, ConservationError, RunData
-from gradscope.tables.shape import ShapeError, check_tree
+from gradscope.tables.results import ShapeError, check_tree
 
 _ORDER = (
     "schema_version",

@@ -1,18 +1,20 @@
-"""Reads the trace of a pass that recorded memory: every row, and what the allocators gave and took back."""
+"""Reads the trace of a pass that recorded memory: every row, what the allocators gave and took back, and peaks."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from gradscope.compat import kineto_tree
+from gradscope.compat import kineto_events, kineto_tree, new_profiler, start_memory_profiler, stop_profiler
 from gradscope.tables import AllocationTable, EventTable, Int32Column, IntColumn
-from gradscope.trace.columns import Interner, RawColumns, no_garbage_collection
 from gradscope.trace.events import make_table, row_order
 from gradscope.trace.names import EVALUATE
+from gradscope.trace.tree import Interner, RawColumns, no_garbage_collection
 
 _BACKWARD_SCOPE = 1  # at::RecordScope::BACKWARD_FUNCTION
 _ALLOCATION, _OP = "Allocation", "TorchOp"  # of torch._C._profiler._EventType
@@ -133,3 +135,55 @@ def _forward_thread(thread: Int32Column, sequence: IntColumn, backward: np.ndarr
 def _signed(pointer: int) -> int:
     """An address as a signed number of 64 bits: some devices use the upper half."""
     return pointer - (1 << 64) if pointer >= 1 << 63 else pointer
+
+
+_COUNTED = "gradscope: the run that is counted"
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device, *, settled: bool = False) -> int:
+    """Peak of ``work`` above its start, in bytes of torch's allocator; it runs twice, the second counts.
+
+    Where it is ``settled``, it ran before and releases nothing that it did not allocate, once is enough.
+    """
+    return peaks_bytes([work], device, settled=settled)[0]
+
+
+def peaks_bytes(works: Sequence[Callable[[], object]], device: torch.device, *, settled: bool = False) -> list[int]:
+    """:func:`peak_bytes` of each, in one go: starting the profiler takes longer than a small step."""
+    if device.type == "cuda":
+        return [_on_cuda(work, device, settled=settled) for work in works]
+    profiler = new_profiler(memory=True)
+    kept = start_memory_profiler(profiler)
+    try:
+        for index, work in enumerate(works):
+            if not settled:
+                work()  # the profiler sees the release of that alone whose allocation it has seen
+            with torch.profiler.record_function(f"{_COUNTED} {index}"):
+                work()
+    finally:
+        stop_profiler(profiler)
+    del kept
+    events = kineto_events(profiler)
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    spans = {event.name(): (event.start_ns(), event.end_ns()) for event in events if event.name().startswith(_COUNTED)}
+    return [_most(changes, *spans[f"{_COUNTED} {index}"]) for index in range(len(works))]
+
+
+def _most(changes: list[tuple[int, int]], start: int, end: int) -> int:
+    now = most = 0
+    for when, change in changes:
+        if start <= when < end:
+            now += change
+            most = max(most, now)
+    return most
+
+
+def _on_cuda(work: Callable[[], object], device: torch.device, *, settled: bool) -> int:
+    if not settled:
+        work()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

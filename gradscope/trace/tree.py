@@ -1,4 +1,4 @@
-"""Reads CPU events by walking kineto's event trees, which holds only the path walked, not a copy of every event.
+"""CPU events as columns: read by walking kineto's event trees, with which event encloses which.
 
 What an aten op calls once it is below autograd (``as_strided`` under ``transpose``, ``copy_`` under ``clone``) is not
 read: a third of all events, whose time stays with the op.
@@ -9,7 +9,11 @@ it can be no other; where several have, :func:`read_tree` gives up and the list 
 
 from __future__ import annotations
 
+import gc
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -17,8 +21,46 @@ import numpy as np
 import numpy.ma  # np.unique loads it, which takes a descriptor: by then the user may have left none
 
 from gradscope import markers
-from gradscope.tables import IntColumn
-from gradscope.trace.columns import BELOW_AUTOGRAD, Interner, RawColumns
+from gradscope.tables import Int32Column, IntColumn
+
+
+@dataclass(slots=True)
+class RawColumns:
+    """One entry an event; the columns of :class:`~gradscope.tables.EventTable` before sorting and nesting."""
+
+    name: Int32Column  # index into an Interner
+    start_ns: IntColumn
+    end_ns: IntColumn
+    thread: Int32Column
+    sequence: IntColumn
+    forward_thread: Int32Column
+    correlation: IntColumn | None = None  # what a kernel names the row by that launched it
+    shapes: list[str] | None = None
+
+
+class Interner(dict[str, int]):
+    """Numbers texts in the order in which they are first asked for."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
+# An op of this kind without a sequence number runs below autograd: nothing under it draws numbers or calls user code.
+BELOW_AUTOGRAD = "aten::"
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """A million short-lived objects would set off collections that find nothing and triple the time of a column."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
 
 _CHUNK = 4096
 _BACKWARD_SCOPE = 1  # at::RecordScope::BACKWARD_FUNCTION
@@ -110,3 +152,43 @@ def _may_be_both(text: str) -> bool:
     Torch's own nodes end in a digit.
     """
     return not text.startswith((BELOW_AUTOGRAD, _EVALUATE, markers.PREFIX)) and not text[-1:].isdigit()
+
+
+def nest(start_ns: IntColumn, end_ns: IntColumn, thread: Int32Column) -> tuple[Int32Column, Int32Column, IntColumn]:
+    """Parent and depth of each row, and ends that reach at most to the parent's.
+
+    Args:
+        start_ns, end_ns, thread: columns sorted by (thread, start, longest first).
+
+    Returns:
+        ``(parent, depth, end_ns)``; ``parent`` is -1 at depth 0. An end beyond the parent's (two rows of a thread
+        that overlap without nesting, as asynchronous rows do) is cut to it, so that self times stay >= 0.
+    """
+    parent = np.full(len(start_ns), -1, np.int32)
+    depth = np.zeros(len(start_ns), np.int32)
+    end = end_ns.copy()
+    bounds = np.flatnonzero(np.diff(thread)) + 1
+    for rows in np.split(np.arange(len(start_ns)), bounds) if len(start_ns) else []:
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        _nest_thread(start_ns[first:last], end[first:last], parent[first:last], depth[first:last], first)
+    return parent, depth, end
+
+
+def _nest_thread(start: IntColumn, end: IntColumn, parent: Int32Column, depth: Int32Column, offset: int) -> None:
+    """Fill ``parent`` and ``depth`` of one thread's rows and cut ``end``; all in place."""
+    # Twice the time, so that an empty event can be closed half a tick after it opened: [2s, 2s+1] holds nothing
+    # that starts later and lies inside whatever else starts at s.
+    opened = 2 * (start - start[0])
+    closed = 2 * (end - start[0]) + (end == start)
+    # Row i is inside every earlier row that has not closed when it opens.
+    finished = np.searchsorted(np.sort(closed), opened, side="right")
+    level = (np.arange(len(start)) - finished).astype(np.int32)
+    np.maximum(level, 0, out=level)
+    depth[:] = level
+    above = np.flatnonzero(level == 0)
+    for current in range(1, int(level.max(initial=0)) + 1):
+        rows = np.flatnonzero(level == current)
+        local = above[np.searchsorted(above, rows) - 1]
+        parent[rows] = local + offset
+        end[rows] = np.minimum(end[rows], end[local])
+        above = rows

@@ -5,14 +5,12 @@ it, at a batch size if asked; ``definition`` holds a model with its batch; ``scr
 ``__main__``; ``step`` makes one training step of a workload.
 """
 
-from gradscope.workload.definition import Workload, is_one_batch, workload_from
-from gradscope.workload.describe import describe
+from gradscope.workload.definition import Workload, describe, is_one_batch, workload_from
 from gradscope.workload.factory import Factory, accepts_batch_size
-from gradscope.workload.script import Script, import_path
+from gradscope.workload.script import Script, cut_own_frames, import_path
 from gradscope.workload.source import file_kind
 from gradscope.workload.step import Batches, call_model, resolve_device, scalar_loss, to_device
 from gradscope.workload.target import load_factory, load_target
-from gradscope.workload.tracebacks import cut_own_frames
 
 __all__ = [
     "Batches",

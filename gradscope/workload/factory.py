@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from gradscope.errors import TargetError, UsageError, WorkloadError
-from gradscope.workload.definition import Workload, workload_from
-from gradscope.workload.describe import describe
+from gradscope.workload.definition import Workload, describe, workload_from
 from gradscope.workload.script import import_path
 from gradscope.workload.step import is_placed, resolve_device
 

@@ -1,4 +1,4 @@
-"""Running somebody's training script as Python itself would: as ``__main__``, unedited."""
+"""Runs somebody's training script as Python itself would, ``__main__``, unedited, with its own tracebacks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, TypeVar
 
 from gradscope.errors import TargetError
 from gradscope.workload.source import compile_file
@@ -209,3 +209,66 @@ def _restored_interpreter() -> Iterator[None]:
         sys.modules["__main__"] = main
         with contextlib.suppress(OSError):  # the script may have removed the folder
             os.chdir(folder)
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Replacement ops and kernels live inside the package when installed, but run in the user's model: shown.
+_SHOWN = (_PACKAGE + "recipes" + os.sep, _PACKAGE + "kernels" + os.sep)
+_IMPORTLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "importlib" + os.sep
+
+
+def cut_own_frames(error: _E) -> _E:
+    """Take gradscope's frames out of the tracebacks of ``error`` and of all it was raised from; returns ``error``.
+
+    A traceback that *ends* in gradscope is left whole: that error is a defect of ours, and hiding where it happened
+    would help nobody.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = _cut(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
+    return error
+
+
+def _cut(traceback: TracebackType | None) -> TracebackType | None:
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    if entries and _is_own(entries[-1]):
+        return entries[0]
+    result: TracebackType | None = None
+    for entry in reversed(_kept(entries)):
+        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return result
+
+
+def _kept(entries: list[TracebackType]) -> list[TracebackType]:
+    kept: list[TracebackType] = []
+    after_own = False
+    for entry in entries:
+        if _is_own(entry):
+            after_own = True
+        elif not (after_own and _is_import_machinery(entry)):  # an import that gradscope began, not one of the user's
+            after_own = False
+            kept.append(entry)
+    return kept
+
+
+def _is_own(entry: TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return file.startswith(_PACKAGE) and not file.startswith(_SHOWN)
+
+
+def _is_import_machinery(entry: TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return file.startswith(("<frozen importlib", _IMPORTLIB))

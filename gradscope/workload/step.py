@@ -13,8 +13,7 @@ from torch import nn
 
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.tree import buffers_of, modules_of, parameters_of
-from gradscope.workload.definition import check_item, is_one_batch
-from gradscope.workload.describe import describe
+from gradscope.workload.definition import check_item, describe, is_one_batch
 
 LossKind = Literal["given", "output", "mean of outputs"]
 

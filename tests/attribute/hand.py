@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.tables import EventTable, IntColumn, RowKind, SpanTable
-from gradscope.trace.nesting import nest
+from gradscope.trace.tree import nest
 
 
 @dataclass(frozen=True)

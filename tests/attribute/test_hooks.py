@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import gradscope
 from gradscope.attribute.align_steps import assign
-from gradscope.attribute.hooks import hooked_modules
-from gradscope.attribute.rows import Category, Rows, assign_rows, read_skeleton
+from gradscope.attribute.rows import Category, Rows, assign_rows, hooked_modules, read_skeleton
 from gradscope.attribute.survey import Notes, Receiver, keys
 from gradscope.tables import EventTable, RowKind, RunData
 

@@ -13,8 +13,7 @@ from torch import nn
 
 import gradscope
 from gradscope.tables import EventTable, KernelTable, RowKind
-from gradscope.trace.events import without_parts_of_ops
-from gradscope.trace.kernels import launchers
+from gradscope.trace.events import launchers, without_parts_of_ops
 from gradscope.trace.reader import TraceReader
 
 

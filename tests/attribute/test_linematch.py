@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from gradscope.attribute.linechoice import LayerCall, Site
-from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Traced, lines_of_nodes
+from gradscope.attribute.linematch import NOT_TOLD, LineMatcher, Operations, Traced, calls_made, lines_of_nodes
 from gradscope.attribute.nodes import OUTSIDE
-from gradscope.attribute.operations import Operations, calls_made
 from gradscope.attribute.rows import INHERIT, read_skeleton
 from gradscope.attribute.survey import unit_rows
 from gradscope.tables import RowKind

@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope.attribute.align_steps import assign
-from gradscope.attribute.cost_table import OWN, make_cells, own_contribution, totals_by_step
-from gradscope.attribute.own_cost import hook_cost, take_out
+from gradscope.attribute.cost_table import OWN, hook_cost, make_cells, own_contribution, take_out, totals_by_step
 from gradscope.attribute.result import build_result
 from gradscope.attribute.rows import Category, read_skeleton, self_times
 from gradscope.tables import EventTable, ModuleInfo, RowKind, SpanTable

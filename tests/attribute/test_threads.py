@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.attribute.rows import read_skeleton
-from gradscope.attribute.threads import in_other_threads
+from gradscope.attribute.rows import in_other_threads, read_skeleton
 from gradscope.tables import PassNote, RowKind
 
 from .hand import Row, spans, table_of

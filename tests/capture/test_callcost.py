@@ -10,18 +10,16 @@ import pytest
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from gradscope.capture import callcost, modules, spans
-from gradscope.capture.callcost import measure_call_cost, shared_cost
+from gradscope.capture import modules
 from gradscope.capture.guard import Guard
-from gradscope.capture.modules import CallRecorder
-from gradscope.capture.spans import CallCost, SpanRecorder
+from gradscope.capture.modules import CallCost, CallRecorder, SpanRecorder, measure_call_cost, shared_cost
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read of the clock is 10 ns after the one before."""
     clock = itertools.count(0, 10)
-    for module in (callcost, modules, spans):
+    for module in (modules, modules, modules):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
 
 
@@ -127,7 +125,7 @@ def test_hooks_of_the_user_never_see_the_empty_module() -> None:
 
 
 def test_calls_of_another_thread_meanwhile_spoil_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callcost, "_timed", lambda module: (module(), nn.Identity()(1)) and 1)
+    monkeypatch.setattr(modules, "_timed", lambda module: (module(), nn.Identity()(1)) and 1)
     assert measure_call_cost(Guard()) == CallCost()
 
 

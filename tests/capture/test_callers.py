@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.capture.callers import UNKNOWN
+from gradscope.capture.callers import OURS, UNKNOWN
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import ModuleRegistry
-from gradscope.capture.user_stack import OURS
 
 X = torch.ones(2, 2)
 

@@ -7,9 +7,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from gradscope.capture.census import every_storage, sizes_alive
-from gradscope.capture.saved import GraphReader
-from gradscope.capture.storages import StorageNote, StorageReader
+from gradscope.capture.storages import GraphReader, StorageNote, StorageReader, every_storage, sizes_alive
 
 
 def test_a_storage_that_several_tensors_share_counts_once() -> None:

@@ -7,7 +7,7 @@ from itertools import cycle, islice, pairwise
 
 import pytest
 
-from gradscope.capture.cycles import CycleFinder
+from gradscope.capture.training import CycleFinder
 
 
 def cut(order: str, built: str | None = None) -> str:

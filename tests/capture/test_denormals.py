@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscope.capture import denormals
 from gradscope.capture.denormals import DenormalWatch, both_ways_ns, denormal_share
+from gradscope.capture.environment import current_settings
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import dispatch_modes
-from gradscope.capture.torch_flags import current_settings
 
 SMALL, SIZE = 1e-40, 256
 

@@ -12,9 +12,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from gradscope.capture import hooks as hooks_of_gradscope
+from gradscope.capture import backward as hooks_of_gradscope
+from gradscope.capture.backward import TensorHooks
 from gradscope.capture.guard import Guard
-from gradscope.capture.hooks import TensorHooks
 from gradscope.capture.survey import parameter_marker
 
 TENSOR = torch.Tensor

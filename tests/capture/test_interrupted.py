@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import gradscope
-from gradscope.capture.interrupted import StepCost, interrupted
 from gradscope.capture.phases import timed
+from gradscope.capture.system import StepCost, interrupted
 from gradscope.tables import Spread, StepTimes, is_unreliable
 
 MS = 1_000_000
@@ -134,7 +134,7 @@ def test_a_system_that_does_not_tell(text: str | None, monkeypatch: pytest.Monke
     file = tmp_path / "schedstat"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr("gradscope.capture.interrupted._SCHEDULER", str(file))
+    monkeypatch.setattr("gradscope.capture.system._SCHEDULER", str(file))
     model = nn.Linear(4, 1)
     run = gradscope.profile(model, torch.ones(4, 4), warmup=1).data
     assert run.step.waited_ns is None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradscope
-from gradscope.capture.memory_steps import MemorySteps
+from gradscope.capture.phases.memory import MemorySteps
 
 
 @pytest.mark.parametrize("last", [16, 48])

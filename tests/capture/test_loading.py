@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gradscope.capture import loading
+from gradscope.capture import loop
 from gradscope.capture.guard import Guard
-from gradscope.capture.loading import LoaderWatch
+from gradscope.capture.loop import LoaderWatch
 
 
 class Slow(Dataset[Tensor]):
@@ -38,7 +38,7 @@ class Slower(Slow):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [0]
-    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     return now
 
 
@@ -114,5 +114,5 @@ def test_a_torch_of_another_kind_is_left_alone() -> None:
         pass
 
     for owner in (Other, None):
-        with loading._wrapped(owner, "__next__", lambda *_: None):
+        with loop._wrapped(owner, "__next__", lambda *_: None):
             assert not hasattr(Other, "__next__")

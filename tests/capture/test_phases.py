@@ -11,15 +11,14 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.budget import Budget, SurveyPlan
-from gradscope.capture.interrupted import StepCost
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.phases import base, plan, survey
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.survey import Survey
-from gradscope.capture.phases.timed import Timed, read_timed
-from gradscope.capture.phases.untimed import Unprofiled, WarmUp
+from gradscope.capture.phases.timed import Timed, Unprofiled, WarmUp, read_timed
 from gradscope.capture.result import Capture
+from gradscope.capture.system import StepCost
 from gradscope.tables import Options
 
 X = torch.ones(2, 4)

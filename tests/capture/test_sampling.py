@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gradscope.capture import sampling
+from gradscope.capture import loop
+from gradscope.capture.callers import OURS, TORCH
 from gradscope.capture.guard import Guard
-from gradscope.capture.sampling import LineSampler
-from gradscope.capture.user_stack import OURS, TORCH
+from gradscope.capture.loop import LineSampler
 
 LOADER = f"{TORCH}utils/data/dataloader.py"
 DECORATOR = f"{TORCH}utils/_contextlib.py"
 LINEAR = f"{TORCH}nn/modules/linear.py"
-WATCHED_LOADER = f"{OURS}capture/loading.py"
+WATCHED_LOADER = f"{OURS}capture/loop.py"
 HOOK = f"{OURS}capture/modules.py"
 LIBRARY = "/usr/lib/python3/dist-packages/other/part.py"
 
@@ -57,7 +57,7 @@ def test_the_users_line_outside_of_the_phases(files: list[str], place: tuple[str
     outermost: Any = frame
     for _ in files[1:]:
         outermost = outermost.f_back
-    assert sampling._place(_Cut(frame, outermost)) == place
+    assert loop._place(_Cut(frame, outermost)) == place
 
 
 class _Cut:
@@ -75,8 +75,8 @@ class _Looks:
         self._times = iter([0, *(at for at, _ in looks)])
         self._places = iter([place for _, place in looks])
         self._left = len(looks)
-        monkeypatch.setattr(sampling.time, "perf_counter_ns", lambda: next(self._times))
-        monkeypatch.setattr(sampling, "_place", lambda _frame: next(self._places))
+        monkeypatch.setattr(loop.time, "perf_counter_ns", lambda: next(self._times))
+        monkeypatch.setattr(loop, "_place", lambda _frame: next(self._places))
 
     def wait(self, _seconds: float) -> bool:
         self._left -= 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradscope.capture import training
-from gradscope.capture.engine import BackwardWatch
+from gradscope.capture.backward import BackwardWatch
 from gradscope.capture.training import StepFinder, StopRun
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from gradscope.capture.environment import SwitchWatch
 from gradscope.capture.guard import Guard
-from gradscope.capture.switches import SwitchWatch
 
 OFF = {"anomaly": False, "anomaly_nan": False, "deterministic": False, "validate_args": False}
 

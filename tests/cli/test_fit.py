@@ -15,9 +15,8 @@ import gradscope
 from gradscope.errors import UsageError, WorkloadError
 from gradscope.fitting import FitReport
 from gradscope.fitting import run as fitting
-from gradscope.fitting.options import FitOptions
-from gradscope.fitting.sizes import Reserve
-from gradscope.fitting.sources import FactorySource, ScaledSource, SizeSource
+from gradscope.fitting.batches import FactorySource, ScaledSource, SizeSource
+from gradscope.fitting.options import FitOptions, Reserve
 from gradscope.tables import Progress
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.fitting.test_show import fitted

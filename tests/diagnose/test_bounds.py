@@ -9,9 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradscope.diagnose.bounds import Work, at_limit_ns, bound_by, bounded, calls_of_layers, works
+from gradscope.diagnose.bounds import (
+    Work,
+    at_limit_ns,
+    bound_by,
+    bounded,
+    call_bytes,
+    calls_of_layers,
+    memory_bytes,
+    works,
+)
 from gradscope.diagnose.case import Case, StepFacts
-from gradscope.diagnose.traffic import call_bytes, memory_bytes
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import LayerRow, Limits, OpRow
 from tests.diagnose.bound_cases import LIMITS, MS, WIDE, Net, call, case, run, tensor

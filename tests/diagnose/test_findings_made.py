@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.diagnose.findings import Estimate, at_most, make_finding, parts_of
-from gradscope.diagnose.messages import of_step, only, several, where
+from gradscope.diagnose.findings import Estimate, at_most, make_finding, of_step, only, parts_of, several, where
 from gradscope.tables import Finding
 from tests.diagnose.timing_cases import MS, made_case
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gradscope.diagnose.case import Case, StepFacts
-from gradscope.diagnose.messages import is_of_a_library
+from gradscope.diagnose.findings import is_of_a_library
 from gradscope.diagnose.rules import RULES
 from gradscope.diagnose.rules.recipes.places import put_in
 from gradscope.tables import PlaceFact

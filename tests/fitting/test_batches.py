@@ -13,11 +13,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 from gradscope.errors import WorkloadError
-from gradscope.fitting.leaves import leaves
-from gradscope.fitting.recurrent import find_time_major
-from gradscope.fitting.scaling import samples_in, scaled
-from gradscope.fitting.shapes import BatchShapes, UnknownShapeError
-from gradscope.fitting.sources import FactorySource, ScaledSource
+from gradscope.fitting.batches import FactorySource, ScaledSource, leaves, samples_in, scaled
+from gradscope.fitting.fake import BatchShapes, UnknownShapeError
+from gradscope.fitting.measure import find_time_major
 from gradscope.workload import Workload
 
 Pair = namedtuple("Pair", "x y")

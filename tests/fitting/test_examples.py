@@ -19,9 +19,8 @@ from torch import nn
 
 import gradscope
 from gradscope.fitting.align import BatchRun
-from gradscope.fitting.leaves import leaves
-from gradscope.fitting.scaling import samples_in, scaled
-from gradscope.fitting.step import measure_step
+from gradscope.fitting.batches import leaves, samples_in, scaled
+from gradscope.fitting.measure import measure_step
 from gradscope.workload import Workload
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 

@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.fitting.check import FakeCheck
-from gradscope.fitting.fake import UncheckedError, held_by_forward
-from gradscope.fitting.scaling import scaled
-from gradscope.fitting.shapes import BatchShapes
+from gradscope.fitting.batches import scaled
+from gradscope.fitting.fake import BatchShapes, FakeCheck, UncheckedError, held_by_forward
 from gradscope.workload import Workload
 
 SCALAR = 4  # the loss itself

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gradscope
 from gradscope.errors import NothingMeasuredError, UsageError, WorkloadError
-from gradscope.fitting import room, step
+from gradscope.fitting import measure
 from gradscope.fitting.align import BatchRun
+from gradscope.fitting.fake import BatchShapes
 from gradscope.fitting.judge import Predictor
 from gradscope.fitting.measure import MeasuredRuns
 from gradscope.fitting.options import settings_of
-from gradscope.fitting.shapes import BatchShapes
 from gradscope.workload import Workload
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.fitting.test_forecast import Block, run
@@ -202,7 +202,7 @@ def test_a_defect_of_gradscope_is_not_blamed_on_the_model(monkeypatch: pytest.Mo
     def broken(*_: Any) -> None:
         torch.ones(2).view(3)
 
-    monkeypatch.setattr(step, "name_called", broken)
+    monkeypatch.setattr(measure, "name_called", broken)
     with pytest.raises(RuntimeError, match=r"^shape '\[3\]' is invalid"):
         fit(model(), torch.randn(6, 32))
 
@@ -243,7 +243,7 @@ def test_without_a_backward_pass() -> None:
 
 def test_no_room_for_a_measured_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 2 the model needs 20 kB or so; a step at 3 is expected to need half as much again."""
-    monkeypatch.setattr(room, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 1000)
     with pytest.raises(WorkloadError) as raised:
         fit(model(), torch.randn(6, 32))
     lines = str(raised.value).splitlines()
@@ -253,7 +253,7 @@ def test_no_room_for_a_measured_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_room_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: 10**6)
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 10**6)
     report = fit(model(), torch.randn(6, 32), measure=(2, 3, 4, 10**6))
     assert report.data.deviation is None
     assert len(report.data.measured) == 3
@@ -279,12 +279,12 @@ def test_no_room_for_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_room(peaks: dict[int, int], size: int, free: int | None, lacks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: free)
-    assert (room.lacks_room(size, peaks, torch.device("cpu")) is not None) is lacks
+    monkeypatch.setattr(measure, "free_bytes", lambda device: free)
+    assert (measure.lacks_room(size, peaks, torch.device("cpu")) is not None) is lacks
 
 
 def test_free_memory_of_this_machine() -> None:
-    free = room.free_bytes(torch.device("cpu"))
+    free = measure.free_bytes(torch.device("cpu"))
     assert free is None or free > 10**6
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from gradscope.fitting.align import BatchRun, align
-from gradscope.fitting.largest import LIMIT, largest_that
-from gradscope.fitting.polynomial import Curves, Polynomial, through
-from gradscope.fitting.predict import Forecast, Peak
+from gradscope.fitting.judge import LIMIT, largest_that
+from gradscope.fitting.predict import Curves, Forecast, Peak, Polynomial, through
 from gradscope.tables import BlockTable, MemoryCategory
 
 SAVED, TEMPORARY, PARAMETER = MemoryCategory.SAVED, MemoryCategory.TEMPORARY, MemoryCategory.PARAMETER

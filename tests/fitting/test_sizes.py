@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from gradscope.errors import UsageError, WorkloadError
-from gradscope.fitting.options import FitOptions, add_optimizer, settings_of
-from gradscope.fitting.sizes import batch_sizes, reserve_of
-from gradscope.size_parser import bytes_of
+from gradscope.fitting.options import FitOptions, add_optimizer, batch_sizes, reserve_of, settings_of
+from gradscope.units import bytes_of
 from gradscope.workload import Workload
 
 

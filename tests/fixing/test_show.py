@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from gradscope.errors import RunFileError
-from gradscope.fixing.fixfile import from_json, load_fix, to_json
-from gradscope.fixing.fold import fold_sites
-from gradscope.fixing.messages import next_steps, verdict
-from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide
+from gradscope.fixing.messages import fold_sites, next_steps, verdict
+from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide, from_json, load_fix, to_json
 from gradscope.fixing.show import to_text
 from gradscope.tables import WorkloadInfo
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradscope.fixing.options import FixOptions
+from gradscope.fixing.result import planned_sites
 from gradscope.fixing.run import fix_workload
-from gradscope.fixing.sites import planned_sites
 from gradscope.patching.sites import Site
 from gradscope.tables import Options
 from gradscope.workload import Workload

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gradscope.errors import OutputError
-from gradscope.fixing import writing
-from gradscope.fixing.writing import Edited, check_writable, write
+from gradscope.fixing import report
+from gradscope.fixing.report import Edited, check_writable, write
 
 OLD, NEW = "a = 1\nb = 2\n", "a = 1\nb = 3\n"
 
@@ -60,7 +60,7 @@ def test_a_protected_file(monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
     """Root may write everything, and is asked all the same."""
     file = edited("m.py")
     os.chmod("m.py", mode)
-    monkeypatch.setattr(writing.os, "access", lambda path, wanted: mode == 0o444)
+    monkeypatch.setattr(report.os, "access", lambda path, wanted: mode == 0o444)
     with pytest.raises(OutputError) as error:
         check_writable([file], force=False)
     assert str(error.value) == ("m.py is write-protected.\nChange its permissions, or write all the same with --force.")
@@ -86,14 +86,14 @@ def test_in_git_a_committed_file_may_be_changed_and_an_ignored_one_too() -> None
 
 def test_an_error_at_the_second_file_undoes_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [edited("one.py"), edited("two.py")]
-    real = writing.write_text
+    real = report.write_text
 
     def fails(path: Path, text: str, **options: Any) -> Path:
         if Path(path).name == "two.py" and text == NEW:
             raise OutputError("no room")
         return real(path, text, **options)
 
-    monkeypatch.setattr(writing, "write_text", fails)
+    monkeypatch.setattr(report, "write_text", fails)
     with pytest.raises(OutputError, match="no room"):
         write(files)
     assert {path.name: path.read_text() for path in Path().iterdir()} == {"one.py": OLD, "two.py": OLD}

@@ -89,7 +89,7 @@ def test_parameters_mark_themselves_where_the_graph_is_too_deep(monkeypatch: pyt
 
 _SCRIPT = """
 import torch
-from gradscope.capture.census import take_census
+from gradscope.capture.storages import take_census
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.survey import GraphTracer

@@ -12,8 +12,8 @@ from torch import nn
 from torch.profiler import profile, record_function
 
 import gradscope
-from gradscope.capture.spans import SpanRecorder
-from gradscope.compat import profilers, ranges
+from gradscope.capture.modules import SpanRecorder
+from gradscope.compat import profilers
 
 
 class _Range:
@@ -33,7 +33,7 @@ class _Range:
         self._range.__exit__(None, None, None)
 
 
-_TORCHS: Any = ranges._RecordFunctionFast
+_TORCHS: Any = profilers._RecordFunctionFast
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def open_at_stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         counts.append(len(_Range.open))
         stop(self)
 
-    monkeypatch.setattr(ranges, "_RecordFunctionFast", _Range)
+    monkeypatch.setattr(profilers, "_RecordFunctionFast", _Range)
     monkeypatch.setattr(profilers._CpuProfiler, "stop", counted)
     yield counts
     assert counts and not any(counts)
@@ -110,17 +110,17 @@ def test_an_error_while_a_call_is_closed(open_at_stop: list[int], monkeypatch: p
 
 
 def test_a_range_of_the_users_that_is_open_over_all_steps_is_theirs_again(open_at_stop: list[int]) -> None:
-    ranges: list[Any] = []
+    profilers: list[Any] = []
 
     def reopen() -> None:
-        while ranges:
-            ranges.pop().__exit__(None, None, None)
-        ranges.append(record_function("the user's"))
-        ranges[-1].__enter__()
+        while profilers:
+            profilers.pop().__exit__(None, None, None)
+        profilers.append(record_function("the user's"))
+        profilers[-1].__enter__()
 
     _steps(_model(), reopen)
-    while ranges:
-        ranges.pop().__exit__(None, None, None)
+    while profilers:
+        profilers.pop().__exit__(None, None, None)
     with profile() as prof, record_function("the user's"):
         torch.ones(1)
     assert [event.name for event in prof.events()].count("the user's") == 1

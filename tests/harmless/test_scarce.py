@@ -20,7 +20,7 @@ from torch import nn
 
 import gradscope
 from gradscope.capture.environment import describe_environment
-from gradscope.descriptors import room_for_files
+from gradscope.process import room_for_files
 
 _LEAKS = """
 import os, resource, torch

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import gradscope
-from gradscope.unheard import unheard
+from gradscope.process import unheard
 
 
 class Warner(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradscope.cli import ceilings
+from gradscope.cli import doctor
 from gradscope.devices import device_name
 from gradscope.limits import keep, kept, measure
 from gradscope.tables import Limits
@@ -31,7 +31,7 @@ def fake(device: torch.device, step: object = None) -> Limits:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure nothing, on a machine that does nothing else."""
     monkeypatch.setattr(measure, "measure", fake)
-    monkeypatch.setattr(ceilings, "_load", lambda: 0.0)
+    monkeypatch.setattr(doctor, "_load", lambda: 0.0)
 
 
 def test_the_doctor_says_how_to_get_them(run: Runner) -> None:
@@ -79,7 +79,7 @@ def test_the_doctor_on_a_broken_file(run: Runner, quick: None, cache: Path) -> N
 
 
 def test_the_doctor_on_a_busy_machine(run: Runner, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_load", lambda: 3.14)
+    monkeypatch.setattr(doctor, "_load", lambda: 3.14)
     assert run("doctor", "--calibrate").err.startswith(
         "gradscope: this machine is busy (load 3.1): limits may come out too low; measure again when it is not\n"
     )
@@ -114,4 +114,4 @@ def test_the_doctor_as_json(run: Runner, quick: None, cache: Path) -> None:
     ],
 )
 def test_ages(seconds: float, text: str) -> None:
-    assert ceilings.age(seconds) == text
+    assert doctor.age(seconds) == text

@@ -16,9 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gradscope.attribute.memory.blocks import NEVER, Blocks
 from gradscope.attribute.memory.classify import Classified
-from gradscope.attribute.memory.running import Running
-from gradscope.attribute.memory.spans import Piece, flatten, join
-from gradscope.attribute.memory.timeline import _tiled, categories_of, kept_entries
+from gradscope.attribute.memory.step import Running
+from gradscope.attribute.memory.timeline import Piece, _tiled, categories_of, flatten, join, kept_entries
 from gradscope.errors import RunFileError
 from gradscope.report.runfile import from_json, from_record, to_json
 from gradscope.tables import ConservationError, MemoryCategory, MemoryInfo, PhaseSpan, RunData

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradscope.attribute.memory.growth import Growth
+from gradscope.attribute.memory.liveset import Growth
 
 from .measuring import in_a_loop, memory_of
 

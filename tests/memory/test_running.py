@@ -11,8 +11,8 @@ import pytest
 from gradscope.attribute.memory.blocks import NEVER, Blocks, build_blocks, events_of
 from gradscope.attribute.memory.classify import Classified
 from gradscope.attribute.memory.liveset import _released
-from gradscope.attribute.memory.running import Running, alive_at, rise_of_layers, run_total
-from gradscope.attribute.memory.spans import flatten
+from gradscope.attribute.memory.step import Running, alive_at, rise_of_layers, run_total
+from gradscope.attribute.memory.timeline import flatten
 from gradscope.tables import AllocationTable, Role, RowKind, Sighting
 from tests.attribute.hand import Row, table_of
 

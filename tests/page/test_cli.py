@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.cli import page as cli_page
+from gradscope.cli import streams as cli_page
 from gradscope.report import Report
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.page import runs

@@ -13,7 +13,7 @@ import torch
 
 import gradscope
 from gradscope.errors import OutputError
-from gradscope.fixing.writing import Edited, check_writable, write
+from gradscope.fixing.report import Edited, check_writable, write
 from gradscope.patching.patches import Patches
 
 BODY = """class Attention(nn.Module):

@@ -14,25 +14,22 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 # Each package may import what stands to its right; nothing else of gradscope.
-_BASE = {"errors", "markers", "ops", "units", "versions", "safe_text", "inputs", "size_parser", "tables"}
+_BASE = {"errors", "markers", "ops", "units", "versions", "safe_text", "inputs", "tables"}
 _ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "markers": set(),
     "ops": set(),
-    "units": set(),
+    "units": {"errors", "safe_text"},
     "versions": set(),
     "safe_text": set(),
     "inputs": {"units"},
-    "size_parser": {"errors", "safe_text"},
     "tables": {"errors", "units", "safe_text"},
-    "forked": set(),
-    "descriptors": set(),
-    "unheard": set(),
-    "compat": {*_BASE, "forked", "unheard"},
+    "process": set(),
+    "compat": {*_BASE, "process"},
     "devices": set(),
     "tree": set(),
     "workload": {*_BASE, "compat", "tree"},
-    "capture": {*_BASE, "compat", "descriptors", "devices", "tree", "unheard", "workload"},
+    "capture": {*_BASE, "compat", "devices", "process", "tree", "workload"},
     "trace": {*_BASE, "compat"},
     "attribute": _BASE,
     "diagnose": {*_BASE, "recording"},
@@ -44,11 +41,10 @@ _ALLOWED: dict[str, set[str]] = {
     "readings": {*_BASE, "capture", "trace", "attribute"},
     "about": {*_BASE, "tree", "capture", "attribute", "readings"},
     "evidence": {*_BASE, "capture", "recording", "diagnose", "patching"},
-    "unmeasured": {*_BASE, "capture"},
     "pipeline": {
         *_BASE,
         "compat",
-        "descriptors",
+        "process",
         "workload",
         "capture",
         "trace",
@@ -56,7 +52,6 @@ _ALLOWED: dict[str, set[str]] = {
         "readings",
         "about",
         "evidence",
-        "unmeasured",
         "limits",
         "diagnose",
         "recording",
@@ -106,7 +101,7 @@ _ALLOWED: dict[str, set[str]] = {
     "cli": {
         *_BASE,
         "config",
-        "descriptors",
+        "process",
         "devices",
         "fixing",
         "patching",

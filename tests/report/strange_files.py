@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradscope.fixing.fixfile import to_json as fix_json
+from gradscope.fixing.result import to_json as fix_json
 from gradscope.report.runfile import to_json
 from tests import report_fixtures as fixtures
 from tests import report_memory_fixtures as memory_fixtures

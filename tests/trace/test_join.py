@@ -8,8 +8,8 @@ import numpy as np
 
 from gradscope.attribute.rows import find_steps, read_skeleton, self_times
 from gradscope.tables import EventTable, KernelTable, RowKind, SpanTable
-from gradscope.trace.join import joined
-from gradscope.trace.nesting import nest
+from gradscope.trace.reader import joined
+from gradscope.trace.tree import nest
 
 Row = tuple[str, RowKind, int, int, int, int]  # name, kind, argument, start, end, thread
 

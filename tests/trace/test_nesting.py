@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from gradscope.trace.nesting import nest
+from gradscope.trace.tree import nest
 
 
 def _by_stack(start: list[int], end: list[int], thread: list[int]) -> list[int]:

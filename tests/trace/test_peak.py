@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from gradscope.trace.peak import _most, peaks_bytes
+from gradscope.trace.memory import _most, peaks_bytes
 
 
 def test_what_happens_before_and_after_does_not_count() -> None:

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.memory.blocks import NEVER
-from gradscope.attribute.memory.by_layer import LayerMemory, LineMemory, amounts_of_layers, amounts_of_lines
-from gradscope.attribute.memory.copies import find_copies
+from gradscope.attribute.memory.by_layer import (
+    LayerMemory,
+    LineMemory,
+    amounts_of_layers,
+    amounts_of_lines,
+    find_copies,
+)
 from gradscope.attribute.memory.event_owners import phase_of
 from gradscope.attribute.memory.liveset import (
     backward_passes,
@@ -19,9 +24,8 @@ from gradscope.attribute.memory.liveset import (
     retained_rows,
     saved_rows,
 )
-from gradscope.attribute.memory.spans import spans_of
 from gradscope.attribute.memory.step import MeasuredStep, MemoryInput, SourceText, read_step
-from gradscope.attribute.memory.timeline import categories_of, kept_entries, phases_of, timeline_of
+from gradscope.attribute.memory.timeline import categories_of, kept_entries, phases_of, spans_of, timeline_of
 from gradscope.tables import BlockTable, CopyRow, IntColumn, MemoryInfo, ModuleInfo
 
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gradscope import markers
+from gradscope.capture.backward import Around, BackwardWatch
 from gradscope.capture.budget import Budget
-from gradscope.capture.census import take_census
-from gradscope.capture.compiled import compiled_frames
-from gradscope.capture.engine import Around, BackwardWatch
-from gradscope.capture.faults import FaultMeter
 from gradscope.capture.guard import Guard
-from gradscope.capture.loading import LoaderWatch
+from gradscope.capture.loop import LineSampler, LoaderWatch
 from gradscope.capture.memory import Surroundings
+from gradscope.capture.modes import compiled_frames
 from gradscope.capture.result import Capture
-from gradscope.capture.sampling import LineSampler
+from gradscope.capture.storages import take_census
 from gradscope.capture.survey import LineMode, Tracer
+from gradscope.capture.system import FaultMeter
 from gradscope.compat import marking_recompute, start_profiler, stop_profiler
 from gradscope.tables import EventTable
 

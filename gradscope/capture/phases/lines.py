@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gradscope import markers
-from gradscope.capture.compiled import uses_compile
+from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import SETTLING_STEPS

@@ -6,15 +6,59 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from gradscope import markers
+from gradscope.capture.backward import Around
 from gradscope.capture.budget import MEMORY_PASS
-from gradscope.capture.compiled import uses_compile
-from gradscope.capture.engine import Around
-from gradscope.capture.memory import MemoryTracer
-from gradscope.capture.memory_steps import MemorySteps
+from gradscope.capture.memory import STEPS, MemoryPass, MemoryTracer, Surroundings, finished_pass
+from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.survey import LineTracer
-from gradscope.compat import new_profiler, start_memory_profiler, without_rows
+from gradscope.compat import TraceMarker, new_profiler, start_memory_profiler, without_rows
+
+
+class MemorySteps:
+    """Marks where they begin and end, and looks at what lives between them."""
+
+    def __init__(self, surroundings: Surroundings, lines: LineTracer, recorder: CallRecorder) -> None:
+        self.profiler = new_profiler(memory=True)
+        self.recorder = recorder
+        self.tracer = MemoryTracer(self.recorder, surroundings)
+        self.lines = lines
+        self.completed = 0
+
+    def begin(self) -> None:
+        """The first step begins."""
+        self._mark()
+
+    def begin_settled(self) -> None:
+        """The second step begins; the first ran under a profiler of its own."""
+        self._mark()
+        self.completed = STEPS - 1
+        self.tracer.see_all()
+        self._mark()
+
+    def end_step(self) -> None:
+        """A step has ended."""
+        self.completed += 1
+        # Looking at every tensor takes a while, which is to lie outside of the measured step on both sides.
+        if self.completed == STEPS:
+            self._mark()
+            self.tracer.see_all()
+        else:
+            self.tracer.see_all()
+            self.tracer.batches.clear()
+            self._mark()
+
+    def _mark(self) -> None:
+        with TraceMarker(markers.STEP + str(self.completed)):
+            pass
+
+    def result(self) -> MemoryPass | None:
+        """What they left behind; None where the run ended before them."""
+        if self.completed < STEPS:
+            return None
+        return finished_pass(self.profiler, self.recorder, self.tracer, self.lines)
 
 
 class Memory(Phase):

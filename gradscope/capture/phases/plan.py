@@ -9,8 +9,7 @@ from gradscope.capture.phases.lines import Lines
 from gradscope.capture.phases.memory import Memory
 from gradscope.capture.phases.recording import RecordingPhase
 from gradscope.capture.phases.survey import Survey
-from gradscope.capture.phases.timed import SETTLING_STEPS, Timed
-from gradscope.capture.phases.untimed import Unprofiled, WarmUp
+from gradscope.capture.phases.timed import SETTLING_STEPS, Timed, Unprofiled, WarmUp
 from gradscope.capture.result import Capture
 from gradscope.tables import Options
 

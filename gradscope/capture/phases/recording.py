@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from gradscope.capture.compiled import uses_compile
+from gradscope.capture.backward import Around
 from gradscope.capture.denormals import DenormalWatch
-from gradscope.capture.engine import Around
+from gradscope.capture.environment import SwitchWatch, current_settings, optimizer_fact
+from gradscope.capture.modes import uses_compile
 from gradscope.capture.phases.base import Phase, Run, StepRecorder
 from gradscope.capture.phases.timed import SETTLING_STEPS
-from gradscope.capture.switches import SwitchWatch
-from gradscope.capture.torch_flags import current_settings, optimizer_fact
+from gradscope.process import unheard
 from gradscope.tree import parameters_of
-from gradscope.unheard import unheard
 
 
 class RecordingPhase(Phase):

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from gradscope.capture.backward import Around
 from gradscope.capture.budget import SurveyPlan
-from gradscope.capture.compiled import uses_compile
-from gradscope.capture.engine import Around
+from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import MODULE_CALLS, CallRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.phases.timed import read_timed

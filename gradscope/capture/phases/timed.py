@@ -1,4 +1,4 @@
-"""The steps that are timed, under the profiler.
+"""The steps that are timed, under the profiler, and those without one that they are compared with.
 
 The profiler holds every row until it stops. Where steps are of many operations, one profiler sees few of them, is read,
 and a step without a profiler follows before the next begins.
@@ -11,16 +11,14 @@ import time
 from contextlib import ExitStack
 
 from gradscope import markers
+from gradscope.capture.backward import TENSOR_HOOKS, TensorHooks, synchronize
 from gradscope.capture.byhand import BY_HAND
-from gradscope.capture.callcost import CALL_COST, measure_call_cost
-from gradscope.capture.compiled import uses_compile
-from gradscope.capture.engine import synchronize
-from gradscope.capture.hooks import TENSOR_HOOKS, TensorHooks
-from gradscope.capture.interrupted import StepCost, interrupted, without_core_ns
-from gradscope.capture.modules import MODULE_CALLS, CallRecorder
+from gradscope.capture.modes import uses_compile
+from gradscope.capture.modules import CALL_COST, MODULE_CALLS, CallRecorder, measure_call_cost
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.result import TimedSteps
+from gradscope.capture.system import StepCost, interrupted, without_core_ns
 from gradscope.compat import TraceMarker, new_profiler
 
 # The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.
@@ -169,3 +167,46 @@ def read_timed(run: Run, timed: TimedSteps, steps: int) -> None:
     timed.profiler = None
     timed.tables.append(table)
     run.budget.read(len(table), steps)
+
+
+class WarmUp(Phase):
+    """Nothing is measured yet, so the lines between the phases are sampled meanwhile."""
+
+    name = "warm-up"
+    undisturbed = False
+
+    def enter(self, exits: ExitStack) -> None:
+        exits.callback(self.run.sampler.stop)
+
+    def begin_step(self) -> None:
+        self.run.budget.begin_step()
+
+    def end_step(self) -> None:
+        self.run.budget.end_step()
+        if self.done < self.steps:  # not in the first step, where a loop begins
+            self.run.sampler.start()
+
+
+class Unprofiled(Phase):
+    """The wall time of steps that nothing watches."""
+
+    name = "unprofiled steps"
+
+    def __init__(self, run: Run, steps: int) -> None:
+        super().__init__(run, steps)
+        self._started_ns = 0
+        self._walls_ns: list[int] = []
+
+    def begin_step(self) -> None:
+        self.run.faults.start()
+        self.run.budget.begin_step()
+        self._started_ns = time.perf_counter_ns()
+
+    def end_step(self) -> None:
+        synchronize()
+        self.run.budget.end_step()
+        self._walls_ns.append(time.perf_counter_ns() - self._started_ns)
+        self.run.faults.stop()
+
+    def keep(self) -> None:
+        self.run.capture.unprofiled_ns += self._walls_ns

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from gradscope.capture import faults
-from gradscope.capture.faults import FaultMeter
+from gradscope.capture import system
+from gradscope.capture.system import FaultMeter
 from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules.memory import page_faults
 from tests.diagnose.timing_cases import MS, check_words, made_case
@@ -120,7 +120,7 @@ def test_an_allocator_that_keeps_memory_is_known_by_the_environment(monkeypatch:
 def test_a_step_costs_what_the_system_did_between_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step with the fewest faults is told; what happens between two steps is of none."""
     usage = iter([(100, 1.0), (900, 1.5), (2_000, 3.0), (2_300, 3.002), (9_000, 9.0), (9_900, 9.0)])
-    monkeypatch.setattr(faults, "_usage", lambda: next(usage))
+    monkeypatch.setattr(system, "_usage", lambda: next(usage))
     meter = FaultMeter()
     for _ in range(3):
         meter.start()

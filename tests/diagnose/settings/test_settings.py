@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.capture.torch_flags import current_settings
+from gradscope.capture.environment import current_settings
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Finding
 from tests.diagnose.run_case import Twin, case_of, findings_of

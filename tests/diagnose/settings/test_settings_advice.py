@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.capture.torch_flags import optimizer_fact
+from gradscope.capture.environment import optimizer_fact
 from gradscope.diagnose.case import StepFacts
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Finding, OpRow, OptimizerFact, ParameterFact

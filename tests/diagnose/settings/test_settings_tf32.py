@@ -74,7 +74,7 @@ _SCRIPT = """
 import warnings
 warnings.simplefilter("error")
 import torch
-from gradscope.capture.torch_flags import current_settings, fp32_precision
+from gradscope.capture.environment import current_settings, fp32_precision
 {setting}
 current_settings()
 found = fp32_precision("matmul"), fp32_precision("conv")

@@ -25,15 +25,13 @@ from dataclasses import dataclass, field
 import torch
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import only
+from gradscope.diagnose.findings import Estimate, make_finding, only
+from gradscope.ops import ATEN_CASTS, CAST_NODE, CASTS
 from gradscope.recording.graph import HALVES, Node, Value
 from gradscope.tables import Finding, OpRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
-
-_OWN_CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
 
 # A float32 number is read and one of half its size is written.
 _BYTES_A_CAST = 6
@@ -125,7 +123,7 @@ def _by_autocast(case: Case) -> dict[str, _Layer]:
         rounds += call.op == "backward"
         if call.layer is None:
             continue
-        if call.op in _OWN_CASTS:
+        if call.op in CASTS:
             found[call.layer].others += 1
         elif call.autocast:
             _note(found[call.layer], call, rounds)
@@ -140,7 +138,7 @@ def _by_code(case: Case) -> dict[str, _Layer]:
         if call.layer is None:
             continue
         layer, given, made = found[call.layer], call.inputs[:1], call.outputs[:1]
-        if call.op not in _OWN_CASTS:
+        if call.op not in CASTS:
             layer.others += sum(each.dtype not in {one.dtype for one in made} for each in call.inputs) * call.autocast
         elif given and made and _is_weight(given[0]) and given[0].dtype == torch.float32 and made[0].dtype in HALVES:
             _add(layer, given[0], call, rounds)
@@ -179,17 +177,17 @@ def _repeated(case: Case, path: str, layer: _Layer) -> _Repeated | None:
         return None
     part = again / layer.repeats
     wasted = sum((uses - 1) * layer.elements[name] for (_, name), uses in layer.uses.items()) * part
-    casts = sum(row.self_ns for name, row in forward.items() if name in {"aten::_to_copy", "aten::to"})
+    casts = sum(row.self_ns for name, row in forward.items() if name in ATEN_CASTS)
     spent, cost = casts * again / made, float(casts)
     copies = forward.get("aten::copy_")
     if copies is not None:
         spent += copies.self_ns * again / max(copies.calls, made)
         cost += copies.self_ns
     backward = _named(case.ops.get((path, "backward"), []))
-    node = backward.get("ToCopyBackward0")
+    node = backward.get(CAST_NODE)
     spent_backward = 0.0
     if node is not None:
-        nodes = sum(row.self_ns for name, row in backward.items() if name in {"ToCopyBackward0", "aten::to"})
+        nodes = sum(row.self_ns for name, row in backward.items() if name in {CAST_NODE, "aten::to"})
         spent_backward = nodes * min(again / max(node.calls, 1), 1)
         cost += nodes
     return _Repeated(

@@ -27,9 +27,9 @@ from collections.abc import Iterator
 import torch
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.measured import alive_at_peak
-from gradscope.diagnose.messages import only
+from gradscope.diagnose.findings import make_finding, only, parts_of
+from gradscope.diagnose.worth import alive_at_peak
+from gradscope.ops import ATEN_CASTS, CAST_NODE
 from gradscope.recording.graph import HALVES, Node
 from gradscope.tables import Finding
 from gradscope.units import count as counted
@@ -44,8 +44,8 @@ _CODE = {
 # Of the casts' time: low, likely, high.
 _OF_CASTS = (0.5, 0.8, 0.95)
 
-_CASTS = {"aten::_to_copy", "aten::copy_", "aten::to"}
-_CASTS_BACKWARD = {"ToCopyBackward0", *_CASTS}
+_CASTS = ATEN_CASTS | {"aten::copy_"}
+_CASTS_BACKWARD = _CASTS | {CAST_NODE}
 _NODES = ("NativeLayerNormBackward", "NativeGroupNormBackward", "FusedRmsNormBackward")
 
 

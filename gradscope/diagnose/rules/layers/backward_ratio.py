@@ -28,10 +28,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gradscope.diagnose.calls import layers_of
-from gradscope.diagnose.case import Case, Rule, first
+from gradscope.diagnose.case import Case, Rule, first, layers_of
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.measured import slowest_line
+from gradscope.diagnose.worth import slowest_line
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import ns as time_text
 from gradscope.units import ratio as ratio_text

@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.findings import at_most, make_finding
-from gradscope.diagnose.measured import is_slowed_down, own_ns
 from gradscope.diagnose.rules.layers import far_from_limit, tiny_layers
+from gradscope.diagnose.worth import is_slowed_down, own_ns
 from gradscope.tables import Finding, LayerRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

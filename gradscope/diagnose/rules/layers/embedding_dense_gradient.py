@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from gradscope.diagnose.case import Case, Rule, first
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.measured import ops_ns
+from gradscope.diagnose.worth import ops_ns
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted

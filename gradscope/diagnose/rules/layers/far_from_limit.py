@@ -23,12 +23,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from gradscope.diagnose.attribute_names import layer_code
-from gradscope.diagnose.bounds import bounded, calls_of_layers
-from gradscope.diagnose.case import Case, Rule, Severity, first, share
+from gradscope.diagnose.bounds import bounded, call_bytes, calls_of_layers
+from gradscope.diagnose.case import Case, Rule, Severity, first, layer_code, share
 from gradscope.diagnose.findings import at_most, make_finding
-from gradscope.diagnose.measured import is_slowed_down, own_ns
-from gradscope.diagnose.traffic import call_bytes
+from gradscope.diagnose.worth import is_slowed_down, own_ns
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import calls as calls_text
 from gradscope.units import ns as time_text

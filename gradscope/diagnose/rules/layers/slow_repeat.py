@@ -26,8 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from gradscope.diagnose.attribute_names import layer_code
-from gradscope.diagnose.case import Case, Rule
+from gradscope.diagnose.case import Case, Rule, layer_code
 from gradscope.diagnose.findings import make_finding, parts_of
 from gradscope.tables import Finding, LayerRow
 from gradscope.tables.siblings import outside_ratio, typical_excess_ns

@@ -26,8 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import several
+from gradscope.diagnose.findings import Estimate, make_finding, several
 from gradscope.ops import CONVOLUTIONS, MATMULS
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding

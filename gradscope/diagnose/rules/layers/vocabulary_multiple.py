@@ -24,9 +24,9 @@ from collections.abc import Iterator
 import torch
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.measured import ops_ns
-from gradscope.diagnose.messages import is_of_a_library
+from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding
+from gradscope.diagnose.worth import ops_ns
+from gradscope.ops import ATEN_MATMULS
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
@@ -34,7 +34,7 @@ from gradscope.units import ns as time_text
 _CLASSES, _MULTIPLE, _CPU_MULTIPLE = 1024, 64, 16
 _LOGITS = 2_000_000
 _PARTS = (0.01, 0.04, 0.10)  # of the product's time: low, likely, high
-_PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::matmul", "aten::linear", "aten::_addmm_activation")
+_MATMUL_ROWS = ATEN_MATMULS | {"aten::matmul", "aten::linear"}  # and what calls them
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -104,7 +104,7 @@ def _code(source: str | None, classes: int, width: int, padded: int) -> str:
 def _product_ns(case: Case, calls: list[Node]) -> int:
     """Forward products of the layers that are the head and nothing else."""
     paths = {call.layer for call in calls if call.module == "Linear" and call.layer is not None}
-    return ops_ns(case, paths, _PRODUCTS.__contains__, phases=("forward",))
+    return ops_ns(case, paths, _MATMUL_ROWS.__contains__, phases=("forward",))
 
 
 RULE = Rule("vocabulary-multiple", "a head whose number of classes does not suit matrix products", find)

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import Estimate, at_most, make_finding
-from gradscope.diagnose.messages import is_of_a_library, where
+from gradscope.diagnose.findings import Estimate, at_most, is_of_a_library, make_finding, where
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent

@@ -27,9 +27,8 @@ from collections.abc import Iterator
 import torch
 
 from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
-from gradscope.diagnose.findings import at_most, make_finding
-from gradscope.diagnose.measured import ops_ns
-from gradscope.diagnose.messages import is_of_a_library, shape_text
+from gradscope.diagnose.findings import at_most, is_of_a_library, make_finding, shape_text
+from gradscope.diagnose.worth import ops_ns
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.attribute_names import below, layer_code, models_of, parameter_code
-from gradscope.diagnose.case import Case, Rule, first
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import several
+from gradscope.diagnose.case import Case, Rule, below, first, layer_code, models_of, parameter_code
+from gradscope.diagnose.findings import Estimate, make_finding, several
 from gradscope.ops import item_bytes
 from gradscope.tables import Finding, ParameterFact
 from gradscope.units import count as counted

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, at_most, make_finding
+from gradscope.ops import ATEN_FILLS
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted
@@ -30,7 +31,6 @@ from gradscope.units import size as size_text
 
 _CALLS = {"zero", "_foreach_zero_", "fill"}
 _SAME = {"data", "detach"}  # of a gradient: the same memory
-_FILLS = {"aten::zero_", "aten::fill_", "aten::_foreach_zero_"}
 _PHASES = {"optimizer", "other", "forward"}  # the last: what comes after the first module of a step
 _OF_FILLS = 0.9  # of their time
 
@@ -44,7 +44,7 @@ def find(case: Case) -> Iterator[Finding]:
     gradients = [each for call in clears for each in _gradients(case, call)]
     filled = sum(each.elements for call in fills for each in call.inputs)
     spent = sum(
-        row.self_ns for row in case.run.ops if row.layer is None and row.phase in _PHASES and row.name in _FILLS
+        row.self_ns for row in case.run.ops if row.layer is None and row.phase in _PHASES and row.name in ATEN_FILLS
     )
     filled_ns = round(spent * sum(each.elements for each in gradients) / max(filled, 1))
     backwards = max(1, sum(call.op == "backward" for call in case.facts.calls))

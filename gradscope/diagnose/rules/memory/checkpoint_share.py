@@ -17,14 +17,21 @@ https://pytorch.org/docs/stable/checkpoint.html (create_selective_checkpoint_con
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import layers_of
-from gradscope.diagnose.case import Case, Rule, first, share
+from gradscope.diagnose.case import Case, Rule, first, layers_of, share
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.measured import self_ns, slowest_line
-from gradscope.ops import ATTENTION, CONVOLUTIONS, MATMULS
+from gradscope.diagnose.worth import self_ns, slowest_line
+from gradscope.ops import (
+    ATEN_ATTENTION,
+    ATEN_CONVOLUTIONS,
+    ATEN_MATMULS,
+    ATTENTION,
+    PRODUCTS,
+    SAVES_EACH_OTHER,
+    SAVES_INPUT,
+    SAVES_RESULT,
+)
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding, OpRow
 from gradscope.units import ns as time_text
@@ -35,19 +42,8 @@ LEAST_SHARE = 0.03  # of the step
 _ASKED_NS = 6_000  # selective checkpointing's policy, an operation
 LEAST_OF_CHEAP = 0.10  # without dear products: less is what checkpointing is taken for
 
-_PRODUCT_ROWS = re.compile(
-    r"aten::(mm|addmm|bmm|baddbmm|mv|convolution|_convolution|mkldnn_convolution|cudnn_convolution|thnn_conv2d|"
-    r"_scaled_dot_product_\w+)$"
-)
-_PRODUCTS = MATMULS | CONVOLUTIONS | {ATTENTION}
-
-# What an operation keeps for backward, of its inputs and of its result.
-_KEEPS_INPUTS = _PRODUCTS | {"mul", "div"}
-_KEEPS_FIRST = frozenset(
-    {"gelu", "silu", "layer_norm", "rms_norm", "group_norm", "batch_norm", "pow", "log", "sin", "cos"}
-)
-_KEEPS_RESULT = frozenset({"relu", "tanh", "sigmoid", "softmax", "log_softmax", "exp", "sqrt", "rsqrt"})
-_KEEPS_RESULT_TOO = frozenset({ATTENTION})
+_PRODUCT_ROWS = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::mv"}
+_SAVES_INPUTS = PRODUCTS | SAVES_EACH_OTHER
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -56,7 +52,7 @@ def find(case: Case) -> Iterator[Finding]:
     if share(again, case) < LEAST_SHARE:
         return
     rows = [row for row in case.run.ops if row.phase == "recompute"]
-    products = [row for row in rows if _PRODUCT_ROWS.match(row.name)]
+    products = [row for row in rows if row.name in _PRODUCT_ROWS or row.name.startswith(ATEN_ATTENTION)]
     layers = sorted({row.layer for row in rows if row.layer is not None and row.name.startswith("aten::")})
     # A bias is copied to where the product is added to it.
     biases = [row for row in rows if row.name == "aten::copy_" and _is_product(case, row)]
@@ -149,7 +145,7 @@ def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
         masks += _mask_bytes(case, call)
         for tensor in _kept(call):
             kept[tensor.storage] = max(kept.get(tensor.storage, 0), tensor.bytes)
-        if call.op in _PRODUCTS:
+        if call.op in PRODUCTS:
             results |= {tensor.storage: tensor.bytes for tensor in call.outputs}
     already = sum(row.bytes for row in case.saved if row.node == "checkpoint")
     return max(sum(kept.values()) + masks - already, 0), sum(results.values())
@@ -157,11 +153,11 @@ def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
 
 def _kept(call: Node) -> list[Value]:
     found: list[Value] = []
-    if call.op in _KEEPS_INPUTS:
+    if call.op in _SAVES_INPUTS:
         found += call.inputs
-    elif call.op in _KEEPS_FIRST:
+    elif call.op in SAVES_INPUT:
         found += call.inputs[:1]
-    if call.op in _KEEPS_RESULT | _KEEPS_RESULT_TOO:
+    if call.op in SAVES_RESULT | {ATTENTION}:
         found += call.outputs
     return [tensor for tensor in found if tensor.parameter is None and tensor.dtype.is_floating_point]
 

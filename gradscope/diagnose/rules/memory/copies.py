@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gradscope.diagnose.calls import changed_in_place, replaced_calls
-from gradscope.diagnose.case import Case, Rule, share
+from gradscope.diagnose.case import Case, Rule, changed_in_place, replaced_calls, share
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.ops import ATTENTION
 from gradscope.recording.graph import Node

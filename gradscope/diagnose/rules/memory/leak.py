@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import where
+from gradscope.diagnose.findings import Estimate, make_finding, where
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import LEAK_SHARE, Finding, RetainedRow
 from gradscope.units import size as size_text

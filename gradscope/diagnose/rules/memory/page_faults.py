@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import several
+from gradscope.diagnose.findings import Estimate, make_finding, several
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text

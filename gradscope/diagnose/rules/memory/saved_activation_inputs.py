@@ -19,11 +19,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gradscope.diagnose.calls import layers_of, replaced_calls
-from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.measured import alive_at_peak, ops_ns
-from gradscope.diagnose.messages import several
+from gradscope.diagnose.case import Case, Rule, layers_of, replaced_calls
+from gradscope.diagnose.findings import Estimate, make_finding, several
+from gradscope.diagnose.worth import alive_at_peak, ops_ns
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, MemoryInfo, SavedRow
 from gradscope.units import ns as time_text

@@ -27,10 +27,8 @@ from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from typing import Any
 
-from gradscope.diagnose.calls import VIEWS, changed_in_place
-from gradscope.diagnose.case import Case, Rule, text_at
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import number_of, shape_text
+from gradscope.diagnose.case import VIEWS, Case, Rule, changed_in_place, text_at
+from gradscope.diagnose.findings import Estimate, make_finding, number_of, shape_text
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted

@@ -22,10 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gradscope.diagnose.calls import changed_in_place, layers_of, replaced_calls
-from gradscope.diagnose.case import Case, Rule, text_at
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import number_of, shape_text
+from gradscope.diagnose.case import Case, Rule, changed_in_place, layers_of, replaced_calls, text_at
+from gradscope.diagnose.findings import Estimate, make_finding, number_of, shape_text
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted

@@ -8,7 +8,7 @@ import torch
 
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.findings import Estimate
-from gradscope.diagnose.measured import alive_at_peak, ops_ns
+from gradscope.diagnose.worth import alive_at_peak, ops_ns
 from gradscope.ops import ATTENTION
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import PlaceFact

@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import is_of_a_library, shape_text, where
+from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding, shape_text, where
 from gradscope.diagnose.rules.recipes.attention import FEWEST_SCORES, attention_call, saved_of_passes, scores_kept
 from gradscope.diagnose.rules.recipes.places import as_in_the_step, by_micro_run, found_places, lines_of, loses
 from gradscope.ops import BATCHED_MATMULS

@@ -28,8 +28,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.messages import several
+from gradscope.diagnose.findings import make_finding, parts_of, several
 from gradscope.diagnose.rules.recipes.attention import attention_call, is_causal_mask, is_given_mask
 from gradscope.diagnose.rules.recipes.places import found_places, put_in
 from gradscope.ops import ATTENTION

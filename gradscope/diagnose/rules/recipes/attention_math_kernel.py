@@ -23,11 +23,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gradscope.diagnose.calls import layers_of
-from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import Estimate, make_finding, parts_of
-from gradscope.diagnose.measured import ops_ns
-from gradscope.diagnose.messages import is_of_a_library, shape_text
+from gradscope.diagnose.case import Case, Rule, layers_of
+from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding, parts_of, shape_text
 from gradscope.diagnose.rules.recipes.attention import (
     FEWEST_SCORES,
     NO_DROPOUT,
@@ -39,6 +36,7 @@ from gradscope.diagnose.rules.recipes.attention import (
     why_math,
 )
 from gradscope.diagnose.rules.recipes.places import finding_of
+from gradscope.diagnose.worth import ops_ns
 from gradscope.ops import ATTENTION
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact

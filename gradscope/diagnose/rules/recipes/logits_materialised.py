@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate
-from gradscope.diagnose.measured import ops_ns
 from gradscope.diagnose.rules.recipes.places import found_places
+from gradscope.diagnose.worth import ops_ns
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact
 

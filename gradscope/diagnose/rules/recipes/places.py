@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from gradscope.diagnose.calls import VIEWS
-from gradscope.diagnose.case import Case, Floor, by_source
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.measured import alive_at_peak
-from gradscope.diagnose.messages import is_of_a_library, where
+from gradscope.diagnose.case import VIEWS, Case, Floor, by_source
+from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding, where
+from gradscope.diagnose.worth import alive_at_peak
 from gradscope.ops import CASTS
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact

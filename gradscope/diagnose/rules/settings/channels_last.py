@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.messages import only, several
+from gradscope.diagnose.findings import make_finding, only, parts_of, several
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import calls as calls_text

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradscope.diagnose.case import Case, Rule
-from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.messages import of_step, only, several, shape_text
+from gradscope.diagnose.findings import make_finding, of_step, only, parts_of, several, shape_text
 from gradscope.ops import MATMULS
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding

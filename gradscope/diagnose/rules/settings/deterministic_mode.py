@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
-from gradscope.diagnose.findings import make_finding
-from gradscope.diagnose.messages import of_step
+from gradscope.diagnose.findings import make_finding, of_step
 from gradscope.tables import Finding, OpRow
 from gradscope.units import calls as calls_text
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.diagnose.messages import of_step
+from gradscope.diagnose.findings import Estimate, make_finding, of_step
+from gradscope.ops import ATEN_FILLS
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 
@@ -30,7 +30,6 @@ _CPU = ("Adagrad", "Adam", "AdamW")
 _CUDA = ("Adam", "AdamW", "SGD")
 _MAY_BE_SPARSE = ("Adagrad", "SGD")
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
-_CLEARING = {"aten::zero_", "aten::fill_", "aten::_foreach_zero_"}
 _CLEARING_RANGE = "Optimizer.zero_grad#"
 
 # Part of the time that is left: low saving, likely, high.
@@ -93,7 +92,7 @@ def _step_ns(case: Case) -> int:
     return sum(
         row.self_ns
         for row in case.run.ops
-        if row.phase == "optimizer" and row.name not in _CLEARING and not row.name.startswith(_CLEARING_RANGE)
+        if row.phase == "optimizer" and row.name not in ATEN_FILLS and not row.name.startswith(_CLEARING_RANGE)
     )
 
 

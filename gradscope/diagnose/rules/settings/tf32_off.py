@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from gradscope.diagnose.case import Case, Rule, share
-from gradscope.diagnose.findings import make_finding, parts_of
-from gradscope.diagnose.messages import of_step
-from gradscope.ops import CONVOLUTIONS, MATMULS
+from gradscope.diagnose.findings import make_finding, of_step, parts_of
+from gradscope.ops import ATEN_CONVOLUTIONS, ATEN_MATMULS, CONVOLUTIONS, MATMULS
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding
 from gradscope.units import count as counted
@@ -60,7 +59,7 @@ _KINDS = (
         "matmul",
         "products of float32 matrices",
         MATMULS,
-        frozenset({"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm", "aten::_addmm_activation"}),
+        ATEN_MATMULS,
         'torch.set_float32_matmul_precision("high")',
         'torch.backends.cuda.matmul.fp32_precision = "tf32"',
     ),
@@ -68,7 +67,7 @@ _KINDS = (
         "conv",
         "convolutions of float32",
         CONVOLUTIONS,
-        frozenset({"aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::convolution_backward"}),
+        ATEN_CONVOLUTIONS | {"aten::convolution_backward"},
         "torch.backends.cudnn.allow_tf32 = True",
         'torch.backends.cudnn.conv.fp32_precision = "tf32"',
     ),

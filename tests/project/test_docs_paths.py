@@ -1,0 +1,29 @@
+"""What the documents for developers say of the code: a file that they name is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+_FILES = [path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.rglob("*.py") if ".venv" not in path.parts]
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_a_document_names_exist(document: str) -> None:
+    named = re.findall(r"`([\w/]+\.py)", (REPOSITORY / document).read_text(encoding="utf-8"))
+    assert named
+    missing = [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in _FILES)]
+    assert not missing, f"{document} names {missing}"
+
+
+def test_files_that_a_docstring_of_gradscope_names_exist() -> None:
+    """Of modules, ``:mod:`gradscope.x.y```: what such a reference is to."""
+    modules = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in _FILES}
+    modules |= {f"gradscope.{name}" for name in modules if name.startswith(("recipes", "kernels"))}
+    for file in _FILES:
+        if file.startswith(("gradscope/", "recipes/", "kernels/")):
+            named = re.findall(r":mod:`(gradscope[\w.]*)`", (REPOSITORY / file).read_text(encoding="utf-8"))
+            assert not set(named) - modules, f"{file} names {sorted(set(named) - modules)}"
