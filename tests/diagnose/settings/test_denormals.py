@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gradscope import pipeline
 from gradscope.capture import denormals
 from gradscope.diagnose.case import Case
 from gradscope.diagnose.rules import RULES
 from gradscope.tables import Finding
+from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.diagnose.run_case import case_of
 from tests.diagnose.settings.test_settings_made import call, made_case, tensor
 from tests.diagnose.timing_cases import MS, check_words
@@ -136,3 +140,45 @@ def test_few_are_no_matter() -> None:
     few[7] = 1e-40
     case = case_of(Faint(1.0), torch.ones(SIZE, SIZE), loss=lambda result, batch: (result * few).sum())
     assert case.facts.settings["denormals"] == [] == list(RULE.find(case))
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 4096)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+model = Classifier()
+x, y = torch.randn(128, 64), torch.zeros(128, dtype=torch.long)
+with torch.no_grad():
+    model.head.weight.mul_(1e-3)
+    model.head.bias.copy_(-torch.linspace(88, 100, 4096))  # probabilities of e-88 to e-100: below any normal number
+    model.head.bias[0] = 0.0
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for _ in range(40):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("slow_processor")
+def test_a_softmax_over_many_classes_is_told_by_the_command(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training script as its author wrote it, whose probabilities have become denormal."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "is_unreliable", lambda step: False)  # no clock decides here
+    result = run("profile", "train.py", "--json", "-", "--no-html", "--steps", "3", "--quiet")
+    assert result.code == 0, result.err
+    (finding,) = [each for each in json.loads(result.out)["findings"] if each["rule"] == "denormals"]
+    assert finding["layers"] == ["head"] and finding["line"] == "train.py:11"
+    assert finding["code"] == "torch.set_flush_denormal(True)"
