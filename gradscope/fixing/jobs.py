@@ -88,12 +88,21 @@ def _profile(job: Job, script: Script, progress: Progress) -> None:
 
 
 def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
-    """Find what can be replaced in the script's models, and prove it where asked; the script runs one step."""
+    """Find what can be replaced in the script's models, and prove it where asked; the script runs one step.
+
+    Raises:
+        NothingMeasuredError: it ended without a backward pass: what its models do in training is not known.
+    """
     found = _ModelPlanner(job, progress)
     limit = StepLimit(1)
     roots = Roots(limit.unnoted(found.look))
     with roots.watching():
         limit.run(script)
+    if not limit.losses:
+        raise NothingMeasuredError(
+            f"{job.target} ran to its end without a backward pass: there is nothing to look for.\n"
+            "Give a script that trains, or a file that defines workload() -> (model, batch)."
+        )
     return found.result(name_modules(roots.called, pipeline.modules_in(script.namespace)))
 
 

@@ -122,6 +122,17 @@ def test_dry_run_in_a_process_of_its_own(folder: Path, run: Runner) -> None:
     assert {path.name for path in Path().iterdir()} == {"model.py", "train.py"}
 
 
+@pytest.mark.parametrize("options", [("--dry-run",), CURVE])
+def test_a_script_that_does_not_train_has_no_answer(
+    folder: Path, here: list[str], run: Runner, options: tuple[str, ...]
+) -> None:
+    """Resumed when its last epoch was over, say: not "no recipe matches", with or without a dry run."""
+    Path("train.py").write_text("import torch\nfrom torch import nn\nprint(nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
+    ran = run("fix", "train.py", "-q", *options)
+    assert ran.code == 3 and "No recipe" not in ran.out
+    assert "train.py ran to its end without a backward pass: " in ran.err
+
+
 def test_a_recipe_that_is_wrong_in_training_alone(
     folder: Path, gains: Gains, here: list[str], run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
