@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from gradscope.cli.check import check
 from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
-from gradscope.cli.failure import INTERRUPTED, say, say_error
+from gradscope.cli.failure import INTERRUPTED, TERMINATED, say, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
 from gradscope.cli.options import TargetCommand
@@ -21,11 +21,11 @@ from gradscope.cli.recipes import recipes
 from gradscope.cli.rules import rules
 from gradscope.cli.show import show
 from gradscope.cli.streams import keep_streams, reopen_closed_streams, silence
-from gradscope.errors import GradscopeError
+from gradscope.errors import GradscopeError, Terminated
 
 
 class Program(TyperGroup):
-    """The commands; Ctrl-C ends each with a word, where typer ends it with a code alone."""
+    """The commands; Ctrl-C and SIGTERM end each with a word, where typer ends it with a code alone, or a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and return its exit code."""
@@ -34,6 +34,9 @@ class Program(TyperGroup):
         except KeyboardInterrupt:
             say("interrupted")
             return INTERRUPTED
+        except Terminated:  # where no code of the user's ran, as while a trace is read
+            say("terminated")
+            return TERMINATED
 
 
 app = typer.Typer(

@@ -18,7 +18,7 @@ import torch
 import gradscope.kernels.choice
 import gradscope.recipes.norm
 from gradscope import pipeline
-from gradscope.errors import NothingMeasuredError, UsageError, WorkloadError
+from gradscope.errors import NothingMeasuredError, Terminated, UsageError, WorkloadError
 from gradscope.pipeline import Outcome
 from gradscope.report import Report
 from gradscope.tables import Options, Progress
@@ -326,6 +326,18 @@ def test_interrupted_outside_the_users_code(seen: Seen, run: Runner) -> None:
     seen.meanwhile = interrupt
     ran = run("profile", "train.py")
     assert (ran.code, ran.err.splitlines()[-1]) == (130, "gradscope: interrupted")
+
+
+def test_terminated_outside_the_users_code(seen: Seen, run: Runner) -> None:
+    """As while the trace is read, or reasons are looked for: no traceback of gradscope's own."""
+
+    def end() -> None:
+        raise Terminated
+
+    seen.meanwhile = end
+    ran = run("profile", "train.py")
+    assert (ran.code, ran.err.splitlines()[-1]) == (143, "gradscope: terminated")
+    assert "Traceback" not in ran.err
 
 
 def test_interrupted_while_torch_is_loaded(tmp_path: Path) -> None:
