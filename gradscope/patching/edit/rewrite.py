@@ -12,6 +12,7 @@ from gradscope.patching.edit.dead_code import DeadCode, check_asked_first, dead_
 from gradscope.patching.edit.fallback import with_fallback
 from gradscope.patching.edit.guards import relied_on
 from gradscope.patching.edit.imports import RecipeNames
+from gradscope.patching.edit.later_changes import check_changed_later
 from gradscope.patching.edit.liveness import conditions_of_later_reads
 from gradscope.patching.edit.new_call import NewCall
 from gradscope.patching.edit.replacement import Known, Refusal, Replacement
@@ -80,6 +81,7 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     _check_result(match, calls)
     own = own_statements(match, calls)
     check_aliases(match, calls)
+    check_changed_later(match, recording, calls)
     recipes = RecipeNames(source.file, frame.globals)
     call = NewCall(match, calls, own.parts, recipes, taken)
     spelled = {name for each in call.spelled for name in names_in(each)}

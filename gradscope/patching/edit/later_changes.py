@@ -1,0 +1,136 @@
+"""Changes in place of what an attention gives: its backward reads the result, which that by hand does not.
+
+What shows the result counts as well: kernels lay it out as [batch, tokens, heads, size], so that the ``reshape`` behind
+a ``transpose`` is a view of it, where a product by hand was copied.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Set
+
+from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.dead_code import LOOPS
+from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.syntax import targets, walked, within
+from gradscope.patching.graph import CASTS
+from gradscope.patching.match import Match
+from gradscope.patching.views import VIEWS
+from gradscope.recording.graph import Recording, Value
+
+_READ_BACKWARD = frozenset({"attention", "packed_attention"})
+# Without dropout, as in evaluation, it returns what it was given.
+_SHOWING = (VIEWS - {"clone", "repeat", "repeat_interleave"}) | CASTS | {"dropout"}
+_NOT_CONTENT = frozenset({"requires_grad_", "share_memory_", "rename_"})
+_DEEPEST = 24
+
+
+def check_changed_later(match: Match, recording: Recording, calls: CallSites) -> None:
+    """Raise Refusal where the recorded step changes the result of ``match`` in place, or its function may another time.
+
+    On another path, as in ``if keep is not None: y[~keep] = 0``, the recorded step says nothing of it.
+    """
+    if match.recipe not in _READ_BACKWARD:
+        return
+    shown = {match.output}
+    for node in recording.nodes[match.last.index + 1 :]:
+        if node.changed & {value.storage for value in shown}:
+            raise Refusal(f"{node.op} changes the result in place, which the backward of attention reads")
+        if node.op in _SHOWING and node.inputs and node.inputs[0] in shown:
+            shown.update(node.outputs)
+    shows = _Shows(calls, shown)
+    for part in walked(calls.source.definition):
+        changed = _changed(part)
+        if any(shows.after(each) and shows.result(_root(each)) for each in changed):
+            raise Refusal(
+                f"line {changed[0].lineno} changes the result in place, which the backward of attention reads"
+            )
+
+
+def _changed(part: ast.AST) -> list[ast.expr]:
+    """Return the expressions that ``part`` may change in place, by its form."""
+    if isinstance(part, ast.AugAssign):
+        return [part.target]
+    if isinstance(part, ast.Assign):
+        return [each for each in part.targets if isinstance(each, ast.Subscript)]
+    if not isinstance(part, ast.Call):
+        return []
+    given = [each.value for each in part.keywords if each.arg == "out"]
+    if any(each.arg == "inplace" and ast.unparse(each.value) != "False" for each in part.keywords):
+        given += part.args
+    name = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
+    if name.endswith("_") and not name.endswith("__") and name not in _NOT_CONTENT:
+        given += [*part.args[:1], *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
+    return given
+
+
+def _root(expression: ast.expr) -> ast.expr:
+    """Return what a chain of methods, attributes and indices begins with."""
+    while True:
+        if isinstance(expression, (ast.Attribute, ast.Subscript)):
+            expression = expression.value
+        elif isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
+            expression = expression.func.value
+        else:
+            return expression
+
+
+class _Shows:
+    """Tells which expressions may show the result."""
+
+    def __init__(self, calls: CallSites, shown: Set[Value]) -> None:
+        self._calls, self._contents = calls, {value.content for value in shown}
+        self._loops = calls.source.inside(calls.stays, LOOPS)
+
+    def after(self, expression: ast.expr) -> bool:
+        """Return whether it may be evaluated once the result is there."""
+        file = self._calls.source.file
+        return self._loops or file.start(expression) >= file.end(self._calls.statement)
+
+    def result(self, expression: ast.AST, depth: int = 0) -> bool:
+        """Return whether ``expression`` is the result, shows it, or did in no recorded call and may."""
+        if depth > _DEEPEST:
+            return True
+        if isinstance(expression, ast.Name):
+            return any(self.result(value, depth + 1) for value in self._given(expression))
+        if isinstance(expression, ast.expr):
+            statement = self._calls.source.statement(expression)
+            made = [node for part, node in self._calls.calls_in(statement) if part is expression]
+            if made:
+                return any(value.content in self._contents for value in made[-1].outputs)
+        if isinstance(expression, (ast.Constant, ast.Compare, ast.Lambda)):
+            return False
+        return any(self.result(part, depth + 1) for part in ast.iter_child_nodes(expression) if _is_read(part))
+
+    def _given(self, name: ast.Name) -> list[ast.expr]:
+        """Return what a name may hold: all that is bound to it since the last assignment that always runs before."""
+        source, start = self._calls.source, self._calls.source.file.start
+        stored = [each for each in source.names(name.id) if isinstance(each.ctx, ast.Store)]
+        homes = [each for each in stored if not isinstance(source.statement(each), ast.AugAssign)]
+        above = [each for each in homes if source.file.end(source.statement(each)) <= start(name)]
+        sure = [each for each in above if _runs_before(each, name, self._calls)]
+        if sure:
+            last = max(map(start, sure))
+            homes = [each for each in above if start(each) >= last]
+        elif not self._loops:
+            homes = above
+        return [value for each in homes if (value := _value(each, self._calls)) is not None]
+
+
+def _runs_before(stored: ast.Name, read: ast.Name, calls: CallSites) -> bool:
+    """Return whether an assignment runs whenever a name below it is read."""
+    home = calls.source.statement(stored)
+    block = calls.source.block(home)
+    return targets(home) != set() and any(within(each, read) for each in block[block.index(home) + 1 :])
+
+
+def _value(stored: ast.Name, calls: CallSites) -> ast.expr | None:
+    """Return what is bound to a name: by an assignment, inside an expression, or by a loop."""
+    above = calls.source.file.parents[stored]
+    while not isinstance(above, (ast.stmt, ast.NamedExpr, ast.comprehension)):
+        above = calls.source.file.parents[above]
+    return getattr(above, "value", getattr(above, "iter", None))
+
+
+def _is_read(part: ast.AST) -> bool:
+    return isinstance(part, (ast.expr, ast.keyword, ast.comprehension))

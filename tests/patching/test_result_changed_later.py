@@ -1,0 +1,99 @@
+"""What attention gives is changed in place, on a path that the recorded step did not take, or behind the module."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradscope.patching.patches import Patches
+from gradscope.patching.plan import plan
+from gradscope.workload import Workload
+from tests.patching import spelled
+
+ATTENTION = """
+q, k, v = self.norm(x).unflatten(-1, (4, 6)).transpose(1, 2), u.unflatten(-1, (4, 6)).transpose(1, 2), None
+v = k + 1
+a = (q @ k.transpose(-2, -1) * 0.25).softmax(-1)
+y = (a @ v).transpose(1, 2).reshape(x.shape)
+"""
+CHANGED = {
+    "by an operator": "if self.flag:\n    y *= 2",
+    "by an index": "if self.flag:\n    y[:, 0] = 0",
+    "by a method": "if self.flag:\n    y.mul_(2)",
+    "by a view's method": "if self.flag:\n    y.view(-1)[:3].zero_()",
+    "by a function": "if self.flag:\n    y = torch.relu_(y)",
+    "by an argument": "if self.flag:\n    y = F.relu(y, inplace=True)",
+    "under another name": "z = y.flatten(1)\nif self.flag:\n    z += 1",
+    "of either branch": "z = y if self.flag else self.out(y)\nz += 1\ny = y + z",
+    "in every step": "y += x",
+    "in a loop": "for _ in range(2):\n    y = y.contiguous()\n    if self.flag:\n        y.add_(1)",
+}
+APART = {
+    "what a layer made of it": "y = self.out(y)\ny += x",
+    "under a condition": "y = self.out(y)\nif self.flag:\n    y *= 2",
+    "a copy": "z = y * 1\nz += 1\ny = y + z",
+    "the same name before": "y = self.out(y)\nfor _ in range(2):\n    y += x",
+}
+
+
+def step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), *(each.grad for each in model.parameters() if each.grad is not None)]
+
+
+def patched(folder: Path, behind: str) -> tuple[nn.Module, nn.Module, Patches]:
+    model = spelled.entry(folder, ATTENTION.strip() + "\n" + behind, "changed").build()[0]
+    original = copy.deepcopy(model)
+    found = plan(Workload(model, torch.randn(2, 5, spelled.WIDTH)), recipes=["attention"])
+    return model, original, Patches(found)
+
+
+@pytest.mark.parametrize("behind", [*CHANGED.values(), *APART.values()], ids=[*CHANGED, *APART])
+def test_the_step_runs_whatever_the_flag_and_the_length(tmp_path: Path, behind: str) -> None:
+    model, original, patches = patched(tmp_path, behind)
+    patches.apply()
+    for each in (model, original):
+        each.double()
+    for flag in (False, True):
+        for length in (5, 1, 40):
+            model.flag = original.flag = flag
+            x = torch.randn(2, length, spelled.WIDTH, dtype=torch.float64)
+            for new, old in zip(step(model, x), step(original, x), strict=True):
+                torch.testing.assert_close(new, old, rtol=1e-9, atol=1e-9)  # sums of some hundred numbers
+    patches.revert()
+
+
+@pytest.mark.parametrize("behind", APART.values(), ids=APART)
+def test_other_tensors_may_be_changed(tmp_path: Path, behind: str) -> None:
+    assert patched(tmp_path, behind)[2].kept
+
+
+class Inner(nn.Module):
+    """Attention whose heads come back as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor((x @ x.transpose(-2, -1) * 0.25).softmax(-1) @ x)
+
+
+class Around(nn.Module):
+    """Changes in place what a module below gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.inner, self.out = nn.Linear(6, 6), Inner(), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(self.up(x))
+        y += x
+        return torch.as_tensor(self.out(y))
+
+
+def test_changed_by_the_module_around() -> None:
+    found = plan(Workload(Around(), torch.randn(2, 4, 5, 6)), recipes=["attention"])
+    assert [site.path for site in found.sites if "in place" in site.why_not] == ["inner"]
