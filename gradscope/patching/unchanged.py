@@ -6,14 +6,19 @@ kind, got a hook, or has another setting than one that is read, is asked at each
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.guards import settings_read
+from gradscope.patching.edit.rewrite import Edit
 from gradscope.patching.edit.side_effects import is_hooked
+from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.syntax import INLINE, walked
 from gradscope.patching.match import Match
 from gradscope.patching.sites import Site
 from gradscope.tree import modules_of, named_modules_of
@@ -63,6 +68,9 @@ def unchanged(root: nn.Module, sites: Iterable[Site]) -> tuple[Unchanged, ...]:
             for module in _called(match):
                 if module is not root and module in paths:
                     read.setdefault(module, set()).update(settings_read(match, module))
+    for module in {module for site in sites for module in _identities(site)}:
+        if module is not root and module in paths:
+            read.setdefault(module, set())
     own = {module for site in sites for match in site.matches for module in _on_the_way(match, root)}
     # Of the user's own modules numbers that matter were refused or are asked for; others, as counters, may change.
     settings = {module: _settings(module, names) for module, names in read.items()}
@@ -78,6 +86,29 @@ def _called(match: Match) -> Iterable[nn.Module]:
     for node in match.nodes | match.optional | match.later:
         if isinstance(node.caller, nn.Module) and not isinstance(node.caller, nn.Linear):
             yield from modules_of(node.caller)
+
+
+def _identities(site: Site) -> Iterator[nn.Module]:
+    """The ``nn.Identity`` whose calls go, of which none is recorded: in the replaced text, and in helpers."""
+    if site.edit is None:
+        return
+    edited, files = site.edit.source, {site.edit.source.file.name: site.edit.source.file}
+    made = {place.frame.code: (place, node) for match in site.matches for node in match.nodes for place in node.places}
+    for code, (place, node) in made.items():
+        if code.co_name in INLINE or place.frame.owner is None:
+            continue
+        source = FunctionSource.of(code, files)
+        calls = CallSites(source, place.frame, [], node)
+        for part in walked(source.definition):
+            if source.definition is not edited.definition or _is_replaced(part, site.edit):
+                held = calls.called_module(part) if isinstance(part, ast.Call) else None
+                if isinstance(held, nn.Identity):
+                    yield held
+
+
+def _is_replaced(part: ast.AST, edit: Edit) -> bool:
+    start = edit.source.file.start(part) if isinstance(part, ast.expr) else -1
+    return any(each.start <= start < each.end for each in edit.replacements)
 
 
 def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:

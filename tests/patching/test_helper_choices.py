@@ -84,6 +84,32 @@ def test_an_identity_that_is_another_module_next_time(name):
     patches.revert()
 
 
+def doubled(x):
+    return 2 * x
+
+
+GOT = {
+    "a hook": lambda module: module.register_forward_hook(lambda _, given, output: doubled(output)),
+    "a hook before": lambda module: module.register_forward_pre_hook(lambda _, given: doubled(given[0])),
+    "a forward": lambda module: setattr(module, "forward", doubled),
+}
+
+
+@pytest.mark.parametrize("got", GOT.values(), ids=GOT)
+def test_an_identity_that_does_something_later(got):
+    """As the other modules inside the pattern: the patched module runs its own code then."""
+    model = Unnormed()
+    original = copy.deepcopy(model)
+    patches = Patches(plan(Workload(model, x()), recipes=["packed_attention"]))
+    assert "packed_attention(" in patches.diff
+    patches.apply()
+    for each in (model, original):
+        got(each.q_norm)
+    later = x()
+    assert difference(results(original, later), results(model, later)) <= TOLERANCE
+    patches.revert()
+
+
 class InHelper(vision.TimmAttention):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__(attn_drop=0.0)
