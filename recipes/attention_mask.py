@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ _LOST = -1e17
 
 
 def attention_mask(
-    mask: Tensor,
+    mask: Tensor | float,
     *,
     hides: str = "",
     finite: bool = False,
@@ -39,7 +40,8 @@ def attention_mask(
     that a mask made anew in every step costs no synchronisation. Under ``torch.compile`` nothing is looked at.
 
     Args:
-        mask: [..., queries, keys]; with fewer dimensions as it broadcasts to that.
+        mask: [..., queries, keys]; with fewer dimensions as it broadcasts to that. A number that is added, as the 0.0
+            that stands for no mask, says nothing: all scores are higher by it.
         hides: "" where the mask is as :func:`~gradscope.recipes.attention` takes it: True takes part, or numbers to be
             added; "added" where it is added whatever its dtype, True as 1; "zero" where a key is hidden that has a zero
             here; "nonzero" where one is hidden that has not.
@@ -55,7 +57,7 @@ def attention_mask(
     Raises:
         ValueError: ``hides`` is none of these, or ``finite`` comes without "zero" and "nonzero".
     """
-    masks = [*([] if after is None else _earlier(after)), _checked(mask, hides, finite)]
+    masks = [*([] if after is None else _earlier(after)), *_checked(mask, hides, finite)]
     said = _alone(*masks[0]) if len(masks) == 1 and masks[0] is not None else _combined(masks)
     bias = said.get("attn_mask")
     if bias is not None and bias.dtype is not torch.bool:
@@ -102,18 +104,23 @@ def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
     return {"attn_mask": seen}
 
 
-def _checked(mask: Tensor, hides: str, finite: bool) -> tuple[Tensor, str, bool]:
+def _checked(mask: Tensor | float, hides: str, finite: bool) -> list[tuple[Tensor, str, bool]]:
+    """The mask in one form; nothing of a number that is added to all scores."""
     if hides not in {"", "added", "zero", "nonzero"}:
         refuse(NAME, "hides", repr(hides), "'', 'added', 'zero' or 'nonzero'")
     if finite and hides in {"", "added"}:
         refuse(NAME, "finite", "True", f"False where hides is {hides!r}")
+    if not isinstance(mask, Tensor):
+        if hides != "added" or not math.isfinite(mask):
+            refuse(NAME, "mask", repr(mask), "a tensor, or a finite number where hides is 'added'")
+        return []
     if mask.dim() < 2:
         mask = mask.reshape(1, -1)
     if hides == "added":
         hides = ""
         if not mask.is_floating_point():
             mask = mask.float()
-    return mask, hides, finite
+    return [(mask, hides, finite)]
 
 
 def _earlier(after: dict[str, Any] | str) -> list[tuple[Tensor, str, bool] | None]:
@@ -123,7 +130,7 @@ def _earlier(after: dict[str, Any] | str) -> list[tuple[Tensor, str, bool] | Non
             refuse(NAME, "after", repr(after), "'causal' or the arguments of a mask")
         return [None]
     before = [] if after.get("after") is None else _earlier(after["after"])
-    return [*before, _checked(after["mask"], after.get("hides", ""), after.get("finite", False))]
+    return [*before, *_checked(after["mask"], after.get("hides", ""), after.get("finite", False))]
 
 
 def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:

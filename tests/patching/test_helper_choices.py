@@ -42,7 +42,9 @@ MASK = torch.zeros(TOKENS, TOKENS).index_fill(1, torch.tensor([3]), float("-inf"
 
 
 @pytest.mark.parametrize("kind", [vision.TimmNormed, vision.TimmByIf])
-@pytest.mark.parametrize(("before", "after"), [(None, MASK), (MASK, None)], ids=["given later", "gone later"])
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, MASK), (MASK, None), (MASK, 0.0)], ids=["given", "gone", "a number"]
+)
 def test_a_mask_that_is_there_or_not_next_time(kind, before, after):
     model = Given(kind(), before)
     model.attn.attn_drop.p = 0.0

@@ -293,3 +293,19 @@ def test_a_mask_that_counts_no_versions() -> None:
     with torch.inference_mode():
         mask = added_triangle(-torch.inf)
     assert set(attention_mask(mask)) == {"attn_mask"}
+
+
+@pytest.mark.parametrize("number", [0.0, 0, False, 0.5])
+@pytest.mark.parametrize("after", [None, "causal"])
+def test_a_number_that_is_added_to_all_scores_says_nothing(number, after):
+    operands = _operands()
+    given = attention_mask(number, hides="added", after=after)
+    hidden = torch.ones(_T, _T).triu(1) == 1 if after else torch.zeros(_T, _T) == 1
+    truth = _by_hand(lambda scores: scores.masked_fill(hidden, -torch.inf) + number)
+    _check(_gradients(attention(*operands, **given), operands), truth)
+
+
+@pytest.mark.parametrize("hides", ["", "zero", "added"])
+def test_a_number_in_place_of_a_mask_is_refused(hides):
+    with pytest.raises(ValueError, match="a finite number where hides is 'added'"):
+        attention_mask(float("inf"), hides=hides)
