@@ -321,6 +321,22 @@ def test_gathered_losses_of_other_sizes(name: str, shape: tuple[int, int]) -> No
     patches.revert()
 
 
+@pytest.mark.parametrize("name", ["ce_gather_of_tokens", "ce_gather_squeezed_whole"])
+@pytest.mark.parametrize("first", [torch.int64, torch.int32], ids=str)
+def test_gathered_losses_of_targets_of_either_dtype(name: str, first: torch.dtype) -> None:
+    """Gather takes both, and so does what stands for it, whichever the recorded step had."""
+    entry = next(each for each in losses_gathered.ENTRIES if each.name == name)
+    model, (x, y) = built(entry)
+    original = copy.deepcopy(model)
+    patches = Patches(planned(entry, model, (x, y.to(first))))
+    assert [site.recipe for site in patches.kept] == ["cross_entropy"]
+    patches.apply()
+    for dtype in (torch.int64, torch.int32):
+        new, old = (each(x, y.to(dtype)) for each in (model, original))
+        torch.testing.assert_close(new, old, rtol=1e-5, atol=1e-6)  # float32, the recipe sums in another order
+    patches.revert()
+
+
 def test_fewer_targets_than_rows_are_left_to_gather() -> None:
     """What gather takes and the recipe does not: the old code runs."""
 

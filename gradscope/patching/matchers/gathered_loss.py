@@ -57,12 +57,10 @@ def _match(logits: Value, softmax: Node, picked: _Picked, suffix: str) -> Match:
         reasons.append("the softmax is over another dimension than the loss")
     if output.dtype != logits.dtype or gives_a_dtype(softmax):
         reasons.append("the logarithmic softmax changes the dtype")
-    if picked.target.dtype != torch.int64:
-        reasons.append(f"the targets are {str(picked.target.dtype).removeprefix('torch.')}")
     classes_second = ".movedim(-1, 1)" if len(logits.shape) > 2 else ""
     arguments = (
         Argument("", (Of(logits, "logits", classes_second),)),
-        Argument("", (Of(picked.target, "target", picked.suffix),)),
+        Argument("", (Of(picked.target, "target", picked.suffix + ".long()"),)),  # gather takes int32 as well
         Argument("reduction", ('"none"',)),
     )
     return Match(
