@@ -87,3 +87,45 @@ def test_a_file_without_a_last_line_end(module: ModuleType) -> None:
     subprocess.run(["patch", "-p1"], input=found.diff, text=True, check=True, capture_output=True)
     assert Path("net.py").read_text() == after
     sys.modules.pop("net", None)
+
+
+GATED = """import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Gated(nn.Module):
+    def __init__(self, how="none", act=None):
+        super().__init__()
+        self.up, self.gate = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.act = MADE
+
+    def forward(self, x):
+        return self.act(self.gate(x)) * self.up(x)
+"""
+
+
+@pytest.mark.parametrize("how", ["none", "tanh"])
+@pytest.mark.parametrize(
+    ("made", "asks"), [("act or nn.GELU(how)", True), ("nn.GELU(how)", True), ("nn.GELU()", False)]
+)
+def test_an_activation_of_another_formula_in_another_instance(tmp_path: Path, made: str, asks: bool, how: str) -> None:
+    before = _loaded(tmp_path / "gated.py", GATED.replace("MADE", made))
+    found = Patches(gradscope.plan(before.Gated(how if asks else "none"), torch.ones(2, 8), recipes=["geglu"]))
+    ((_, text),) = found.texts.values()
+    assert "geglu(" in text and ("self.act.approximate ==" in text) == asks
+    after = _loaded(tmp_path / "gated_after.py", text)
+    x = torch.randn(2, 8)
+    for each in ("none", "tanh"):
+        old, new = before.Gated(each), after.Gated(each)
+        new.load_state_dict(old.state_dict())
+        torch.testing.assert_close(new(x), old(x), rtol=1e-6, atol=1e-6)  # the two formulas differ by 1e-4
+
+
+def _loaded(path: Path, text: str) -> ModuleType:
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made

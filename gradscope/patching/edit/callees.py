@@ -37,6 +37,7 @@ from gradscope.recording.graph import Frame, Node
 _SETTINGS: dict[type, tuple[str, ...]] = {
     nn.Softmax: ("dim",),
     nn.LogSoftmax: ("dim",),
+    nn.GELU: ("approximate",),
     nn.Embedding: ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"),
 }
 

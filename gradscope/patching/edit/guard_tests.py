@@ -176,7 +176,8 @@ class Conditions:
             if name in read or calls.called_module(call) is not module or is_written(name, call.func, module, calls):
                 continue
             text, value = self.text(call.func, calls), getattr(module, name)
-            yield Known(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
+            known = f'"{value}"' if isinstance(value, str) else value
+            yield Known(call.func, f"{text}.{name} {'==' if type(value) in {int, str} else 'is'} {known}")
 
     def on_the_way(self, node: Node) -> Iterator[Known]:
         """The conditions that the user's own modules which were called for it are of the classes that they were.
