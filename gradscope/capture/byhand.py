@@ -1,8 +1,9 @@
 """Sees module calls that torch's hooks do not: ``module.forward(x)``, and classes with a ``__call__`` of their own.
 
 Torch calls hooks in ``nn.Module.__call__``. Where a step went through models with modules that were never called that
-way, the classes of these get a wrapper around ``forward``, and around ``__call__`` where that is the class's own, while
-steps are recorded. Programs that call all of their modules as usual are not touched.
+way, or whose parts were called while they were not, the classes of these get a wrapper around ``forward``, and around
+``__call__`` where that is the class's own, while steps are recorded. Programs that call all of their modules as usual
+are not touched.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ TORCHS_CALL: Any = nn.Module.__call__
 def classes_to_watch(
     modules: Collection[nn.Module], leaves: Collection[int], called: Callable[[nn.Module], bool]
 ) -> set[type[nn.Module]]:
-    """The classes of modules that no hook has told of, in models of which something was called or trained.
+    """The classes of modules with calls that no hook told of, in models of which something was called or trained.
 
     Args:
         modules: of the whole process.
         leaves: ids of the parameters that backward passes have led to.
-        called: whether a hook has told of that module.
+        called: whether hooks have told of all calls of that module, as far as is known.
     """
     children = {id(child) for module in modules for child in children_of(module)}
     found: set[type[nn.Module]] = set()

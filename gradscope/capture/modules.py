@@ -28,6 +28,7 @@ from gradscope.capture.variety import StepBounds, step_begins, step_ended
 from gradscope.compat import end_range, graph_task_id, has_global_module_hooks, open_range, sequence_number
 from gradscope.process import unheard
 from gradscope.tables import SpanTable
+from gradscope.tree import children_of
 
 
 class CallCost(NamedTuple):
@@ -204,14 +205,19 @@ class CallRecorder:
             leaves: what the backward passes so far have led to.
             models: those known.
         """
-        labels = self.called()
         known = {id(module): module for module in (*models, *self.registry.alive(), *all_modules())}
-        found = classes_to_watch(
-            known.values(), set(map(id, leaves)), lambda module: self.registry.get(module) in labels
-        )
+        found = classes_to_watch(known.values(), set(map(id, leaves)), self._is_always_told_of)
         found -= self.registry.called_by_hand
         self.registry.called_by_hand |= found
         self._by_hand.enter_context(watching(found, self._enter_by_hand, self._leave_by_hand))
+
+    def _is_always_told_of(self, module: nn.Module) -> bool:
+        """Check that hooks told of the module's calls, and of none of its parts while no module was open.
+
+        Such a part was called by the user's code, or by a ``module.forward(x)`` beside calls that hooks tell of.
+        """
+        get, parts = self.registry.get, children_of(module)
+        return get(module) in self._spans.labels() and not any(get(part) in self.roots for part in parts)
 
     def _watch_by_hand(self, stack: ExitStack) -> None:
         self._by_hand = ExitStack()

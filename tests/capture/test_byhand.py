@@ -251,3 +251,32 @@ def test_wrapper_that_outlives_its_time_tells_nothing() -> None:
     assert told == [model, model]
     kept(torch.ones(2, 4), 0)
     assert told == [model, model]
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        for _ in range(20):
+            x = torch.sin(x)
+        return self.head(x)
+
+
+def test_module_that_a_step_calls_in_both_ways() -> None:
+    """As a target network's values without gradients beside ``critic.forward(x)`` for the loss."""
+    critic = Critic()
+
+    def step() -> None:
+        x = torch.randn(4, 8)
+        with torch.no_grad():
+            goal = critic(x)
+        nn.functional.mse_loss(critic.forward(x.requires_grad_()), goal + 1).backward()
+
+    data = profiled(Built(critic, step))
+    layers = rows(data)
+    assert (layers[""].calls, layers["head"].calls) == (2, 2)
+    assert layers[""].class_name == "Critic" and layers["head"].parent == ""
+    sines = {row.layer for row in data.ops if row.name == "SinBackward0"}
+    assert sines == {""}
