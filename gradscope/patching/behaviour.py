@@ -34,6 +34,8 @@ FUNCTIONS = frozenset(
 _ARITHMETIC = frozenset(
     {"add", "sub", "rsub", "mul", "div", "rdiv", "neg", "positive", "square", "reciprocal", "pow", "addcmul", "addcdiv"}
 )
+_LENGTHS = frozenset({"norm", "linalg_norm", "linalg_vector_norm"})
+_SCALES = frozenset({"mul", "div"})
 UNDERSTOOD = FUNCTIONS | REDUCTIONS | _ARITHMETIC | CASTS | COPIES | {"unsqueeze", "getitem"}
 
 
@@ -43,7 +45,31 @@ def is_understood(node: Node) -> bool:
         return lifts(node)
     if node.op in CASTS:
         return bool(node.outputs) and cast_source(node.output) is not None
-    return node.op in UNDERSTOOD
+    return node.op in UNDERSTOOD or bound_of(node) is not None
+
+
+def bound_of(node: Node) -> tuple[float, float] | None:
+    """What a multiple of a vector's length is kept from being less than, and which multiple; None of other calls.
+
+    The bound is a positive number: of random numbers in a length's place, which have both signs, it changes some, so
+    that no pattern which begins there overlooks it.
+    """
+    if node.op not in {"clamp", "clamp_min"} or not node.inputs or node.changed:
+        return None
+    least, most = node.argument(1, "min"), node.argument(2, "max")
+    if isinstance(least, bool) or not isinstance(least, (int, float)) or least <= 0 or most is not None:
+        return None
+    value, factor = node.inputs[0], 1.0
+    while (made := value.producer) is not None and made.op not in _LENGTHS:
+        if made.op in _SCALES and len(made.args) == 2 and not made.kwargs and isinstance(made.args[0], Value):
+            times = constant(made.args[1])
+            if not times:
+                return None
+            factor *= times if made.op == "mul" else 1 / times
+        elif cast_source(value) is None:
+            return None
+        value = made.inputs[0]
+    return (float(least), factor) if made is not None and factor > 0 else None
 
 
 def lifts(node: Node) -> bool:

@@ -28,6 +28,17 @@ FOUND = [
     "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
     "y = (h * (1.0 + self.w.float())).type_as(x)",
     "y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.w)",
+    # lucidrains': the length, or the root mean square, of at least eps
+    "x / x.norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.scale * self.w",
+    "n = torch.norm(x, dim=-1, keepdim=True) / self.scale\ny = x / n.clamp(min=self.eps) * self.w",
+    "n = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * C ** -0.5\ny = x / torch.clamp(n, 1e-8) * self.w",
+    "n = C ** -0.5 * torch.linalg.norm(x, dim=-1)\ny = self.w * (x / n.clamp_min(self.eps + 1e-8)[..., None])",
+    "x / x.norm(2, -1, True).mul(x.shape[-1] ** -0.5).clamp(min=1e-8)",
+    "h = x.float()\nn = h.norm(dim=-1, keepdim=True).clamp(min=self.eps)\ny = (h / n * self.scale).type_as(x) * self.w",
+    # ScaleNorm: the factor of all features stays
+    "n = torch.norm(x, dim=-1, keepdim=True) * C ** -0.5\ny = x / n.clamp(min=self.eps) * self.w[:1]",
+    # of what another norm centred
+    "d = x - x.mean(-1, keepdim=True)\ny = d / d.norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.scale * self.w",
 ]
 NOT_FOUND = [
     "F.normalize(x, dim=-1)",  # of length 1
@@ -45,6 +56,24 @@ NOT_FOUND = [
     "F.normalize(x - x.mean(-1, keepdim=True), dim=-1) * self.scale * u",
     "F.normalize(x, dim=-1) * u.norm(dim=-1, keepdim=True)",
     "F.normalize(x * self.b, dim=-1) * self.b.norm() * self.w",
+    "x / x.norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.w",
+    "x / x.norm(dim=-1, keepdim=True).clamp(min=self.eps, max=9.0) * self.scale * self.w",
+    "x / x.norm(dim=-1, keepdim=True).clamp(max=9.0) * self.scale * self.w",
+    "x / x.norm(dim=-1, keepdim=True).clamp(min=torch.tensor(1e-3)) * self.scale * self.w",
+    "x / x.norm(p=1, dim=-1, keepdim=True).clamp(min=self.eps) * self.scale * self.w",
+    "x / x.norm(dim=1, keepdim=True).clamp(min=self.eps) * x.shape[1] ** 0.5 * self.w",
+    "x / x.norm(keepdim=True).clamp(min=self.eps) * self.scale * self.w",
+    "x / x.norm(dim=-1, keepdim=True).clamp(min=self.eps).detach() * self.scale * self.w",
+    "x / x.detach().norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.scale * self.w",
+    "x / (x.norm(dim=-1, keepdim=True) + self.eps) * self.scale * self.w",
+    "x / u.norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.scale * self.w",
+    "x / x.norm(dim=-1, keepdim=True).clamp(min=self.eps).clamp(min=1e-6) * self.scale * self.w",
+    "n = x.norm(dim=-1, keepdim=True)\ny = x / (n.clamp(min=1e-3) * n.clamp(min=1e-6)).sqrt() * self.scale * self.w",
+    "x / (x.norm(dim=-1, keepdim=True) * 2).clamp(min=self.eps) * 2 * self.scale * self.w",
+    "x / x.norm(dim=-1, keepdim=True, dtype=torch.float32).clamp(min=self.eps) * self.scale",
+    "F.normalize(x, dim=-1, eps=1e-3) / x.norm(dim=-1, keepdim=True).clamp(min=1e-3) * self.scale",
+    "x * x.norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.scale",
+    "n = x.norm(dim=-1, keepdim=True).clamp(min=1e-9)\ny = x * torch.sigmoid(n)",
 ]
 
 
@@ -72,7 +101,7 @@ def test_found_and_exact(tmp_path: Path, body: str) -> None:
 def test_another_formula(tmp_path: Path, body: str) -> None:
     entry = _entry(tmp_path, body)
     model, batch = _built(entry)
-    assert not [site for site in swapped.planned(entry, model, batch, RECIPES).supported if "normalize" in body]
+    assert not swapped.planned(entry, model, batch, RECIPES).supported
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own of its rms_norm
@@ -96,7 +125,7 @@ def test_the_result_has_the_dtype_it_had(tmp_path: Path, body: str, form: str) -
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-14, 1e-12, 1e-11, 1e-8, 1e4])
-@pytest.mark.parametrize("body", [FOUND[0], FOUND[2], FOUND[3]])
+@pytest.mark.parametrize("body", [FOUND[0], FOUND[2], FOUND[3], *FOUND[11:16], FOUND[17]])
 def test_rows_of_any_length(tmp_path: Path, body: str, size: float) -> None:
     """Rows of zeros, as padding has them, stay rows of zeros, and have the gradient that they had."""
     entry = _entry(tmp_path, body)
@@ -140,3 +169,78 @@ def test_another_power_later(tmp_path: Path) -> None:
     assert swapped.supported(found) == [("", "rms_norm")]
     model.beta = 2.0
     swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+LENGTH = "y = x / x.norm(dim=-1, keepdim=True).clamp(min=self.eps) * self.scale * self.w"
+MEAN_SQUARE = "n = x.norm(dim=-1, keepdim=True) / self.scale\ny = x / n.clamp(min=self.eps) * self.w"
+BOTH_BOUNDS = "y = x / x.norm(dim=-1, keepdim=True).clamp(self.eps, self.most) * self.scale * self.w"
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (LENGTH, "least=self.eps,"),
+        (MEAN_SQUARE, "least=x.shape[-1] ** 0.5 * self.eps,"),
+        (MEAN_SQUARE.replace("self.eps", "self.eps + 1e-8"), "least=x.shape[-1] ** 0.5 * (self.eps + 1e-8),"),
+    ],
+)
+def test_the_least_length_is_read(tmp_path: Path, body: str, least: str) -> None:
+    entry = _entry(tmp_path, body)
+    assert least in Patches(swapped.planned(entry, *_built(entry), RECIPES)).diff
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-12, 3, 40.0, "parameter", "tensor", "half of the rows"])
+@pytest.mark.parametrize("body", [LENGTH, MEAN_SQUARE])
+def test_another_least_length_later(tmp_path: Path, body: str, value: float | str) -> None:
+    """Also one that is learnt: where it is what rows are divided by, it has the gradient that it had."""
+    entry = _entry(tmp_path, body)
+    model, batch = _built(entry)
+    model, batch = model.double(), batch.double()
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "rms_norm")]
+    del model.eps
+    made = {
+        "parameter": lambda: torch.nn.Parameter(torch.tensor(5.0, dtype=torch.float64)),
+        "tensor": lambda: torch.tensor(5.0, dtype=torch.float64),
+        "half of the rows": lambda: torch.tensor([0.0, 40.0, 0.0, 40.0, 0.0], dtype=torch.float64)[:, None],
+    }
+    model.eps = made[value]() if isinstance(value, str) else value
+    swapped.assert_exact(entry, model, batch, found, 1e-13)
+
+
+@pytest.mark.parametrize("body", [LENGTH, MEAN_SQUARE, MEAN_SQUARE.replace(" * self.w", "")])
+@pytest.mark.parametrize("change", ["scale", "tensor", "shape", "features"])
+def test_another_scale_or_shape_later(tmp_path: Path, body: str, change: str) -> None:
+    entry = _entry(tmp_path, body)
+    model, batch = _built(entry)
+    model, batch = model.double(), batch.double()
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "rms_norm")]
+    if change == "scale":
+        model.scale = 3.0
+    elif change == "tensor":
+        model.scale = torch.nn.Parameter(torch.tensor(24.0, dtype=torch.float64).sqrt())
+    elif change == "shape":
+        batch = torch.randn(2, 3, 4, spelled.WIDTH, dtype=torch.float64)
+    else:
+        features = 7 if ".w" not in body else spelled.WIDTH
+        model.inp = torch.nn.Linear(spelled.WIDTH, features, dtype=torch.float64)
+        model.out = torch.nn.Linear(features, spelled.WIDTH, dtype=torch.float64)
+    swapped.assert_exact(entry, model, batch, found, 1e-13)
+
+
+def test_a_largest_length_later(tmp_path: Path) -> None:
+    entry = _entry(tmp_path, BOTH_BOUNDS)
+    model, batch = _built(entry)
+    model.most = None
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == [("", "rms_norm")]
+    model.most = 2.0
+    swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+def test_reason_why_another_bound_is_left(tmp_path: Path) -> None:
+    body = "y = x / (x.norm(dim=-1, keepdim=True) * 2).clamp(min=self.eps) * 2 * self.scale * self.w"
+    entry = _entry(tmp_path, body)
+    (site,) = swapped.planned(entry, *_built(entry), RECIPES).sites
+    assert site.reasons == ["the least of another multiple of a row's length is given"]

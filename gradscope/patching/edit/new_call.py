@@ -315,13 +315,13 @@ def _wrapped(text: str, expression: ast.expr) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return ``1.0 / (f(x))`` without the brackets."""
-    head, bracket, rest = text.partition("1.0 / (")
-    if head or not bracket or not rest.endswith(")"):
+    """Return ``1.0 / (f(x))`` and ``n ** 0.5 * (f(x))`` without the brackets."""
+    head, bracket, rest = text.partition("1.0 / (" if text.startswith("1.0 / (") else " ** 0.5 * (")
+    if not bracket or not rest.endswith(")"):
         return text
     try:
         inner = ast.parse(rest[:-1].strip(), mode="eval").body
     except SyntaxError:  # the brackets are not a pair
         return text
     atom = isinstance(inner, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
-    return f"1.0 / {rest[:-1].strip()}" if atom and "\n" not in text else text
+    return f"{head}{bracket[:-1]}{rest[:-1].strip()}" if atom and "\n" not in text else text

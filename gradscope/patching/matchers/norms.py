@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradscope import recipes
-from gradscope.patching.behaviour import CLOSE, REDUCTIONS, UNIT, Proofs, Trial, rows
+from gradscope.patching.behaviour import CLOSE, REDUCTIONS, UNIT, Proofs, Trial, bound_of, rows
 from gradscope.patching.graph import CASTS, is_half, number, uncast
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of, Piece, Scalar, Setting
@@ -200,9 +200,20 @@ def _spelled(x: Value, output: Value) -> _Spelled | None:
     return None if used is None or x not in used else _Spelled(x, output, [each for each in used if each is not x])
 
 
-def _shortest(node: Node) -> float | None:
-    """What ``F.normalize`` divides shorter vectors by; None of any other call."""
-    return number(node.argument(3, "eps", 1e-12)) if node.op == UNIT else None
+def _shortest(statistic: Node) -> float | None:
+    """What shorter vectors than that are divided by; None where they are divided by their length, or by no length."""
+    if statistic.op == UNIT:
+        return _least(statistic)
+    bounded = (_least(value.producer) for value in after(statistic.output, statistic.output.shape) if value.producer)
+    return next((least for least in bounded if least is not None), None)
+
+
+def _least(node: Node) -> float | None:
+    """The least length that ``F.normalize`` or the clamp of a length divides by; None of any other call."""
+    if node.op == UNIT:
+        return number(node.argument(3, "eps", 1e-12))
+    bound = bound_of(node)
+    return None if bound is None else bound[0] / bound[1]
 
 
 def _forms(spelled: _Spelled, small: float) -> Iterator[_Form]:
@@ -240,9 +251,9 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
     if found is None or _rounds_between(found):
         return None
     eps = form.eps
-    units = [node for node in found.nodes if node.op == UNIT]
-    least = _shortest(units[0]) if units else None
-    if len(units) > 1 or (units and (least is None or eps != 0)):
+    bounds = [node for node in found.nodes if node.op == UNIT or bound_of(node) is not None]
+    least = _least(bounds[0]) if bounds else None
+    if len(bounds) > 1 or (bounds and (least is None or eps != 0)):
         return None
 
     def unit(x: Tensor, *vectors: Tensor) -> Tensor:
@@ -266,9 +277,27 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
         asked.append(f".dim() >= {deepest}")
     if not spelled.used and not proves(more=(0, 1)):  # a weight says how many features there are
         asked.append(f".size(-1) == {features}")
-    shortest = (Scalar(units[0], 3, "eps", "1e-12"),) if units else ()
     norm = _with_reasons(found, form.centred, form.weight, form.bias, eps)
-    return replace(norm, forms=tuple(asked), least=shortest)
+    if bounds and not _has_spelled_least(bounds[0], features):
+        norm = replace(norm, reasons=(*norm.reasons, "the least of another multiple of a row's length is given"))
+    return replace(norm, forms=tuple(asked), least=_spelled_least(bounds[0], found.x) if bounds else ())
+
+
+def _spelled_least(node: Node, x: Value) -> tuple[Piece, ...]:
+    """The least length of a row; where its root mean square is bounded, the bound times the root of the features."""
+    if node.op == UNIT:
+        return (Scalar(node, 3, "eps", "1e-12"),)
+    found = Scalar(node, 1, "min")
+    _, factor = bound_of(node) or (0.0, 1.0)
+    if math.isclose(factor, 1.0, rel_tol=CLOSE):
+        return (found,)
+    return (Of(x, "x", ".shape[-1] ** 0.5", again=True), " * (", found, ")")
+
+
+def _has_spelled_least(node: Node, features: int) -> bool:
+    """Return whether it bounds a length or a root mean square, of which a recipe's ``least`` can be written."""
+    bound = bound_of(node)
+    return bound is None or any(math.isclose(bound[1], each, rel_tol=CLOSE) for each in (1.0, features**-0.5))
 
 
 def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:
@@ -328,6 +357,17 @@ def _rounds_between(found: Region) -> bool:
     )
 
 
+def _gives_a_dtype(found: Region) -> bool:
+    """Return whether a call says its result's dtype, as ``mean(dtype=...)``, which no cast follows at the end."""
+    cast_back = found.output.producer is not None and found.output.producer.op in CASTS
+    return not cast_back and any(
+        isinstance(each, torch.dtype)
+        for node in found.nodes
+        if node.op not in CASTS
+        for each in (*node.args, *node.kwargs.values())
+    )
+
+
 def _with_reasons(found: Region, centred: bool, weight: Value | None, bias: Value | None, eps: float) -> Norm:
     x, reasons = found.x, found.reasons
     if not found.is_contiguous:
@@ -336,6 +376,8 @@ def _with_reasons(found: Region, centred: bool, weight: Value | None, bias: Valu
         reasons.append("weight or bias has another dtype than the input")
     if is_half(x.dtype) and any(node.autocast for node in found.nodes):
         reasons.append("under autocast torch's normalisation gives another dtype")
+    if not reasons and _gives_a_dtype(found):
+        reasons.append("a part of it has a dtype of its own, whatever the input's is")
     spelled = _spelled_eps(found, eps)
     if spelled is None:
         reasons.append("eps is not one number that is added to the mean square or the variance")
