@@ -171,7 +171,8 @@ class Node:
     def caller(self) -> nn.Module | None:
         """The module of torch's own that the user's code called for it, as an nn.Linear.
 
-        One without tensors is kept, for it may be made for a single call; another is None once it is gone.
+        One without tensors is kept, for it may be made for a single call. In the place of a loss that is gone stands
+        one without its classes' weights; of any other None.
         """
         return None if self.called_by is None else self.called_by()
 
@@ -179,8 +180,11 @@ class Node:
     def caller(self, module: nn.Module | None) -> None:
         if module is None:
             self.called_by = None
+        elif not _holds_tensors(module):
+            self.called_by = lambda: module
         else:
-            self.called_by = weakref.ref(module) if _holds_tensors(module) else lambda: module
+            held, bare = weakref.ref(module), _without_weights(module)
+            self.called_by = held if bare is None else lambda: held() or bare
 
     @property
     def output(self) -> Value:
@@ -205,6 +209,18 @@ class Node:
 def _holds_tensors(module: nn.Module) -> bool:
     """Return whether one hangs on it anywhere: a replica of DataParallel's has its parameters as plain attributes."""
     return any(True for each in modules_of(module) for _ in tensors_in(vars(each)))
+
+
+def _without_weights(module: nn.Module) -> nn.Module | None:
+    """A loss with the same settings and hooks and without its buffers; None of any other, or where it holds more."""
+    if not isinstance(module, nn.modules.loss._Loss) or any(True for _ in module.children()):
+        return None
+    settings = {name: value for name, value in vars(module).items() if name != "_buffers"}
+    if any(True for _ in tensors_in(settings)):
+        return None
+    bare = type(module).__new__(type(module))
+    vars(bare).update(settings, _buffers={})
+    return bare
 
 
 @dataclass

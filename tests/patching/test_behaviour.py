@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradscope.patching.behaviour import Proofs, Trial, close, rows
+from gradscope.patching.behaviour import Proofs, Trial, bound_of, close, rows
 from gradscope.patching.matchers.search import region
 from gradscope.recording.graph import Recording, Value
 from gradscope.recording.record import record
@@ -192,7 +193,7 @@ def test_a_proof_asks_for_the_gradient_of_each_operand() -> None:
 
 def test_of_a_tensor_that_says_the_dtype_nothing_is_read() -> None:
     wide = torch.randn(3, dtype=torch.float64)
-    _, x, _, made = recorded(lambda x, _: (x.type_as(wide) * 2).float())
+    _, x, _, made = recorded(lambda x, _: (x.type_as(wide) * 2).type_as(x))
     found = region(made, (x.users[0].output,))
     assert found is not None
     assert found.given == (x,)
@@ -248,3 +249,77 @@ def test_numbers_of_both_signs_are_tried(seed: int) -> None:
     found = region(output, (x,))
     assert found is not None
     assert not Proofs().proves(found.nodes, output, found.given, lambda x: 1.0 * x)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "half", "bfloat16"])
+def test_what_gives_one_dtype_ends_no_region(dtype: str) -> None:
+    """Of an operand of another dtype the result has that one too, which a recipe's would not."""
+    _, x, _, made = recorded(lambda x, _: getattr(x.double() * 2, dtype)())
+    assert made.producer is None or made.producer.op == dtype
+    assert region(made, (x,)) is None
+
+
+LENGTH = {"dim": -1, "keepdim": True}
+BOUNDS: dict[str, tuple[Run, tuple[float, float] | None]] = {
+    "by name": (lambda x: x.norm(**LENGTH).clamp(min=0.5), (0.5, 1.0)),
+    "by position": (lambda x: torch.clamp(torch.linalg.vector_norm(x, **LENGTH), 2), (2.0, 1.0)),
+    "clamp_min": (lambda x: torch.norm(x, **LENGTH).clamp_min(0.5), (0.5, 1.0)),
+    "a multiple": (lambda x: (x.norm(**LENGTH) * 3 / 4.0).clamp(min=0.5), (0.5, 0.75)),
+    "a cast": (lambda x: x.norm(**LENGTH).double().clamp(min=0.5), (0.5, 1.0)),
+    "a most": (lambda x: x.norm(**LENGTH).clamp(0.5, 2.0), None),
+    "a most alone": (lambda x: x.norm(**LENGTH).clamp(max=2.0), None),
+    "none": (lambda x: x.norm(**LENGTH).clamp(min=0.0), None),
+    "less than none": (lambda x: x.norm(**LENGTH).clamp(min=-1.0), None),
+    "a tensor": (lambda x: x.norm(**LENGTH).clamp(min=torch.tensor(0.5)), None),
+    "of a negative multiple": (lambda x: (x.norm(**LENGTH) * -1).clamp(min=0.5), None),
+    "of a multiple that is a tensor": (lambda x: (x.norm(**LENGTH) * x).clamp(min=0.5), None),
+    "of a sum": (lambda x: (x.norm(**LENGTH) + 1).clamp(min=0.5), None),
+    "of no length": (lambda x: x.sum(**LENGTH).clamp(min=0.5), None),
+    "of the operand": (lambda x: x.clamp(min=0.5), None),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_bound_of_a_length(name: str) -> None:
+    run, bound = BOUNDS[name]
+    _, x, _, made = recorded(lambda x, _: run(x))
+    assert made.producer is not None
+    assert bound_of(made.producer) == bound
+    assert (Trial({x: rows(x)}).of(made) is not None) is (bound is not None)
+
+
+def test_a_bound_shows_on_random_numbers_in_the_place_of_a_length() -> None:
+    """What begins at a length would overlook one that no length goes below."""
+    recording, _, _, made = recorded(lambda x, _: x.norm(**LENGTH).clamp(min=1e-12) * 2)
+    length = next(node.output for node in recording.nodes if node.op == "norm")
+    found = region(made, (length,))
+    assert found is not None
+    assert not Proofs().proves(found.nodes, made, found.given, lambda x: 2 * x)
+
+
+def test_a_loss_that_is_gone_is_known_without_its_weights() -> None:
+    """A module that is made for one call has settings that are asked for later, and a tensor that goes."""
+    weights = []
+
+    def run(x: Tensor, _: Tensor) -> Tensor:
+        weights.append(weakref.ref(held := torch.rand(8)))
+        loss = torch.nn.CrossEntropyLoss(weight=held, ignore_index=3, label_smoothing=0.1)
+        return loss(x.flatten(0, 1), torch.zeros(12, dtype=torch.long))
+
+    recording, *_ = recorded(run)
+    caller = next(node.caller for node in recording.nodes if node.op == "cross_entropy")
+    assert weights[0]() is None
+    assert type(caller) is torch.nn.CrossEntropyLoss
+    assert (caller.ignore_index, caller.label_smoothing, caller.reduction) == (3, 0.1, "mean")
+    assert list(caller.buffers()) == []
+
+
+def test_a_module_with_parameters_that_is_gone_is_not_known() -> None:
+    recording, *_ = recorded(lambda x, _: torch.nn.Linear(8, 4)(x))
+    assert [node.caller for node in recording.nodes if node.op == "linear"] == [None]
+
+
+def test_a_loss_that_lives_is_itself() -> None:
+    loss = torch.nn.CrossEntropyLoss(weight=torch.rand(8))
+    recording, *_ = recorded(lambda x, _: loss(x.flatten(0, 1), torch.zeros(12, dtype=torch.long)))
+    assert next(node.caller for node in recording.nodes if node.op == "cross_entropy") is loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +31,9 @@ ENTRIES: list[Entry] = [
 ]
 FOUND = [entry for entry in ENTRIES if not entry.refused]
 REFUSED = [entry for entry in ENTRIES if entry.refused]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
 
 
 def built(entry: Entry) -> tuple[nn.Module, Any]:
@@ -213,6 +216,19 @@ MADE = {
         "line {}: (CrossEntropyLoss if self.ignored else nn.MultiMarginLoss)() may hold other modules next time"
     ),
     "like_made_of_unpacked_settings": "line {}: the arguments of CrossEntropyLoss are not understood",
+    "like_made_weighted_of_two": "line {}: loss_fct may hold other modules next time",
+    "like_made_weighted_and_moved": (
+        "line {}: CrossEntropyLoss(weight=self.class_weights).to(labels.device) may hold other modules next time"
+    ),
+    "like_made_weighted_and_moved_in_one": "how cross_entropy spells its weight is not understood",
+    "like_made_weighted_and_hooked": "the CrossEntropyLoss has hooks, which would no longer be called",
+    "like_made_weighted_of_an_own_class": (  # it is gone, and with it of which class it was
+        "forward is called neither by its own name nor as an attribute of the module"
+    ),
+    "like_made_weighted_unpacked": "line {}: the arguments of CrossEntropyLoss are not understood",
+    "like_made_weighted_summed": "line {}: the arguments of CrossEntropyLoss are not understood",
+    "like_made_summed": "line {}: the arguments of CrossEntropyLoss are not understood",
+    "like_made_not_reduced": "line {}: the arguments of CrossEntropyLoss are not understood",
     "like_made_one_of_two": "line {}: loss_fct may hold other modules next time",
     "like_made_by_a_method": "line {}: self.make_loss() may hold other modules next time",
     "like_made_of_an_own_class": "forward is that of OwnLoss, which is no part of the model",
@@ -227,6 +243,12 @@ WRITTEN = {
     "made_in_one_expression_set": (
         "cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1), ignore_index=self.ignored)"
     ),
+    "made_weighted_in_one_expression": (
+        "cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1), weight=self.class_weights)"
+    ),
+    "made_weighted_by_name": "weight=loss_fct.weight,",
+    "made_weighted_nll": "weight=criterion.weight,",
+    "made_weighted_head": "lazy_linear(self.lm_head, self.model(input_ids))",
 }
 
 
@@ -234,6 +256,72 @@ WRITTEN = {
 def test_settings_of_a_loss_are_read_where_it_was_made(name: str) -> None:
     entry = by_name(name)
     assert WRITTEN[name] in Patches(planned(entry, *built(entry))).diff
+
+
+def _of_other_size(model: nn.Module) -> None:
+    model.class_weights = model.class_weights * torch.linspace(0.0, 3.0, losses.VOCAB, dtype=torch.float64)
+
+
+def _changed_in_place(model: nn.Module) -> None:
+    model.class_weights.mul_(2).add_(1)
+
+
+def _none(model: nn.Module) -> None:
+    model.class_weights = None
+
+
+def _plain_tensor(model: nn.Module) -> None:
+    del model.class_weights
+    model.class_weights = torch.arange(losses.VOCAB, dtype=torch.float64)
+
+
+def _frozen_parameter(model: nn.Module) -> None:
+    weights = model.class_weights
+    del model.class_weights
+    model.class_weights = nn.Parameter(weights + 1, requires_grad=False)
+
+
+def _other_ignored(model: nn.Module) -> None:
+    model.ignored = 5
+
+
+@pytest.mark.parametrize(
+    "change", [_of_other_size, _changed_in_place, _none, _plain_tensor, _frozen_parameter, _other_ignored]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["made_weighted_in_one_expression", "made_weighted_by_name", "made_weighted_nll", "made_weighted_head"],
+)
+def test_classes_weights_of_a_loss_made_in_forward_later(name: str, change: Callable[[nn.Module], None]) -> None:
+    entry = by_name(name)
+    model, batch = built(entry)
+    model.double()
+    found = planned(entry, model, batch)
+    assert [site.recipe for site in found.supported] == [recipe for _, recipe in entry.sites]
+    change(model)
+    assert_same_step(entry, model, batch, found)
+
+
+@pytest.mark.parametrize("weights", ["learnt", "too few"])
+@pytest.mark.parametrize("name", ["made_weighted_in_one_expression", "made_weighted_by_name", "made_weighted_nll"])
+def test_classes_weights_that_torch_refuses_later(name: str, weights: str) -> None:
+    """Or of which it makes no gradient: they are refused by the new code too."""
+    entry = by_name(name)
+    model, batch = built(entry)
+    model.double()
+    found = planned(entry, model, batch)
+    changed = {
+        "learnt": nn.Parameter(model.class_weights.clone()),
+        "too few": model.class_weights[:-1],
+    }[weights]
+    del model.class_weights
+    model.class_weights = changed
+    patches = Patches(found)
+    for _ in range(2):
+        with pytest.raises((RuntimeError, ValueError)):
+            step(entry, model, batch)
+        patches.apply()
+    patches.revert()
 
 
 @pytest.mark.parametrize("name", MADE)

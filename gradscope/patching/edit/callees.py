@@ -184,6 +184,9 @@ def stays_identity(call: ast.Call, calls: CallSites) -> Known | None:
     return Known(expression, f"type({text}) is {name}")
 
 
+_LEGACY = frozenset({"size_average", "reduce"})  # they say what a loss's reduction is
+
+
 def made_in_place(call: ast.AST, module: object, calls: CallSites) -> ast.Call | None:
     """Return the expression that makes ``module``, a new one at each call: ``CrossEntropyLoss()`` of what it calls."""
     made = call.func if isinstance(call, ast.Call) else None
@@ -196,15 +199,15 @@ def setting_of(name: str, made: ast.Call, module: nn.Module) -> ast.expr | None:
     """Return what ``made``, which makes ``module``, sets ``name`` to; None where it leaves that to the default.
 
     Raises:
-        Refusal: it unpacks its arguments.
+        Refusal: it unpacks its arguments, or one that torch has no more use for sets another.
     """
-    if any(isinstance(each, ast.Starred) for each in made.args) or any(each.arg is None for each in made.keywords):
+    names = list(inspect.signature(type(module)).parameters)
+    given: dict[str | None, ast.expr] = {each.arg: each.value for each in made.keywords}
+    given.update(zip(names, made.args, strict=False))
+    unpacked = None in given or any(isinstance(each, ast.Starred) for each in made.args)
+    if unpacked or any(_literal(given[each]) is not None for each in _LEGACY & given.keys()):
         raise Refusal(f"line {made.lineno}: the arguments of {type(module).__name__} are not understood")
-    for keyword in made.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    place = list(inspect.signature(type(module)).parameters).index(name)
-    return made.args[place] if place < len(made.args) else None
+    return given.get(name)
 
 
 def is_written(name: str, function: ast.expr, module: nn.Module, calls: CallSites) -> bool:

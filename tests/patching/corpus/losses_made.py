@@ -140,6 +140,64 @@ class InOneExpressionSet(Model):
         return CrossEntropyLoss(ignore_index=self.ignored)(logits.view(-1, VOCAB), labels.reshape(-1)), logits
 
 
+class Weighted(Squashed):
+    """The classes' weights are a buffer: the loss's module holds a tensor, and is gone after the call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("class_weights", torch.rand(VOCAB) + 0.5)
+
+
+class WeightedInOneExpression(Weighted):
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        loss = nn.CrossEntropyLoss(weight=self.class_weights)(logits.view(-1, VOCAB), labels.reshape(-1))
+        return loss, logits
+
+
+class WeightedByName(Weighted):
+    """As a Trainer's compute_loss has it, in the model."""
+
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        loss_fct = nn.CrossEntropyLoss(weight=self.class_weights, ignore_index=self.ignored)
+        loss = loss_fct(logits.view(-1, VOCAB), labels.reshape(-1))
+        return loss, logits
+
+
+class WeightedAnew(Squashed):
+    """The weights are made in each step, of the batch."""
+
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        counts = torch.bincount(labels.flatten(), minlength=VOCAB)
+        loss_fct = CrossEntropyLoss(1.0 / (counts + 1.0).to(logits.dtype), label_smoothing=0.1)
+        return loss_fct(logits.view(-1, VOCAB), labels.reshape(-1)), logits
+
+
+class WeightedAnewInOneExpression(Squashed):
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids)
+        return nn.CrossEntropyLoss(torch.linspace(0.5, 1.5, VOCAB, dtype=logits.dtype), reduction="sum")(
+            logits.view(-1, VOCAB), labels.reshape(-1)
+        ), logits
+
+
+class WeightedNll(Weighted):
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids).view(-1, VOCAB)
+        criterion = nn.NLLLoss(self.class_weights)
+        return criterion(nn.functional.log_softmax(logits, dim=-1), labels.reshape(-1)), logits
+
+
+class WeightedHead(Weighted):
+    """The logits are of one product, that nobody else reads."""
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.model(input_ids))
+        return nn.CrossEntropyLoss(weight=self.class_weights)(logits.view(-1, VOCAB), labels.reshape(-1))
+
+
 class NamedSegmentation(nn.Module):
     """SegFormer: the logits are made larger, and the loss keeps its module's settings."""
 
@@ -234,6 +292,62 @@ class Unpacked(Squashed):
         return CrossEntropyLoss(**self.settings)(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
 
 
+class WeightedOfTwo(Weighted):
+    def forward(self, input_ids, labels):
+        loss_fct = CrossEntropyLoss(weight=self.class_weights)
+        if self.ignored is None:
+            loss_fct = nn.MultiMarginLoss(weight=self.class_weights)
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class WeightedMoved(Weighted):
+    def forward(self, input_ids, labels):
+        loss_fct = CrossEntropyLoss(weight=self.class_weights).to(labels.device)
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class WeightedMovedInOneExpression(Weighted):
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids).view(-1, VOCAB)
+        return CrossEntropyLoss(weight=self.class_weights).to(labels.device)(logits, labels.reshape(-1))
+
+
+class WeightedHooked(Weighted):
+    def forward(self, input_ids, labels):
+        loss_fct = CrossEntropyLoss(weight=self.class_weights)
+        loss_fct.register_forward_hook(lambda module, given, output: output * 2)
+        return loss_fct(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class WeightedOwn(Weighted):
+    def forward(self, input_ids, labels):
+        return OwnLoss(weight=self.class_weights)(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class WeightedUnpacked(Weighted):
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids).view(-1, VOCAB)
+        return CrossEntropyLoss(*(self.class_weights,))(logits, labels.reshape(-1))
+
+
+class WeightedSummed(Weighted):
+    """An argument of torch's past says that rows are added up."""
+
+    def forward(self, input_ids, labels):
+        logits = self.logits(input_ids).view(-1, VOCAB)
+        return CrossEntropyLoss(self.class_weights, False)(logits, labels.reshape(-1))
+
+
+class Summed(Squashed):
+    def forward(self, input_ids, labels):
+        return CrossEntropyLoss(size_average=False)(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1))
+
+
+class NotReduced(Squashed):
+    def forward(self, input_ids, labels):
+        return CrossEntropyLoss(reduce=False)(self.logits(input_ids).view(-1, VOCAB), labels.reshape(-1)).sum()
+
+
 class OwnLoss(CrossEntropyLoss):
     def forward(self, input, target):
         return super().forward(input * 0.5, target)
@@ -326,6 +440,12 @@ ENTRIES = [
     entry("made_in_one_expression", InOneExpression, LCE),
     entry("made_in_one_expression_plain", InOneExpressionPlain, CE),
     entry("made_in_one_expression_set", InOneExpressionSet, CE),
+    entry("made_weighted_in_one_expression", WeightedInOneExpression, CE),
+    entry("made_weighted_by_name", WeightedByName, CE),
+    entry("made_weighted_anew", WeightedAnew, CE),
+    entry("made_weighted_anew_in_one_expression", WeightedAnewInOneExpression, CE),
+    entry("made_weighted_nll", WeightedNll, CE),
+    entry("made_weighted_head", WeightedHead, LCE),
     entry("made_segformer", NamedSegmentation, CE, segmentation_batch),
     entry("made_nll", NllStyle, CE),
     entry("made_question_answering", QuestionAnswering, (*CE, *CE), positions),
@@ -333,6 +453,15 @@ ENTRIES = [
     entry("like_made_in_a_try", InATry, (), refused="other modules"),
     entry("like_made_by_an_expression", ByExpression, (), refused="other modules"),
     entry("like_made_of_unpacked_settings", Unpacked, (), refused="arguments"),
+    entry("like_made_weighted_of_two", WeightedOfTwo, (), refused="other modules"),
+    entry("like_made_weighted_and_moved", WeightedMoved, (), refused="other modules"),
+    entry("like_made_weighted_and_moved_in_one", WeightedMovedInOneExpression, (), refused="spells its weight"),
+    entry("like_made_weighted_and_hooked", WeightedHooked, (), refused="hooks"),
+    entry("like_made_weighted_of_an_own_class", WeightedOwn, (), refused="own name"),
+    entry("like_made_weighted_unpacked", WeightedUnpacked, (), refused="arguments"),
+    entry("like_made_weighted_summed", WeightedSummed, (), refused="arguments"),
+    entry("like_made_summed", Summed, (), refused="arguments"),
+    entry("like_made_not_reduced", NotReduced, (), refused="arguments"),
     entry("like_made_one_of_two", OneOfTwo, (), refused="other modules"),
     entry("like_made_of_an_own_class", Widened, (), refused="OwnLoss"),
     entry("like_made_by_a_method", MadeElsewhere, (), refused="other modules"),
