@@ -16,6 +16,7 @@ from gradscope.recipes.rope import rope
 from gradscope.workload.step import call_model, scalar_loss
 from tests.patching.corpus import (
     activations,
+    gated_gelus,
     lookalikes_attention,
     lookalikes_layers,
     lookalikes_losses,
@@ -32,6 +33,7 @@ POSITIVES = [
     *losses.ENTRIES,
     *(entry for entry in losses_spelled.ENTRIES if not entry.refused),
     *activations.ENTRIES,
+    *(entry for entry in gated_gelus.ENTRIES if not entry.refused),
     *norms.ENTRIES,
     *residuals.ENTRIES,
     *ropes.ENTRIES,
@@ -40,6 +42,7 @@ LOOKALIKES = [
     *lookalikes_attention.ENTRIES,
     *lookalikes_losses.ENTRIES,
     *(entry for entry in losses_spelled.ENTRIES if entry.refused),
+    *(entry for entry in gated_gelus.ENTRIES if entry.refused),
     *lookalikes_layers.ENTRIES,
     *lookalikes_source.ENTRIES,
 ]
@@ -51,6 +54,7 @@ RECIPES = {
     "cross_entropy",
     "gelu",
     "bias_gelu",
+    "geglu",
     "swiglu",
     "rms_norm",
     "layer_norm",

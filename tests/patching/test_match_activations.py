@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from gradscope.patching.patches import Patches
 from tests.patching import spelled, swapped
 from tests.patching.corpus import (
     activations,
+    gated_gelus,
     lookalikes_layers,
     transformers_encoders,
     transformers_gpt,
@@ -24,6 +27,7 @@ from tests.patching.corpus.entry import Entry
 RECIPES = ("bias_gelu", "geglu", "gelu", "swiglu")
 ENTRIES: list[Entry] = [
     *activations.ENTRIES,
+    *gated_gelus.ENTRIES,
     *transformers_gpt.ENTRIES,
     *transformers_encoders.ENTRIES,
     *transformers_rotary.ENTRIES,
@@ -197,6 +201,119 @@ def test_an_attribute_that_holds_the_function_is_put_back() -> None:
     assert model.intermediate_act_fn is not activations.gelu
     patches.revert()
     assert model.intermediate_act_fn is activations.gelu
+
+
+NONE, TANH = "", 'approximate="tanh"'
+APPROXIMATIONS = {
+    "geglu_t5_exact": ("gate_, hidden_linear", NONE),
+    "geglu_t5_tanh": ("gate_, hidden_linear", TANH),
+    "geglu_t5_torch": ("gate_, hidden_linear", NONE),
+    "geglu_gemma_tanh": ("self.gate_proj(x), self.up_proj(x)", TANH),
+    "geglu_gemma_exact": ("self.gate_proj(x), self.up_proj(x)", NONE),
+    "geglu_gemma_reference_tanh": ("gate, up", TANH),
+    "geglu_diffusers": ("gate, hidden_states", NONE),
+    "geglu_diffusers_gate_first": ("gate, hidden_states", NONE),
+    "geglu_compvis": ("gate, x", NONE),
+    "geglu_diffusers_block": ("gate, hidden_states", NONE),
+    "geglu_up_read_later": ("self.gate_proj(x), up", NONE),
+    "geglu_by_configuration_tanh": ("self.gate_proj(x), self.up_proj(x)", TANH),
+}
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in gated_gelus.ENTRIES if entry.sites])
+def test_the_gate_and_its_approximation(name: str) -> None:
+    entry = swapped.named(gated_gelus.ENTRIES, name)
+    lines = swapped.changed_lines(entry, RECIPES)
+    operands, approximate = APPROXIMATIONS[name]
+    wanted = f"geglu({operands}, {approximate})" if approximate else f"geglu({operands})"
+    assert [wanted in line for line in lines if "geglu(" in line] == [True]
+
+
+LATER: dict[str, tuple[str, Callable[[nn.Module], object]]] = {
+    "another class": ("geglu_gemma_tanh", lambda model: setattr(model, "act_fn", nn.SiLU())),
+    "the other GELU": ("geglu_gemma_tanh", lambda model: setattr(model, "act_fn", gated_gelus.GELUActivation())),
+    "no activation": ("geglu_t5_exact", lambda model: setattr(model, "act", nn.Identity())),
+    "a hook": ("geglu_t5_torch", lambda model: model.act.register_forward_hook(lambda module, given, out: out * 2)),
+    "a setting of the module": ("geglu_t5_torch", lambda model: setattr(model.act, "approximate", "tanh")),
+    "a setting of the model": ("geglu_by_configuration_tanh", lambda model: setattr(model, "approximate", "none")),
+    "frozen gate": ("geglu_diffusers", lambda model: model.proj.requires_grad_(False)),
+    "other weights": ("geglu_diffusers", lambda model: model.proj.weight.data.mul_(40)),
+    "a wider projection": (
+        "geglu_compvis",
+        lambda model: (
+            setattr(model.net[0], "proj", nn.Linear(gated_gelus.WIDTH, 12, dtype=torch.float64)),
+            setattr(model.net, "2", nn.Linear(6, gated_gelus.WIDTH, dtype=torch.float64)),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_a_unit_gated_by_gelu_later(change: str) -> None:
+    """What its class, settings and weights become after the proof is what runs."""
+    name, changes = LATER[change]
+    entry = swapped.named(gated_gelus.ENTRIES, name)
+    model, batch = swapped.built(entry)
+    model, batch = model.double(), batch.double()
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == list(entry.sites)
+    changes(model)
+    swapped.assert_exact(entry, model, batch, found, 1e-13)
+
+
+@pytest.mark.parametrize("shape", [(gated_gelus.WIDTH,), (1, gated_gelus.WIDTH), (2, 3, 4, gated_gelus.WIDTH)])
+@pytest.mark.parametrize("name", ["geglu_t5_exact", "geglu_gemma_tanh", "geglu_diffusers"])
+def test_a_unit_gated_by_gelu_of_other_shapes(name: str, shape: tuple[int, ...]) -> None:
+    entry = swapped.named(gated_gelus.ENTRIES, name)
+    model, batch = swapped.built(entry)
+    model, batch = model.double(), batch.double()
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert swapped.supported(found) == list(entry.sites)
+    swapped.assert_exact(entry, model, torch.randn(*shape, dtype=torch.float64), found, 1e-13)
+
+
+SQUARED = "torch keeps ReLU's result alone: a recipe would keep as much"
+GATED = "torch keeps ReLU's result and what it gates alone: a recipe would keep as much"
+LEFT = {
+    "like_geglu_reglu": [GATED],
+    "like_geglu_reglu_configured": [GATED],
+    "like_geglu_squared_relu": [SQUARED],
+    "like_geglu_squared_by_name": [SQUARED],
+    "like_geglu_with_a_condition": ["gelu may do something else another time, on line {}"],
+    "like_geglu_gate_read_later": ["the result of gelu is also read by mean"],
+    "like_geglu_gate_changed": ["mul changes in place what gelu read"],
+    "like_geglu_bilinear": [],
+    "like_geglu_of_itself": [],
+    "like_geglu_both_activated": [],
+    "like_geglu_of_a_sum": [],
+}
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in gated_gelus.ENTRIES if not entry.sites])
+def test_reason_why_a_gated_unit_is_left(name: str) -> None:
+    entry = swapped.named(gated_gelus.ENTRIES, name)
+    sites = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert [re.sub(r"line \d+", "line {}", reason) for site in sites for reason in site.reasons] == LEFT[name]
+
+
+@pytest.mark.parametrize(
+    ("body", "reasons"),
+    [
+        ("torch.relu(x).pow(2)", [SQUARED]),
+        ("h = x.relu()\ny = h * h", [SQUARED]),
+        ("u * F.relu(x)", [GATED]),
+        ("F.relu(x).pow(3)", []),
+        ("F.relu(x) * 2", []),
+        ("F.relu(x) * u.detach()", []),
+        ("F.relu(x) * u[..., :1]", []),
+        ("F.relu(x) * self.w", []),
+        ("F.relu(x) + u", []),
+    ],
+)
+def test_units_by_relu_are_left_with_a_reason(tmp_path: Path, body: str, reasons: list[str]) -> None:
+    entry = spelled.entry(tmp_path, body, "activation")
+    sites = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
+    assert [reason for site in sites for reason in site.reasons] == reasons
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -373,3 +490,14 @@ def test_halves_that_were_cut_by_a_caller() -> None:
     found = swapped.planned(entry, model, batch, RECIPES)
     assert swapped.supported(found) == [("act", "swiglu")]
     swapped.assert_exact(entry, model, batch, found, _TOLERANCE)
+
+
+def test_a_setting_that_a_class_writes_is_not_asked_for(tmp_path: Path) -> None:
+    """Of one that a configuration gives, ``self.act.approximate == "none"`` is."""
+    model, batch = swapped.built(spelled.entry(tmp_path, 'a = nn.GELU("tanh")\ny = a(x) * u', "activation"))
+    patches = Patches(gradscope.plan(model, batch, recipes=["geglu"]))
+    assert 'y = geglu(x, u, approximate="tanh")' in patches.diff
+    assert "if " not in patches.diff
+    entry = swapped.named(gated_gelus.ENTRIES, "geglu_t5_torch")
+    patches = Patches(swapped.planned(entry, *swapped.built(entry), RECIPES))
+    assert 'if type(self.act) is nn.GELU and self.act.approximate == "none":' in patches.diff

@@ -1,4 +1,4 @@
-"""SwiGLU and GeGLU: silu or GELU of a gate, times another tensor."""
+"""SwiGLU and GeGLU: silu or GELU of a gate, times another tensor; and why ReLU's are left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradscope import recipes
 from gradscope.patching.behaviour import Proofs, Trial, close, rows
-from gradscope.patching.graph import CASTS, COPIES
+from gradscope.patching.graph import CASTS, COPIES, number
 from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Match, Of
 from gradscope.patching.matchers.search import (
@@ -59,8 +59,37 @@ def swiglu(recording: Recording) -> Iterator[Match]:
 
 
 def geglu(recording: Recording) -> Iterator[Match]:
-    """Every gated unit by torch's GELU."""
+    """Every gated unit by torch's GELU, and those by ReLU, with why they are left."""
     yield from _units(recording, _GEGLU)
+    yield from _by_relu(recording)
+
+
+def _by_relu(recording: Recording) -> Iterator[Match]:
+    """Every ReLU that is squared, or gates a tensor that gets a gradient too: there is nothing to gain."""
+    for node in recording.nodes:
+        relus = {value for value in node.inputs if _is_relu(value, node)}
+        if node.op not in {"mul", "pow", "square"} or not node.outputs or len(relus) != 1:
+            continue
+        (gate,) = relus
+        others = [value for value in node.inputs if value is not gate]
+        squared = node.op == "square" or (node.op == "pow" and number(node.argument(1, "exponent")) == 2)
+        if squared or (node.op == "mul" and len(node.inputs) == 2 and not others):
+            reason = "torch keeps ReLU's result alone: a recipe would keep as much"
+        elif node.op == "mul" and [(each.shape, each.requires_grad) for each in others] == [(gate.shape, True)]:
+            reason = "torch keeps ReLU's result and what it gates alone: a recipe would keep as much"
+        else:
+            continue
+        assert gate.producer is not None
+        arguments = (Argument("", (Of(gate.producer.inputs[0], "gate"),)),)
+        yield Match(GEGLU, GEGLU, arguments, frozenset({gate.producer, node}), node.output, reasons=[reason])
+
+
+def _is_relu(value: Value, node: Node) -> bool:
+    """Return whether ``value`` is what ReLU made in the function that calls ``node``."""
+    made = value.producer
+    if made is None or made.op != "relu" or not made.places or not node.places or len(value.shape) < 2:
+        return False
+    return value.requires_grad and made.places[0].frame is node.places[0].frame
 
 
 def _units(recording: Recording, kind: _Kind) -> Iterator[Match]:
