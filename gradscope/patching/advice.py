@@ -39,7 +39,7 @@ _TODO: dict[str, tuple[str, ...]] = {
         "{} gets its number in {}",
         "{} is bound anew",
         "how {} spells its {} is not understood",
-        "how many heads are folded into the batch is not spelled out",
+        "how many {} are folded into the batch is not spelled out",
         "a size of {} is not written where it can be read",
         "line {}: which of the sizes it is is not understood",
         "line {}: a size of {} is left to torch",
@@ -242,6 +242,11 @@ _TODO: dict[str, tuple[str, ...]] = {
     "give the mask the shape [batch, heads, queries, keys], or one that expands to it": (
         "the mask has a single dimension",
         "the mask has more dimensions than the scores",
+    ),
+    "lay all masks over one view of the scores, as [batch, windows, heads, tokens, tokens]": (
+        "{} takes the scores apart otherwise than by heads or windows in the batch",
+        "both heads and windows are folded into the batch",
+        "the windows are taken out of the batch more than once",
     ),
     "give query, key and value as [batch, heads, tokens, size], and take the softmax over the keys, the last": (
         "queries, keys and values have different numbers of dimensions",

@@ -179,7 +179,8 @@ class FunctionSource:
                     made = cls(file, node)
                     for part in ast.walk(node):
                         if isinstance(part, (ast.expr, ast.stmt)):
-                            made.spans.setdefault(_span(part), []).append(part)
+                            for span in _spans(part):
+                                made.spans.setdefault(span, []).append(part)
                     return made
         raise Refusal(f"the definition of {code.co_qualname} was not found in {code.co_filename}")
 
@@ -320,9 +321,18 @@ class FunctionSource:
         return False
 
 
-def _span(node: ast.expr | ast.stmt) -> Span:
+def _spans(node: ast.expr | ast.stmt) -> Iterator[Span]:
+    """Yield the node's span, and where it is another what the compiler gives it.
+
+    A method of what ends on a later line than it begins is called from the method's name on.
+    """
     assert node.end_lineno is not None and node.end_col_offset is not None
-    return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+    yield Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+    method = node.func if isinstance(node, ast.Call) else node
+    if isinstance(method, ast.Attribute) and method.lineno != method.end_lineno:
+        assert method.end_lineno is not None and method.end_col_offset is not None
+        begin = method.end_col_offset - len(method.attr)
+        yield Span(method.end_lineno, node.end_lineno, begin, node.end_col_offset)
 
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gradscope.patching.graph import COPIES, cast_source, dimension, number
-from gradscope.patching.match import Match, Piece, Scalar, Setting
+from gradscope.patching.match import Match, Piece, Scalar, Setting, Size
 from gradscope.patching.matchers.attention_call import RECIPE, Call, Cap, Factor, ScoresChain
 from gradscope.patching.matchers.attention_sdpa import with_causal_mask
 from gradscope.patching.matchers.attention_weights import weights_of
@@ -38,8 +38,8 @@ class _Attention:
     reasons: list[str] = field(default_factory=list)
     steps: list[Factor | Cap | Mask] = field(default_factory=list)  # from the softmax back
     dropout: tuple[Piece, ...] | None = None
-    heads: tuple[Piece, ...] | None = None  # what the first dimension of three stands for, where it is unfolded
-    folded: bool = False  # in between, heads are a part of the batch and then not, or the other way round
+    heads: tuple[Piece, ...] | None = None  # what the first dimension stands for, where it is unfolded
+    folded: int = 0  # dimensions of the scores with heads (3) or windows (4) in the batch, where they are taken out
     shape: tuple[int, int] = (0, 0)  # queries, keys
 
     def found(self) -> Match | None:
@@ -116,12 +116,15 @@ class _Attention:
         if node.op not in VIEWS or not node.inputs or node.inputs[0].shape[-2:] != value.shape[-2:]:
             return None
         source = node.inputs[0]
-        pair = {len(source.shape), len(value.shape)}
-        if pair == {3, 4}:
-            wide = value if len(value.shape) == 4 else source
-            if wide is value and node.op in {"view", "reshape"} and len(node.args) == 5:
-                self.heads = (Scalar(node, 1), ", ", Scalar(node, 2))
-            self.folded = True
+        few, many = sorted((len(source.shape), len(value.shape)))
+        if (few, many) == (3, 4) or ((few, many) == (4, 5) and source.shape[-3:] == value.shape[-3:]):
+            if self.folded not in (0, few):
+                self.reasons.append("both heads and windows are folded into the batch")
+            elif len(value.shape) == many:
+                if few == 4 and self.heads is not None:
+                    self.reasons.append("the windows are taken out of the batch more than once")
+                self.heads = _first_two(node, value) or self.heads
+            self.folded = few
             return source
         return source if source.shape == value.shape else None
 
@@ -141,10 +144,19 @@ class _Attention:
                     source = self._capped(node) or self._scaled(node) or self._masked(node)
                     if source is not None and source.shape != value.shape:
                         self.reasons.append(f"{node.op} changes the scores' shape")
+                    source = source or self._reshaped(node)
             if source is None:
                 return None
             self.nodes.add(node)
             value = source
+
+    def _reshaped(self, node: Node) -> Value | None:
+        """The scores before a view that is none of heads or windows of a batch: what is done to them there is not."""
+        source = node.inputs[0]
+        if node.op not in VIEWS or not leads_to_product(source):
+            return None
+        self.reasons.append(f"{node.op} takes the scores apart otherwise than by heads or windows in the batch")
+        return source
 
     def _capped(self, node: Node) -> Value | None:
         """The scores below ``cap * tanh(scores / cap)``."""
@@ -318,6 +330,16 @@ class _Attention:
             else:
                 self._add_mask(Mask(added, "", rank=3))
         self.steps.append(Factor(node, 4, divides=False, value=number(alpha) or 0.0))
+
+
+def _first_two(node: Node, made: Value) -> tuple[Piece, ...] | None:
+    """The first two sizes of what a view made; None where they are not written out."""
+    if node.op in {"view", "reshape"} and len(node.args) == len(made.shape) + 1:
+        return (Scalar(node, 1), ", ", Scalar(node, 2))
+    if len(made.shape) == 5 and node.op in {"view", "reshape", "unflatten"}:
+        count = 2 if node.op == "unflatten" else 5
+        return ("-1, ", Size(node, 1, count, made.shape[1]))
+    return None
 
 
 def _is_inverse(node: Node, cap: float, within: float) -> bool:

@@ -47,8 +47,8 @@ class ScoresChain:
     steps: list[Factor | Cap | Mask]  # in the order of the run
     shape: tuple[int, int]  # queries, keys
     dropout: tuple[Piece, ...] | None
-    heads: tuple[Piece, ...] | None  # what the first dimension of three stands for, where it is unfolded
-    folded: bool
+    heads: tuple[Piece, ...] | None  # what the first dimension stands for, where it is unfolded
+    folded: int  # dimensions with heads (3) or windows (4) in the batch; 0 where they are in none
     suffix: str
     reasons: list[str]
     beside: tuple[Beside, ...] = ()
@@ -117,7 +117,7 @@ class Call:
         if any(mask.positions is not None for mask in others):
             reasons.append("scores are assigned to by index, at places that are not known to be causal")
         suffix = self.found.suffix
-        if self.found.heads is not None and len(self.found.product.output.shape) == 3:
+        if self._is_folded(self.found.product.output.shape):
             suffix = f".flatten(0, 1){suffix}"
         return Match(
             RECIPE,
@@ -130,6 +130,7 @@ class Call:
             reasons=reasons,
             like=self._like(),
             idle=self._idle() if caps else "",
+            forms=tuple(self._forms(others)),
             beside=self.found.beside,
         )
 
@@ -155,12 +156,12 @@ class Call:
 
     def _operand(self, operand: Operand, role: str) -> tuple[Piece, ...]:
         factors = [step for step in self.found.steps if isinstance(step, Factor) and step.tensor is not None]
-        heads = self.found.heads
-        if heads is not None and len(operand.shape) == 3:
-            return (Of(operand.value, role, f"{operand.suffix}.unflatten"), "(0, (", *heads, "))")
-        if role != "query" or not factors:
-            return (Of(operand.value, role, operand.suffix),)
-        pieces: list[Piece] = [Of(operand.value, role, operand.suffix, bracketed=True)]
+        pieces: list[Piece] = [Of(operand.value, role, operand.suffix, bracketed=role == "query" and bool(factors))]
+        if self._is_folded(operand.shape):
+            assert self.found.heads is not None
+            pieces = [Of(operand.value, role, f"{operand.suffix}.unflatten"), "(0, (", *self.found.heads, "))"]
+        if role != "query":
+            return tuple(pieces)
         for step in factors:
             assert step.tensor is not None
             pieces += [" / " if step.divides else " * ", Of(step.tensor, "scale", bracketed=True)]
@@ -210,21 +211,33 @@ class Call:
         value = mask.value
         heads = self.found.heads
         minus = ("-",) if mask.negative else ()
-        if heads is not None and mask.rank == 3 and len(value.shape) == 3 and value.shape[0] != 1:
+        if heads is not None and mask.rank == self.found.folded == len(value.shape) and value.shape[0] != 1:
             return (*minus, Of(value, "mask", ".unflatten"), "(0, (", *heads, "))")
         return (*minus, Of(value, "mask", bracketed=mask.negative))
+
+    def _forms(self, masks: list[Mask]) -> Iterator[tuple[Value, str]]:
+        """What is asked of a mask that is laid over all windows: whether each sample's has its own."""
+        for mask in masks:
+            value, node = mask.value, mask.value.producer
+            if self.found.folded != 4 or mask.rank != 4 or len(value.shape) != 4:
+                continue
+            added = node is not None and node.op == "unsqueeze" and node.argument(1, "dim") in (0, -4)
+            if not (added and node.places and node.places[0].frame is self.found.product.places[0].frame):
+                yield value, ".dim() == 4"
+                yield value, f".shape[0] {'==' if value.shape[0] == 1 else '!='} 1"
 
     def _settings(self, mask: Mask) -> Iterator[Piece]:
         yield f', hides="{mask.hides or "added"}"'
         if mask.finite:
             yield ", finite=True"
 
+    def _is_folded(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a tensor's first dimension is taken apart for the call."""
+        return self.found.heads is not None and len(shape) == self.found.folded
+
     def _shape(self, operand: Operand) -> tuple[int, ...]:
         """As the call sees it."""
-        shape = operand.shape
-        if self.found.heads is not None and len(shape) == 3:
-            return (-1, -1, *shape[-2:])
-        return shape
+        return (-1, -1, *operand.shape[1:]) if self._is_folded(operand.shape) else operand.shape
 
     def _grouped(self) -> bool:
         query, key = self._shape(self.query), self._shape(self.key)
@@ -233,7 +246,8 @@ class Call:
     def _check_operands(self) -> None:
         output = self.found.product.output
         if self.found.folded and self.found.heads is None:
-            self.reasons.append("how many heads are folded into the batch is not spelled out")
+            what = "heads" if self.found.folded == 3 else "windows"
+            self.reasons.append(f"how many {what} are folded into the batch is not spelled out")
         operands = (self.query, self.key, self.value)
         if len({output.dtype, *(each.value.dtype for each in operands)}) != 1:
             self.reasons.append("queries, keys and values have different dtypes")
@@ -241,7 +255,7 @@ class Call:
         if not (len(query) == len(key) == len(value)) or len(query) < 3:
             self.reasons.append("queries, keys and values have different numbers of dimensions")
             return
-        if self.found.heads is not None:  # folded or not, the heads are as many
+        if self.found.heads is not None and self.found.folded == 3:  # folded or not, the heads are as many
             return
         if not query[:-3] == key[:-3] == value[:-3]:
             self.reasons.append("queries, keys and values have different batches")
@@ -281,7 +295,7 @@ class Call:
     def _check_tensor(self, tensor: Value, masks: list[Mask]) -> None:
         if masks:
             self.reasons.append("a mask is applied before the scores are multiplied with a tensor")
-        if self.found.heads is not None:
+        if self.found.heads is not None and len(tensor.shape) >= self.found.folded:
             self.reasons.append("folded scores are multiplied with a tensor")
         if tensor.dtype != self.query.value.dtype and tensor.shape:
             self.reasons.append("the scores are multiplied with a tensor of another dtype")

@@ -295,4 +295,6 @@ ENTRIES = [
     entry("timm_with_another_helper", ScaledByHelper),
     entry("swin", lambda: SwinBlock(0), (("attn", "attention"),)),
     entry("torchvision_swin", TorchvisionShifted, ATTENTION, (2, SIDE, SIDE, 48)),
+    entry("swin_shifted", lambda: SwinBlock(2), (("attn", "attention"),)),
+    entry("torchvision_swin_shifted", lambda: TorchvisionShifted(2), ATTENTION, (2, SIDE, SIDE, 48)),
 ]
