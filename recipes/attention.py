@@ -36,6 +36,7 @@ ABOUT = Recipe(
         "torch.nn.functional.scaled_dot_product_attention where it falls to the math kernel: dropout on the CPU, a "
         "bias with a gradient, a last dimension that is not contiguous",
         "soft-capped, ALiBi and sliding-window attention by hand",
+        "attention with sinks: a learnt score a head that takes part in the softmax and is dropped after it",
     ),
     saves="The scores and the probabilities, queries · keys a head each, are never in memory: backward computes them "
     "again by blocks from the saved logsumexp. Blocks that a causal mask or a window hides are not computed.",
@@ -78,12 +79,13 @@ def _explain(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: Tensor | None = None,
     backend: str = "auto",
 ) -> BackendChoice:
     """What :func:`attention` would do with these arguments, and why."""
     query, scale = positive_scale(query, scale)
     given = arguments(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window, sinks
     )
     choice = choose(NAME, backend, REASONS, against(given, backend))
     if backend == "auto":
@@ -109,14 +111,15 @@ def _plain(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     query, scale = positive_scale(query, scale)
-    other = softcap is not None or alibi_slopes is not None or window is not None
+    other = softcap is not None or alibi_slopes is not None or window is not None or sinks is not None
     if not other and not (is_causal and (attn_mask is not None or needs_plain_operations(query))):
         return by_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     given = arguments(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window, sinks
     )
     return by_torch(given, "math").reshape(given.shape)
 
@@ -135,6 +138,7 @@ def attention(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Compute :func:`torch.nn.functional.scaled_dot_product_attention` by a backend that holds no scores.
@@ -155,6 +159,8 @@ def attention(
         softcap: the scores are ``softcap · tanh(scores / softcap)`` before mask and ALiBi.
         alibi_slopes: [heads] or [..., heads]; ``slope · |i - j|`` is subtracted from the scores.
         window: (left, right): key j is seen by query i where ``i - left <= j <= i + right``; None is no limit.
+        sinks: [heads], a floating dtype: the score of one more key of each query, whose value is 0. The others' weights
+            add up to less than 1; a row that sees no key still gives 0. May require a gradient.
         backend: "auto", "cudnn", "flash", "efficient", "cpu", "triton" or "math"; ``attention.explain`` tells what
             "auto" takes.
 
@@ -165,13 +171,14 @@ def attention(
         ValueError: a shape, dtype, device or setting does not fit, or ``backend`` cannot run here.
     """
     query, scale = positive_scale(query, scale)
-    no_option = attn_mask is None and softcap is None and alibi_slopes is None and window is None and not enable_gqa
+    no_option = attn_mask is None and softcap is None and alibi_slopes is None and window is None and sinks is None
+    no_option = no_option and not enable_gqa
     if no_option and dropout_p == 0 and backend in ("auto", "flash") and is_plain_on_the_cpu(query, key, value):
         return flash_on_the_cpu(query, key, value, is_causal, None, scale)
     if no_option and 0 < dropout_p <= 1 and backend == "auto" and is_small_on_the_cpu(query, key, value):
         return math_on_the_cpu(query, key, value, dropout_p, is_causal, scale)
     given = arguments(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window, sinks
     )
     chosen = taken(given, backend)
     if chosen in ("cpu", "triton"):
@@ -181,7 +188,7 @@ def attention(
         if torch.compiler.is_compiling():  # it refuses a Function that is given one tensor twice
             k, v = k.view_as(k), v.view_as(v)
         out: Tensor = AttentionFunction.apply(  # type: ignore[no-untyped-call]
-            q, k, v, given.bias, given.alibi, seed, settings
+            q, k, v, given.bias, given.alibi, seed, given.sinks, settings
         )
     else:
         out = by_torch(given, chosen)
@@ -226,7 +233,14 @@ class Attention(nn.Module):
         self.softcap, self.window, self.backend = softcap, window, backend
         self.register_buffer("alibi_slopes", alibi_slopes, persistent=False)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Attention of [..., heads, length, size]."""
         return attention(
             query,
@@ -240,6 +254,7 @@ class Attention(nn.Module):
             softcap=self.softcap,
             alibi_slopes=self.alibi_slopes,
             window=self.window,
+            sinks=sinks,
             backend=self.backend,
         )
 

@@ -36,6 +36,7 @@ class Arguments(NamedTuple):
     softcap: float | None
     left: int | None
     right: int | None
+    sinks: Tensor | None  # [heads]
 
     @property
     def grouped(self) -> bool:
@@ -49,12 +50,14 @@ class Arguments(NamedTuple):
 
     def extras(self) -> str | None:
         """What torch's SDPA has no argument for, in words that follow "no"."""
-        if self.softcap is None and self.alibi is None and self.left is None and self.right is None:
+        limited = self.left is not None or self.right is not None
+        if self.softcap is None and self.alibi is None and self.sinks is None and not limited:
             return None
         given = {
             "soft-cap": self.softcap is not None,
             "ALiBi": self.alibi is not None,
-            "window": self.left is not None or self.right is not None,
+            "window": limited,
+            "sinks": self.sinks is not None,
         }
         return " and no ".join(name for name, is_given in given.items() if is_given)
 
@@ -71,6 +74,7 @@ def arguments(
     softcap: float | None,
     alibi_slopes: Tensor | None,
     window: tuple[int | None, int | None] | None,
+    sinks: Tensor | None,
 ) -> Arguments:
     """One form of what a user gave.
 
@@ -104,6 +108,7 @@ def arguments(
         softcap,
         left,
         right,
+        None if sinks is None else _checked_sinks(sinks, query, q.shape[1]),
     )
 
 
@@ -207,6 +212,14 @@ def _checked_slopes(slopes: Tensor, query: Tensor, batch: torch.Size, heads: int
         refuse(NAME, "alibi_slopes", shape_text(slopes), f"({heads},) or {(*batch, heads)}")
     wide = slopes if slopes.dtype == torch.float64 else slopes.float()
     return (wide if wide.dim() == 1 else wide.reshape(-1, heads)).contiguous()
+
+
+def _checked_sinks(sinks: Tensor, query: Tensor, heads: int) -> Tensor:
+    require_dtype(NAME, "sinks", sinks)
+    require_same_device(NAME, ("query", query), sinks=sinks)
+    if tuple(sinks.shape) != (heads,):
+        refuse(NAME, "sinks", shape_text(sinks), f"({heads},), one for each head of the query")
+    return sinks
 
 
 def _checked_window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:

@@ -166,7 +166,7 @@ def options_of(given: Arguments) -> AttentionOptions:
     """The options as the kernels take them."""
     window = (given.left, given.right)
     return AttentionOptions(
-        given.scale, given.k.shape[1], given.is_causal, given.dropout_p, given.softcap, window, given.alibi
+        given.scale, given.k.shape[1], given.is_causal, given.dropout_p, given.softcap, window, given.alibi, given.sinks
     )
 
 
@@ -177,7 +177,7 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
     if given.extras() is not None or both:
         if given.q.device.type != "cpu" or needs_plain_operations(given.q):
             return _by_plain_operations(given)
-        if given.softcap is not None:
+        if given.softcap is not None or given.sinks is not None:
             return weighed(given, attention_weights(given))[0]
         bias, causal = one_mask(given), False
     if backend == "flash" and given.q.device.type == "cpu":
@@ -282,7 +282,8 @@ def _against_flash_cpu(given: Arguments, wanted: str) -> str | None:
     if given.wants_bias_grad:
         return "it gives the mask no gradient"
     why = _against_all(given)
-    if why is None or wanted != "auto" or given.softcap is not None or _against_layout(given) is not None:
+    held = given.softcap is not None or given.sinks is not None
+    if why is None or wanted != "auto" or held or _against_layout(given) is not None:
         return why
     # All that hides as one mask, as long as there are so few scores that our blocks are slower.
     return why if against_own(given) is None or needs_plain_operations(given.q) else None

@@ -13,7 +13,7 @@ from gradscope.recipes.attention_sizes import one_mask
 def attention_weights(given: Arguments) -> Tensor:
     """The softmax of the scores, before dropout: [batch, heads, queries, keys] in the dtype of the scores.
 
-    A row that sees no key is zeros.
+    A row that sees no key is zeros. Where there are sinks, the weights of a row add up to less than 1.
     """
     q, k = given.q, given.k
     if given.grouped:
@@ -25,7 +25,10 @@ def attention_weights(given: Arguments) -> Tensor:
     mask = one_mask(given)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return torch.ops.aten._safe_softmax.default(scores, -1)  # torch._safe_softmax cannot be traced
+    if given.sinks is None:
+        return torch.ops.aten._safe_softmax.default(scores, -1)  # torch._safe_softmax cannot be traced
+    sinks = given.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.ops.aten._safe_softmax.default(torch.cat((scores, sinks), -1), -1)[..., :-1]
 
 
 def weighed(given: Arguments, weights: Tensor) -> tuple[Tensor, Tensor]:

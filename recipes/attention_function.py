@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscope.kernels.attention import sinks as sink
 from gradscope.kernels.attention.launch import backward, forward
 from gradscope.kernels.once import first_derivative_only
 
@@ -26,7 +27,8 @@ class AttentionSettings:
 
 
 class AttentionFunction(torch.autograd.Function):
-    """Attention of q [batch, heads, queries, size], k and v [batch, kv heads, keys, size], bias, slopes and seed."""
+    """Attention of q [batch, heads, queries, size], k and v [batch, kv heads, keys, size], bias, slopes, seed
+    and sinks."""
 
     @staticmethod
     def forward(
@@ -37,6 +39,7 @@ class AttentionFunction(torch.autograd.Function):
         bias: Tensor | None,
         alibi: Tensor | None,
         seed: Tensor | None,
+        sinks: Tensor | None,
         settings: AttentionSettings,
     ) -> Tensor:
         out, logsumexp = forward(
@@ -54,14 +57,16 @@ class AttentionFunction(torch.autograd.Function):
             settings.right,
             settings.backend,
         )
-        ctx.save_for_backward(q, k, v, bias, alibi, out, logsumexp, seed)
+        if sinks is not None:
+            out, logsumexp = sink.absorb(out, logsumexp, sinks)
+        ctx.save_for_backward(q, k, v, bias, alibi, out, logsumexp, seed, sinks)
         ctx.settings = settings
         return out
 
     @staticmethod
     @first_derivative_only("attention", 'backend="math" has a second derivative')
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, alibi, out, logsumexp, seed = ctx.saved_tensors
+        q, k, v, bias, alibi, out, logsumexp, seed, sinks = ctx.saved_tensors
         settings: AttentionSettings = ctx.settings
         wants = ctx.needs_input_grad
         dq, dk, dv, dbias = backward(
@@ -84,4 +89,6 @@ class AttentionFunction(torch.autograd.Function):
             settings.backend,
         )
         grads = (dq, dk, dv, dbias)
-        return *(grad if wanted else None for grad, wanted in zip(grads, wants, strict=False)), None, None, None
+        dsinks = sink.gradient(grad_out, out, logsumexp, sinks) if wants[6] else None
+        given = (grad if wanted else None for grad, wanted in zip(grads, wants, strict=False))
+        return *given, None, None, dsinks, None

@@ -31,7 +31,7 @@ def against_own(given: Arguments) -> str | None:
 
 def _rule(given: Arguments) -> str | None:
     """The name that kernels/pays.py has for these options; None where there is none."""
-    if given.softcap is not None:
+    if given.softcap is not None or given.sinks is not None:  # sinks are not measured: as many plain passes as a cap
         return "attention with a soft-cap"
     if given.wants_bias_grad:
         return "attention with a learnt bias" + (" and dropout" if given.dropout_p > 0 else "")

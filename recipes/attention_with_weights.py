@@ -49,6 +49,7 @@ class _Source(Source):
     key: Tensor
     bias: Tensor | None
     slopes: Tensor | None
+    sinks: Tensor | None
     seed: Tensor | None  # of the dropout, where they are asked for after it
     samples: tuple[Tensor, ...] = ()  # of parameters: writing through .data counts no version
 
@@ -57,8 +58,9 @@ class _Source(Source):
         self.samples = self.sampled()
 
     def sampled(self) -> tuple[Tensor, ...]:
-        """One number of each row of the parameters among the operands."""
-        learnt = [each.detach() for each in (self.query, self.key, self.bias) if is_learnt(each)]  # type: ignore[union-attr]
+        """One number of each row of the parameters among the operands; sinks have one a row."""
+        sinks = None if self.sinks is None else self.sinks[:, None]
+        learnt = [each.detach() for each in (self.query, self.key, self.bias, sinks) if is_learnt(each)]  # type: ignore[union-attr]
         return tuple(each[..., each.shape[-1] // 2].clone() for each in learnt if each.numel())
 
     def _holds_the_same(self) -> bool:
@@ -68,7 +70,7 @@ class _Source(Source):
         return all(bool(((now == then) | now.isnan()).all()) for then, now in pairs)
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.query, self.key, self.bias, self.slopes, self.seed
+        return self.query, self.key, self.bias, self.slopes, self.sinks, self.seed
 
     def changed(self) -> str:
         return (
@@ -98,6 +100,7 @@ def attention_with_weights(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     window: tuple[int | None, int | None] | None = None,
+    sinks: Tensor | None = None,
     backend: str = "auto",
     after_dropout: bool = True,
     weights_dtype: torch.dtype | Literal["result"] | None = None,
@@ -114,7 +117,7 @@ def attention_with_weights(
 
     Args:
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: as :func:`attention` has them.
-        softcap, alibi_slopes, window, backend: as there.
+        softcap, alibi_slopes, window, sinks, backend: as there; the weights are those of the keys, without the sinks'.
         after_dropout: the weights as they are multiplied with the values, zeros where they are dropped, which most
             models return; else the softmax.
         weights_dtype: of the weights; "result" is the result's. None is what softmax gives, which is the same, but
@@ -131,14 +134,14 @@ def attention_with_weights(
     """
     query, scale = positive_scale(query, scale)
     given = arguments(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, softcap, alibi_slopes, window, sinks
     )
     chosen = _chosen(given, backend)
     dtype = given.q.dtype if weights_dtype == "result" else weights_dtype or _dtype_of_softmax(given.q)
     shape = (*given.shape[:-1], given.k.shape[2])
-    waits = _can_wait(query, key, value, attn_mask)
+    waits = _can_wait(query, key, value, attn_mask, sinks)
     # Without gradients too, dropout drops what this seed says.
-    if chosen == "math" or not (waits or (given.dropout_p > 0 and _is_ordinary(query, key, value, attn_mask))):
+    if chosen == "math" or not (waits or (given.dropout_p > 0 and _is_ordinary(query, key, value, attn_mask, sinks))):
         softmax = attention_weights(given)
         out, dropped = weighed(given, softmax)
         return out.reshape(given.shape), (dropped if after_dropout else softmax).to(dtype).reshape(shape)
@@ -186,7 +189,7 @@ def _attended(given: Arguments, value: Tensor, seed: Tensor | None, backend: str
         given.scale, given.is_causal, dropout_p, given.softcap, given.left, given.right, backend
     )
     made: Tensor = AttentionFunction.apply(  # type: ignore[no-untyped-call]
-        given.q, given.k, value, given.bias, given.alibi, seed, settings
+        given.q, given.k, value, given.bias, given.alibi, seed, given.sinks, settings
     )
     return made
 
@@ -195,16 +198,33 @@ def _lazy(
     given: Arguments, seed: Tensor | None, backend: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> LazyWeights:
     form = torch.empty(0)  # the tensors are the source's to hold
-    fixed = given._replace(q=form, k=form, v=form, bias=None, alibi=None)
+    fixed = given._replace(q=form, k=form, v=form, bias=None, alibi=None, sinks=None)
 
-    def compute(query: Tensor, key: Tensor, bias: Tensor | None, slopes: Tensor | None, seed: Tensor | None) -> Tensor:
-        now = fixed._replace(q=query, k=key, v=key, bias=bias, alibi=slopes)
+    def compute(
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None,
+        slopes: Tensor | None,
+        sinks: Tensor | None,
+        seed: Tensor | None,
+    ) -> Tensor:
+        now = fixed._replace(q=query, k=key, v=key, bias=bias, alibi=slopes, sinks=sinks)
         weights = attention_weights(now) if seed is None else _dropped(now, seed, backend)
         return weights.to(dtype).reshape(shape)
 
     hidden_from_the_compiler(LazyWeights)
     when = dataclasses.replace(When.now(given.q.device.type), autocast=False)  # the operands are cast already
-    source = _Source(when, dtype, compute, query=given.q, key=given.k, bias=given.bias, slopes=given.alibi, seed=seed)
+    source = _Source(
+        when,
+        dtype,
+        compute,
+        query=given.q,
+        key=given.k,
+        bias=given.bias,
+        slopes=given.alibi,
+        sinks=given.sinks,
+        seed=seed,
+    )
     source.watch()
     like = torch.empty(shape, dtype=dtype, device="meta")
     return stand_in(LazyWeights, Lazy(source, (), None), like)

@@ -243,6 +243,14 @@ _TODO: dict[str, tuple[str, ...]] = {
         "the mask has a single dimension",
         "the mask has more dimensions than the scores",
     ),
+    "join sinks as `torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(batch, -1, queries, 1)], -1)`, after masks "
+    "and scale, and drop them as `weights[..., :-1]`": (
+        "a column is joined to the scores, and changed with them before the softmax",
+        "a column is joined to the scores, and is not dropped after the softmax",
+        "the column joined to the scores is not one number for each of several heads",
+        "the weights lose a column that is not joined to the scores just before the softmax",
+        "heads or windows are folded into the batch beside sinks",
+    ),
     "lay all masks over one view of the scores, as [batch, windows, heads, tokens, tokens]": (
         "{} takes the scores apart otherwise than by heads or windows in the batch",
         "both heads and windows are folded into the batch",

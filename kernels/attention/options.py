@@ -6,7 +6,7 @@ With query i and key j counted from 0 on both sides (so that a causal mask begin
     s_ij = softcap · tanh(s_ij / softcap)          with soft-cap
     s_ij = s_ij + bias_ij - slope · |i - j|        with a bias, with ALiBi
     s_ij = -inf                                    unless j is in query i's band, and bias_ij is not False
-    p    = softmax(s) over j; all 0 where every s_ij is -inf
+    p    = softmax(s) over j, and over the head's sink where there are; all 0 where every s_ij is -inf
     o_i  = Σ_j keep_ij / (1 - dropout_p) · p_ij · v_j
 
 The logsumexp of a row is log Σ_j exp(s_ij): -inf where every s_ij is. Dropout leaves it alone. Query head h reads
@@ -33,6 +33,7 @@ class AttentionOptions:
     softcap: float | None = None  # above 0
     window: tuple[int | None, int | None] | None = None  # (left, right): i - left <= j <= i + right; None is no limit
     alibi: Tensor | None = None  # slopes, float32 or float64, contiguous, [query heads] or [batch, query heads]
+    sinks: Tensor | None = None  # [query heads]; the kernels leave it to sinks.py
 
     def band(self) -> tuple[int | None, int | None]:
         """(left, right) of window and causal mask together: i - left <= j <= i + right; None is no limit."""

@@ -26,7 +26,12 @@ def attention(
     logsumexp = scores.detach().logsumexp(-1)
     # softmax of a row of -inf is NaN, and so is its gradient: such a row gets zeros instead of scores, and no output.
     nothing = torch.isneginf(logsumexp)[..., None]
-    weights = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    scores = scores.masked_fill(nothing, 0.0)
+    weights = scores.softmax(-1).masked_fill(nothing, 0.0)
+    if options.sinks is not None:
+        own, sinks = scores.logsumexp(-1), options.sinks.to(scores.dtype)[:, None]
+        weights = weights * (own - torch.logaddexp(own, sinks)).exp()[..., None]
+        logsumexp = torch.logaddexp(logsumexp, sinks.detach())
     if keep is not None:
         weights = weights * keep * options.keep_scale()
     return weights @ _all_heads(v, q.shape[1]), logsumexp

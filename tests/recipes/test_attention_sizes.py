@@ -115,6 +115,7 @@ def test_dropout_drops_weights_and_scales_the_rest(kind: str, extra: str) -> Non
         ({"attn_mask": "learnt"}, "attention with a learnt bias"),
         ({"attn_mask": "learnt", "dropout_p": 0.1, "is_causal": True}, "attention with a learnt bias and dropout"),
         ({"softcap": 2.0, "window": (4, 0), "dropout_p": 0.1}, "attention with a soft-cap"),
+        ({"sinks": torch.zeros(4)}, "attention with a soft-cap"),
         ({"window": (4, 0)}, "attention with a narrow window"),
         ({"window": (4, None), "is_causal": True}, "attention with a narrow window"),
         ({"window": (None, 0)}, "attention with a combined mask"),

@@ -73,16 +73,32 @@ class CallSites:
             held = place.names.get(expression.id) if place is not None else None
             return held is not None and held.content == value.content
         if isinstance(expression, ast.Attribute) and expression not in self._made:
-            return value.alive and self.attribute(expression) is value.tensor()
+            of_it = at.inputs == (value,) and self._is_receiver(expression, at)
+            return value.alive and (of_it or self.attribute(expression) is value.tensor())
         made = [node for node in self._made.get(expression, []) if node.index < at.index]
         return bool(made) and any(output.content == value.content for output in made[-1].outputs)
+
+    def _is_receiver(self, expression: ast.expr, at: Node) -> bool:
+        """Return whether it is the parameter whose method the call ``at`` is: ``module.sinks`` in a plain function."""
+        if len(at.inputs) != 1 or not at.places or at.places[0].frame is not self.frame:
+            return False
+        value, call = at.inputs[0], self.source.at(at.places[0].span)
+        if not isinstance(expression, ast.Attribute) or not isinstance(value.tensor(), nn.Parameter):
+            return False
+        if isinstance(call, ast.Subscript):
+            return call.value is expression
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            return False
+        is_method = at.function is getattr(Tensor, call.func.attr, None) and at.args[:1] == (value,)
+        return is_method and call.func.value is expression and len(call.args) == len(at.args) - 1
 
     def is_tensor(self, expression: ast.expr) -> bool:
         """Return whether ``expression`` was a tensor in the recorded step, wherever it stands."""
         if isinstance(expression, ast.Name):
             places = (node.place_in(self.frame) for node in self.nodes)
             return any(place is not None and expression.id in place.names for place in places)
-        return expression in self._made or isinstance(self.attribute(expression), Tensor)
+        known = expression in self._made or isinstance(self.attribute(expression), Tensor)
+        return known or any(self._is_receiver(expression, node) for node in self.nodes)
 
     def spelled(self, node: Node) -> ast.expr | ast.stmt | None:
         """Return where a call stands: the expression inside a lambda or a comprehension; of an assignment all of it."""

@@ -15,6 +15,7 @@ from gradscope.patching.matchers.attention_sdpa import with_causal_mask
 from gradscope.patching.matchers.attention_weights import weights_of
 from gradscope.patching.matchers.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.matchers.products import VIEWS, factors, is_product, leads_to_product, sides
+from gradscope.patching.matchers.sinks import Sinks, column_of, sinks_of, unshifted, without_last
 from gradscope.recording.graph import Node, Recording, Value
 
 __all__ = ["RECIPE", "matches"]
@@ -41,6 +42,8 @@ class _Attention:
     heads: tuple[Piece, ...] | None = None  # what the first dimension stands for, where it is unfolded
     folded: int = 0  # dimensions of the scores with heads (3) or windows (4) in the batch, where they are taken out
     shape: tuple[int, int] = (0, 0)  # queries, keys
+    dropped: Node | None = None  # what drops the last column of the weights
+    sinks: Sinks | None = None
 
     def found(self) -> Match | None:
         """The match that ends in this product; None where it is none at all."""
@@ -52,8 +55,8 @@ class _Attention:
         softmax = probabilities.producer
         if softmax is None or softmax.op != "softmax" or not softmax.inputs or len(probabilities.shape) < 2:
             return None
-        self.shape = (probabilities.shape[-2], probabilities.shape[-1])
-        scores = self._scores(softmax.inputs[0])
+        self.shape = (probabilities.shape[-2], probabilities.shape[-1] - int(self.dropped is not None))
+        scores = self._scores(self._without_sinks(softmax.inputs[0]))
         if scores is None or scores.producer is None:
             return None
         self.nodes |= {self.product, softmax}
@@ -82,7 +85,8 @@ class _Attention:
             self.folded,
             suffix,
             self.reasons,
-            () if self.folded else tuple(weights_of(weights.value, softmax, query)),
+            () if self.folded else tuple(weights_of(weights.value, softmax, query, self.dropped)),
+            self.sinks,
         )
         return Call(found, query, key, value).match()
 
@@ -94,12 +98,35 @@ class _Attention:
             if source is not None or (node.op in COPIES and not node.changed):
                 self.nodes.add(node)
                 value = source or node.inputs[0]
+            elif self.dropped is None and without_last(node) is not None and not node.changed:
+                self.dropped = node
+                self.nodes.add(node)
+                value = node.inputs[0]
             elif node.op == "dropout":
                 self._dropped(node)
                 self.nodes.add(node)
                 value = node.inputs[0]
             else:
                 return value
+        return value
+
+    def _without_sinks(self, value: Value) -> Value:
+        """The scores before sinks were joined to them, where the weights have lost their last column."""
+        value, nodes = unshifted(value)
+        node, found = value.producer, column_of(value.producer)
+        if node is not None and found is not None:
+            scores, column = found
+            self.sinks = sinks_of(column)
+            if self.dropped is None:
+                self.reasons.append("a column is joined to the scores, and is not dropped after the softmax")
+            elif self.sinks is None:
+                self.reasons.append("the column joined to the scores is not one number for each of several heads")
+            else:
+                nodes |= self.sinks.nodes
+            value, nodes = scores, nodes | {node}
+        elif self.dropped is not None:
+            self.reasons.append("the weights lose a column that is not joined to the scores just before the softmax")
+        self.nodes |= nodes
         return value
 
     def _dropped(self, node: Node) -> None:
@@ -151,8 +178,11 @@ class _Attention:
             value = source
 
     def _reshaped(self, node: Node) -> Value | None:
-        """The scores before a view that is none of heads or windows of a batch: what is done to them there is not."""
-        source = node.inputs[0]
+        """The scores before a view that is none of heads or windows of a batch, or before a column, to say why not."""
+        source, joined = node.inputs[0], column_of(node)
+        if joined is not None:
+            self.reasons.append("a column is joined to the scores, and changed with them before the softmax")
+            return joined[0]
         if node.op not in VIEWS or not leads_to_product(source):
             return None
         self.reasons.append(f"{node.op} takes the scores apart otherwise than by heads or windows in the batch")

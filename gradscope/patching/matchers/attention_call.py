@@ -12,6 +12,7 @@ from gradscope.patching.idle import why_idle
 from gradscope.patching.match import Argument, Beside, Like, Match, Of, Piece, Scalar
 from gradscope.patching.matchers.masks import HIDDEN, Made, Mask, causal
 from gradscope.patching.matchers.products import Operand, is_product
+from gradscope.patching.matchers.sinks import Sinks
 from gradscope.recording.graph import Node, Value
 
 RECIPE = "attention"
@@ -52,6 +53,7 @@ class ScoresChain:
     suffix: str
     reasons: list[str]
     beside: tuple[Beside, ...] = ()
+    sinks: Sinks | None = None
 
 
 @dataclass
@@ -108,6 +110,8 @@ class Call:
         caps = [step for step in self.found.steps if isinstance(step, Cap)]
         if caps:
             arguments.append(Argument("softcap", (Scalar(caps[0].node, caps[0].position, asked=True),)))
+        if self.found.sinks is not None:
+            arguments.append(Argument("sinks", (self.found.sinks.piece,)))
         if self._grouped():
             arguments.append(Argument("enable_gqa", ("True",)))
         helpers: tuple[str, ...] = ()
@@ -146,7 +150,7 @@ class Call:
         """The form of the scores."""
         scores = next(node for node in self.found.nodes if is_product(node) and node is not self.found.product).output
         query, key = self.query, self.key
-        if query.broadcast or len(query.shape) != len(scores.shape) != len(key.shape):
+        if self.found.sinks is not None or query.broadcast or len(query.shape) != len(scores.shape) != len(key.shape):
             return None
         rows = query.order or tuple(range(len(query.shape)))
         columns = key.order or tuple(range(len(key.shape)))
@@ -222,7 +226,7 @@ class Call:
             if self.found.folded != 4 or mask.rank != 4 or len(value.shape) != 4:
                 continue
             added = node is not None and node.op == "unsqueeze" and node.argument(1, "dim") in (0, -4)
-            if not (added and node.places and node.places[0].frame is self.found.product.places[0].frame):
+            if not (added and node is not None and node.places[0].frame is self.found.product.places[0].frame):
                 yield value, ".dim() == 4"
                 yield value, f".shape[0] {'==' if value.shape[0] == 1 else '!='} 1"
 
@@ -248,6 +252,8 @@ class Call:
         if self.found.folded and self.found.heads is None:
             what = "heads" if self.found.folded == 3 else "windows"
             self.reasons.append(f"how many {what} are folded into the batch is not spelled out")
+        if self.found.folded and self.found.sinks is not None:
+            self.reasons.append("heads or windows are folded into the batch beside sinks")
         operands = (self.query, self.key, self.value)
         if len({output.dtype, *(each.value.dtype for each in operands)}) != 1:
             self.reasons.append("queries, keys and values have different dtypes")

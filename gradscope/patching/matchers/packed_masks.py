@@ -21,7 +21,7 @@ def is_carried(match: Match) -> bool:
     A row that is hidden altogether by finite numbers weighs all keys and gives queries no gradient: then the packed
     recipe takes the queries apart. So finite numbers are taken of causal constants only, which may change all the same.
     """
-    if any(each.name == "softcap" for each in match.arguments):
+    if any(each.name in {"softcap", "sinks"} for each in match.arguments):
         return False
     pieces = next((each.pieces for each in match.arguments if each.name == "**"), ())
     masks = [piece for piece in pieces if isinstance(piece, Of) and piece.role == "mask"]
