@@ -11,6 +11,7 @@ from torch import Tensor
 from gradscope.kernels.attention import cpu_blocks
 from gradscope.kernels.attention.dropout import draw_seed, keep_mask
 from gradscope.recipes.attention import Attention, attention
+from gradscope.recipes.attention_function import AttentionFunction, AttentionSettings
 from gradscope.recipes.attention_with_weights import attention_with_weights
 
 from .accuracy import assert_as_accurate, dirty_memory
@@ -296,3 +297,26 @@ def test_the_module_takes_them() -> None:
     q = torch.randn(2, 4, 5, 8)
     sinks = torch.randn(4)
     assert torch.equal(Attention(is_causal=True)(q, q, q, sinks=sinks), attention(q, q, q, is_causal=True, sinks=sinks))
+
+
+def test_by_the_triton_kernels(triton_device: torch.device) -> None:
+    """Their logsumexp and backward are the CPU path's: what is put on top is the same. A row sees no key."""
+    torch.manual_seed(0)
+    q, k, v, sinks = (each.to(triton_device) for each in operands(2, 2, 1, 33, 17, 16, dtype=torch.float32))
+    mask = torch.ones(33, 17, dtype=torch.bool, device=triton_device).tril(5)
+    mask[3] = False
+    settings = AttentionSettings(0.25, False, 0.0, None, None, None, "triton")
+
+    def by_triton(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        out: Tensor = AttentionFunction.apply(  # type: ignore[no-untyped-call]
+            q, k, v, mask[None, None], None, None, sinks, settings
+        )
+        return out
+
+    mine = run(by_triton, (q, k, v, sinks))
+    tensors = tuple(each.double() for each in (q, k, v, sinks))
+    truth = run(lambda *x: by_hand(*x, mask.double().log(), scale=0.25), tensors)
+    for name, one, other in zip(NAMES, mine, truth, strict=False):
+        # float32 sums of up to 33 terms of about 1; the sinks' of 66 rows
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+    assert not mine[0][:, :, 3].any()
