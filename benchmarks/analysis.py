@@ -3,7 +3,7 @@
     python benchmarks/analysis.py [--events 250000 500000 1000000] [--json benchmarks/results/analysis.jsonl]
 
 Each size runs in a process of its own: a run of the model of tiny ops, long enough for that many events, then
-``gradscope.pipeline.report_of``, timed, with the peak of resident memory above what the stopped profiler held before.
+``gradscope.pipeline.read``, timed, with the peak of resident memory above what the stopped profiler held before.
 ``key_averages()`` on the same profiler follows, at the largest size only unless told otherwise: it needs a minute and
 gigabytes where gradscope needs seconds. The survey's one step costs the same at every size.
 """
@@ -47,9 +47,9 @@ def measure(events: int, device: str, with_key_averages: bool) -> dict[str, floa
     in_list = _in_a_child(lambda: _bytes_of_event_list(parts[0].profiler)) if with_key_averages else 0
     _release_memory()
     before, start = _resident_bytes(), time.perf_counter_ns()
-    report = pipeline.report_of(capture, about, {"": model})
+    report = pipeline.read(capture, about, {"": model}).report
     elapsed, peak = time.perf_counter_ns() - start, _peak_bytes()
-    assert report.data.ledger.backward_ns > 0
+    assert report is not None and report.data.ledger.backward_ns > 0
     found = {"events": round(a_step * (steps + 1)), "ns": elapsed, "bytes": max(0, peak - before)}
     if with_key_averages:
         found["list_bytes"] = in_list

@@ -163,4 +163,6 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
             outcome = outcome_of(self._session.capture, about, known, None, None, None, self._recorder)
             assert outcome.report is not None
             self._report = outcome.report
+            if outcome.error is not None:  # stopped while reasons were looked for: whoever asks again has the rest
+                raise outcome.error
         return self._report

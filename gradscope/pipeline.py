@@ -167,7 +167,7 @@ def outcome_of(
     guard = Guard()
     try:
         with guard.over(_READING), room_for_files():
-            return Outcome(report_of(capture, about, known, device, progress, recorder, found), error)
+            return read(capture, about, known, device, error, progress, recorder, found)
     finally:
         capture.let_go()
     if error is not None:
@@ -182,21 +182,25 @@ def outcome_of(
 _READING = "reading what was measured"  # under which the guard notes an error
 
 
-def report_of(
+def read(
     capture: Capture,
     about: WorkloadInfo,
     known: Mapping[str, nn.Module],
     device: torch.device | None = None,
+    error: BaseException | None = None,
     progress: Progress | None = None,
     recorder: Recorder | None = None,
     found: Found | None = None,
-) -> Report:
+) -> Outcome:
     """Read a finished capture. Its profilers' events are consumed.
+
+    Who stops the program while reasons are looked for has what was measured, marked partial.
 
     Args:
         about: what was run; steps and events are filled in from the capture.
         known: the modules that have a name, see :func:`gradscope.capture.naming.name_called`.
         device: where the model ran; None: where its parameters are.
+        error: what ended the run, if it was an error.
         progress: told when the trace is read and how many events it has.
         recorder: of the recorded step, for the rules; it forgets it.
         found: takes that step and the places that were found in it; without it they are dropped.
@@ -216,10 +220,14 @@ def report_of(
         result, memory = _with_memory(result, capture, trace, memory_pass)
     run = run_data(capture, about, trace, result, memory, device)
     progress.phase("looking for reasons")
-    with guard.over("looking for reasons"):
-        run = _diagnosed(run, capture, trace.names, recorder or Recorder(), found)
+    try:
+        with guard.over("looking for reasons"):
+            run = _diagnosed(run, capture, trace.names, recorder or Recorder(), found)
+    except (KeyboardInterrupt, Terminated) as stopped:
+        error = error or stopped
+        run = replace(run, partial=True, notes=(*run.notes, "stopped while reasons were looked for: no findings"))
     progress.done()
-    return Report(with_failures(run, capture))
+    return Outcome(Report(with_failures(run, capture)), error)
 
 
 def _timed_with_survey(

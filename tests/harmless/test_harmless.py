@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
+from gradscope.errors import Terminated
 from gradscope.tables import Options, Progress
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -454,3 +455,22 @@ def test_a_script_leaves_the_process_as_it_was(tmp_path: Path, capsys: pytest.Ca
         sys.modules.pop("beside", None)
     assert outcome.error is None and outcome.report is not None
     assert "never reached" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])
+def test_what_was_measured_is_kept_when_reasons_are_not(
+    stop: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for reasons runs pieces of the step again: Ctrl-C there costs the findings alone."""
+    from gradscope import pipeline, workload
+
+    def stopped(*arguments: Any, **named: Any) -> None:
+        raise stop
+
+    monkeypatch.setattr(pipeline, "diagnose", stopped)
+    model = nn.Linear(4, 4)
+    outcome = pipeline.profile_workload(workload.Workload(model, torch.randn(2, 4)), Options(steps=2, warmup=1))
+    assert isinstance(outcome.error, stop) and outcome.report is not None
+    data = outcome.report.data
+    assert data.partial and not data.findings and data.ledger.backward_ns > 0
+    assert any("no findings" in note for note in data.notes)
