@@ -74,7 +74,7 @@ def arguments(
     softcap: float | None,
     alibi_slopes: Tensor | None,
     window: tuple[int | None, int | None] | None,
-    sinks: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Arguments:
     """One form of what a user gave.
 

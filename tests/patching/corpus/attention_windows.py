@@ -22,13 +22,12 @@ def window_mask(windows=WINDOWS, tokens=TOKENS):
 
 
 class Windows(nn.Module):
-    """Projections, a learnt bias of positions and a mask of the windows; what lies between is each model's own."""
+    """Projections and a mask of the windows; what lies between is each model's own."""
 
     def __init__(self, drop=0.1):
         super().__init__()
         self.num_heads, self.scale = HEADS, (WIDTH // HEADS) ** -0.5
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.bias = nn.Parameter(torch.randn(HEADS, TOKENS, TOKENS))
         self.attn_drop = nn.Dropout(drop)
         self.register_buffer("attn_mask", window_mask())
 
@@ -40,7 +39,15 @@ class Windows(nn.Module):
         return self.proj(x.transpose(1, 2).flatten(2))
 
 
-class Timm(Windows):
+class Biased(Windows):
+    """A learnt bias of positions, too."""
+
+    def __init__(self, drop=0.1):
+        super().__init__(drop)
+        self.bias = nn.Parameter(torch.randn(HEADS, TOKENS, TOKENS))
+
+
+class Timm(Biased):
     """The number of windows is the mask's, the samples are left to torch."""
 
     def forward(self, x):
@@ -55,7 +62,7 @@ class Timm(Windows):
         return self.merge(attn @ v)
 
 
-class Indexed(Windows):
+class Indexed(Biased):
     """The mask is spread by an index, and the scores are reshaped."""
 
     def forward(self, x):
@@ -105,7 +112,7 @@ class Boolean(Windows):
         return self.merge(scores.softmax(-1) @ v)
 
 
-class Cosine(Windows):
+class Cosine(Biased):
     """Swin 2: a scale a head, and the mask is added twice."""
 
     def __init__(self):
