@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,26 +51,19 @@ _ALSO_BY_HAND = frozenset({"attention"})
 class Found:
     """What recipes match in a recorded step, and what they would save, until it is dropped.
 
-    Who makes it drops it: sites hold the models, and what an edit is made of refers to itself.
+    Who makes it drops it: the recording holds the models.
     """
 
     recording: Recording | None = None
-    sites: list[tuple[nn.Module, list[Site]]] = field(default_factory=list)  # of each model
+    sites: list[tuple[weakref.ref[nn.Module], list[Site]]] = field(default_factory=list)  # of each model
     savings: dict[Site, Saving] = field(default_factory=dict)
     files: dict[str, SourceFile] = field(default_factory=dict)
 
     def drop(self) -> None:
         """Let go of all of it."""
-        for _, sites in self.sites:
-            for site in sites:
-                site.module, site.edit, site.chain = None, None, ()
-                site.matches.clear()
-        self.sites.clear()
-        self.savings.clear()
-        self.files.clear()
         if self.recording is not None:
-            self.recording.forget()
-            self.recording = None
+            self.recording.drop()
+        self.recording, self.sites, self.savings, self.files = None, [], {}, {}
 
 
 def find_places(
@@ -89,7 +83,7 @@ def find_places(
             sites = find_sites(top, recording, MATCHERS, into.files)
         except GradscopeError:
             continue
-        into.sites.append((top, sites))
+        into.sites.append((weakref.ref(top), sites))
         savings = _savings(recording, sites, step_ns)
         into.savings |= savings
         found += [_place(site, name, savings.get(site), shown) for site in sites if site.module is not None]

@@ -19,6 +19,7 @@ from gradscope.patching.edit.syntax import private
 from gradscope.patching.match import Match
 from gradscope.patching.switch import attention_switch
 from gradscope.recording.graph import Frame, Node, Recording
+from gradscope.recording.live import LiveObjects
 
 Matcher = Callable[[Recording], Iterator[Match]]
 
@@ -41,8 +42,8 @@ class Site:
     recipe: str
     file: str
     line: int
-    module: nn.Module | None = None
-    chain: tuple[Link, ...] = ()
+    live: LiveObjects = field(default_factory=LiveObjects)  # of the recording
+    number: int = 0  # of all sites that were found in the recording
     edit: Edit | None = None
     reasons: list[str] = field(default_factory=list)
     matches: list[Match] = field(default_factory=list)
@@ -50,6 +51,16 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<{self.recipe} in {self.path or 'the model'}, {self.source}>"
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module whose code would change; None where it is no module's, and once the recording was dropped."""
+        return self.live.modules.get(self.number)
+
+    @property
+    def chain(self) -> tuple[Link, ...]:
+        """The functions from the module's method down to the one that is edited."""
+        return self.live.chains.get(self.number, ())
 
     @property
     def function(self) -> str:
@@ -177,7 +188,7 @@ class _Finder:
             edit = edit_of(match, self.recording, frame, source, frozenset().union(*same))
             if site.edit is not None and site.edit.key != edit.key:
                 raise Refusal("the same line does different things in one run")
-            site.edit, site.chain = edit, chain
+            site.edit, site.live.chains[site.number] = edit, chain
         except Refusal as refusal:
             self._refuse(site, str(refusal), match, frame)
         return site
@@ -192,7 +203,10 @@ class _Finder:
         key = (path, match.recipe, frame.code, match.last.place_in(frame).span)  # type: ignore[union-attr]
         site = self.found.get(key)
         if site is None:
-            site = self.found[key] = Site(path, match.recipe, frame.code.co_filename, line, owner)
+            live = self.recording.live
+            number = len(live.modules)
+            site = self.found[key] = Site(path, match.recipe, frame.code.co_filename, line, live, number)
+            live.modules[number] = owner
         site.matches.append(match)
         return site
 

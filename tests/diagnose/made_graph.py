@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gradscope.recording.graph import Node, Value
+from gradscope.recording.live import Call, LiveObjects
 
 
 def made_value(shape: Sequence[int], dtype: str = "float32", device: str = "cpu", **given: Any) -> Value:
@@ -18,9 +19,11 @@ def made_value(shape: Sequence[int], dtype: str = "float32", device: str = "cpu"
 
 def made_call(op: str, inputs: Sequence[Value], outputs: Sequence[Value] = (), **given: Any) -> Node:
     """A call of ``forward`` that records gradients; its tensors know of it, as their maker or their user."""
-    settings = {"index": 0, "args": tuple(inputs), "kwargs": {}, "grad": True, "function_name": "forward", **given}
+    call = Call(print, given.pop("args", tuple(inputs)), given.pop("kwargs", {}))
+    settings = {"index": 0, "grad": True, "function_name": "forward", **given}
+    live = LiveObjects(calls={settings["index"]: call})
     node = Node(
-        op=op, function=print, inputs=tuple(inputs), outputs=tuple(outputs), places=(), changed=frozenset(), **settings
+        op=op, live=live, inputs=tuple(inputs), outputs=tuple(outputs), places=(), changed=frozenset(), **settings
     )
     for value in dict.fromkeys(inputs):
         value.users.append(node)
