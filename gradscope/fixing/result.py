@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gradscope.patching.choice import much
+from gradscope.patching.prove.choice import much
 from gradscope.tables import WorkloadInfo
 
 FIX_SCHEMA_VERSION = 1

@@ -8,10 +8,10 @@ from dataclasses import replace
 from gradscope.capture.paths import local_path
 from gradscope.fixing.result import FixSite, StepSide
 from gradscope.patching.patches import row_of
-from gradscope.patching.predict import Saving
+from gradscope.patching.prove.choice import Side
+from gradscope.patching.prove.predict import Saving
+from gradscope.patching.prove.verify import Verified
 from gradscope.patching.sites import Site
-from gradscope.patching.turns import Side
-from gradscope.patching.verify import Verified
 
 
 def planned_sites(sites: Iterable[Site], savings: Mapping[Site, Saving]) -> tuple[FixSite, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradscope.errors import OutputError
-from gradscope.patching.edit.importers import hides_gradscope
+from gradscope.patching.edit.imports import hides_gradscope
 from gradscope.patching.edit.source import decoded
 from gradscope.report.outfile import write_text
 

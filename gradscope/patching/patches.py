@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gradscope.patching.edit.recompile import in_file, lines_of
 from gradscope.patching.edit.rewrite import Edit
 from gradscope.patching.plan import Filter, Plan, plan
+from gradscope.patching.prove.verify import Result, Verified
+from gradscope.patching.prove.verify import verify as verify_plan
 from gradscope.patching.sites import Site
-from gradscope.patching.swap import Swap, swaps
-from gradscope.patching.verify import Result, Verified
-from gradscope.patching.verify import verify as verify_plan
+from gradscope.patching.swap import Swap, in_file, lines_of, swaps
 from gradscope.workload import Workload
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from torch import nn
 from gradscope.errors import GradscopeError
 from gradscope.ops import MATMULS
 from gradscope.patching.edit.source import SourceFile
-from gradscope.patching.match import Called, Layer
-from gradscope.patching.matchers import MATCHERS
-from gradscope.patching.predict import FEWEST_ROUNDS, Saving, predict
-from gradscope.patching.replay import CACHE_BYTES
+from gradscope.patching.match.match import Called, Layer
+from gradscope.patching.match.matchers import MATCHERS
+from gradscope.patching.prove.predict import CACHE_BYTES, FEWEST_ROUNDS, Saving, predict
 from gradscope.patching.sites import Site, find_sites
 from gradscope.recording.graph import Node, Recording, Value
 from gradscope.tables import PlaceFact

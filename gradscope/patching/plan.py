@@ -15,9 +15,9 @@ from torch import nn
 from gradscope.capture.state import preserved
 from gradscope.errors import UsageError
 from gradscope.patching.edit.source import SourceFile
-from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.match.matchers import MATCHERS
 from gradscope.patching.places import Found
-from gradscope.patching.predict import Saving, predict
+from gradscope.patching.prove.predict import Saving, predict
 from gradscope.patching.sites import Site, find_sites
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.record import record

@@ -12,12 +12,11 @@ from typing import Any
 from torch import nn
 
 from gradscope.capture.paths import inner_paths
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.advice import attention_switch
 from gradscope.patching.edit.rewrite import Edit, edit_of
-from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.source import FunctionSource, Refusal, SourceFile
 from gradscope.patching.edit.syntax import private
-from gradscope.patching.match import Match
-from gradscope.patching.switch import attention_switch
+from gradscope.patching.match.match import Match
 from gradscope.recording.graph import Frame, Node, Recording
 from gradscope.recording.live import LiveObjects
 

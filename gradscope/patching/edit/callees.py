@@ -12,24 +12,21 @@ from torch import Tensor, nn
 
 from gradscope.patching.edit.bindings import (
     assigned,
+    home,
     is_another_module,
     is_changed,
     is_given,
+    is_of_a_class,
     is_set_by_name,
     is_set_from_outside,
-    may_be_set,
-)
-from gradscope.patching.edit.call_sites import CallSites
-from gradscope.patching.edit.class_hierarchy import (
-    home,
-    is_of_a_class,
     is_widened_elsewhere,
+    may_be_set,
     named,
     other_method,
     related,
 )
-from gradscope.patching.edit.replacement import Known, Refusal
-from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.source import Known, Refusal, SourceFile
 from gradscope.patching.edit.syntax import is_name
 from gradscope.recording.graph import Frame, Node
 

@@ -12,7 +12,7 @@ from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import size_read
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import called_name, is_name
-from gradscope.patching.graph import uncast
+from gradscope.patching.match.graph import uncast
 from gradscope.recording.graph import Frame, Node, Value
 
 

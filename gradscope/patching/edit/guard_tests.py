@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from gradscope.patching.behaviour import REDUCTIONS
 from gradscope.patching.edit.bindings import is_given
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.callees import (
@@ -26,12 +25,12 @@ from gradscope.patching.edit.callees import (
 )
 from gradscope.patching.edit.constants import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.edit.expressions import handed, number_of, operand_of
-from gradscope.patching.edit.helper_choices import choice_of, side_taken
-from gradscope.patching.edit.replacement import Known, Refusal
-from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.side_effects import choice_of, side_taken
+from gradscope.patching.edit.source import FunctionSource, Known, Refusal, SourceFile
 from gradscope.patching.edit.syntax import INLINE, within
-from gradscope.patching.graph import number
-from gradscope.patching.match import Scalar
+from gradscope.patching.match.behaviour import REDUCTIONS
+from gradscope.patching.match.graph import number
+from gradscope.patching.match.match import Scalar
 from gradscope.recording.graph import Frame, Node, Place, Recording, Value
 
 # Only in these a user writes numbers: what iterates over a tensor calls unbind.

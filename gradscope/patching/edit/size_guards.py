@@ -14,10 +14,10 @@ from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
 from gradscope.patching.edit.guard_tests import bracketed
-from gradscope.patching.edit.replacement import Known, Refusal
+from gradscope.patching.edit.source import Known, Refusal
 from gradscope.patching.edit.syntax import names_in, reads_only
-from gradscope.patching.graph import CASTS, COPIES
-from gradscope.patching.match import Match, Of
+from gradscope.patching.match.graph import CASTS, COPIES
+from gradscope.patching.match.match import Match, Of
 from gradscope.recording.graph import Node
 
 # What gives as many rows as it reads, whatever the numbers beside the tensor are.
