@@ -287,7 +287,7 @@ _TODO: dict[str, tuple[str, ...]] = {
 
 
 def what_to_do(reason: str) -> str:
-    """What can be done about the first of the reasons for leaving a place alone, which "; " parts.
+    """Return what can be done about the first of the reasons for leaving a place alone, which "; " parts.
 
     Empty for a text that is no reason of the patching's, that has its answer in it already, or that leaves none.
     """
@@ -298,7 +298,7 @@ def what_to_do(reason: str) -> str:
 
 
 def answer_of(reason: str) -> str | None:
-    """The answer to one reason."""
+    """Return the answer to one reason; None where there is none."""
     return next((answer for known, answer in _patterns() if known.fullmatch(reason)), None)
 
 
@@ -320,7 +320,7 @@ NOTHING = "nothing to do: "
 
 
 def attention_switch(match: Match, frame: Frame, owner: nn.Module | None, paths: Mapping[nn.Module, str]) -> str:
-    """What to do instead of editing the library's attention, or why nothing; empty for other code.
+    """Return what to do instead of editing the library's attention, or why nothing; empty for other code.
 
     ``paths`` are all modules of the model, by their path; ``owner`` is the one that runs the attention.
     """
@@ -346,7 +346,7 @@ def attention_switch(match: Match, frame: Frame, owner: nn.Module | None, paths:
 
 
 def _around(owner: nn.Module, paths: Mapping[nn.Module, str]) -> list[nn.Module]:
-    """The modules that hold ``owner``, itself first."""
+    """Return the modules that hold ``owner``, itself first."""
     own = paths[owner]
     found = [each for each, path in paths.items() if not path or own == path or own.startswith(f"{path}.")]
     return sorted(found, key=lambda each: -len(paths[each]))

@@ -68,7 +68,7 @@ class Found:
 def find_places(
     recording: Recording, tops: Mapping[str, nn.Module], step_ns: int, shown: Callable[[str], str], into: Found
 ) -> tuple[PlaceFact, ...]:
-    """What recipes match in a recorded step, in the order of the run, and what the dearest of them would save.
+    """Return what recipes match in a recorded step, in the order of the run, and what the dearest of them would save.
 
     Args:
         tops: path -> model.
@@ -90,7 +90,7 @@ def find_places(
 
 
 def _savings(recording: Recording, sites: Sequence[Site], step_ns: int) -> dict[Site, Saving]:
-    """Of as many as the time allows; the same work on the same shapes is run once, for all."""
+    """Measure the saving of as many sites as the time allows; the same work on the same shapes is run once, for all."""
     groups: defaultdict[object, list[Site]] = defaultdict(list)
     for site in sites:
         wanted = site.supported or (site.recipe in _ALSO_BY_HAND and site.module is not None)
@@ -137,7 +137,7 @@ def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], s
 
 
 def _rounds(one_ns: float, left_ns: float) -> int:
-    """Of a micro-run: a few, more of a short piece of work, a single one where it takes long; 0: no time is left."""
+    """Return the rounds of a micro-run: a few, more of short work, one where it takes long; 0: no time is left."""
     few = one_ns * (2 * FEWEST_ROUNDS + _OTHER_RUNS) + _FIXED_NS
     if few <= left_ns:
         return FEWEST_ROUNDS + min(int(max(_STEADY_NS - few, 0.0) / max(2 * one_ns, 1.0)), _MORE_ROUNDS)
@@ -158,14 +158,14 @@ def _hooks_of(module: nn.Module) -> bool:
 
 
 def _same(site: Site) -> object:
-    """Equal for the same calls on the same shapes."""
+    """Return a key that is equal for the same calls on the same shapes."""
     match = site.matches[0]
     nodes = sorted(match.nodes, key=lambda node: node.index)
     return match.recipe, match.function, tuple((node.op, tuple(value.shape for value in node.inputs)) for node in nodes)
 
 
 def _calls(site: Site) -> int:
-    """How often the site's module ran in the step."""
+    """Count how often the site's module ran in the step."""
     frames = {
         place.frame.index for match in site.matches for place in match.last.places if place.frame.owner is site.module
     }
@@ -173,7 +173,7 @@ def _calls(site: Site) -> int:
 
 
 def _work(node: Node) -> float:
-    """A call's part of the step, roughly: numbers read and written, and multiplications of products."""
+    """Estimate a call's part of the step: numbers read and written, and multiplications of products."""
     if not node.places:
         return 0.0
     made = sum(_elements(value) for value in node.outputs)
@@ -184,13 +184,13 @@ def _work(node: Node) -> float:
 
 
 def _made_bytes(node: Node) -> int:
-    """Of what a call makes; a view makes nothing."""
+    """Return the bytes of what a call makes; a view makes nothing."""
     given = {value.storage for value in node.inputs}
     return sum(_elements(value) * value.dtype.itemsize for value in node.outputs if value.storage not in given)
 
 
 def _new_text(site: Site) -> str:
-    """The statements that would be new there, each on one line."""
+    """Return the statements that would be new there, each on one line."""
     edit = site.edit
     if edit is None:
         return ""
@@ -214,7 +214,7 @@ def _new_text(site: Site) -> str:
 
 
 def _first_branch(text: str) -> str:
-    """What is new of a condition whose other branch holds the old code."""
+    """Return what is new of a condition whose other branch holds the old code."""
     lines = text.splitlines()
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
     end = lines.index(f"{indent}else:") if f"{indent}else:" in lines else len(lines)

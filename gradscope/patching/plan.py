@@ -136,7 +136,7 @@ def plan(
 
 
 def plan_of(found: Found, workload: Workload, recipes: Iterable[str] | None = None) -> Plan | None:
-    """The plan of ``workload`` as a profile of it has found it; None where a step must be recorded for it.
+    """Return the plan of ``workload`` as its profile found it; None where a step must be recorded for it.
 
     A profile records one of its later steps. Its batch must be the one that the sites are proved on. What was made in
     that step and lives on may be what Python has not collected yet, which the record of a plan does first; and what
@@ -179,7 +179,7 @@ def _key(site: Site) -> tuple[str, str, str]:
 
 
 def record_step(workload: Workload, device: torch.device) -> Recording:
-    """One forward and loss of the workload, recorded; all is as before, and nothing of the step lives on."""
+    """Record one forward and loss of the workload; all is as before, and nothing of the step lives on."""
     with preserved(workload.model, workload.batch, None, device), import_path(workload.folder):
         batch = next(Batches(workload.batch, device, needed=1))
 

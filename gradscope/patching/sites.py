@@ -92,7 +92,7 @@ class Site:
 def find_sites(
     model: nn.Module, recording: Recording, matchers: Mapping[str, Matcher], files: dict[str, SourceFile]
 ) -> list[Site]:
-    """Every match of ``matchers``, as sites of ``model``, supported or with the reasons why not.
+    """Return every match of ``matchers`` as sites of ``model``, supported or with the reasons why not.
 
     ``files`` are source files read before; those read here are added.
     """
@@ -119,7 +119,7 @@ class _Finder:
         self.found: dict[tuple[Any, ...], Site] = {}
 
     def sites(self) -> list[Site]:
-        """In the order of the run."""
+        """Return the sites in the order of the run."""
         second = any(
             node.op in {"grad", "backward"} and node.kwargs.get("create_graph") for node in self.recording.nodes
         )
@@ -154,7 +154,7 @@ class _Finder:
                 self.found = {key: each for key, each in self.found.items() if each is not less}
 
     def _added(self, match: Match) -> Site | None:
-        """The site that a match is one of."""
+        """Return the site that a match is one of."""
         if any(_is_of_recipes(place.frame) for node in match.nodes for place in node.places):
             return None
         frame = _common(match)
@@ -210,7 +210,7 @@ class _Finder:
         return site
 
     def _owner(self, last: Node, frame: Frame) -> nn.Module | None:
-        """The module in whose method the frame runs, itself or further up."""
+        """Return the module in whose method the frame runs, itself or further up."""
         frames = [place.frame for place in last.places]
         for above in frames[frames.index(frame) :]:
             if isinstance(above.owner, nn.Module) and above.owner in self.paths:
@@ -218,7 +218,7 @@ class _Finder:
         return None
 
     def _chain(self, match: Match, frame: Frame) -> tuple[Link, ...]:
-        """The functions from the owner's method down to ``frame``."""
+        """Return the functions from the owner's method down to ``frame``."""
         frames = [place.frame for place in match.last.places]
         frames = frames[frames.index(frame) :]
         links: list[Link] = []
@@ -242,7 +242,7 @@ class _Finder:
         raise Refusal("the code belongs to no module of the model")
 
     def _check_asks_the_module(self, match: Match, inner: Frame, outer: Frame) -> None:
-        """The module's own attribute is called, and not its class's, which is that of all its modules."""
+        """Raise Refusal where the method is called as the class's, which is that of all its modules."""
         place = match.last.place_in(outer)
         call = FunctionSource.of(outer.code, self.files).at(place.span) if place is not None else None
         above = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
@@ -252,7 +252,7 @@ class _Finder:
             raise Refusal(f"{inner.code.co_name} is called as the class's, and not as the module's own")
 
     def _held(self, inner: Frame, outer: Frame) -> Link | None:
-        """The function that ``inner`` runs, as an attribute that a module of the model holds or its class has."""
+        """Return the function that ``inner`` runs, as an attribute that a module of the model or its class holds."""
         owner, names = outer.owner, outer.code.co_varnames[:1]
         if not isinstance(owner, nn.Module) or owner not in self.paths:
             return None
@@ -269,7 +269,7 @@ class _Finder:
         return None
 
     def _check_every_round(self, site: Site) -> None:
-        """Whenever that code ran for that module, it matched."""
+        """Refuse a site whose code also ran for its module without a match."""
         lasts = {match.last for match in site.matches}
         frame = _common(site.matches[0])
         span = site.matches[0].last.place_in(frame).span  # type: ignore[union-attr,arg-type]
@@ -309,7 +309,7 @@ def _shares_calls(one: Site, other: Site) -> bool:
 
 
 def _common(match: Match) -> Frame | None:
-    """The innermost frame under which all of a match happened."""
+    """Return the innermost frame under which all of a match happened."""
     for place in match.last.places:
         if all(node.place_in(place.frame) is not None for node in match.nodes):
             return place.frame
@@ -317,7 +317,7 @@ def _common(match: Match) -> Frame | None:
 
 
 def _method(owner: nn.Module, frame: Frame) -> Link:
-    """The method of ``owner`` that ``frame`` runs."""
+    """Return the method of ``owner`` that ``frame`` runs."""
     name = private(frame.code.co_name, frame.code)
     held = getattr(type(owner), name, None)
     if isinstance(inspect.getattr_static(type(owner), name, None), staticmethod):
@@ -347,7 +347,7 @@ def _code_of(kind: type, name: str) -> object:
 
 
 def bound(cell: CellType) -> list[object]:
-    """What a free name holds; nothing where it is not bound yet."""
+    """Return what a free name holds; nothing where it is not bound yet."""
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -355,7 +355,7 @@ def bound(cell: CellType) -> list[object]:
 
 
 def _called(inner: Frame, outer: Frame) -> Link:
-    """The function that ``inner`` runs, as a global name of ``outer``'s module.
+    """Return the function that ``inner`` runs, as a global name of ``outer``'s module.
 
     Raises:
         Refusal: it is called otherwise: as an attribute of a module of Python's, of an object, of a part that the

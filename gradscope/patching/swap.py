@@ -69,7 +69,7 @@ class Swap:
 
 
 def swaps(sites: Iterable[Site], files: dict[str, SourceFile]) -> list[Swap]:
-    """One swap for each module with a site; where its rewritten source does not compile, the sites get the reason."""
+    """Make one swap for each module with a site; where the rewritten source does not compile, sites get the reason."""
     by_module: dict[nn.Module, list[Site]] = {}
     for site in sites:
         assert site.module is not None
@@ -91,7 +91,7 @@ def _by_method(sites: list[Site]) -> Iterator[tuple[str, list[Site]]]:
 
 
 def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> FunctionType:
-    """The function at ``depth`` of the sites' chains, with their edits, and those it calls rewritten likewise."""
+    """Build the function at ``depth`` of the sites' chains, with their edits, and those it calls likewise."""
     function, wrappers = sites[0].chain[depth].function, sites[0].chain[depth].wrappers
     edits: list[Edit] = []
     names: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
 
 
 def _of_its_caller(function: FunctionType, name: str, asked: tuple[Unchanged, ...]) -> FunctionType:
-    """``function`` as a method that an instance holds, and its shallow copies with it; where ``asked`` holds.
+    """Make ``function`` a method that an instance and its shallow copies hold, and that runs where ``asked`` holds.
 
     A replica of DataParallel's and what ``copy.copy`` makes have the attributes of the original, and so its method,
     which is bound to that. Who calls it has the right module as its own first argument.
@@ -132,7 +132,7 @@ def _of_its_caller(function: FunctionType, name: str, asked: tuple[Unchanged, ..
 
 
 def _wrapped(wrapper: FunctionType, inner: FunctionType, new: FunctionType) -> FunctionType:
-    """What a decorator made of ``inner``, made of ``new``: the same code with one free name bound anew."""
+    """Make what a decorator made of ``inner`` of ``new``: the same code with one free name bound anew."""
     cells = tuple(CellType(new) if inner in bound(cell) else cell for cell in wrapper.__closure__ or ())
     made = FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, cells)
     made.__kwdefaults__ = wrapper.__kwdefaults__
@@ -183,7 +183,7 @@ class Unchanged:
 
 
 def unchanged(root: nn.Module, sites: Iterable[Site]) -> tuple[Unchanged, ...]:
-    """What must hold below ``root`` for the new code of ``sites``."""
+    """Return what must hold below ``root`` for the new code of ``sites``."""
     sites = list(sites)
     paths = {module: path for path, module in named_modules_of(root)}
     read: dict[nn.Module, set[str]] = {}
@@ -203,14 +203,14 @@ def unchanged(root: nn.Module, sites: Iterable[Site]) -> tuple[Unchanged, ...]:
 
 
 def _called(match: Match) -> Iterable[nn.Module]:
-    """The modules of torch whose calls go, with their parts; a layer that the new code calls itself stays one."""
+    """Yield the modules of torch whose calls go, with their parts; a layer that the new code calls itself stays one."""
     for node in match.nodes | match.optional | match.later:
         if isinstance(node.caller, nn.Module) and not isinstance(node.caller, nn.Linear):
             yield from modules_of(node.caller)
 
 
 def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:
-    """The user's own modules below ``root`` whose methods made the calls that go."""
+    """Yield the user's own modules below ``root`` whose methods made the calls that go."""
     for node in match.nodes | match.optional | match.later:
         owners = [place.frame.owner for place in node.places]
         if root in owners:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import bound_between, only_forms
-from gradscope.patching.edit.side_effects import is_identity, returned_as_it_was
-from gradscope.patching.edit.source import Known, Refusal
+from gradscope.patching.edit.side_effects import is_identity, unchanged_guard
+from gradscope.patching.edit.source import Guard, Refusal
 from gradscope.patching.edit.syntax import (
     HIDES,
     bound_names,
@@ -68,7 +68,7 @@ class DeadCode:
     kept: list[ast.stmt] = field(default_factory=list)
     changed: list[ast.stmt] = field(default_factory=list)
     checks: list[ast.stmt] = field(default_factory=list)
-    unchanging: dict[ast.stmt, Known] = field(default_factory=dict)
+    unchanging: dict[ast.stmt, Guard] = field(default_factory=dict)
 
     @property
     def bound(self) -> set[str]:
@@ -226,10 +226,10 @@ def _stays(statement: ast.stmt, inner: set[str], needed: set[str], dead: DeadCod
             return False
         dead.changed.append(statement)
         return True
-    known = returned_as_it_was(statement, calls)
-    if known is not None:
+    guard = unchanged_guard(statement, calls)
+    if guard is not None:
         dead.parts.append(statement)
-        dead.unchanging[statement] = known
+        dead.unchanging[statement] = guard
         return False
     skipped = _skipped(statement, calls)
     if skipped is None:

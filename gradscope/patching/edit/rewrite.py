@@ -21,12 +21,12 @@ from gradscope.patching.edit.dead_code import (
     own_statements,
 )
 from gradscope.patching.edit.expressions import shape_queries
-from gradscope.patching.edit.guards import relied_on
+from gradscope.patching.edit.guards import guards_of
 from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.new_call import NewCall, Pair, Second, pair_of, second_of
 from gradscope.patching.edit.side_effects import check_calls, check_feeds_match, check_run
-from gradscope.patching.edit.size_guards import known_sizes
-from gradscope.patching.edit.source import FunctionSource, Known, Refusal, Replacement, SourceFile, edited, moved_by
+from gradscope.patching.edit.size_guards import guards_of_sizes
+from gradscope.patching.edit.source import FunctionSource, Guard, Refusal, Replacement, SourceFile, edited, moved_by
 from gradscope.patching.edit.syntax import (
     is_name,
     names_in,
@@ -103,11 +103,11 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     check_feeds_match(match, calls, dead.parts)
     conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls, None if pair is None else pair.name)]
     others = check_calls(match, calls, [each for each in dead.parts if each not in dead.unchanging], call.spelled)
-    known = [*others, *relied_on(match, recording, calls, recipes.name), *known_sizes(match, calls)]
-    known += [each for each in dead.unchanging.values() if each.text]
-    _check_known(known, dead, calls)
+    guards = [*others, *guards_of(match, recording, calls, recipes.name), *guards_of_sizes(match, calls)]
+    guards += [each for each in dead.unchanging.values() if each.test]
+    _check_guards(guards, dead, calls)
     second = second_of(match, recording, calls, conditional=bool(conditions))
-    rewrite = Rewrite(match, calls, call, dead, tuple(conditions), tuple(known), second, pair)
+    rewrite = Rewrite(match, calls, call, dead, tuple(conditions), tuple(guards), second, pair)
     made = replacements(rewrite)
     if rewrite.guarded:
         made = [with_fallback(rewrite, made)]
@@ -128,13 +128,13 @@ def _check_result(match: Match, calls: CallSites) -> None:
             raise Refusal(f"line {calls.stays.lineno}: the same call also runs {node.op}")
 
 
-def _check_known(known: list[Known], dead: DeadCode, calls: CallSites) -> None:
+def _check_guards(guards: list[Guard], dead: DeadCode, calls: CallSites) -> None:
     """Raise Refusal where something that the match relied on cannot be asked before the first removed statement."""
-    for each in known:
+    for each in guards:
         if not reads_only(each.expression):
             text = calls.source.file.of(each.expression)
             raise Refusal(f"line {each.expression.lineno}: {text} may be another number next time")
-    for each in known:
+    for each in guards:
         if within(calls.source.definition, each.expression):
             check_asked_first(each.expression, dead, calls)
 
@@ -148,7 +148,7 @@ class Rewrite:
 
     Attributes:
         conditions: the conditions that the match ran under, and the new code is for.
-        known: what the match relied on besides, as tests.
+        guards: what the match relied on besides, as tests.
         second: the later call whose result the new call gives too.
         pair: the names of both tensors, where the new call gives one on the way to the result as well.
     """
@@ -158,14 +158,14 @@ class Rewrite:
     call: NewCall
     dead: DeadCode
     conditions: tuple[Condition, ...]
-    known: tuple[Known, ...]
+    guards: tuple[Guard, ...]
     second: Second | None
     pair: Pair | None
 
     @property
     def guarded(self) -> bool:
         """Return whether the old statements stay, for what the new ones are not for."""
-        return bool(self.conditions or self.known)
+        return bool(self.conditions or self.guards)
 
     @property
     def file(self) -> SourceFile:
@@ -184,7 +184,7 @@ def replacements(rewrite: Rewrite) -> list[Replacement]:
     }
     found = [_removal(statement, asked, rewrite) for statement in dead.gone]
     found += [part for statement, parts in asked.items() if statement not in dead.kept for part in parts]
-    found += [_result(rewrite)] if rewrite.pair is None else _both(rewrite, rewrite.pair)
+    found += [_result(rewrite)] if rewrite.pair is None else _result_and_beside(rewrite, rewrite.pair)
     if rewrite.second is not None:
         name, target = rewrite.second.name, rewrite.second.target
         found += [_replaced(target, f"{name}, {target.id}", file), _replaced(rewrite.second.expression, name, file)]
@@ -213,7 +213,7 @@ def _result(rewrite: Rewrite) -> Replacement:
     return Replacement(start, end, text)
 
 
-def _both(rewrite: Rewrite, pair: Pair) -> list[Replacement]:
+def _result_and_beside(rewrite: Rewrite, pair: Pair) -> list[Replacement]:
     """Return the new call that gives two tensors, as the assignment to both names that it needs."""
     file, stays, own = rewrite.file, rewrite.calls.stays, rewrite.calls.statement
     if rewrite.call.hoisted.get(own):
@@ -386,9 +386,9 @@ def with_fallback(rewrite: Rewrite, made: list[Replacement]) -> Replacement:
     new = edited(file.text[start:end], moved_by(start, made))
     conditions = rewrite.conditions
     tests = dict.fromkeys(spelled_condition(file.of(test), test, outcome) for test, outcome in conditions)
-    decided = _decided(file, conditions, start, end) if len(tests) == 1 and not rewrite.known else None
+    decided = _decided(file, conditions, start, end) if len(tests) == 1 and not rewrite.guards else None
     old = edited(file.text[start:end], moved_by(start, decided.replacements) if decided else [])
-    tests |= dict.fromkeys(each.text for each in rewrite.known)
+    tests |= dict.fromkeys(each.test for each in rewrite.guards)
     indent, step = file.indent(statement), file.step(statement)
     sides = [(" and ".join(tests), new), ("", old)]
     if decided and decided.first:

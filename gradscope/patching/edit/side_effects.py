@@ -11,9 +11,9 @@ from torch import nn
 
 from gradscope.patching.edit.bindings import is_given
 from gradscope.patching.edit.call_sites import CallSites
-from gradscope.patching.edit.callees import stays_identity
+from gradscope.patching.edit.callees import identity_guard
 from gradscope.patching.edit.expressions import is_asked_for_form, number_of
-from gradscope.patching.edit.source import FunctionSource, Known, Refusal, SourceFile
+from gradscope.patching.edit.source import FunctionSource, Guard, Refusal, SourceFile
 from gradscope.patching.edit.syntax import (
     INLINE,
     PURE,
@@ -49,17 +49,17 @@ def check_run(match: Match, recording: Recording, frame: Frame, source: Function
 
 def _check_escapes(match: Match) -> None:
     """Raise Refusal where a call outside of ``match`` reads a tensor that it makes on the way, or that is kept."""
-    known = {value.content for node in match.nodes for value in node.inputs if value.producer not in match.nodes}
-    known.add(match.output.content)
+    stays = {value.content for node in match.nodes for value in node.inputs if value.producer not in match.nodes}
+    stays.add(match.output.content)
     if match.given is not None:
-        known.add(match.given.value.content)
+        stays.add(match.given.value.content)
     for value in match.inner:
         others = [user for user in value.users if user not in match.nodes and not is_asked_for_form(user, value)]
         if others and others[0].op in LIKE:
             raise Refusal(f"{others[0].op} asks for the form of what {_maker(value.producer)} makes, which goes")
         if others and not _is_no_cast(value):
             raise Refusal(f"the result of {_maker(value.producer)} is also read by {others[0].op}")
-        if value.alive and value.content not in known:
+        if value.alive and value.content not in stays:
             raise Refusal(f"the result of {_maker(value.producer)} is kept after the run: it is returned or stored")
 
 
@@ -81,7 +81,7 @@ def _check_changes(match: Match, nodes: list[Node]) -> None:
 def _check_helpers(match: Match, frame: Frame, files: dict[str, SourceFile]) -> None:
     """Raise Refusal where a function called for ``match`` has a branch, hooks, or a decorator that replaces it.
 
-    Of the two things that one choice leaves, the new code is for that which was done: see ``side_taken``.
+    Of the two things that one choice leaves, the new code is for that which was done: see ``choice_guard``.
     """
     checked = set()
     for node in match.nodes:
@@ -111,9 +111,9 @@ def _check_identities(calls: CallSites) -> None:
     """Raise Refusal where a helper calls an ``nn.Identity`` that may be another module next time."""
     for part in walked(calls.source.definition):
         if isinstance(part, ast.Call) and is_identity(calls.called_module(part)):
-            known = stays_identity(part, calls)
-            if known is not None:
-                text = calls.source.file.of(known.expression)
+            guard = identity_guard(part, calls)
+            if guard is not None:
+                text = calls.source.file.of(guard.expression)
                 raise Refusal(f"line {part.lineno}: {text} may hold other modules next time")
 
 
@@ -162,7 +162,7 @@ def _reader_that_stays(node: Node, match: Match, calls: CallSites, parts: list[a
     return None
 
 
-def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> list[Known]:
+def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> list[Guard]:
     """Return the conditions under which no removed statement calls anything with an effect, besides the match.
 
     Args:
@@ -171,7 +171,7 @@ def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: 
     Raises:
         Refusal: one calls what may have an effect.
     """
-    found: list[Known | None] = []
+    found: list[Guard | None] = []
     made = set(map(calls.expression, match.nodes)) | calls.recorded
     for statement in [*parts, calls.stays]:
         for part in walked(statement):
@@ -180,7 +180,7 @@ def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: 
             if called_name(part) in {"map", "zip"} and _maps(part, match):
                 continue
             if is_identity(calls.called_module(part)):
-                found.append(stays_identity(part, calls))
+                found.append(identity_guard(part, calls))
                 continue
             if ast.unparse(part) == "super()":
                 continue
@@ -261,7 +261,7 @@ def _given_by(statement: ast.stmt, result: ast.expr) -> ast.expr | None:
     return statement.value if [result.id] == [getattr(each, "id", None) for each in statement.targets] else None
 
 
-def side_taken(inner: Place, source: FunctionSource, call: ast.AST | None, calls: CallSites) -> Known | None:
+def choice_guard(inner: Place, source: FunctionSource, call: ast.AST | None, calls: CallSites) -> Guard | None:
     """Return the condition under which a helper made a recorded call; None where it has no choice, or none is known.
 
     Args:
@@ -275,10 +275,10 @@ def side_taken(inner: Place, source: FunctionSource, call: ast.AST | None, calls
     if getattr(_function(call, calls), "__code__", None) is not inner.frame.code:  # a method has one argument more
         return None
     sides = [within(side, made) for side in (choice.yes, choice.no)]
-    return _asked(choice, source.definition, call, calls, outcome=sides[0]) if sum(sides) == 1 else None
+    return _test_of_argument(choice, source.definition, call, calls, outcome=sides[0]) if sum(sides) == 1 else None
 
 
-def returned_as_it_was(statement: ast.stmt, calls: CallSites) -> Known | None:
+def unchanged_guard(statement: ast.stmt, calls: CallSites) -> Guard | None:
     """Return the condition under which ``x = maybe_add(x, mask)`` leaves ``x`` as it is; None of any other statement.
 
     What the helper does otherwise would have been recorded.
@@ -296,7 +296,7 @@ def returned_as_it_was(statement: ast.stmt, calls: CallSites) -> Known | None:
     same = [isinstance(side, ast.Name) and is_name(given.get(side.id, side), target.id) for side in _sides(choice)]
     if sum(same) != 1 or not calls_something(ast.Return(_sides(choice)[int(same[0])])):
         return None
-    return _asked(choice, source.definition, call, calls, outcome=same[0])
+    return _test_of_argument(choice, source.definition, call, calls, outcome=same[0])
 
 
 def _function(call: ast.AST, calls: CallSites) -> FunctionType | None:
@@ -333,18 +333,20 @@ def _sides(choice: HelperChoice) -> tuple[ast.expr, ast.expr]:
     return choice.yes, choice.no
 
 
-def _asked(choice: HelperChoice, helper: ast.AST, call: ast.Call, calls: CallSites, *, outcome: bool) -> Known | None:
+def _test_of_argument(
+    choice: HelperChoice, helper: ast.AST, call: ast.Call, calls: CallSites, *, outcome: bool
+) -> Guard | None:
     """Return the test of ``choice``, asked of the argument that it reads, before the helper is called."""
     (name,) = names_in(choice.test)
     given = (arguments_of(helper, call) or {}).get(name)
     if given is None or not reads_only(given) or not isinstance(given, (ast.Name, ast.Attribute, ast.Constant)):
         return None
     if is_fixed(given):
-        return Known(given, "")
+        return Guard(given, "")
     text = calls.source.file.of(given)
     test = ast.parse(ast.unparse(_Renamed(name, text).visit(ast.parse(ast.unparse(choice.test), mode="eval")))).body[0]
     assert isinstance(test, ast.Expr)
-    return Known(given, spelled_condition(ast.unparse(test.value), test.value, outcome))
+    return Guard(given, spelled_condition(ast.unparse(test.value), test.value, outcome))
 
 
 class _Renamed(ast.NodeTransformer):

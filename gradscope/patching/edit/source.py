@@ -32,7 +32,7 @@ class SourceFile:
     newline: str = "\n"  # the file's own
     functions: dict[CodeType, FunctionSource] = field(default_factory=dict)  # those that were asked for
     compiled: dict[tuple[ast.AST, bytes, frozenset[str]], CodeType] = field(default_factory=dict)  # from edited text
-    others: list[list[str] | None] = field(default_factory=list)  # what program.py found, where that was asked
+    others: list[list[str] | None] = field(default_factory=list)  # what imports.py found, where that was asked
 
     @classmethod
     def read(cls, name: str) -> SourceFile:
@@ -63,7 +63,7 @@ class SourceFile:
 
     @cached_property
     def codes(self) -> list[CodeType]:
-        """Every code object of a fresh compilation."""
+        """Return every code object of a fresh compilation."""
         return list(_nested(compile(self.tree, self.name, "exec", dont_inherit=True)))
 
     @cached_property
@@ -100,11 +100,11 @@ class SourceFile:
         return found
 
     def start(self, node: ast.AST) -> int:
-        """Offset of a node's first byte."""
+        """Return the offset of a node's first byte."""
         return self.line_starts[_int(node, "lineno")] + _int(node, "col_offset")
 
     def end(self, node: ast.AST) -> int:
-        """Offset behind a node's last byte."""
+        """Return the offset behind a node's last byte."""
         return self.line_starts[_int(node, "end_lineno")] + _int(node, "end_col_offset")
 
     def indent(self, statement: ast.stmt) -> str:
@@ -203,13 +203,13 @@ class FunctionSource:
         return found
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement around a node."""
+        """Return the innermost statement around a node."""
         while not isinstance(node, ast.stmt):
             node = self.file.parents[node]
         return node
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The list of statements that ``statement`` is one of."""
+        """Return the list of statements that ``statement`` is one of."""
         parent = self.file.parents[statement]
         for _, value in ast.iter_fields(parent):
             if isinstance(value, list) and statement in value:
@@ -217,7 +217,7 @@ class FunctionSource:
         raise AssertionError(f"{ast.dump(statement)} has no block")
 
     def names(self, name: str) -> list[ast.Name]:
-        """Every occurrence of a local name."""
+        """Return every occurrence of a local name."""
         return self._names.get(name, [])
 
     @cached_property
@@ -392,7 +392,7 @@ class Style:
         return cls(_width(tokens), _quote(tokens), _equals(text, tree))
 
     def of_text(self, text: str) -> str:
-        """A piece of code that was written with ``"`` and ``=``."""
+        """Return a piece of code that was written with ``"`` and ``=`` in the file's style."""
         if self.equals != "=":
             text = re.sub(r"\b(\w+)=(?!=)", rf"\1{self.equals}", text)
         return text.replace('"', self.quote)
@@ -465,8 +465,8 @@ def moved_by(start: int, replacements: Iterable[Replacement]) -> list[Replacemen
 
 
 @dataclass(frozen=True)
-class Known:
+class Guard:
     """What an expression was in the recorded run, and must be for the new code."""
 
     expression: ast.expr
-    text: str  # the test
+    test: str  # source of the condition

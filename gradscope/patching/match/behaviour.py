@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.patching.match.graph import CASTS, COPIES, cast_source, constant, uncast
+from gradscope.patching.match.graph import CASTS, COPIES, cast_source, constant, filled, uncast
 from gradscope.recording.graph import Node, Value
 
 # How far results and gradients may be from the recipe's, relatively to the largest: what a constant written with seven
@@ -220,24 +220,15 @@ def _run(node: Node, operand: Callable[[Value], Tensor], *, apart: bool = False)
     if node.op in CASTS:
         return iter([(node.output, operand(node.inputs[0]))])
 
-    args, kwargs = _filled(node.args, operand), _filled(node.kwargs, operand)
+    args, kwargs = filled(node.args, operand, _in_float64), filled(node.kwargs, operand, _in_float64)
     if apart and node.changed:
         args = (args[0].clone(), *args[1:])
     result = node.function(*args, **kwargs)
     return zip(node.outputs, [result] if isinstance(result, Tensor) else list(result), strict=True)
 
 
-# Not inside of the function above: one that calls itself is freed with all that it holds by the collector alone.
-def _filled(argument: Any, operand: Callable[[Value], Tensor]) -> Any:
-    if isinstance(argument, Value):
-        return operand(argument)
-    if isinstance(argument, torch.dtype):
-        return torch.float64 if argument.is_floating_point else argument
-    if isinstance(argument, (tuple, list)):
-        return type(argument)(_filled(each, operand) for each in argument)
-    if isinstance(argument, dict):
-        return {name: _filled(each, operand) for name, each in argument.items()}
-    return argument
+def _in_float64(argument: Any) -> Any:
+    return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
 
 
 def _number(value: Value) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -206,7 +206,7 @@ def _can_run_again(node: Node) -> bool:
 def _run_again(node: Node, made: Mapping[Value, Tensor]) -> Tensor | None:
     try:
         with torch.no_grad():
-            args, kwargs = _filled(node.args, made), _filled(node.kwargs, made)
+            args, kwargs = filled(node.args, made.__getitem__), filled(node.kwargs, made.__getitem__)
             if node.changed:
                 args = (args[0].clone(), *args[1:])
             result = node.function(*args, **kwargs)
@@ -224,16 +224,15 @@ def _unchanged(tensor: Tensor, value: Value) -> bool:
     return tensor.is_inference() or tensor._version == value.content[1]
 
 
-def _filled(arguments: Any, made: Mapping[Value, Tensor]) -> Any:
-    if isinstance(arguments, Value):
-        return made[arguments]
-    if isinstance(arguments, tuple):
-        return tuple(_filled(each, made) for each in arguments)
-    if isinstance(arguments, list):
-        return [_filled(each, made) for each in arguments]
-    if isinstance(arguments, dict):
-        return {name: _filled(each, made) for name, each in arguments.items()}
-    return arguments
+def filled(argument: Any, tensor_of: Callable[[Value], Tensor], other: Callable[[Any], Any] | None = None) -> Any:
+    """Return a recorded argument with a tensor in the place of each value; ``other`` changes what is neither."""
+    if isinstance(argument, Value):
+        return tensor_of(argument)
+    if isinstance(argument, (tuple, list)):
+        return type(argument)(filled(each, tensor_of, other) for each in argument)
+    if isinstance(argument, dict):
+        return {name: filled(each, tensor_of, other) for name, each in argument.items()}
+    return argument if other is None else other(argument)
 
 
 # Calls that only show a tensor in another form, done again on another tensor.
@@ -270,7 +269,7 @@ def replayed(value: Value, root: Value, given: Tensor) -> Tensor | None:
 def _again(node: Node, value: Value, below: Tensor) -> Tensor | None:
     """The output ``value`` of a view of ``below``."""
     try:
-        made = node.function(*_with(node.args, below), **_with(node.kwargs, below))
+        made = node.function(*filled(node.args, lambda _: below), **filled(node.kwargs, lambda _: below))
     except (RuntimeError, TypeError, ValueError, IndexError):
         return None
     found = [made] if isinstance(made, Tensor) else list(made)
@@ -291,13 +290,3 @@ def _called(tensor: Tensor, expression: ast.expr) -> Tensor | None:
     below = _called(tensor, expression.func.value)
     made = below if below is None else getattr(below, expression.func.attr)(*map(ast.literal_eval, expression.args))
     return made if isinstance(made, Tensor) else None
-
-
-def _with(arguments: Any, tensor: Tensor) -> Any:
-    if isinstance(arguments, Value):
-        return tensor
-    if isinstance(arguments, (tuple, list)):
-        return type(arguments)(_with(each, tensor) for each in arguments)
-    if isinstance(arguments, dict):
-        return {name: _with(each, tensor) for name, each in arguments.items()}
-    return arguments

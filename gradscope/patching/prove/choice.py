@@ -102,7 +102,7 @@ def measured(
     settled: bool = False,
     seconds: float = SECONDS,
 ) -> tuple[list[Times], list[int]]:
-    """Times and peaks in bytes of each way.
+    """Measure the times and peaks in bytes of each way.
 
     Args:
         ways: all but the first are measured beside others in each round, there and back.
@@ -168,14 +168,14 @@ def _sign_test(before: Sequence[int], after: Sequence[int]) -> Told:
 
 
 def _sides(before: Sequence[int], after: Sequence[int]) -> tuple[float, float]:
-    """The chance of as many rounds in which ``after`` took less, and of as many in which it took more."""
+    """Return the chance of as many rounds in which ``after`` took less, and of as many in which it took more."""
     apart = [new - old for old, new in zip(before, after, strict=True)]
     less, more = sum(each < 0 for each in apart), sum(each > 0 for each in apart)
     return _chance(less, len(apart)), _chance(more, len(apart))
 
 
 def _chance(successes: int, rounds: int) -> float:
-    """Of at least as many heads of a fair coin."""
+    """Return the chance of at least as many heads of a fair coin."""
     return sum(math.comb(rounds, heads) for heads in range(successes, rounds + 1)) / 2**rounds
 
 
@@ -319,7 +319,7 @@ class _Chain:
         return self.gain.time is Told.LESS
 
     def reasons(self, shown: set[Group]) -> dict[Group, str]:
-        """Of the groups that are worse than none, or no better; ``shown`` are known to make the step faster."""
+        """Return why groups are worse than none, or no better; ``shown`` are known to make the step faster."""
         found = {group: SLOWER for group, change in self.change.items() if change is Told.MORE}
         idle = [
             group
@@ -335,7 +335,7 @@ class _Chain:
         return found
 
     def _needless(self, idle: Sequence[Group]) -> list[Group]:
-        """Those without which the step needs no more memory: what saves some may show it behind others only."""
+        """Return the groups without which the step needs no more memory: some save only behind others."""
         if not idle:
             return []
         without = [self._way([group for group in self._groups if group != each]) for each in idle]
@@ -343,7 +343,7 @@ class _Chain:
         return [group for group, peak in zip(idle, peaks, strict=True) if not self._much(peak - self._peaks[-1])]
 
     def weakest(self) -> dict[Group, str]:
-        """The group that saves the least time."""
+        """Return the group that saves the least time."""
         return {min(self._groups, key=lambda group: self.saved[group].ns): NOT_TOGETHER}
 
     def _much(self, more: int) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope import recipes
-from gradscope.patching.match.graph import is_view, remade
+from gradscope.patching.match.graph import filled, is_view, remade
 from gradscope.patching.match.match import (
     Argument,
     Called,
@@ -74,15 +74,15 @@ class Replay:
         self._check()
 
     def original(self) -> None:
-        """Forward and backward of the match's calls."""
+        """Run forward and backward of the match's calls."""
         self._backward(self._replayed())
 
     def recipe(self) -> None:
-        """Forward and backward of the recipe."""
+        """Run forward and backward of the recipe."""
         self._backward(self._called())
 
     def times_ns(self, rounds: int, cache: Tensor) -> tuple[int, int]:
-        """Median of the original and median of the recipe, forward and backward, in turns.
+        """Return the median times of the original and of the recipe, forward and backward, in turns.
 
         Args:
             cache: read before each forward and each backward.
@@ -96,7 +96,7 @@ class Replay:
         return round(statistics.median(times[0])), round(statistics.median(times[1]))
 
     def _check(self) -> None:
-        """The two make what was recorded."""
+        """Raise where the two do not make what was recorded."""
         for outputs in (self._replayed(), self._called()):
             for made, output in zip(outputs, self.outputs, strict=True):
                 if tuple(made.shape) != output.shape or made.dtype != output.dtype:
@@ -116,7 +116,7 @@ class Replay:
 
     def _run(self, nodes: list[Node], held: dict[Value, Tensor]) -> dict[Value, Tensor]:
         for node in nodes:
-            args, kwargs = _filled(node.args, held), _filled(node.kwargs, held)
+            args, kwargs = filled(node.args, held.__getitem__), filled(node.kwargs, held.__getitem__)
             with torch.set_grad_enabled(node.grad):
                 result = node.function(*args, **kwargs)
             made = [args[0]] if node.op == "setitem" else _tensors(result)
@@ -144,14 +144,14 @@ class Replay:
         return [held[output] for output in self.outputs]
 
     def _argument(self, argument: Argument) -> list[Any]:
-        """Its value; more than one where it stands for the arguments of a call."""
+        """Return an argument's value; several where it stands for the arguments of a call."""
         names: dict[str, Any] = {name: getattr(recipes, name) for name in (self.match.function, *self.match.helpers)}
         text = "".join(self._text(piece, names) for piece in argument.pieces)
         values: list[Any] = eval(f"[{text}]", names)  # noqa: S307 (a matcher's own text)
         return values
 
     def _text(self, piece: Piece, names: dict[str, Any]) -> str:
-        """The piece's text, with a name of its own for each value, which goes into ``names``."""
+        """Return the piece's text, with a name of its own for each value, which goes into ``names``."""
         if isinstance(piece, (str, Size)):
             return piece if isinstance(piece, str) else str(piece.number)
         if isinstance(piece, FromSizes):
@@ -167,7 +167,7 @@ class Replay:
             return name
         if isinstance(piece, Given):
             wanted = piece.node.args[piece.skipped : piece.skipped + piece.positional]
-            names[name] = _filled(wanted, self.held)
+            names[name] = filled(wanted, self.held.__getitem__)
             return f"*{name}"
         if isinstance(piece, Setting):
             # As it was in the step, where that is recorded: a model may be in evaluation since.
@@ -188,7 +188,7 @@ class Replay:
 
 
 def _values(piece: Piece) -> list[Value]:
-    """The tensors that a piece is the text of."""
+    """Return the tensors that a piece is the text of."""
     if isinstance(piece, Of):
         return [piece.value]
     return _values(piece.scalar) if isinstance(piece, Setting) else []
@@ -203,7 +203,7 @@ def _number(scalar: Scalar) -> Any:
 
 
 def _operand(value: Value) -> Tensor:
-    """A tensor like the recorded one, a leaf; the same where its content matters: a mask's, a number's."""
+    """Make a leaf like the recorded tensor; the tensor itself where its content matters: a mask's, a number's."""
     tensor = remade(value) if not value.requires_grad or value.alive else None
     if tensor is None:
         tensor = torch.empty(value.shape, dtype=value.dtype, device=value.device)
@@ -213,17 +213,6 @@ def _operand(value: Value) -> Tensor:
     return tensor.detach().requires_grad_(value.requires_grad)
 
 
-def _filled(argument: Any, held: dict[Value, Tensor]) -> Any:
-    """A recorded argument with tensors in the places of values."""
-    if isinstance(argument, Value):
-        return held[argument]
-    if isinstance(argument, (tuple, list)):
-        return type(argument)(_filled(part, held) for part in argument)
-    if isinstance(argument, dict):
-        return {name: _filled(part, held) for name, part in argument.items()}
-    return argument
-
-
 def _tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
@@ -231,7 +220,7 @@ def _tensors(result: Any) -> list[Tensor]:
 
 
 def _readers(value: Value) -> list[Node]:
-    """The calls from ``value`` to the losses that read it, in their order."""
+    """Return the calls from ``value`` to the losses that read it, in their order."""
     found: set[Node] = set()
     waiting = [value]
     while waiting:
@@ -254,7 +243,7 @@ def _timed(run: Callable[[], Any], cache: Tensor) -> tuple[int, Any]:
 
 
 def _views_of(match: Match) -> list[Node]:
-    """The views that the output is handed on by, one after the other, as long as it has one reader."""
+    """Return the views that the output is handed on by, one after the other, as long as it has one reader."""
     found: list[Node] = []
     value = match.output
     while match.also is None and len(value.users) == 1 and is_view(value.users[0]) and len(value.users[0].outputs) == 1:
@@ -264,7 +253,7 @@ def _views_of(match: Match) -> list[Node]:
 
 
 def _views_before(values: Iterable[Value]) -> list[Node]:
-    """The views that made these values, in their order."""
+    """Return the views that made these values, in their order."""
     found: set[Node] = set()
     for value in values:
         while value.requires_grad and value.producer is not None and is_view(value.producer):
@@ -274,7 +263,7 @@ def _views_before(values: Iterable[Value]) -> list[Node]:
 
 
 def ordered(match: Match) -> list[Node]:
-    """The calls of a match, with those that may go too."""
+    """Return the calls of a match, with those that may go too, in the order of the run."""
     return sorted(match.nodes | match.optional, key=lambda node: node.index)
 
 
@@ -291,7 +280,7 @@ class Saving:
 
 
 def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int = CACHE_BYTES) -> dict[Site, Saving]:
-    """The expected saving of each site, also of one that is refused; the same work on the same shapes is run once.
+    """Predict the saving of each site, also of one that is refused; the same work on the same shapes is run once.
 
     Args:
         rounds: of each way, in turns. Of one, memory is not measured.
@@ -314,7 +303,7 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
 
 
 def _work(match: Match) -> object:
-    """Equal for the same calls on the same shapes."""
+    """Return a key that is equal for the same calls on the same shapes."""
     calls = tuple(
         (node.op, repr(node.kwargs.keys()), tuple((value.shape, value.dtype) for value in node.inputs))
         for node in ordered(match)
@@ -323,7 +312,7 @@ def _work(match: Match) -> object:
 
 
 def measured(match: Match, rounds: int, elsewhere: int) -> Saving:
-    """Of one call of the match; by the bytes that it keeps where it cannot be run alone."""
+    """Measure the saving of one call of the match; by the bytes that it keeps where it cannot be run alone."""
     try:
         with torch.random.fork_rng(_devices()), torch.enable_grad():
             replay, device = Replay(match), match.output.device
@@ -338,7 +327,7 @@ def measured(match: Match, rounds: int, elsewhere: int) -> Saving:
 
 
 def kept_bytes(match: Match) -> int:
-    """Memory of the tensors that would no longer be made and that backward may need, each storage once."""
+    """Return the bytes of tensors that would no longer be made and that backward may need, each storage once."""
     sizes: dict[int, int] = {}
     made = {value for node in match.nodes for value in node.outputs}
     outside = {value.storage for node in match.nodes for value in node.inputs if value not in made}

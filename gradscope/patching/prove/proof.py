@@ -25,7 +25,7 @@ from gradscope.patching.prove.unit import GRADIENT, Outcome, Unit
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap
 
-# Return whether what a replacement computes is as good as what the original computed.
+# How far what a replacement computes may be from the truth, beside what the original computes.
 
 
 # A replacement may be off by twice what the original is off: both round, in another order.
@@ -67,13 +67,13 @@ class Errors:
         return all(each.within for each in self.distances)
 
     def largest(self, *, original: bool = False) -> float:
-        """The largest distance of a gradient; where there is none, of an output."""
+        """Return the largest distance of a gradient; where there is none, of an output."""
         gradients = [each for each in self.distances if each.name.startswith(GRADIENT)]
         return max((each.original if original else each.new for each in gradients or self.distances), default=0.0)
 
 
 def compare(new: Outcome, original: Outcome, truth: Outcome) -> Errors:
-    """The distances of ``new`` and ``original`` from ``truth``.
+    """Return the distances of ``new`` and ``original`` from ``truth``.
 
     Raises:
         ValueError: an output or gradient is missing on one side, or has another shape or dtype.
@@ -97,7 +97,7 @@ def compare(new: Outcome, original: Outcome, truth: Outcome) -> Errors:
 
 
 def _of(name: str, new: Tensor, original: Tensor, truth: Tensor, size: float) -> Distance:
-    """One tensor's; of one that is nearly 0 beside its like, relative to these.
+    """Return one tensor's error; of one that is nearly 0 beside its like, relative to these.
 
     A bias that a softmax takes no notice of has the gradient 0: what a float32 run gives for it is rounding alone.
     """
@@ -112,7 +112,7 @@ def _of(name: str, new: Tensor, original: Tensor, truth: Tensor, size: float) ->
 
 
 def _distance(value: Tensor, truth: Tensor, scale: float) -> float:
-    """In the Euclidean norm. What is not finite in both does not count."""
+    """Return the Euclidean distance. What is not finite in both does not count."""
     value, truth = value.double(), truth.double()
     finite = torch.isfinite(truth) & torch.isfinite(value)
     apart = float((value[finite] - truth[finite]).norm())
@@ -139,7 +139,7 @@ class NoProof(str):
 
 
 def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Errors | str]:
-    """For each site of ``swap`` the errors of its module's run with it, or why it cannot stand.
+    """Return for each site of ``swap`` the errors of its module's run with it, or why it cannot stand.
 
     The sites are put in together; where that fails, each alone. A :class:`NoProof` says nothing against the recipe.
     """
@@ -161,14 +161,14 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
 
 
 def _why_not_again(error: Exception) -> str:
-    """Why the module's own code did not run for the proof, which asks for gradients of chosen tensors."""
+    """Return why the module's own code did not run for the proof, which asks for gradients of chosen tensors."""
     if isinstance(error, RuntimeError) and "use_reentrant=True" in str(error):
         return "it calls a checkpoint with use_reentrant=True, through which the proof gets no gradients"
     return f"it could not be run again for the proof: {first_line(error)}"
 
 
 def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dict[str, SourceFile]) -> Errors | str:
-    """The errors with the rewritten code, or what is wrong."""
+    """Return the errors with the rewritten code, or what is wrong."""
     try:
         with _on(swap):
             with _recipes(swap, _without_dropout):
@@ -190,7 +190,7 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dic
 
 
 def _apart(site: Site, swap: Swap, files: dict[str, SourceFile]) -> Swap:
-    """A swap in which a fault of the recipe is one of ``site``: alone where another site of ``swap`` calls it too."""
+    """Return a swap where a fault of the recipe is one of ``site``: alone where another of its sites calls it too."""
     if [each.function for each in swap.sites].count(site.function) == 1:
         return swap
     try:
@@ -217,13 +217,13 @@ def _on(swap: Swap) -> Iterator[None]:
 
 
 def dropout_off(swap: Swap) -> AbstractContextManager[None]:
-    """The recipes that the rewritten code calls drop nothing, for the length of the block."""
+    """Let the recipes that the rewritten code calls drop nothing, for the length of the block."""
     return _recipes(swap, _without_dropout)
 
 
 @contextmanager
 def _recipes(swap: Swap, change: Callable[[Any], Any], functions: Iterable[Any] | None = None) -> Iterator[None]:
-    """The recipes that the rewritten code calls, changed for the length of the block."""
+    """Replace the recipes that the rewritten code calls by changed ones, for the length of the block."""
     wanted = None if functions is None else {_base(each) for each in functions}
     kept: list[tuple[CellType, Any]] = []
     try:
@@ -239,7 +239,7 @@ def _recipes(swap: Swap, change: Callable[[Any], Any], functions: Iterable[Any] 
 
 
 def _cells(functions: Iterable[FunctionType]) -> Iterator[CellType]:
-    """The cells of rewritten functions, and of those that they call, that hold a recipe."""
+    """Yield the cells of rewritten functions, and of those that they call, that hold a recipe."""
     known = {_base(getattr(recipes, name)) for name in recipes.__all__}
     for function in functions:
         for cell in function.__closure__ or ():
@@ -264,7 +264,7 @@ def _base_function(function: FunctionType) -> FunctionType:
 
 
 def _without_dropout(recipe: Any) -> Any:
-    """The recipe with dropout off."""
+    """Return the recipe with dropout off."""
     if "dropout_p" not in inspect.signature(recipe).parameters:
         return recipe
 
@@ -278,7 +278,7 @@ def _without_dropout(recipe: Any) -> Any:
 
 
 def _planted(recipe: Any) -> Any:
-    """The recipe with a fault in its result."""
+    """Return the recipe with a fault in its result."""
 
     @functools.wraps(recipe)
     def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -300,5 +300,5 @@ def _faulty(result: Tensor) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
+    """Return the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -47,7 +47,7 @@ class Unit:
         return self.outcome(), self.outcome(double=True)
 
     def outcome(self, *, double: bool = False, gradients: bool = True) -> Outcome:
-        """Outputs, and gradients of parameters and inputs for a random upstream gradient; without dropout.
+        """Run forward and backward from a random upstream gradient, without dropout: outputs and gradients.
 
         Args:
             double: in float64 throughout, see :class:`InDouble`.
@@ -89,7 +89,7 @@ class Unit:
         return found
 
     def step(self) -> None:
-        """Forward and backward as in training, dropout included; gradients are dropped."""
+        """Run forward and backward as in training, dropout included; gradients are dropped."""
         args, kwargs = _fresh((self.args, self.kwargs), copies=False)
         leaves = [tensor for _, tensor in _named_tensors("", (args, kwargs)) if tensor.requires_grad]
         leaves += [tensor for tensor in parameters_of(self.module) if tensor.requires_grad]
@@ -106,7 +106,7 @@ class Unit:
 
 
 def captured(modules: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, Unit]:
-    """What each of ``modules`` is first given while ``run`` is called."""
+    """Return what each of ``modules`` is first given while ``run`` is called."""
     found: dict[str, Unit] = {}
 
     def hook(path: str) -> Callable[..., None]:
@@ -138,7 +138,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _upstream(output: Tensor, index: int, seed: int) -> Tensor:
-    """A gradient that is the same whatever the output's precision: drawn in float32 on the CPU.
+    """Draw a gradient that is the same whatever the output's precision: in float32 on the CPU.
 
     Of a scalar it is 1, as ``backward()`` of a loss has it.
     """
@@ -150,7 +150,7 @@ def _upstream(output: Tensor, index: int, seed: int) -> Tensor:
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in tuples, lists, dicts and objects with attributes of their own, by a name for its place."""
+    """Yield every tensor in tuples, lists, dicts and objects with attributes, by a name for its place."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, dict):
@@ -162,7 +162,7 @@ def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _fresh(value: Any, *, copies: bool = True) -> Any:
-    """``value`` with its tensors as leaves of their own; each tensor once, however often it stands there."""
+    """Copy ``value`` with its tensors as leaves of their own; each tensor once, however often it stands there."""
     made: dict[int, Tensor] = {}
 
     def one(each: Any) -> Any:
@@ -190,7 +190,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy with tensors of its own; the object itself where it cannot be copied."""
+    """Return a copy with tensors of its own; the object itself where it cannot be copied."""
     memo: dict[int, Any] = {}
     stack, seen = [value], set()
     while stack:
@@ -267,7 +267,7 @@ class InDouble(TorchFunctionMode):
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def double_of(self, leaf: Tensor) -> Tensor:
-        """The copy that stands for ``leaf``, or the leaf itself where it is float64 already."""
+        """Return the copy that stands for ``leaf``, or the leaf itself where it is float64 already."""
         found = self._doubles.get(id(leaf))
         return leaf if found is None else found[1]
 
@@ -283,7 +283,7 @@ class InDouble(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What ``func`` draws in the type that it has without this mode, as float64."""
+        """Return what ``func`` draws in the type that it has without this mode, as float64."""
         if self._default not in _REAL:
             return func(*args, **kwargs)
         args = tuple(self._lowered(each) for each in args)
@@ -333,7 +333,7 @@ class InDouble(TorchFunctionMode):
 
 @contextmanager
 def in_backward(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
-    """The modes are on inside each backward pass too, where checkpointing runs a part of forward again.
+    """Turn the modes on inside each backward pass too, where checkpointing runs a part of forward again.
 
     ``backward`` is itself a torch function, so that they are off there.
     """

@@ -94,7 +94,7 @@ def _chosen(
     device: torch.device,
     say: Callable[[str], object],
 ) -> tuple[Choice, list[Swap]]:
-    """What the step gains by; where only some sites of a module are kept, these are proved once more, together."""
+    """Choose what the step gains by; where some sites of a module are kept, these are proved once more, together."""
     while True:
         try:
             choice = choose(_groups(right, step), lambda groups: step.way(right, groups), device, say)
@@ -115,7 +115,7 @@ def _chosen(
 
 
 def _proved(held: Sequence[Swap], step: _Step, plan: Plan, say: Callable[[str], object]) -> dict[Site, Result]:
-    """The proof of each site: by its module alone where that is possible, else by the whole step."""
+    """Prove each site: by its module alone where that is possible, else by the whole step."""
     wide = [swap for swap in held if any(site.recipe in _OF_THE_STEP for site in swap.sites)]
     units = step.units([swap for swap in held if swap not in wide])
     found: dict[Site, Result] = {}
@@ -141,7 +141,7 @@ def _proved(held: Sequence[Swap], step: _Step, plan: Plan, say: Callable[[str], 
 
 
 def _without_errors(site: Site, reason: str) -> Result:
-    """Of a site that was not found right: put in and wrong, or without a proof."""
+    """Return the result of a site that was not found right: put in and wrong, or without a proof."""
     return Result(site, "refused" if isinstance(reason, NoProof) else "undone", reason)
 
 
@@ -157,7 +157,7 @@ class _Swaps:
         self._made: dict[tuple[int, frozenset[Site]], Swap] = {}
 
     def of(self, sites: set[Site]) -> list[Swap]:
-        """A swap of each module that holds some of ``sites``."""
+        """Return a swap of each module that holds some of ``sites``."""
         return [self._swap(swap, wanted) for swap in self._held if (wanted := sites & set(swap.sites))]
 
     def _swap(self, swap: Swap, wanted: set[Site]) -> Swap:
@@ -170,13 +170,13 @@ class _Swaps:
         return self._made[key]
 
     def take_off(self) -> None:
-        """None of them is in the model."""
+        """Take all of them out of the model."""
         for swap in (*self._held, *self._made.values()):
             swap.take_off()
 
 
 def _groups(right: _Swaps, step: _Step) -> list[Group]:
-    """The sites by the text that changes and the shapes that run it; those that keep most for backward come first."""
+    """Group the sites by the text that changes and the shapes that run it; what keeps most for backward comes first."""
     by_text: dict[object, list[Site]] = {}
     by_shape: dict[object, list[Site]] = {}
     for swap in right.of(right.sites):
@@ -190,7 +190,7 @@ def _groups(right: _Swaps, step: _Step) -> list[Group]:
 
 
 def _judged(choice: Choice, results: dict[Site, Result]) -> dict[Site, Result]:
-    """What the step says of the sites that were measured."""
+    """Return what the step says of the sites that were measured."""
     found: dict[Site, Result] = {}
     for group, saved in choice.saved.items():
         reason = choice.reasons.get(group, "")
@@ -202,7 +202,7 @@ def _judged(choice: Choice, results: dict[Site, Result]) -> dict[Site, Result]:
 
 
 def _part(saved: Saved, place: int, count: int) -> Saved:
-    """Equal parts, which add up: what is over goes to the first."""
+    """Return one of equal parts, which add up: what is over goes to the first."""
     rest = (saved.ns % count, saved.bytes % count) if place == 0 else (0, 0)
     return Saved(saved.ns // count + rest[0], saved.bytes // count + rest[1], saved.time)
 
@@ -223,13 +223,13 @@ class _Step:
         return self._stepper.loss_kind
 
     def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:
-        """What each module with a site is given."""
+        """Return what each module with a site is given."""
         modules = {swap.sites[0].path: swap.module for swap in held}
         found = captured(modules, lambda: self._loss_of(self.batch))
         return {modules[path]: unit for path, unit in found.items()}
 
     def failing(self, held: Sequence[Swap]) -> dict[Site, str]:
-        """Of the sites with which the whole step does not run, why.
+        """Return why the whole step does not run with a site, for those with which it does not.
 
         A caller may do with a result what only the old code's allows, as change it in place.
         """
@@ -257,7 +257,7 @@ class _Step:
         return None
 
     def way(self, right: _Swaps, groups: Sequence[Group]) -> Way:
-        """The step with ``groups`` in."""
+        """Return the step with ``groups`` in."""
         held = right.of({site for group in groups for site in group})
 
         def switch() -> None:
@@ -271,7 +271,7 @@ class _Step:
         return Way(switch, work)
 
     def loss_difference(self, kept: list[Swap]) -> float:
-        """Of the loss without and with ``kept``, in evaluation mode: a share of the loss."""
+        """Return the difference of the loss with ``kept``, in evaluation mode: a share of the loss."""
         with uncompiled(), _evaluating(self.workload.model):
             before = self._loss_of(self.batch).item()
             try:
@@ -295,7 +295,7 @@ class _Step:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation for the length of the block: two runs draw no random numbers that differ."""
+    """Set the model to evaluation for the length of the block: two runs draw no random numbers that differ."""
     modes = [(module, module.training) for module in modules_of(model)]
     model.eval()
     try:

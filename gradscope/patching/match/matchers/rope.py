@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.patching.match.graph import CASTS, VIEWS, cast_source, is_view, remade, replayed
+from gradscope.patching.match.graph import CASTS, VIEWS, cast_source, filled, is_view, remade, replayed
 from gradscope.patching.match.match import Argument, Match, Of, why_idle
 from gradscope.recipes.rope import rope
 from gradscope.recording.graph import Node, Recording, Value
@@ -390,19 +390,10 @@ class _Again:
             return self.tables[key_of(value)]
         if node.op in CASTS:
             return self.of(node.inputs[0])
-        made = node.function(*self._with(node.args), **self._with(node.kwargs))
+        made = node.function(*filled(node.args, self.of), **filled(node.kwargs, self.of))
         for output, tensor in zip(node.outputs, [made] if isinstance(made, Tensor) else made, strict=True):
             self.made[output] = tensor
         return self.made[value]
-
-    def _with(self, arguments: Any) -> Any:
-        if isinstance(arguments, Value):
-            return self.of(arguments)
-        if isinstance(arguments, (tuple, list)):
-            return type(arguments)(self._with(each) for each in arguments)
-        if isinstance(arguments, dict):
-            return {name: self._with(each) for name, each in arguments.items()}
-        return arguments
 
 
 def key_of(value: Value) -> object:

@@ -13,20 +13,20 @@ from torch import nn
 from gradscope.patching.edit.bindings import is_given
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.callees import (
+    callee_to_ask,
+    check_called_by_name,
     check_helper,
-    check_kept,
     check_method,
-    check_named,
-    configured,
-    configured_on_the_way,
+    check_not_replaced,
+    helper_to_ask,
     is_written,
     name_of,
     settings_of,
 )
 from gradscope.patching.edit.constants import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.edit.expressions import handed, number_of, operand_of
-from gradscope.patching.edit.side_effects import choice_of, side_taken
-from gradscope.patching.edit.source import FunctionSource, Known, Refusal, SourceFile
+from gradscope.patching.edit.side_effects import choice_guard, choice_of
+from gradscope.patching.edit.source import FunctionSource, Guard, Refusal, SourceFile
 from gradscope.patching.edit.syntax import INLINE, within
 from gradscope.patching.match.behaviour import REDUCTIONS
 from gradscope.patching.match.graph import number
@@ -45,22 +45,22 @@ _ARITHMETIC = frozenset(
 _COUNTING = REDUCTIONS | {"tensor", "as_tensor", "scalar_tensor", "new_tensor", "new_full", "fill_"}
 
 
-class Conditions:
+class GuardWriter:
     """Asks for what calls of a pattern relied on, in the function of ``calls``."""
 
     def __init__(self, recording: Recording, calls: CallSites) -> None:
         self.recording, self.calls, self.frame = recording, calls, calls.frame
         self.files: dict[str, SourceFile] = {calls.source.file.name: calls.source.file}
 
-    def known(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> Known | None:
-        """The condition that a number is the same; None where it always is, as the last size of one of ``operands``."""
+    def of_number(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> Guard | None:
+        """Return the guard that a number is the same; None where it always is, as a size of ``operands``."""
         calls = self.calls_at(scalar.node)
         if not isinstance(calls.spelled(scalar.node), _WRITTEN):
             return None
         found = number_of(scalar, calls)
         if isinstance(found, str):
             return None
-        found, calls = self.outside(found, scalar.node, calls)
+        found, calls = self.as_handed(found, scalar.node, calls)
         op = scalar.node.op
         multiplies = op in _ARITHMETIC
         is_size = op == "full" and (scalar.position == 0 or scalar.name == "size")
@@ -71,11 +71,11 @@ class Conditions:
             and is_of_other_sizes(found, scalar.node, operands, calls)
         ):
             expression = resolved(found, calls.source)
-            return Known(expression, f"{bracketed(expression, self.text(expression, calls))} == {value}")
-        return self.asked(found, value, calls, multiplies)
+            return Guard(expression, f"{bracketed(expression, self.text(expression, calls))} == {value}")
+        return self.of_value(found, value, calls, multiplies)
 
-    def outside(self, found: ast.expr, node: Node, calls: CallSites) -> tuple[ast.expr, CallSites]:
-        """What the function that is edited hands a helper for an argument of the helper's; any other as it is."""
+    def as_handed(self, found: ast.expr, node: Node, calls: CallSites) -> tuple[ast.expr, CallSites]:
+        """Return what the edited function hands a helper for its argument ``found``; any other expression as it is."""
         if calls is self.calls:
             return found, calls
         given = handed(found, node, calls.source, self.frame, self.calls.source)
@@ -83,8 +83,8 @@ class Conditions:
             return found, calls
         return given, self.calls if within(self.calls.source.definition, given) else calls
 
-    def places(self, node: Node) -> Iterator[Known]:
-        """The conditions that an index shows the same part.
+    def of_index(self, node: Node) -> Iterator[Guard]:
+        """Yield the guards that an index shows the same part.
 
         Raises:
             Refusal: it is not written where it is used.
@@ -99,12 +99,12 @@ class Conditions:
         if len(written) != len(values) or any(isinstance(each, ast.Starred) for each in written):
             raise Refusal(f"line {index.lineno}: {calls.source.file.of(index)} may be another number next time")
         for part, held in _bounds(written, values):
-            known = self.asked(part, held, calls, False)
-            if known is not None:
-                yield known
+            guard = self.of_value(part, held, calls, False)
+            if guard is not None:
+                yield guard
 
-    def width(self, node: Node) -> Known | None:
-        """The condition that the last dimension is as long as it was; None where the cut is at half of that length."""
+    def of_width(self, node: Node) -> Guard | None:
+        """Return the guard that the last dimension is as long as it was; None where it is cut in half."""
         calls = self.calls_at(node)
         spelled = calls.spelled(node)
         ends: tuple[ast.expr | None, ...]
@@ -123,7 +123,7 @@ class Conditions:
         if all(end is None or is_half_of_last(resolved(end, calls.source), node, calls) for end in ends):
             return None
         text = bracketed(whole, self.text(whole, calls))
-        return Known(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
+        return Guard(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def names_all_parts(self, node: Node) -> bool:
         """Return whether as many names are bound as there are parts, so that with more or fewer of them it raises."""
@@ -138,35 +138,35 @@ class Conditions:
         bound = [each.elts for each in home.targets if isinstance(each, (ast.Tuple, ast.List))]
         return any(not any(isinstance(each, ast.Starred) for each in names) for names in bound)
 
-    def asked(self, found: ast.expr, value: Any, calls: CallSites, multiplies: bool) -> Known | None:
+    def of_value(self, found: ast.expr, value: Any, calls: CallSites, multiplies: bool) -> Guard | None:
         expression = resolved(found, calls.source)
         if is_certain(expression, calls):
             return None
         text = self.text(expression, calls)
         if any(self.calls.source.file.bound[name] for name in ("isinstance", "float", "int")):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
-        return Known(expression, _test(expression, text, value, multiplies))
+        return Guard(expression, _test(expression, text, value, multiplies))
 
-    def called(self, node: Node) -> Known | None:
-        """The condition that what is called is of the class that it was; None where it always is.
+    def of_class(self, node: Node) -> Guard | None:
+        """Return the guard that what is called is of the class that it was; None where it always is.
 
         Raises:
             Refusal: that can be told by no name of the file, or a function is called that may be another one.
         """
         calls = self.calls_at(node)
         if not isinstance(node.caller, nn.Module):
-            check_named(node, calls)
+            check_called_by_name(node, calls)
             return None
-        expression = configured(node, node.caller, calls)
+        expression = callee_to_ask(node, node.caller, calls)
         if expression is None:
             return None
         text, name = self.text(expression, calls), name_of(type(node.caller), self.calls)
         if name is None:
             raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
-        return Known(expression, f"type({text}) is {name}")
+        return Guard(expression, f"type({text}) is {name}")
 
-    def settings(self, node: Node, read: set[str]) -> Iterator[Known]:
-        """The conditions on what a module of torch's was made with that the new code does not ``read``."""
+    def of_settings(self, node: Node, read: set[str]) -> Iterator[Guard]:
+        """Yield guards for what a module of torch's was made with and the new code does not ``read``."""
         module, calls = node.caller, self.calls_at(node)
         call = calls.expression(node)
         if not isinstance(module, nn.Module) or not isinstance(call, ast.Call):
@@ -175,10 +175,10 @@ class Conditions:
             if name in read or calls.called_module(call) is not module or is_written(name, call.func, module, calls):
                 continue
             text, value = self.text(call.func, calls), getattr(module, name)
-            yield Known(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
+            yield Guard(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
 
-    def on_the_way(self, node: Node) -> Iterator[Known]:
-        """The conditions that the user's own modules which were called for it are of the classes that they were.
+    def of_helpers(self, node: Node) -> Iterator[Guard]:
+        """Yield the guards that the user's own modules around a call are of the classes that they were.
 
         Raises:
             Refusal: it is called by another function than the one that is edited, which asks for nothing.
@@ -189,7 +189,7 @@ class Conditions:
                 return
             calls = self.calls if outer.frame is self.frame else self._calls_of(outer.frame, node)
             call = calls.source.at(outer.span)
-            yield from self._side_taken(inner, call, calls)
+            yield from self._of_choice(inner, call, calls)
             if module is not None and module is outer.frame.owner:
                 check_method(call, calls)
                 continue
@@ -197,8 +197,8 @@ class Conditions:
                 check_method(call, calls)  # a static one
                 check_helper(inner.frame, call, calls)
                 continue
-            check_kept(inner.frame.code.co_name, inner.frame, self._source_of(inner.frame).file)
-            expression = configured_on_the_way(inner.frame, module, call, calls)
+            check_not_replaced(inner.frame.code.co_name, inner.frame, self._source_of(inner.frame).file)
+            expression = helper_to_ask(inner.frame, module, call, calls)
             if expression is not None:
                 text, kind = self.text(expression, calls), type(module)
                 name = name_of(kind, self.calls)
@@ -206,26 +206,26 @@ class Conditions:
                     raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
                 test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
-                yield Known(expression, test)
+                yield Guard(expression, test)
 
-    def _side_taken(self, inner: Place, call: ast.AST | None, calls: CallSites) -> Iterator[Known]:
-        """The condition that a helper does what it did, of the two things that it may do."""
+    def _of_choice(self, inner: Place, call: ast.AST | None, calls: CallSites) -> Iterator[Guard]:
+        """Yield the guard that a helper does what it did, of the two things that it may do."""
         source = self._source_of(inner.frame) if inner.frame.code.co_name not in INLINE else None
         if source is None or choice_of(source.definition) is None:
             return
-        known = side_taken(inner, source, call, calls) if calls is self.calls else None
-        if known is None:
+        guard = choice_guard(inner, source, call, calls) if calls is self.calls else None
+        if guard is None:
             name, line = inner.frame.code.co_name, source.definition.lineno
             raise Refusal(f"{name} may do something else another time, on line {line}")
-        if known.text:
-            yield known
+        if guard.test:
+            yield guard
 
-    def held(self, value: Value, node: Node, called: Callable[[str], str]) -> Known:
-        """The condition that a tensor is the number that it was, and gets no gradient."""
+    def of_buffer(self, value: Value, node: Node, called: Callable[[str], str]) -> Guard:
+        """Return the guard that a tensor is the number that it was, and gets no gradient."""
         calls = self.calls_at(node)
         expression, _ = operand_of(value, frozenset({node}), calls)
         text = self.text(expression, calls)
-        return Known(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
+        return Guard(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
 
     def text(self, expression: ast.expr, calls: CallSites) -> str:
         text = calls.source.file.of(expression)
@@ -259,7 +259,7 @@ class Conditions:
 
 
 def _bounds(written: list[ast.expr], values: tuple[Any, ...]) -> Iterator[tuple[ast.expr, Any]]:
-    """The expressions in an index that were numbers, and these; of a slice that is not written as one, it."""
+    """Yield the expressions in an index that were numbers, and these; a slice where it is not written as one."""
     for part, value in zip(written, values, strict=True):
         if isinstance(part, ast.Slice) and isinstance(value, slice):
             ends = zip((part.lower, part.upper, part.step), (value.start, value.stop, value.step), strict=True)
@@ -269,7 +269,7 @@ def _bounds(written: list[ast.expr], values: tuple[Any, ...]) -> Iterator[tuple[
 
 
 def _test(expression: ast.expr, text: str, value: Any, multiplies: bool) -> str:
-    """The condition that it is ``value`` and no tensor, which might want a gradient or hold several numbers."""
+    """Return the condition that it is ``value`` and no tensor, which might want a gradient or hold several numbers."""
     if value is None or isinstance(value, bool):  # for None a mask or a weight may be given next time
         return f"{bracketed(expression, text)} is {value}"
     equal = f"{bracketed(expression, text)} == {_spelled(value, text, expression.lineno)}"
@@ -284,7 +284,7 @@ def bracketed(expression: ast.expr, text: str) -> str:
 
 
 def _spelled(value: Any, text: str, line: int) -> str:
-    """The number as Python reads it."""
+    """Return the number as Python reads it."""
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             raise Refusal(f"line {line}: {text} is not a number")
