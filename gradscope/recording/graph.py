@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.capture.storages import tensors_in
-from gradscope.recording.live import Call, LiveObjects
+from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.tree import modules_of
 
 # Of half the width of float32.
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
-_NO_CALL = Call(type(None), (), {})
+_NO_CALL = RecordedCall(type(None), (), {})
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """What a torch function was called with; tensors are replaced by their values."""
 
     function: Callable[..., Any]
@@ -25,7 +25,7 @@ class LiveObjects:
     What else the graph knows is plain: numbers, texts, shapes, code, and weak references.
     """
 
-    calls: dict[int, Call] = field(default_factory=dict)  # by node: arguments may be any object
+    calls: dict[int, RecordedCall] = field(default_factory=dict)  # by node: arguments may be any object
     callers: dict[int, nn.Module] = field(default_factory=dict)  # by node: modules that may be made for a single call
     frames: dict[int, FrameType] = field(default_factory=dict)  # by frame, until it was left
     globals: dict[int, dict[str, Any]] = field(default_factory=dict)  # by frame: the global names of its file

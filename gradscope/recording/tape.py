@@ -22,7 +22,7 @@ from gradscope.capture.compiled import under_compile
 from gradscope.capture.guard import Guard
 from gradscope.capture.user_stack import is_standard, stack
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
-from gradscope.recording.live import Call, LiveObjects
+from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.recording.operations import LOOKS, canonical
 from gradscope.recording.stack import above_logging, is_skipped
 
@@ -176,14 +176,14 @@ class Tape(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             pairs = zip(held, versions, strict=True)
             changed = frozenset(self._storage(tensor) for tensor, version in pairs if version_of(tensor) != version)
-            node = self._node(op, Call(func, kept_args, kept_kwargs), inputs, changed)
+            node = self._node(op, RecordedCall(func, kept_args, kept_kwargs), inputs, changed)
             self._add(node, [args[0]] if op == "setitem" else _tensors(result))  # an assignment returns nothing
             node.places = self._places(frame, shown=op in _READS and not node.outputs)
             node.caller = self._caller(frame)
             node.compiled = under_compile(frame)
         return result
 
-    def _node(self, op: str, call: Call, inputs: Iterable[Value], changed: frozenset[int]) -> Node:
+    def _node(self, op: str, call: RecordedCall, inputs: Iterable[Value], changed: frozenset[int]) -> Node:
         node = Node(len(self.nodes), op, self.live, tuple(inputs), (), (), changed, torch.is_grad_enabled())
         self.live.calls[node.index] = call
         self.nodes.append(node)
@@ -213,7 +213,7 @@ class Tape(TorchFunctionMode):
         inputs: list[Value] = []
         with torch._C.DisableTorchFunction():  # as in a call
             kept_args = tuple(self._replaced(argument, inputs, []) for argument in args)
-            node = self._node(op, Call(func, kept_args, {}), inputs, frozenset())
+            node = self._node(op, RecordedCall(func, kept_args, {}), inputs, frozenset())
             node.places = self._places(frame, shown=True)
         result = (run or func)(*args, **kwargs)
         with torch._C.DisableTorchFunction():

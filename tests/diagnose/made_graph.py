@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradscope.recording.graph import Node, Value
-from gradscope.recording.live import Call, LiveObjects
+from gradscope.recording.live import LiveObjects, RecordedCall
 
 
 def made_value(shape: Sequence[int], dtype: str = "float32", device: str = "cpu", **given: Any) -> Value:
@@ -19,7 +19,7 @@ def made_value(shape: Sequence[int], dtype: str = "float32", device: str = "cpu"
 
 def made_call(op: str, inputs: Sequence[Value], outputs: Sequence[Value] = (), **given: Any) -> Node:
     """A call of ``forward`` that records gradients; its tensors know of it, as their maker or their user."""
-    call = Call(print, given.pop("args", tuple(inputs)), given.pop("kwargs", {}))
+    call = RecordedCall(print, given.pop("args", tuple(inputs)), given.pop("kwargs", {}))
     settings = {"index": 0, "grad": True, "function_name": "forward", **given}
     live = LiveObjects(calls={settings["index"]: call})
     node = Node(

@@ -26,7 +26,7 @@ from gradscope.patching.edit.bindings import (
     related,
 )
 from gradscope.patching.edit.call_sites import CallSites
-from gradscope.patching.edit.source import Guard, Refusal, SourceFile
+from gradscope.patching.edit.source import Refusal, SourceFile, SourceGuard
 from gradscope.patching.edit.syntax import is_name
 from gradscope.recording.graph import Frame, Node
 
@@ -163,7 +163,7 @@ def _expression_to_ask(function: ast.expr, module: nn.Module, calls: CallSites) 
     return function
 
 
-def identity_guard(call: ast.Call, calls: CallSites) -> Guard | None:
+def identity_guard(call: ast.Call, calls: CallSites) -> SourceGuard | None:
     """Return the condition that what ``call`` calls, an ``nn.Identity``, still is one; None where it always is.
 
     Raises:
@@ -177,7 +177,7 @@ def identity_guard(call: ast.Call, calls: CallSites) -> Guard | None:
     text, name = calls.source.file.of(expression), name_of(type(module), calls)
     if name is None:
         raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
-    return Guard(expression, f"type({text}) is {name}")
+    return SourceGuard(expression, f"type({text}) is {name}")
 
 
 def made_in_place(call: ast.AST, module: object, calls: CallSites) -> ast.Call | None:

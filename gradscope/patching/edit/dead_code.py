@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import bound_between, only_forms
 from gradscope.patching.edit.side_effects import is_identity, unchanged_guard
-from gradscope.patching.edit.source import Guard, Refusal
+from gradscope.patching.edit.source import Refusal, SourceGuard
 from gradscope.patching.edit.syntax import (
     HIDES,
     bound_names,
@@ -68,7 +68,7 @@ class DeadCode:
     kept: list[ast.stmt] = field(default_factory=list)
     changed: list[ast.stmt] = field(default_factory=list)
     checks: list[ast.stmt] = field(default_factory=list)
-    unchanging: dict[ast.stmt, Guard] = field(default_factory=dict)
+    unchanging: dict[ast.stmt, SourceGuard] = field(default_factory=dict)
 
     @property
     def bound(self) -> set[str]:

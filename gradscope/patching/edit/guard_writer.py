@@ -26,7 +26,7 @@ from gradscope.patching.edit.callees import (
 from gradscope.patching.edit.constants import is_certain, is_half_of_last, is_of_other_sizes, resolved
 from gradscope.patching.edit.expressions import handed, number_of, operand_of
 from gradscope.patching.edit.side_effects import choice_guard, choice_of
-from gradscope.patching.edit.source import FunctionSource, Guard, Refusal, SourceFile
+from gradscope.patching.edit.source import FunctionSource, Refusal, SourceFile, SourceGuard
 from gradscope.patching.edit.syntax import INLINE, within
 from gradscope.patching.match.behaviour import REDUCTIONS
 from gradscope.patching.match.graph import number
@@ -52,7 +52,7 @@ class GuardWriter:
         self.recording, self.calls, self.frame = recording, calls, calls.frame
         self.files: dict[str, SourceFile] = {calls.source.file.name: calls.source.file}
 
-    def of_number(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> Guard | None:
+    def of_number(self, scalar: Scalar, value: Any, operands: Collection[Value]) -> SourceGuard | None:
         """Return the guard that a number is the same; None where it always is, as a size of ``operands``."""
         calls = self.calls_at(scalar.node)
         if not isinstance(calls.spelled(scalar.node), _WRITTEN):
@@ -71,7 +71,7 @@ class GuardWriter:
             and is_of_other_sizes(found, scalar.node, operands, calls)
         ):
             expression = resolved(found, calls.source)
-            return Guard(expression, f"{bracketed(expression, self.text(expression, calls))} == {value}")
+            return SourceGuard(expression, f"{bracketed(expression, self.text(expression, calls))} == {value}")
         return self.of_value(found, value, calls, multiplies)
 
     def as_handed(self, found: ast.expr, node: Node, calls: CallSites) -> tuple[ast.expr, CallSites]:
@@ -83,7 +83,7 @@ class GuardWriter:
             return found, calls
         return given, self.calls if within(self.calls.source.definition, given) else calls
 
-    def of_index(self, node: Node) -> Iterator[Guard]:
+    def of_index(self, node: Node) -> Iterator[SourceGuard]:
         """Yield the guards that an index shows the same part.
 
         Raises:
@@ -103,7 +103,7 @@ class GuardWriter:
             if guard is not None:
                 yield guard
 
-    def of_width(self, node: Node) -> Guard | None:
+    def of_width(self, node: Node) -> SourceGuard | None:
         """Return the guard that the last dimension is as long as it was; None where it is cut in half."""
         calls = self.calls_at(node)
         spelled = calls.spelled(node)
@@ -123,7 +123,7 @@ class GuardWriter:
         if all(end is None or is_half_of_last(resolved(end, calls.source), node, calls) for end in ends):
             return None
         text = bracketed(whole, self.text(whole, calls))
-        return Guard(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
+        return SourceGuard(whole, f"{text}.size(-1) == {node.inputs[0].shape[-1]}")
 
     def names_all_parts(self, node: Node) -> bool:
         """Return whether as many names are bound as there are parts, so that with more or fewer of them it raises."""
@@ -138,16 +138,16 @@ class GuardWriter:
         bound = [each.elts for each in home.targets if isinstance(each, (ast.Tuple, ast.List))]
         return any(not any(isinstance(each, ast.Starred) for each in names) for names in bound)
 
-    def of_value(self, found: ast.expr, value: Any, calls: CallSites, multiplies: bool) -> Guard | None:
+    def of_value(self, found: ast.expr, value: Any, calls: CallSites, multiplies: bool) -> SourceGuard | None:
         expression = resolved(found, calls.source)
         if is_certain(expression, calls):
             return None
         text = self.text(expression, calls)
         if any(self.calls.source.file.bound[name] for name in ("isinstance", "float", "int")):
             raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
-        return Guard(expression, _test(expression, text, value, multiplies))
+        return SourceGuard(expression, _test(expression, text, value, multiplies))
 
-    def of_class(self, node: Node) -> Guard | None:
+    def of_class(self, node: Node) -> SourceGuard | None:
         """Return the guard that what is called is of the class that it was; None where it always is.
 
         Raises:
@@ -163,9 +163,9 @@ class GuardWriter:
         text, name = self.text(expression, calls), name_of(type(node.caller), self.calls)
         if name is None:
             raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
-        return Guard(expression, f"type({text}) is {name}")
+        return SourceGuard(expression, f"type({text}) is {name}")
 
-    def of_settings(self, node: Node, read: set[str]) -> Iterator[Guard]:
+    def of_settings(self, node: Node, read: set[str]) -> Iterator[SourceGuard]:
         """Yield guards for what a module of torch's was made with and the new code does not ``read``."""
         module, calls = node.caller, self.calls_at(node)
         call = calls.expression(node)
@@ -175,9 +175,9 @@ class GuardWriter:
             if name in read or calls.called_module(call) is not module or is_written(name, call.func, module, calls):
                 continue
             text, value = self.text(call.func, calls), getattr(module, name)
-            yield Guard(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
+            yield SourceGuard(call.func, f"{text}.{name} {'==' if type(value) is int else 'is'} {value}")
 
-    def of_helpers(self, node: Node) -> Iterator[Guard]:
+    def of_helpers(self, node: Node) -> Iterator[SourceGuard]:
         """Yield the guards that the user's own modules around a call are of the classes that they were.
 
         Raises:
@@ -206,9 +206,9 @@ class GuardWriter:
                     raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
                 test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
-                yield Guard(expression, test)
+                yield SourceGuard(expression, test)
 
-    def _of_choice(self, inner: Place, call: ast.AST | None, calls: CallSites) -> Iterator[Guard]:
+    def _of_choice(self, inner: Place, call: ast.AST | None, calls: CallSites) -> Iterator[SourceGuard]:
         """Yield the guard that a helper does what it did, of the two things that it may do."""
         source = self._source_of(inner.frame) if inner.frame.code.co_name not in INLINE else None
         if source is None or choice_of(source.definition) is None:
@@ -220,12 +220,14 @@ class GuardWriter:
         if guard.test:
             yield guard
 
-    def of_buffer(self, value: Value, node: Node, called: Callable[[str], str]) -> Guard:
+    def of_buffer(self, value: Value, node: Node, called: Callable[[str], str]) -> SourceGuard:
         """Return the guard that a tensor is the number that it was, and gets no gradient."""
         calls = self.calls_at(node)
         expression, _ = operand_of(value, frozenset({node}), calls)
         text = self.text(expression, calls)
-        return Guard(expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})")
+        return SourceGuard(
+            expression, f"{called('is_number')}({text}, {_spelled(number(value), text, expression.lineno)})"
+        )
 
     def text(self, expression: ast.expr, calls: CallSites) -> str:
         text = calls.source.file.of(expression)

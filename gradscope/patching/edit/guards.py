@@ -16,7 +16,7 @@ from gradscope.patching.edit.constants import is_certain, resolved
 from gradscope.patching.edit.expressions import is_left, operand_of, size_of, sizes_of
 from gradscope.patching.edit.guard_writer import GuardWriter, bracketed
 from gradscope.patching.edit.size_guards import form_guard
-from gradscope.patching.edit.source import Guard
+from gradscope.patching.edit.source import SourceGuard
 from gradscope.patching.edit.syntax import called_name, reads_only
 from gradscope.patching.match.graph import is_view, makers, number
 from gradscope.patching.match.match import (
@@ -54,7 +54,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _LEFT_OUT = "the default"  # torch's own functions pass on what their caller does not write
 
 
-def guards_of(match: Match, recording: Recording, calls: CallSites, called: Callable[[str], str]) -> list[Guard]:
+def guards_of(match: Match, recording: Recording, calls: CallSites, called: Callable[[str], str]) -> list[SourceGuard]:
     """Return the guards under which ``match`` holds, asked in the function of ``calls``, each once.
 
     ``called`` gives a function of ``gradscope.recipes`` the name that it has in the file.
@@ -69,7 +69,7 @@ def guards_of(match: Match, recording: Recording, calls: CallSites, called: Call
     # What is handed on whole is called there as it is, whatever it is.
     handed_on = {piece.node for piece in _pieces(match.arguments) if isinstance(piece, Layer)}
     counted = _operands(match) if _says_how_many_features(match) else set()
-    found: dict[str, Guard] = {}
+    found: dict[str, SourceGuard] = {}
     if match.recipe == _PACKED:
         found |= {guard.test: guard for guard in guards_of_views(match.nodes, _packed(match), writer)}
     fitting = _tests_of_both_sides(match, writer) if match.recipe == _TURNS else set()
@@ -142,7 +142,7 @@ def _end_shown(node: Node) -> slice | None:
     return last if not others and is_last and isinstance(last, slice) and last.step in {None, 1} else None
 
 
-def _guard_of_width(node: Node, match: Match, writer: GuardWriter) -> Iterator[Guard]:
+def _guard_of_width(node: Node, match: Match, writer: GuardWriter) -> Iterator[SourceGuard]:
     """Yield the guard that a call parts a tensor into as many, where not all of them would be read."""
     if _may_leave_some(node, match, writer):
         width = writer.of_width(node)
@@ -271,7 +271,7 @@ _CUTS = frozenset({"split", "tensor_split", "narrow", "getitem"})  # a chunk is 
 _OF_PACKED = 3  # queries, keys and values
 
 
-def guards_of_views(nodes: Collection[Node], root: Value, writer: GuardWriter) -> Iterator[Guard]:
+def guards_of_views(nodes: Collection[Node], root: Value, writer: GuardWriter) -> Iterator[SourceGuard]:
     """Yield the guards that ``nodes`` take all features of ``root`` for heads, and its rows for tokens.
 
     Raises:
@@ -320,7 +320,7 @@ def _is_spelled(part: Value, nodes: Collection[Node], writer: GuardWriter) -> bo
     return any(sizes and not any(map(is_left, sizes)) for sizes in written)
 
 
-def _guards_of_thirds(node: Node, nodes: Collection[Node], root: Value, writer: GuardWriter) -> Iterator[Guard]:
+def _guards_of_thirds(node: Node, nodes: Collection[Node], root: Value, writer: GuardWriter) -> Iterator[SourceGuard]:
     """Yield the guards that a view shows three parts where it did, which are picked one by one."""
     shape, width = node.output.shape, root.shape[-1]
     third = [
@@ -337,10 +337,10 @@ def _guards_of_thirds(node: Node, nodes: Collection[Node], root: Value, writer: 
         yield from _width_guards(nodes, root, writer)
         yield from _guards_of_numbers(node, writer)
     elif not isinstance(expression, ast.Constant):  # also what is made of another size
-        yield Guard(expression, f"{bracketed(expression, writer.text(expression, calls))} == {_OF_PACKED}")
+        yield SourceGuard(expression, f"{bracketed(expression, writer.text(expression, calls))} == {_OF_PACKED}")
 
 
-def _guards_of_rows(node: Node, nodes: Collection[Node], root: Value, writer: GuardWriter) -> Iterator[Guard]:
+def _guards_of_rows(node: Node, nodes: Collection[Node], root: Value, writer: GuardWriter) -> Iterator[SourceGuard]:
     """Yield the guards that the rows of a view are those of ``root``; none where the source says so."""
     calls, leading = writer.calls_at(node), _count_of_rows(node, root)
     sizes = sizes_of(node, calls) if leading else []
@@ -386,7 +386,7 @@ def _reads_form(size: ast.expr, calls: CallSites, depth: int = 0) -> bool:
     return False
 
 
-def _guards_of_numbers(node: Node, writer: GuardWriter) -> Iterator[Guard]:
+def _guards_of_numbers(node: Node, writer: GuardWriter) -> Iterator[SourceGuard]:
     """Yield the guards that the sizes which a view was given are what they were."""
     calls, (first, _) = writer.calls_at(node), _sized_dimensions(node)
     for place, size in enumerate(sizes_of(node, calls), first):
@@ -406,7 +406,7 @@ def _sized_dimensions(node: Node) -> tuple[int, int]:
 
 def _width_guards(
     nodes: Collection[Node], root: Value, writer: GuardWriter, *, or_none: bool = False
-) -> Iterator[Guard]:
+) -> Iterator[SourceGuard]:
     """Yield the guard that the packed tensor is as wide as it was; ``or_none``: only where it has a name to ask.
 
     Of another width what is made of a layer's output, in rows or heads of the same sizes, fits nothing behind it.
@@ -417,7 +417,7 @@ def _width_guards(
         yield _packed_guard(nodes, root, writer, f".size(-1) == {root.shape[-1]}")
 
 
-def _packed_guard(nodes: Collection[Node], root: Value, writer: GuardWriter, test: str) -> Guard:
+def _packed_guard(nodes: Collection[Node], root: Value, writer: GuardWriter, test: str) -> SourceGuard:
     """Return the guard that the packed tensor passes ``test``."""
     calls = writer.calls
     expression = operand_of(root, frozenset(nodes), calls)[0]

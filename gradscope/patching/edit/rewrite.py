@@ -26,7 +26,15 @@ from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.new_call import NewCall, Pair, Second, pair_of, second_of
 from gradscope.patching.edit.side_effects import check_calls, check_feeds_match, check_run
 from gradscope.patching.edit.size_guards import guards_of_sizes
-from gradscope.patching.edit.source import FunctionSource, Guard, Refusal, Replacement, SourceFile, edited, moved_by
+from gradscope.patching.edit.source import (
+    FunctionSource,
+    Refusal,
+    Replacement,
+    SourceFile,
+    SourceGuard,
+    edited,
+    moved_by,
+)
 from gradscope.patching.edit.syntax import (
     is_name,
     names_in,
@@ -128,7 +136,7 @@ def _check_result(match: Match, calls: CallSites) -> None:
             raise Refusal(f"line {calls.stays.lineno}: the same call also runs {node.op}")
 
 
-def _check_guards(guards: list[Guard], dead: DeadCode, calls: CallSites) -> None:
+def _check_guards(guards: list[SourceGuard], dead: DeadCode, calls: CallSites) -> None:
     """Raise Refusal where something that the match relied on cannot be asked before the first removed statement."""
     for each in guards:
         if not reads_only(each.expression):
@@ -158,7 +166,7 @@ class Rewrite:
     call: NewCall
     dead: DeadCode
     conditions: tuple[Condition, ...]
-    guards: tuple[Guard, ...]
+    guards: tuple[SourceGuard, ...]
     second: Second | None
     pair: Pair | None
 

@@ -13,7 +13,7 @@ from gradscope.patching.edit.bindings import is_given
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.callees import identity_guard
 from gradscope.patching.edit.expressions import is_asked_for_form, number_of
-from gradscope.patching.edit.source import FunctionSource, Guard, Refusal, SourceFile
+from gradscope.patching.edit.source import FunctionSource, Refusal, SourceFile, SourceGuard
 from gradscope.patching.edit.syntax import (
     INLINE,
     PURE,
@@ -162,7 +162,7 @@ def _reader_that_stays(node: Node, match: Match, calls: CallSites, parts: list[a
     return None
 
 
-def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> list[Guard]:
+def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: list[ast.AST]) -> list[SourceGuard]:
     """Return the conditions under which no removed statement calls anything with an effect, besides the match.
 
     Args:
@@ -171,7 +171,7 @@ def check_calls(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: 
     Raises:
         Refusal: one calls what may have an effect.
     """
-    found: list[Guard | None] = []
+    found: list[SourceGuard | None] = []
     made = set(map(calls.expression, match.nodes)) | calls.recorded
     for statement in [*parts, calls.stays]:
         for part in walked(statement):
@@ -261,7 +261,7 @@ def _given_by(statement: ast.stmt, result: ast.expr) -> ast.expr | None:
     return statement.value if [result.id] == [getattr(each, "id", None) for each in statement.targets] else None
 
 
-def choice_guard(inner: Place, source: FunctionSource, call: ast.AST | None, calls: CallSites) -> Guard | None:
+def choice_guard(inner: Place, source: FunctionSource, call: ast.AST | None, calls: CallSites) -> SourceGuard | None:
     """Return the condition under which a helper made a recorded call; None where it has no choice, or none is known.
 
     Args:
@@ -278,7 +278,7 @@ def choice_guard(inner: Place, source: FunctionSource, call: ast.AST | None, cal
     return _test_of_argument(choice, source.definition, call, calls, outcome=sides[0]) if sum(sides) == 1 else None
 
 
-def unchanged_guard(statement: ast.stmt, calls: CallSites) -> Guard | None:
+def unchanged_guard(statement: ast.stmt, calls: CallSites) -> SourceGuard | None:
     """Return the condition under which ``x = maybe_add(x, mask)`` leaves ``x`` as it is; None of any other statement.
 
     What the helper does otherwise would have been recorded.
@@ -335,18 +335,18 @@ def _sides(choice: HelperChoice) -> tuple[ast.expr, ast.expr]:
 
 def _test_of_argument(
     choice: HelperChoice, helper: ast.AST, call: ast.Call, calls: CallSites, *, outcome: bool
-) -> Guard | None:
+) -> SourceGuard | None:
     """Return the test of ``choice``, asked of the argument that it reads, before the helper is called."""
     (name,) = names_in(choice.test)
     given = (arguments_of(helper, call) or {}).get(name)
     if given is None or not reads_only(given) or not isinstance(given, (ast.Name, ast.Attribute, ast.Constant)):
         return None
     if is_fixed(given):
-        return Guard(given, "")
+        return SourceGuard(given, "")
     text = calls.source.file.of(given)
     test = ast.parse(ast.unparse(_Renamed(name, text).visit(ast.parse(ast.unparse(choice.test), mode="eval")))).body[0]
     assert isinstance(test, ast.Expr)
-    return Guard(given, spelled_condition(ast.unparse(test.value), test.value, outcome))
+    return SourceGuard(given, spelled_condition(ast.unparse(test.value), test.value, outcome))
 
 
 class _Renamed(ast.NodeTransformer):

@@ -14,7 +14,7 @@ from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
 from gradscope.patching.edit.guard_writer import bracketed
-from gradscope.patching.edit.source import Guard, Refusal
+from gradscope.patching.edit.source import Refusal, SourceGuard
 from gradscope.patching.edit.syntax import names_in, reads_only
 from gradscope.patching.match.graph import CASTS, COPIES
 from gradscope.patching.match.match import Match, Of
@@ -34,7 +34,7 @@ _ATTENDED = frozenset({"query", "key", "value"})
 _PARTS = names("chunk split")
 
 
-def guards_of_sizes(match: Match, calls: CallSites) -> Iterator[Guard]:
+def guards_of_sizes(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
     """Yield the guards that sizes are equal, and shapes and dtypes what they were, where a match relies on that.
 
     Raises:
@@ -48,7 +48,7 @@ def guards_of_sizes(match: Match, calls: CallSites) -> Iterator[Guard]:
         yield form_guard(expression, f"{_text(expression, calls)}{test}", calls)
 
 
-def _equal_lengths(match: Match, calls: CallSites) -> Iterator[Guard]:
+def _equal_lengths(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
     """Yield the guard that queries and keys are as many, once for each tensor asked; none where the source says so.
 
     Raises:
@@ -62,10 +62,10 @@ def _equal_lengths(match: Match, calls: CallSites) -> Iterator[Guard]:
         return
     sizes = [f"{_text(expression, calls)}.size({dimension})" for expression, dimension in asked]
     for expression, _ in asked:
-        yield Guard(expression, " == ".join(sizes))
+        yield SourceGuard(expression, " == ".join(sizes))
 
 
-def _equal_rows(match: Match, calls: CallSites) -> Iterator[Guard]:
+def _equal_rows(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
     """Yield the guard that two tensors have the same rows, once for each of them.
 
     Raises:
@@ -81,7 +81,7 @@ def _equal_rows(match: Match, calls: CallSites) -> Iterator[Guard]:
             yield form_guard(expression, f"{wanted} == {target}.shape", calls)
 
 
-def _equal_dtypes(match: Match, calls: CallSites) -> Iterator[Guard]:
+def _equal_dtypes(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
     """Yield the guards that operands of attention have one dtype, where casts to a written one made some of them."""
     pieces = (piece for argument in match.arguments for piece in argument.pieces)
     values = {piece.role: piece.value for piece in pieces if isinstance(piece, Of) and piece.role in _ATTENDED}
@@ -108,11 +108,11 @@ def _text(expression: ast.expr, calls: CallSites) -> str:
     return bracketed(expression, calls.source.file.of(expression))
 
 
-def form_guard(expression: ast.expr, test: str, calls: CallSites) -> Guard:
+def form_guard(expression: ast.expr, test: str, calls: CallSites) -> SourceGuard:
     if not reads_only(expression):
         name = calls.source.file.of(expression)
         raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
-    return Guard(expression, test)
+    return SourceGuard(expression, test)
 
 
 def _root(expression: ast.expr, calls: CallSites) -> tuple[str, ast.Assign | None] | None:

@@ -465,7 +465,7 @@ def moved_by(start: int, replacements: Iterable[Replacement]) -> list[Replacemen
 
 
 @dataclass(frozen=True)
-class Guard:
+class SourceGuard:
     """What an expression was in the recorded run, and must be for the new code."""
 
     expression: ast.expr
