@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,3 +32,9 @@ def made_call(op: str, inputs: Sequence[Value], outputs: Sequence[Value] = (), *
         if value not in inputs:
             value.producer = node
     return node
+
+
+def changed_call(call: Node, kwargs: dict[str, Any], **given: Any) -> Node:
+    """``call`` with other arguments by name; its tensors know nothing of it."""
+    live = LiveObjects(calls={call.index: RecordedCall(call.function, call.args, kwargs)})
+    return replace(call, live=live, **given)

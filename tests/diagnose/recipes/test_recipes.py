@@ -18,6 +18,7 @@ from gradscope.diagnose.rules.recipes.attention import why_math
 from gradscope.diagnose.worth import LEFT
 from gradscope.tables import Finding, PlaceFact
 from tests.diagnose import twins_recipes as twins
+from tests.diagnose.made_graph import changed_call
 from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_operations
 from tests.diagnose.twins_recipes import TWINS
 
@@ -350,7 +351,7 @@ def test_reasons_on_cuda(dtype: torch.dtype, query: tuple[int, ...], options: di
     case = case_of(twins.Causal(dropout=0.1), torch.randn(2, 512, 64))
     (call,) = (each for each in case.facts.calls if each.op == "scaled_dot_product_attention")
     given = tuple(replace(each, device=torch.device("cuda"), dtype=dtype, shape=query) for each in call.inputs)
-    changed = replace(call, inputs=given, kwargs={"is_causal": True, **options})
+    changed = changed_call(call, {"is_causal": True, **options}, inputs=given)
     calls = [changed if each is call else each for each in case.facts.calls]
     assert why_math(Case(case.run, replace(case.facts, calls=calls)), changed) == reason
 
