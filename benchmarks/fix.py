@@ -29,11 +29,10 @@ from _fix_cases import CASES, WholeStep, workload_of
 
 from gradscope.capture.model_steps import Stepper
 from gradscope.capture.state import preserved
-from gradscope.patching.choice import Gain
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
-from gradscope.patching.turns import Way, measured, told
-from gradscope.patching.verify import verify
+from gradscope.patching.prove.choice import Gain, Way, measured, told
+from gradscope.patching.prove.verify import verify
 from gradscope.workload import Batches, Workload
 
 PROOF_GOAL = 20.0  # steps

@@ -22,7 +22,7 @@ from _common import Result, finish, median, parser, print_table
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.patching.verify import Result as Verdict
+from gradscope.patching.prove.verify import Result as Verdict
 
 GOAL = 1.5  # times too much or too little
 _MOST = 99.0  # where nothing was gained, or a prediction said so

@@ -12,7 +12,7 @@ from gradscope.capture.naming import ModuleNames
 from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture
 from gradscope.diagnose.case import StepFacts
-from gradscope.patching.mask_facts import note_masks
+from gradscope.patching.match.masks import note_masks
 from gradscope.patching.places import Found, find_places
 from gradscope.recording.graph import Recording
 from gradscope.recording.naming import name_calls

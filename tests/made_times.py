@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gradscope.patching import choice
-from gradscope.patching.turns import FEWEST_ROUNDS, Times, Way
+from gradscope.patching.prove import choice
+from gradscope.patching.prove.choice import FEWEST_ROUNDS, Times, Way
 
 STEP_NS, STEP_BYTES = 2_000_000, 12 << 20
 

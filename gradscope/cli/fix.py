@@ -121,7 +121,7 @@ def fix(
     refuse_leftovers(context, target, module)
     _refuse_contradictions(dry_run=dry_run, write=write, output=output, json_path=json_path)
     from gradscope.fixing.options import FixOptions, chosen_recipes
-    from gradscope.patching.matchers import MATCHERS
+    from gradscope.patching.match.matchers import MATCHERS
     from gradscope.tables import Options
 
     run_path = _fix_path_of(target, output, json_path, module=module)

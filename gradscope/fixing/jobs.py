@@ -20,9 +20,9 @@ from gradscope.fixing.result import FixSite, key_of, planned_sites, side_of, ver
 from gradscope.fixing.roots import Roots
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
-from gradscope.patching.precision import WithoutDropout, in_backward
-from gradscope.patching.proof import dropout_off
-from gradscope.patching.verify import Verified, verify
+from gradscope.patching.prove.proof import dropout_off
+from gradscope.patching.prove.unit import WithoutDropout, in_backward
+from gradscope.patching.prove.verify import Verified, verify
 from gradscope.report.runfile import to_record
 from gradscope.tables import Options, Progress
 from gradscope.tree import modules_of, parameters_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gradscope.errors import OutputError
 from gradscope.fixing.result import FIX_HEAD, FixData, to_json
-from gradscope.patching.edit.importers import hides_gradscope
+from gradscope.patching.edit.imports import hides_gradscope
 from gradscope.patching.edit.source import decoded
 from gradscope.report import Report
 from gradscope.report.outfile import write_text

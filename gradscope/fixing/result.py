@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 from gradscope.capture.registry import local_path
 from gradscope.errors import RunFileError
-from gradscope.patching.choice import much
 from gradscope.patching.patches import row_of
-from gradscope.patching.predict import Saving
+from gradscope.patching.prove.choice import Side, much
+from gradscope.patching.prove.predict import Saving
+from gradscope.patching.prove.verify import Verified
 from gradscope.patching.sites import Site
-from gradscope.patching.turns import Side
-from gradscope.patching.verify import Verified
 from gradscope.report.runfile import check_version, dump_record, parse_input, read_input, to_record
 from gradscope.report.schema import SchemaMismatch, read_dataclass
 from gradscope.safe_text import shown_path

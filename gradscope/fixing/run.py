@@ -19,7 +19,7 @@ from gradscope.fixing.result import FixData, FixSite, StepSide, planned_sites, s
 from gradscope.patching.patches import Patches
 from gradscope.patching.places import Found
 from gradscope.patching.plan import Plan, plan, plan_of
-from gradscope.patching.verify import verify
+from gradscope.patching.prove.verify import verify
 from gradscope.report import Report
 from gradscope.tables import Progress, RunData, WorkloadInfo
 from gradscope.tree import parameters_of

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gradscope.patching.edit.recompile import in_file, lines_of
 from gradscope.patching.edit.rewrite import Edit
 from gradscope.patching.plan import Filter, Plan, plan
+from gradscope.patching.prove.verify import Result, Verified
+from gradscope.patching.prove.verify import verify as verify_plan
 from gradscope.patching.sites import Site
-from gradscope.patching.swap import Swap, swaps
-from gradscope.patching.verify import Result, Verified
-from gradscope.patching.verify import verify as verify_plan
+from gradscope.patching.swap import Swap, in_file, lines_of, swaps
 from gradscope.workload import Workload
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Patches:
         return "".join(map(self.diff_of, self.texts))
 
     def diff_of(self, name: str) -> str:
-        """The part of :attr:`diff` for one file."""
+        """Return the part of :attr:`diff` for one file."""
         return _file_diff(name, *self.texts[name], self._plan.files[name].newline)
 
     @property
@@ -116,7 +115,7 @@ COLUMNS = (
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """A site's verdict, by the names of FIX.json."""
+    """Return a site's verdict, by the names of FIX.json."""
     site, errors, saved = result.site, result.errors, result.saved
     return {
         "path": site.path,
@@ -146,7 +145,7 @@ def _file_diff(name: str, old: str, new: str, newline: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """The file's path from the current folder, where it is below that; else its name."""
+    """Return the file's path from the current folder, where it is below that; else its name."""
     path = Path(name)
     try:
         return str(path.resolve().relative_to(Path.cwd()))
@@ -186,7 +185,7 @@ def patch(
 
 @contextmanager
 def patched(model: nn.Module | Workload, batch: Any = None, loss: Any = None, **options: Any) -> Iterator[Patches]:
-    """:func:`patch` for the length of a block."""
+    """Apply :func:`patch` for the length of a block."""
     patches = patch(model, batch, loss, **options)
     try:
         yield patches

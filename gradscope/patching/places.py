@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,9 @@ from torch import nn
 from gradscope.errors import GradscopeError
 from gradscope.ops import MATMULS
 from gradscope.patching.edit.source import SourceFile
-from gradscope.patching.match import Called, Layer
-from gradscope.patching.matchers import MATCHERS
-from gradscope.patching.predict import FEWEST_ROUNDS, Saving, predict
-from gradscope.patching.replay import CACHE_BYTES
+from gradscope.patching.match.match import Called, Layer
+from gradscope.patching.match.matchers import MATCHERS
+from gradscope.patching.prove.predict import CACHE_BYTES, FEWEST_ROUNDS, Saving, predict
 from gradscope.patching.sites import Site, find_sites
 from gradscope.recording.graph import Node, Recording, Value
 from gradscope.tables import PlaceFact
@@ -50,32 +50,25 @@ _ALSO_BY_HAND = frozenset({"attention"})
 class Found:
     """What recipes match in a recorded step, and what they would save, until it is dropped.
 
-    Who makes it drops it: sites hold the models, and what an edit is made of refers to itself.
+    Who makes it drops it: the recording holds the models.
     """
 
     recording: Recording | None = None
-    sites: list[tuple[nn.Module, list[Site]]] = field(default_factory=list)  # of each model
+    sites: list[tuple[weakref.ref[nn.Module], list[Site]]] = field(default_factory=list)  # of each model
     savings: dict[Site, Saving] = field(default_factory=dict)
     files: dict[str, SourceFile] = field(default_factory=dict)
 
     def drop(self) -> None:
         """Let go of all of it."""
-        for _, sites in self.sites:
-            for site in sites:
-                site.module, site.edit, site.chain = None, None, ()
-                site.matches.clear()
-        self.sites.clear()
-        self.savings.clear()
-        self.files.clear()
         if self.recording is not None:
-            self.recording.forget()
-            self.recording = None
+            self.recording.drop()
+        self.recording, self.sites, self.savings, self.files = None, [], {}, {}
 
 
 def find_places(
     recording: Recording, tops: Mapping[str, nn.Module], step_ns: int, shown: Callable[[str], str], into: Found
 ) -> tuple[PlaceFact, ...]:
-    """What recipes match in a recorded step, in the order of the run, and what the dearest of them would save.
+    """Return what recipes match in a recorded step, in the order of the run, and what the dearest of them would save.
 
     Args:
         tops: path -> model.
@@ -89,7 +82,7 @@ def find_places(
             sites = find_sites(top, recording, MATCHERS, into.files)
         except GradscopeError:
             continue
-        into.sites.append((top, sites))
+        into.sites.append((weakref.ref(top), sites))
         savings = _savings(recording, sites, step_ns)
         into.savings |= savings
         found += [_place(site, name, savings.get(site), shown) for site in sites if site.module is not None]
@@ -97,7 +90,7 @@ def find_places(
 
 
 def _savings(recording: Recording, sites: Sequence[Site], step_ns: int) -> dict[Site, Saving]:
-    """Of as many as the time allows; the same work on the same shapes is run once, for all."""
+    """Measure the saving of as many sites as the time allows; the same work on the same shapes is run once, for all."""
     groups: defaultdict[object, list[Site]] = defaultdict(list)
     for site in sites:
         wanted = site.supported or (site.recipe in _ALSO_BY_HAND and site.module is not None)
@@ -144,7 +137,7 @@ def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], s
 
 
 def _rounds(one_ns: float, left_ns: float) -> int:
-    """Of a micro-run: a few, more of a short piece of work, a single one where it takes long; 0: no time is left."""
+    """Return the rounds of a micro-run: a few, more of short work, one where it takes long; 0: no time is left."""
     few = one_ns * (2 * FEWEST_ROUNDS + _OTHER_RUNS) + _FIXED_NS
     if few <= left_ns:
         return FEWEST_ROUNDS + min(int(max(_STEADY_NS - few, 0.0) / max(2 * one_ns, 1.0)), _MORE_ROUNDS)
@@ -165,14 +158,14 @@ def _hooks_of(module: nn.Module) -> bool:
 
 
 def _same(site: Site) -> object:
-    """Equal for the same calls on the same shapes."""
+    """Return a key that is equal for the same calls on the same shapes."""
     match = site.matches[0]
     nodes = sorted(match.nodes, key=lambda node: node.index)
     return match.recipe, match.function, tuple((node.op, tuple(value.shape for value in node.inputs)) for node in nodes)
 
 
 def _calls(site: Site) -> int:
-    """How often the site's module ran in the step."""
+    """Count how often the site's module ran in the step."""
     frames = {
         place.frame.index for match in site.matches for place in match.last.places if place.frame.owner is site.module
     }
@@ -180,7 +173,7 @@ def _calls(site: Site) -> int:
 
 
 def _work(node: Node) -> float:
-    """A call's part of the step, roughly: numbers read and written, and multiplications of products."""
+    """Estimate a call's part of the step: numbers read and written, and multiplications of products."""
     if not node.places:
         return 0.0
     made = sum(_elements(value) for value in node.outputs)
@@ -191,13 +184,13 @@ def _work(node: Node) -> float:
 
 
 def _made_bytes(node: Node) -> int:
-    """Of what a call makes; a view makes nothing."""
+    """Return the bytes of what a call makes; a view makes nothing."""
     given = {value.storage for value in node.inputs}
     return sum(_elements(value) * value.dtype.itemsize for value in node.outputs if value.storage not in given)
 
 
 def _new_text(site: Site) -> str:
-    """The statements that would be new there, each on one line."""
+    """Return the statements that would be new there, each on one line."""
     edit = site.edit
     if edit is None:
         return ""
@@ -221,7 +214,7 @@ def _new_text(site: Site) -> str:
 
 
 def _first_branch(text: str) -> str:
-    """What is new of a condition whose other branch holds the old code."""
+    """Return what is new of a condition whose other branch holds the old code."""
     lines = text.splitlines()
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
     end = lines.index(f"{indent}else:") if f"{indent}else:" in lines else len(lines)

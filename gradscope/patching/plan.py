@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +15,9 @@ from torch import nn
 from gradscope.capture.state import preserved
 from gradscope.errors import UsageError
 from gradscope.patching.edit.source import SourceFile
-from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.match.matchers import MATCHERS
 from gradscope.patching.places import Found
-from gradscope.patching.predict import Saving, predict
+from gradscope.patching.prove.predict import Saving, predict
 from gradscope.patching.sites import Site, find_sites
 from gradscope.recording.graph import Recording, settle
 from gradscope.recording.record import record
@@ -42,7 +43,12 @@ class Plan:
 
     sites: list[Site]
     files: dict[str, SourceFile] = field(repr=False)
+    recording: Recording = field(repr=False)
     predicted: Mapping[Site, Saving] = field(default_factory=dict, repr=False)  # by the profile that has found it
+
+    def drop(self) -> None:
+        """Let go of the model and of all else of the user's; what was asked of the plan before stays."""
+        self.recording.drop()
 
     @property
     def supported(self) -> list[Site]:
@@ -126,11 +132,11 @@ def plan(
     sites = find_sites(workload.model, recording, matchers, files)
     if filter is not None:
         sites = [site for site in sites if site.module is None or filter(site.path, site.module)]
-    return Plan(sites, files)
+    return Plan(sites, files, recording)
 
 
 def plan_of(found: Found, workload: Workload, recipes: Iterable[str] | None = None) -> Plan | None:
-    """The plan of ``workload`` as a profile of it has found it; None where a step must be recorded for it.
+    """Return the plan of ``workload`` as its profile found it; None where a step must be recorded for it.
 
     A profile records one of its later steps. Its batch must be the one that the sites are proved on. What was made in
     that step and lives on may be what Python has not collected yet, which the record of a plan does first; and what
@@ -140,7 +146,7 @@ def plan_of(found: Found, workload: Workload, recipes: Iterable[str] | None = No
         UsageError: a recipe of that name is not matched by anything.
     """
     matchers = _chosen(recipes)
-    sites = next((sites for model, sites in found.sites if model is workload.model), None)
+    sites = next((sites for model, sites in found.sites if model() is workload.model), None)
     if sites is None or found.recording is None or not is_one_batch(workload.batch):
         return None
     if not _stands_alone(found.recording):
@@ -148,8 +154,10 @@ def plan_of(found: Found, workload: Workload, recipes: Iterable[str] | None = No
     savings = {_key(site): found.savings[site] for site in sites if site in found.savings}
     if recipes is not None:  # which of two that overlap is taken depends on all of them
         sites = find_sites(workload.model, found.recording, matchers, found.files)
-        found.sites.append((workload.model, sites))
-    return Plan(sites, found.files, {site: savings[_key(site)] for site in sites if _key(site) in savings})
+        found.sites.append((weakref.ref(workload.model), sites))
+    return Plan(
+        sites, found.files, found.recording, {site: savings[_key(site)] for site in sites if _key(site) in savings}
+    )
 
 
 def _stands_alone(recording: Recording) -> bool:
@@ -171,7 +179,7 @@ def _key(site: Site) -> tuple[str, str, str]:
 
 
 def record_step(workload: Workload, device: torch.device) -> Recording:
-    """One forward and loss of the workload, recorded; all is as before, and nothing of the step lives on."""
+    """Record one forward and loss of the workload; all is as before, and nothing of the step lives on."""
     with preserved(workload.model, workload.batch, None, device), import_path(workload.folder):
         batch = next(Batches(workload.batch, device, needed=1))
 

@@ -12,13 +12,13 @@ from typing import Any
 from torch import nn
 
 from gradscope.capture.registry import inner_paths
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.advice import attention_switch
 from gradscope.patching.edit.rewrite import Edit, edit_of
-from gradscope.patching.edit.source import FunctionSource, SourceFile
+from gradscope.patching.edit.source import FunctionSource, Refusal, SourceFile
 from gradscope.patching.edit.syntax import private
-from gradscope.patching.match import Match
-from gradscope.patching.switch import attention_switch
+from gradscope.patching.match.match import Match
 from gradscope.recording.graph import Frame, Node, Recording
+from gradscope.recording.live import LiveObjects
 
 Matcher = Callable[[Recording], Iterator[Match]]
 
@@ -41,8 +41,8 @@ class Site:
     recipe: str
     file: str
     line: int
-    module: nn.Module | None = None
-    chain: tuple[Link, ...] = ()
+    live: LiveObjects = field(default_factory=LiveObjects)  # of the recording
+    number: int = 0  # of all sites that were found in the recording
     edit: Edit | None = None
     reasons: list[str] = field(default_factory=list)
     matches: list[Match] = field(default_factory=list)
@@ -50,6 +50,16 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<{self.recipe} in {self.path or 'the model'}, {self.source}>"
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module whose code would change; None where it is no module's, and once the recording was dropped."""
+        return self.live.modules.get(self.number)
+
+    @property
+    def chain(self) -> tuple[Link, ...]:
+        """The functions from the module's method down to the one that is edited."""
+        return self.live.chains.get(self.number, ())
 
     @property
     def function(self) -> str:
@@ -82,7 +92,7 @@ class Site:
 def find_sites(
     model: nn.Module, recording: Recording, matchers: Mapping[str, Matcher], files: dict[str, SourceFile]
 ) -> list[Site]:
-    """Every match of ``matchers``, as sites of ``model``, supported or with the reasons why not.
+    """Return every match of ``matchers`` as sites of ``model``, supported or with the reasons why not.
 
     ``files`` are source files read before; those read here are added.
     """
@@ -109,7 +119,7 @@ class _Finder:
         self.found: dict[tuple[Any, ...], Site] = {}
 
     def sites(self) -> list[Site]:
-        """In the order of the run."""
+        """Return the sites in the order of the run."""
         second = any(
             node.op in {"grad", "backward"} and node.kwargs.get("create_graph") for node in self.recording.nodes
         )
@@ -144,7 +154,7 @@ class _Finder:
                 self.found = {key: each for key, each in self.found.items() if each is not less}
 
     def _added(self, match: Match) -> Site | None:
-        """The site that a match is one of."""
+        """Return the site that a match is one of."""
         if any(_is_of_recipes(place.frame) for node in match.nodes for place in node.places):
             return None
         frame = _common(match)
@@ -177,7 +187,7 @@ class _Finder:
             edit = edit_of(match, self.recording, frame, source, frozenset().union(*same))
             if site.edit is not None and site.edit.key != edit.key:
                 raise Refusal("the same line does different things in one run")
-            site.edit, site.chain = edit, chain
+            site.edit, site.live.chains[site.number] = edit, chain
         except Refusal as refusal:
             self._refuse(site, str(refusal), match, frame)
         return site
@@ -192,12 +202,15 @@ class _Finder:
         key = (path, match.recipe, frame.code, match.last.place_in(frame).span)  # type: ignore[union-attr]
         site = self.found.get(key)
         if site is None:
-            site = self.found[key] = Site(path, match.recipe, frame.code.co_filename, line, owner)
+            live = self.recording.live
+            number = len(live.modules)
+            site = self.found[key] = Site(path, match.recipe, frame.code.co_filename, line, live, number)
+            live.modules[number] = owner
         site.matches.append(match)
         return site
 
     def _owner(self, last: Node, frame: Frame) -> nn.Module | None:
-        """The module in whose method the frame runs, itself or further up."""
+        """Return the module in whose method the frame runs, itself or further up."""
         frames = [place.frame for place in last.places]
         for above in frames[frames.index(frame) :]:
             if isinstance(above.owner, nn.Module) and above.owner in self.paths:
@@ -205,7 +218,7 @@ class _Finder:
         return None
 
     def _chain(self, match: Match, frame: Frame) -> tuple[Link, ...]:
-        """The functions from the owner's method down to ``frame``."""
+        """Return the functions from the owner's method down to ``frame``."""
         frames = [place.frame for place in match.last.places]
         frames = frames[frames.index(frame) :]
         links: list[Link] = []
@@ -229,7 +242,7 @@ class _Finder:
         raise Refusal("the code belongs to no module of the model")
 
     def _check_asks_the_module(self, match: Match, inner: Frame, outer: Frame) -> None:
-        """The module's own attribute is called, and not its class's, which is that of all its modules."""
+        """Raise Refusal where the method is called as the class's, which is that of all its modules."""
         place = match.last.place_in(outer)
         call = FunctionSource.of(outer.code, self.files).at(place.span) if place is not None else None
         above = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
@@ -239,7 +252,7 @@ class _Finder:
             raise Refusal(f"{inner.code.co_name} is called as the class's, and not as the module's own")
 
     def _held(self, inner: Frame, outer: Frame) -> Link | None:
-        """The function that ``inner`` runs, as an attribute that a module of the model holds or its class has."""
+        """Return the function that ``inner`` runs, as an attribute that a module of the model or its class holds."""
         owner, names = outer.owner, outer.code.co_varnames[:1]
         if not isinstance(owner, nn.Module) or owner not in self.paths:
             return None
@@ -256,7 +269,7 @@ class _Finder:
         return None
 
     def _check_every_round(self, site: Site) -> None:
-        """Whenever that code ran for that module, it matched."""
+        """Refuse a site whose code also ran for its module without a match."""
         lasts = {match.last for match in site.matches}
         frame = _common(site.matches[0])
         span = site.matches[0].last.place_in(frame).span  # type: ignore[union-attr,arg-type]
@@ -296,7 +309,7 @@ def _shares_calls(one: Site, other: Site) -> bool:
 
 
 def _common(match: Match) -> Frame | None:
-    """The innermost frame under which all of a match happened."""
+    """Return the innermost frame under which all of a match happened."""
     for place in match.last.places:
         if all(node.place_in(place.frame) is not None for node in match.nodes):
             return place.frame
@@ -304,7 +317,7 @@ def _common(match: Match) -> Frame | None:
 
 
 def _method(owner: nn.Module, frame: Frame) -> Link:
-    """The method of ``owner`` that ``frame`` runs."""
+    """Return the method of ``owner`` that ``frame`` runs."""
     name = private(frame.code.co_name, frame.code)
     held = getattr(type(owner), name, None)
     if isinstance(inspect.getattr_static(type(owner), name, None), staticmethod):
@@ -334,7 +347,7 @@ def _code_of(kind: type, name: str) -> object:
 
 
 def bound(cell: CellType) -> list[object]:
-    """What a free name holds; nothing where it is not bound yet."""
+    """Return what a free name holds; nothing where it is not bound yet."""
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -342,7 +355,7 @@ def bound(cell: CellType) -> list[object]:
 
 
 def _called(inner: Frame, outer: Frame) -> Link:
-    """The function that ``inner`` runs, as a global name of ``outer``'s module.
+    """Return the function that ``inner`` runs, as a global name of ``outer``'s module.
 
     Raises:
         Refusal: it is called otherwise: as an attribute of a module of Python's, of an object, of a part that the

@@ -1,6 +1,7 @@
 """One run of a model as a graph: torch calls, the tensors between them, and where in the source each call stands.
 
 Tensors are held by weak references only, so that what is still alive after the run is what the model itself keeps.
+Other objects of the user's lie in the recording's table of live objects.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.capture.storages import tensors_in
+from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.tree import modules_of
 
 # Of half the width of float32.
 HALVES = frozenset({torch.float16, torch.bfloat16})
+
+_NO_CALL = RecordedCall(type(None), (), {})
 
 
 @dataclass(eq=False)
@@ -110,10 +114,19 @@ class Frame:
 
     index: int
     code: CodeType
-    globals: dict[str, Any]
     suspends: bool
-    settings: dict[str, Any] = field(default_factory=dict)  # its names that held numbers, texts or None at first
+    live: LiveObjects
     held_by: weakref.ref[nn.Module] | None = None
+
+    @property
+    def globals(self) -> dict[str, Any]:
+        """The global names of its file; none where it was not looked into, and after the drop."""
+        return self.live.globals.get(self.index, {})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its names that held numbers, texts or None at first."""
+        return self.live.settings.get(self.index, {})
 
     @property
     def owner(self) -> nn.Module | None:
@@ -149,9 +162,7 @@ class Node:
 
     index: int
     op: str  # the canonical name, see operations.py
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    live: LiveObjects
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     places: tuple[Place, ...]  # innermost first
@@ -159,7 +170,7 @@ class Node:
     grad: bool  # whether gradients were recorded then
     autocast: bool = False  # whether torch chose dtypes then
     compiled: bool = False  # whether torch.compile has made what it is a part of
-    called_by: Callable[[], nn.Module | None] | None = None
+    called_by: weakref.ref[nn.Module] | None = None
     # Names that stay when frames and modules are gone; see recording.naming.
     layer: str | None = None  # path of the innermost module of the user's, or of torch's own, that made it
     source: str | None = None  # "model.py:12", as the table of lines has it
@@ -168,23 +179,39 @@ class Node:
     mask: str | None = None  # given to torch's attention on every batch: "causal", or "open", which hides nothing
 
     @property
+    def function(self) -> Callable[..., Any]:
+        """What was called."""
+        return self.live.calls.get(self.index, _NO_CALL).function
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments by position; none after the drop."""
+        return self.live.calls.get(self.index, _NO_CALL).args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments by name; none after the drop."""
+        return self.live.calls.get(self.index, _NO_CALL).kwargs
+
+    @property
     def caller(self) -> nn.Module | None:
         """The module of torch's own that the user's code called for it, as an nn.Linear.
 
         One without tensors is kept, for it may be made for a single call. In the place of a loss that is gone stands
         one without its classes' weights; of any other None.
         """
-        return None if self.called_by is None else self.called_by()
+        held = None if self.called_by is None else self.called_by()
+        return self.live.callers.get(self.index) if held is None else held
 
     @caller.setter
     def caller(self, module: nn.Module | None) -> None:
         if module is None:
-            self.called_by = None
-        elif not _holds_tensors(module):
-            self.called_by = lambda: module
-        else:
-            held, bare = weakref.ref(module), _without_weights(module)
-            self.called_by = held if bare is None else lambda: held() or bare
+            return
+        kept: nn.Module | None = module
+        if _holds_tensors(module):
+            self.called_by, kept = weakref.ref(module), _without_weights(module)
+        if kept is not None:
+            self.live.callers[self.index] = kept
 
     @property
     def output(self) -> Value:
@@ -229,6 +256,7 @@ class Recording:
 
     nodes: list[Node]
     values: list[Value]
+    live: LiveObjects
     found: dict[str, Any] = field(default_factory=dict)  # what one matcher found and others ask for again, by its name
 
     def executed_in(self, frame: Frame) -> list[Node]:
@@ -263,14 +291,12 @@ class Recording:
                 found.setdefault(place.frame.index, place.frame)
         return list(found.values())
 
-    def forget(self) -> None:
-        """Let go of the modules and functions that were seen."""
-        for node in self.nodes:
-            for place in node.places:
-                place.frame.owner, place.frame.globals = None, {}
-                place.frame.settings.clear()
-                place.names.clear()
-            node.args, node.kwargs, node.inputs, node.outputs, node.places, node.caller = (), {}, (), (), (), None
+    def drop(self) -> None:
+        """Let go of the user's objects, and of the graph, which refers to itself.
+
+        Its tensors no longer know of their calls, so that it is freed without Python's collector.
+        """
+        self.live.drop()
         for value in self.values:
             value.producer = None
             value.users.clear()

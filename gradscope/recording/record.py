@@ -19,10 +19,14 @@ _T = TypeVar("_T")
 def record(run: Callable[[], Any]) -> tuple[Recording, Any]:
     """Call ``run`` once, without torch.compile; return what it did, and what it returned."""
     tape = Tape()
-    with uncompiled(), tape:
-        result = tape.run(run)
-    tape.forget()
-    return Recording(tape.nodes, tape.values), result
+    try:
+        with uncompiled(), tape:
+            result = tape.run(run)
+    except BaseException:
+        tape.live.drop()  # the traceback holds the tape
+        raise
+    tape.leave_frames()
+    return Recording(tape.nodes, tape.values, tape.live), result
 
 
 class Recorder:
@@ -52,10 +56,11 @@ class Recorder:
                 yield
         finally:
             self._tape = None
-            tape.forget()
-            self.recording = Recording(tape.nodes, tape.values)
+            tape.leave_frames()
+            self.recording = Recording(tape.nodes, tape.values, tape.live)
             if self.overflowed or self.failed is not None:
-                self.forget()
+                self.recording.drop()
+                self.recording = None
         if self._whole:  # what made the values is over: as in a plan, of which this may become one
             settle(tape.values)
             return
@@ -127,9 +132,3 @@ class Recorder:
         finally:
             raised.clear()  # its traceback holds this frame
         return ran.pop() if ran else function(*args, **kwargs)
-
-    def forget(self) -> None:
-        """Let go of the modules and functions that were seen."""
-        if self.recording is not None:
-            self.recording.forget()
-            self.recording = None

@@ -9,7 +9,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Number
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
@@ -22,6 +22,7 @@ from gradscope.capture.callers import is_standard, stack
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import under_compile
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
+from gradscope.recording.live import LiveObjects, RecordedCall
 from gradscope.recording.operations import LOOKS, canonical
 from gradscope.recording.stack import above_logging, is_skipped
 
@@ -52,6 +53,7 @@ class Tape(TorchFunctionMode):
 
     Attributes:
         nodes, values: what was written.
+        live: the user's objects behind it.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
@@ -59,12 +61,13 @@ class Tape(TorchFunctionMode):
         self._guard = guard
         self.nodes: list[Node] = []
         self.values: list[Value] = []
+        self.live = LiveObjects()
         self._latest: dict[int, Value] = {}  # by id of the tensor
         self._tensors = 0
         # By address: a number, and who uses it, by id.
         self._storages: dict[int, tuple[int, dict[int, weakref.ref[Tensor]]]] = {}
         self._addresses = 0
-        self._frames: dict[int, tuple[FrameType, Frame]] = {}
+        self._frames: dict[int, Frame] = {}  # by id of the interpreter's frame, which the table holds
         self._count = 0
         self._positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
         self._bottom: FrameType | None = None
@@ -92,10 +95,10 @@ class Tape(TorchFunctionMode):
     def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
         return hook if self._guard is None else self._guard.hook("recording", hook)
 
-    def forget(self) -> None:
-        """Drop the frames and what their names hold."""
-        for frame, known in self._frames.values():
-            _clear(frame, known)
+    def leave_frames(self) -> None:
+        """Drop the frames and what their names hold: the run is over."""
+        for known in self._frames.values():
+            self._leave(known)
         self._frames.clear()
         self._latest.clear()
 
@@ -138,8 +141,14 @@ class Tape(TorchFunctionMode):
             return
         running = {id(frame) for frame in stack(innermost)}
         for key in [key for key in self._frames if key not in running]:
-            frame, known = self._frames.pop(key)
-            _clear(frame, known)
+            self._leave(self._frames.pop(key))
+
+    def _leave(self, known: Frame) -> None:
+        """Drop what the names of a frame hold that does not run any more, unless it may go on later."""
+        frame = self.live.frames.pop(known.index)
+        if not known.suspends:
+            with suppress(RuntimeError):  # still running: it lets go of its names itself
+                frame.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, sys._getframe(1), args, kwargs or {})
@@ -167,27 +176,21 @@ class Tape(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             pairs = zip(held, versions, strict=True)
             changed = frozenset(self._storage(tensor) for tensor, version in pairs if version_of(tensor) != version)
-            node = Node(
-                len(self.nodes),
-                op,
-                func,
-                kept_args,
-                kept_kwargs,
-                tuple(inputs),
-                (),
-                (),
-                changed,
-                torch.is_grad_enabled(),
-            )
+            node = self._node(op, RecordedCall(func, kept_args, kept_kwargs), inputs, changed)
             self._add(node, [args[0]] if op == "setitem" else _tensors(result))  # an assignment returns nothing
             node.places = self._places(frame, shown=op in _READS and not node.outputs)
             node.caller = self._caller(frame)
             node.compiled = under_compile(frame)
         return result
 
+    def _node(self, op: str, call: RecordedCall, inputs: Iterable[Value], changed: frozenset[int]) -> Node:
+        node = Node(len(self.nodes), op, self.live, tuple(inputs), (), (), changed, torch.is_grad_enabled())
+        self.live.calls[node.index] = call
+        self.nodes.append(node)
+        return node
+
     def _add(self, node: Node, made: Iterable[Tensor]) -> None:
         node.autocast = any(map(_casts, {value.device.type for value in node.inputs}))
-        self.nodes.append(node)
         for value in node.inputs:
             if not value.users or value.users[-1] is not node:  # given twice
                 value.users.append(node)
@@ -210,10 +213,7 @@ class Tape(TorchFunctionMode):
         inputs: list[Value] = []
         with torch._C.DisableTorchFunction():  # as in a call
             kept_args = tuple(self._replaced(argument, inputs, []) for argument in args)
-            node = Node(
-                len(self.nodes), op, func, kept_args, {}, tuple(inputs), (), (), frozenset(), torch.is_grad_enabled()
-            )
-            self.nodes.append(node)
+            node = self._node(op, RecordedCall(func, kept_args, {}), inputs, frozenset())
             node.places = self._places(frame, shown=True)
         result = (run or func)(*args, **kwargs)
         with torch._C.DisableTorchFunction():
@@ -297,7 +297,7 @@ class Tape(TorchFunctionMode):
         """The first frame of the user's: its place, and nothing of what it holds."""
         for frame in stack(innermost):
             if not (is_skipped(frame) or (shown and is_standard(frame.f_code.co_filename))):
-                made = Frame(self._count, frame.f_code, {}, False)
+                made = Frame(self._count, frame.f_code, False, self.live)
                 self._count += 1
                 return (Place(made, self._span(frame), {}),)
         return ()
@@ -314,16 +314,19 @@ class Tape(TorchFunctionMode):
     def _frame(self, frame: FrameType) -> Frame:
         known = self._frames.get(id(frame))
         if known is not None:
-            return known[1]
+            return known
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         plain = getattr(frame.f_globals.get(code.co_name), "__code__", None) is code
         owner = first if isinstance(first, nn.Module) and not plain else None
-        made = Frame(self._count, code, frame.f_globals, bool(code.co_flags & _SUSPENDS))
+        made = Frame(self._count, code, bool(code.co_flags & _SUSPENDS), self.live)
         made.owner = owner
-        made.settings |= {name: held for name, held in frame.f_locals.items() if isinstance(held, _SETTINGS)}
+        self.live.frames[made.index], self.live.globals[made.index] = frame, frame.f_globals
+        self.live.settings[made.index] = {
+            name: held for name, held in frame.f_locals.items() if isinstance(held, _SETTINGS)
+        }
         self._count += 1
-        self._frames[id(frame)] = (frame, made)
+        self._frames[id(frame)] = made
         return made
 
     def _span(self, frame: FrameType) -> Span | None:
@@ -378,14 +381,6 @@ def _is_plain(argument: Any) -> bool:
 def _casts(device: str) -> bool:
     """Return whether autocast is on; some devices, as "meta", have none."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def _clear(frame: FrameType, known: Frame) -> None:
-    if not known.suspends:
-        try:
-            frame.clear()
-        except RuntimeError:  # still running: it lets go of its names itself
-            return
 
 
 def _is_used(users: dict[int, weakref.ref[Tensor]]) -> bool:

@@ -20,7 +20,7 @@ from gradscope.errors import OutputError, UsageError
 from gradscope.fixing import load_fix
 from gradscope.fixing import run as fixing
 from gradscope.fixing.report import FixReport
-from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.match.matchers import MATCHERS
 from tests.cli_fixtures import Runner, frames_of_ours, run_fixture  # noqa: F401 (a fixture is used by its name)
 from tests.fixing.fix_fixtures import (  # noqa: F401
     FAST,

@@ -20,7 +20,7 @@ from gradscope.diagnose import engine
 from gradscope.diagnose.case import Floor, Rule
 from gradscope.diagnose.rules import RULES
 from gradscope.patching import places as found_places
-from gradscope.patching.predict import Saving, kept_bytes
+from gradscope.patching.prove.predict import Saving, kept_bytes
 from gradscope.patching.sites import Site
 from tests.diagnose.run_case import Twin, findings_of
 

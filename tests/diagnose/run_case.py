@@ -79,20 +79,20 @@ def loop_case(step: Callable[[], Any], model: nn.Module | None = None, **options
 
 @contextmanager
 def _seen_cases() -> Iterator[list[Case]]:
-    """What is diagnosed inside the block, with the graph of the recorded step, which a run forgets when it is over."""
+    """What is diagnosed inside the block, with the graph of the recorded step, which a run drops when it is over."""
     seen: list[Case] = []
-    real, forget = pipeline.diagnose, Recording.forget
+    real, drop = pipeline.diagnose, Recording.drop
 
     def keep(case: Case, ignore: Any = (), **options: Any) -> Any:
         seen.append(case)
         return real(case, ignore, **options)
 
     pipeline.diagnose = keep  # type: ignore[assignment]
-    Recording.forget = lambda self: None  # type: ignore[method-assign]
+    Recording.drop = lambda self: None  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        pipeline.diagnose, Recording.forget = real, forget  # type: ignore[method-assign]
+        pipeline.diagnose, Recording.drop = real, drop  # type: ignore[method-assign]
 
 
 def findings_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.patching import predict
+from gradscope.patching.prove import predict
 from tests.made_times import BETTER, Saves, made_times
 
 MODEL = '''"""A model."""

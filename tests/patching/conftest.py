@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from gradscope.kernels import pays
-from gradscope.patching.idle import why_idle
-from gradscope.patching.matchers import embedding, linear_cross_entropy
+from gradscope.patching.match.match import why_idle
+from gradscope.patching.match.matchers import embedding, linear_cross_entropy
 from gradscope.recording.graph import Value
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.edit.recompile import in_file
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import Plan, plan
+from gradscope.patching.swap import in_file
 from gradscope.workload import Workload, call_model, scalar_loss
 from tests.patching.corpus.entry import Entry
 

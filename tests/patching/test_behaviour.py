@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradscope.patching.behaviour import Proofs, Trial, bound_of, close, rows
-from gradscope.patching.matchers.search import region
+from gradscope.patching.match.behaviour import Proofs, Trial, bound_of, close, rows
+from gradscope.patching.match.search import region
 from gradscope.recording.graph import Recording, Value
 from gradscope.recording.record import record
 

@@ -9,9 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from gradscope.patching import choice
-from gradscope.patching.choice import HUNGRIER, NO_GAIN, NOT_TOGETHER, SLOWER, Choice, Group, choose
-from gradscope.patching.turns import FEWEST_ROUNDS, SECONDS, Times, Told, Way
+from gradscope.patching.prove import choice
+from gradscope.patching.prove.choice import (
+    FEWEST_ROUNDS,
+    HUNGRIER,
+    NO_GAIN,
+    NOT_TOGETHER,
+    SECONDS,
+    SLOWER,
+    Choice,
+    Group,
+    Times,
+    Told,
+    Way,
+    choose,
+)
 
 MIB = 1 << 20
 STEP = (100_000_000, 64 * MIB)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradscope.patching.compare import compare
-from gradscope.patching.unit import GRADIENT
+from gradscope.patching.prove.proof import compare
+from gradscope.patching.prove.unit import GRADIENT
 
 TRUE = torch.tensor([3.0, 4.0], dtype=torch.float64)
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 import gradscope
 from gradscope.patching.advice import what_to_do
 from gradscope.patching.patches import Patches
-from gradscope.patching.unit import Unit
+from gradscope.patching.prove.unit import Unit
 from tests.patching import small
 
 X = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))

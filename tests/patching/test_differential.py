@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
 from gradscope.patching.plan import Plan, plan
-from gradscope.patching.precision import InDouble
+from gradscope.patching.prove.unit import InDouble
 from gradscope.patching.swap import swaps
 from tests.patching.attention_sources import LONGEST, MUTATIONS, WIDTH, Case, cases
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradscope
-from gradscope.patching.matchers import MATCHERS
+from gradscope.patching.match.matchers import MATCHERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "patching.md"
 

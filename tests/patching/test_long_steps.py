@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradscope.patching.graph import constant, made_from, makers, remade, uncast
-from gradscope.patching.matchers import MATCHERS
-from gradscope.patching.matchers.products import leads_to_product
+from gradscope.patching.match.graph import constant, made_from, makers, remade, uncast
+from gradscope.patching.match.matchers import MATCHERS
+from gradscope.patching.match.products import leads_to_product
 from gradscope.recording.graph import Recording, Value
 from gradscope.recording.naming import name_calls
 from gradscope.recording.record import record

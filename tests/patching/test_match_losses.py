@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gradscope.kernels import pays
-from gradscope.patching.edit.recompile import in_file
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import Plan, plan
+from gradscope.patching.swap import in_file
 from gradscope.recipes.lazy_tensor import LazyTensor, is_computed
 from gradscope.workload import Workload, call_model, scalar_loss
 from tests.patching.corpus import lookalikes_losses, losses, losses_gathered, losses_made, losses_spelled

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradscope.patching.matchers import rope
+from gradscope.patching.match.matchers import rope
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan, record_step
 from gradscope.workload import Workload

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradscope.patching.edit import guard_tests
+from gradscope.patching.edit import guard_writer
 from gradscope.patching.patches import Patches
 from gradscope.patching.plan import plan
 from tests.patching import numbers_models
@@ -170,7 +170,7 @@ def _values(output: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("value", [[16], (16,), torch.Size([16]), [1, 2.5], "mean", -2, True])
 def test_a_condition_holds_for_the_value_it_was_written_for(value: Any) -> None:
     """A list is equal to no tuple."""
-    text = guard_tests._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
+    text = guard_writer._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
     assert eval(text, {"held": value})
     assert not eval(text, {"held": None})
 
@@ -178,5 +178,5 @@ def test_a_condition_holds_for_the_value_it_was_written_for(value: Any) -> None:
 @pytest.mark.parametrize("value", [True, False])
 def test_a_tensor_is_no_truth_value(value: bool) -> None:
     """It may want a gradient."""
-    text = guard_tests._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
+    text = guard_writer._test(ast.parse("held").body[0].value, "held", value, multiplies=False)  # type: ignore[attr-defined]
     assert not eval(text, {"held": torch.tensor(float(value))})

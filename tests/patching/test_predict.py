@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradscope
-from gradscope.patching import predict
-from gradscope.patching.predict import Saving, kept_bytes
+from gradscope.patching.prove import predict
+from gradscope.patching.prove.predict import Saving, kept_bytes
 from tests.patching import corpus, small
 
 BATCH = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5))

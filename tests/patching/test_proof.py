@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.patching.compare import Errors, compare
 from gradscope.patching.plan import Plan, plan
-from gradscope.patching.precision import InDouble, WithoutDropout
-from gradscope.patching.proof import prove
+from gradscope.patching.prove.proof import Errors, compare, prove
+from gradscope.patching.prove.unit import GRADIENT, InDouble, Unit, WithoutDropout, captured
 from gradscope.patching.sites import Site
 from gradscope.patching.swap import Swap, swaps
-from gradscope.patching.unit import GRADIENT, Unit, captured
 from tests.patching import small
 
 BATCH = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(5)).requires_grad_()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradscope.patching import turns
-from gradscope.patching.turns import FEWEST_ROUNDS, MOST_ROUNDS, Side, Times, Told, Way, measured, told
+from gradscope.patching.prove import choice as turns
+from gradscope.patching.prove.choice import FEWEST_ROUNDS, MOST_ROUNDS, Side, Times, Told, Way, measured, told
 
 CPU = torch.device("cpu")
 

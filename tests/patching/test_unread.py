@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.patching.edit import importers
+from gradscope.patching.edit import imports as importers
 from gradscope.patching.edit.imports import unread_imports
-from gradscope.patching.edit.replacement import Replacement, edited
-from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.source import Replacement, SourceFile, edited
 
 # Not written out anywhere: this file is loaded too, and would take what it names.
 STEM = "".join(("rhom", "bi"))

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 import gradscope
 from gradscope import recipes
 from gradscope.kernels import pays
-from gradscope.patching import choice, verify
 from gradscope.patching.advice import what_to_do
+from gradscope.patching.prove import choice, verify
+from gradscope.patching.prove.choice import FEWEST_ROUNDS, Times
 from gradscope.patching.swap import swaps
-from gradscope.patching.turns import FEWEST_ROUNDS, Times
 from tests.made_times import BETTER, HUNGRIER, SLOWER, Saves, made_times
 from tests.patching import small
 
@@ -376,7 +376,7 @@ def test_an_error_with_all_places_at_once(use: Callable[[Saves], None], error: t
 
 
 def test_interrupted_inside_a_proof(use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradscope.patching import proof
+    from gradscope.patching.prove import proof
 
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -470,7 +470,7 @@ def test_source_that_does_not_compile_is_a_reason(
     use: Callable[[Saves], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gradscope.patching import swap
-    from gradscope.patching.edit.replacement import Refusal
+    from gradscope.patching.edit.source import Refusal
 
     real = swap.rebuilt
 

@@ -150,6 +150,18 @@ def test_imports_go_down_the_layout(package: str, path: Path) -> None:
     assert not wrong, f"{package} may not import {sorted(wrong)}"
 
 
+# What the packages of patching may import of it, beside themselves.
+_INSIDE_PATCHING = {"match": set(), "edit": {"match"}, "prove": {"match", "edit", "plan", "sites", "swap"}}
+
+
+@pytest.mark.parametrize("package", _INSIDE_PATCHING)
+def test_imports_go_down_inside_patching(package: str) -> None:
+    for path in sorted((REPOSITORY / "gradscope" / "patching" / package).rglob("*.py")):
+        below = re.findall(r"^ *from gradscope\.patching\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        wrong = set(below) - _INSIDE_PATCHING[package] - {package}
+        assert not wrong, f"{path} may not import {sorted(wrong)} of patching"
+
+
 def test_no_modules_import_each_other() -> None:
     """At the top of a file; what a function imports when it runs closes no circle while they load."""
     modules = {_module_name(path): path for _, path in _sources()}

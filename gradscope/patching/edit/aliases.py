@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator, Set
 
 from gradscope.patching.edit.call_sites import CallSites
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.source import Refusal
 from gradscope.patching.edit.syntax import parts_read, walked, within
-from gradscope.patching.graph import CASTS, COPIES, uncast
-from gradscope.patching.match import Match
+from gradscope.patching.match.graph import CASTS, COPIES, uncast
+from gradscope.patching.match.match import Match
 from gradscope.recording.graph import Node, Value
 
 _CHOICES = (ast.IfExp, ast.BoolOp, ast.NamedExpr)

@@ -8,8 +8,7 @@ from types import ModuleType
 
 from torch import Tensor, nn
 
-from gradscope.patching.edit.replacement import Refusal
-from gradscope.patching.edit.source import FunctionSource
+from gradscope.patching.edit.source import FunctionSource, Refusal
 from gradscope.patching.edit.syntax import INLINE, name_chain, private
 from gradscope.recording.graph import Frame, Node, Value
 from gradscope.recording.operations import canonical, canonical_name

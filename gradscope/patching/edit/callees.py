@@ -12,24 +12,21 @@ from torch import Tensor, nn
 
 from gradscope.patching.edit.bindings import (
     assigned,
+    home,
     is_another_module,
     is_changed,
     is_given,
+    is_of_a_class,
     is_set_by_name,
     is_set_from_outside,
-    may_be_set,
-)
-from gradscope.patching.edit.call_sites import CallSites
-from gradscope.patching.edit.class_hierarchy import (
-    home,
-    is_of_a_class,
     is_widened_elsewhere,
+    may_be_set,
     named,
     other_method,
     related,
 )
-from gradscope.patching.edit.replacement import Known, Refusal
-from gradscope.patching.edit.source import SourceFile
+from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.source import Refusal, SourceFile, SourceGuard
 from gradscope.patching.edit.syntax import is_name
 from gradscope.recording.graph import Frame, Node
 
@@ -47,10 +44,10 @@ def settings_of(module: object) -> tuple[str, ...]:
     return _SETTINGS.get(type(module), ())
 
 
-def check_named(node: Node, calls: CallSites) -> None:
+def check_called_by_name(node: Node, calls: CallSites) -> None:
     """Raise Refusal where a function was called that something held which may hold another: ``self.act(x)``."""
     call = calls.spelled(node)
-    function = _bound(call.func, calls) if isinstance(call, ast.Call) else None
+    function = _value_bound_to(call.func, calls) if isinstance(call, ast.Call) else None
     if function is not None and not _is_named(function, calls):
         raise Refusal(f"{node.op} is not called by its own name")
 
@@ -80,7 +77,7 @@ def check_helper(frame: Frame, call: ast.AST | None, calls: CallSites) -> None:
     """Raise Refusal where the user's function that ``frame`` is of may be another one next time: ``self.act(x)``."""
     if not isinstance(call, ast.Call):
         return
-    function = _bound(call.func, calls)
+    function = _value_bound_to(call.func, calls)
     own = frame.code.co_name
     if isinstance(function, ast.Attribute):
         above = _value(function.value, calls)
@@ -96,7 +93,7 @@ def check_helper(frame: Frame, call: ast.AST | None, calls: CallSites) -> None:
 
 def check_method(called: ast.AST | None, calls: CallSites) -> None:
     """Raise Refusal where a class below the module's own has another method, or property, than ``called``."""
-    function = _bound(called.func, calls) if isinstance(called, ast.Call) else called
+    function = _value_bound_to(called.func, calls) if isinstance(called, ast.Call) else called
     if not isinstance(function, ast.Attribute):
         return
     above = function.value
@@ -105,28 +102,28 @@ def check_method(called: ast.AST | None, calls: CallSites) -> None:
         return
     own, file = home(calls.frame), calls.source.file
     if hasattr(own, function.attr):
-        check_kept(function.attr, calls.frame, file)
+        check_not_replaced(function.attr, calls.frame, file)
     other = other_method(function.attr, calls.frame, file)
     if other is not None:
         raise Refusal(f"{function.attr} is that of {own.__name__}, which {other} has another for")
 
 
-def check_kept(method: str, frame: Frame, file: SourceFile) -> None:
+def check_not_replaced(method: str, frame: Frame, file: SourceFile) -> None:
     """Raise Refusal where the file gives a module of ``frame``'s class another method: ``self.forward = other``."""
     others = related(home(frame), file, frame.globals)
     if assigned(method, file, others) or is_set_by_name(method, file, others):
         raise Refusal(f"{method} is not called by its own name")
 
 
-def configured(node: Node, module: nn.Module, calls: CallSites) -> ast.expr | None:
+def callee_to_ask(node: Node, module: nn.Module, calls: CallSites) -> ast.expr | None:
     """Return what was called for a module of torch's, as ``self.act``; None where it always is one of that class."""
     if calls.is_of_parent(node):  # the module's own class says which
         return None
     call = calls.expression(node)
-    return _asked(call.func, module, calls) if isinstance(call, ast.Call) else None
+    return _expression_to_ask(call.func, module, calls) if isinstance(call, ast.Call) else None
 
 
-def configured_on_the_way(frame: Frame, module: nn.Module, call: ast.AST | None, calls: CallSites) -> ast.expr | None:
+def helper_to_ask(frame: Frame, module: nn.Module, call: ast.AST | None, calls: CallSites) -> ast.expr | None:
     """Return what was called for a module of the user's own; None where it always is one of that class.
 
     Args:
@@ -142,16 +139,16 @@ def configured_on_the_way(frame: Frame, module: nn.Module, call: ast.AST | None,
             return None
         if above is module and function.attr == frame.code.co_name:  # self.act.forward(x)
             function = function.value
-    return _asked(function, module, calls)
+    return _expression_to_ask(function, module, calls)
 
 
-def _asked(function: ast.expr, module: nn.Module, calls: CallSites) -> ast.expr | None:
+def _expression_to_ask(function: ast.expr, module: nn.Module, calls: CallSites) -> ast.expr | None:
     """Return the expression whose class must be that of ``module``; None where it always is.
 
     Raises:
         Refusal: it cannot be asked before, or is a container, whose parts may be others.
     """
-    function = _bound(function, calls)
+    function = _value_bound_to(function, calls)
     if isinstance(function, ast.Attribute) and function.attr == "__call__":
         function = function.value
     if _is_new(function, module, calls):
@@ -159,7 +156,7 @@ def _asked(function: ast.expr, module: nn.Module, calls: CallSites) -> ast.expr 
     held = _value(function, calls)
     if _is_own(function, calls) and is_changed(function.attr, calls.source.file):
         raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
-    if isinstance(held, nn.Module) and _is_own(function, calls) and _always(function.attr, held, calls):
+    if isinstance(held, nn.Module) and _is_own(function, calls) and _is_always_alike(function.attr, held, calls):
         return None
     other = held is not None and held is not module  # in a Sequential, say
     if other or isinstance(module, nn.Sequential) or not _is_path(function, calls):
@@ -167,7 +164,7 @@ def _asked(function: ast.expr, module: nn.Module, calls: CallSites) -> ast.expr 
     return function
 
 
-def stays_identity(call: ast.Call, calls: CallSites) -> Known | None:
+def identity_guard(call: ast.Call, calls: CallSites) -> SourceGuard | None:
     """Return the condition that what ``call`` calls, an ``nn.Identity``, still is one; None where it always is.
 
     Raises:
@@ -175,13 +172,13 @@ def stays_identity(call: ast.Call, calls: CallSites) -> Known | None:
     """
     module = calls.called_module(call)
     assert isinstance(module, nn.Module)
-    expression = _asked(call.func, module, calls)
+    expression = _expression_to_ask(call.func, module, calls)
     if expression is None:
         return None
     text, name = calls.source.file.of(expression), name_of(type(module), calls)
     if name is None:
         raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
-    return Known(expression, f"type({text}) is {name}")
+    return SourceGuard(expression, f"type({text}) is {name}")
 
 
 _LEGACY = frozenset({"size_average", "reduce"})  # they say what a loss's reduction is
@@ -212,12 +209,12 @@ def setting_of(name: str, made: ast.Call, module: nn.Module) -> ast.expr | None:
 
 def is_written(name: str, function: ast.expr, module: nn.Module, calls: CallSites) -> bool:
     """Return whether the setting ``name`` is a literal wherever the class makes the module that ``function`` holds."""
-    function, file = _bound(function, calls), calls.source.file
+    function, file = _value_bound_to(function, calls), calls.source.file
     if _may_change(name, file):
         return False
     made: list[ast.expr] = [function]
     if _is_own(function, calls):
-        if not _always(function.attr, module, calls):
+        if not _is_always_alike(function.attr, module, calls):
             return False
         made = assigned(function.attr, file, related(home(calls.frame), file, calls.frame.globals))
     return bool(made) and all(_is_new(each, module, calls) and _has_written(name, each, module) for each in made)
@@ -245,7 +242,7 @@ def _is_own(expression: ast.expr, calls: CallSites) -> TypeGuard[ast.Attribute]:
     return isinstance(expression, ast.Attribute) and bool(first) and is_name(expression.value, first[0])
 
 
-def _bound(function: ast.expr, calls: CallSites) -> ast.expr:
+def _value_bound_to(function: ast.expr, calls: CallSites) -> ast.expr:
     """Return what a local name holds that is bound once, or on all ways here; any other expression as it is."""
     if isinstance(function, ast.Name) and function.id in calls.frame.code.co_varnames:
         found = calls.source.bound_on_all_ways(function)
@@ -303,7 +300,7 @@ def _value(expression: ast.expr, calls: CallSites) -> object:
     return found
 
 
-def _always(name: str, module: nn.Module, calls: CallSites) -> bool:
+def _is_always_alike(name: str, module: nn.Module, calls: CallSites) -> bool:
     """Return whether all that the class assigns to ``name`` is a new module like ``module``, with like parts."""
     file, names = calls.source.file, calls.frame.globals
     values = assigned(name, file, related(home(calls.frame), file, names))

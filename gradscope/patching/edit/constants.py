@@ -1,4 +1,4 @@
-"""Return whether an expression is the same number in every call: written down, of a tensor's form, made of such."""
+"""Numbers that are the same in every call: written down, of a tensor's form, or made of such."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import size_read
 from gradscope.patching.edit.source import FunctionSource
 from gradscope.patching.edit.syntax import called_name, is_name
-from gradscope.patching.graph import uncast
+from gradscope.patching.match.graph import uncast
 from gradscope.recording.graph import Frame, Node, Value
 
 
 def resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
-    """Of a name that is bound once, what that is."""
+    """Return what a name that is bound once is bound to; any other expression as it is."""
     for _ in range(8):
         if not isinstance(expression, ast.Name):
             break
@@ -160,7 +160,7 @@ _DEEPEST = 24
 
 
 def _of_module(expression: ast.expr, calls: CallSites) -> bool:
-    """``math.sqrt``, ``torch.pi``: an attribute of a module of somebody else's."""
+    """Return whether ``expression`` is an attribute of a library's module: ``math.sqrt``, ``torch.pi``."""
     root = expression
     while isinstance(root, ast.Attribute):
         root = root.value
@@ -171,7 +171,7 @@ def _of_module(expression: ast.expr, calls: CallSites) -> bool:
 
 
 def _is_of_math(name: ast.Name, calls: CallSites) -> bool:
-    """``pi``, where the file has that from ``math`` and from nowhere else."""
+    """Return whether the file has ``name`` from ``math`` and from nowhere else, as ``pi``."""
     file = calls.source.file
     imports = (node for node in file.tree.body if isinstance(node, ast.ImportFrom) and node.module == "math")
     names = {alias.asname or alias.name for node in imports for alias in node.names}

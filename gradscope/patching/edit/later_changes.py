@@ -11,11 +11,10 @@ from collections.abc import Set
 
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import LOOPS
-from gradscope.patching.edit.replacement import Refusal
+from gradscope.patching.edit.source import Refusal
 from gradscope.patching.edit.syntax import targets, walked, within
-from gradscope.patching.graph import CASTS
-from gradscope.patching.match import Match
-from gradscope.patching.views import VIEWS
+from gradscope.patching.match.graph import CASTS, VIEWS
+from gradscope.patching.match.match import Match
 from gradscope.recording.graph import Recording, Value
 
 _READ_BACKWARD = frozenset({"attention", "packed_attention"})

@@ -13,11 +13,11 @@ from gradscope.ops import names
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
-from gradscope.patching.edit.guard_tests import bracketed
-from gradscope.patching.edit.replacement import Known, Refusal
+from gradscope.patching.edit.guard_writer import bracketed
+from gradscope.patching.edit.source import Refusal, SourceGuard
 from gradscope.patching.edit.syntax import names_in, reads_only
-from gradscope.patching.graph import CASTS, COPIES
-from gradscope.patching.match import Match, Of
+from gradscope.patching.match.graph import CASTS, COPIES
+from gradscope.patching.match.match import Match, Of
 from gradscope.recording.graph import Node
 
 # What gives as many rows as it reads, whatever the numbers beside the tensor are.
@@ -34,8 +34,8 @@ _ATTENDED = frozenset({"query", "key", "value"})
 _PARTS = names("chunk split")
 
 
-def known_sizes(match: Match, calls: CallSites) -> Iterator[Known]:
-    """The conditions that sizes are equal, and forms what they were, that a match relies on.
+def guards_of_sizes(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
+    """Yield the guards that sizes are equal, and shapes and dtypes what they were, where a match relies on that.
 
     Raises:
         Refusal: they are those of no tensors of the function's own.
@@ -45,11 +45,11 @@ def known_sizes(match: Match, calls: CallSites) -> Iterator[Known]:
     yield from _equal_dtypes(match, calls)
     for value, test in match.forms:
         expression = operand_of(value, match.nodes, calls)[0]
-        yield form_asked(expression, f"{_text(expression, calls)}{test}", calls)
+        yield form_guard(expression, f"{_text(expression, calls)}{test}", calls)
 
 
-def _equal_lengths(match: Match, calls: CallSites) -> Iterator[Known]:
-    """The condition, once for what it asks of either; none where the source says so.
+def _equal_lengths(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
+    """Yield the guard that queries and keys are as many, once for each tensor asked; none where the source says so.
 
     Raises:
         Refusal: they are no tensors of the function's own.
@@ -62,11 +62,11 @@ def _equal_lengths(match: Match, calls: CallSites) -> Iterator[Known]:
         return
     sizes = [f"{_text(expression, calls)}.size({dimension})" for expression, dimension in asked]
     for expression, _ in asked:
-        yield Known(expression, " == ".join(sizes))
+        yield SourceGuard(expression, " == ".join(sizes))
 
 
-def _equal_rows(match: Match, calls: CallSites) -> Iterator[Known]:
-    """The condition, once for either tensor.
+def _equal_rows(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
+    """Yield the guard that two tensors have the same rows, once for each of them.
 
     Raises:
         Refusal: they are no tensors of the function's own.
@@ -78,11 +78,11 @@ def _equal_rows(match: Match, calls: CallSites) -> Iterator[Known]:
             f"{rows}.shape[:-1]" if len(match.rows[0].shape) > len(match.rows[1].shape) else f"{rows}[..., :1].shape"
         )
         for expression in asked:
-            yield form_asked(expression, f"{wanted} == {target}.shape", calls)
+            yield form_guard(expression, f"{wanted} == {target}.shape", calls)
 
 
-def _equal_dtypes(match: Match, calls: CallSites) -> Iterator[Known]:
-    """The condition that operands of attention have one dtype, where casts to a written one made some of them."""
+def _equal_dtypes(match: Match, calls: CallSites) -> Iterator[SourceGuard]:
+    """Yield the guards that operands of attention have one dtype, where casts to a written one made some of them."""
     pieces = (piece for argument in match.arguments for piece in argument.pieces)
     values = {piece.role: piece.value for piece in pieces if isinstance(piece, Of) and piece.role in _ATTENDED}
     asked = [operand_of(value, match.nodes, calls)[0] for value in values.values()] if len(values) == 3 else []
@@ -90,7 +90,7 @@ def _equal_dtypes(match: Match, calls: CallSites) -> Iterator[Known]:
     if any(cast) and not all(cast):
         one, other = asked[cast.index(True)], asked[cast.index(False)]
         for expression in (one, other):
-            yield form_asked(expression, f"{_text(one, calls)}.dtype == {_text(other, calls)}.dtype", calls)
+            yield form_guard(expression, f"{_text(one, calls)}.dtype == {_text(other, calls)}.dtype", calls)
 
 
 def _is_cast_as_written(expression: ast.expr, calls: CallSites) -> bool:
@@ -108,15 +108,15 @@ def _text(expression: ast.expr, calls: CallSites) -> str:
     return bracketed(expression, calls.source.file.of(expression))
 
 
-def form_asked(expression: ast.expr, test: str, calls: CallSites) -> Known:
+def form_guard(expression: ast.expr, test: str, calls: CallSites) -> SourceGuard:
     if not reads_only(expression):
         name = calls.source.file.of(expression)
         raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
-    return Known(expression, test)
+    return SourceGuard(expression, test)
 
 
 def _root(expression: ast.expr, calls: CallSites) -> tuple[str, ast.Assign | None] | None:
-    """The name that an expression's rows are those of, and what bound it; None where that is not sure."""
+    """Return the name that an expression's rows are those of, and what bound it; None where that is not sure."""
     while True:
         name = _first(expression, calls)
         if not isinstance(name, ast.Name) or not _is_sure(name, calls):
@@ -142,14 +142,14 @@ def _is_sure(name: ast.Name, calls: CallSites) -> bool:
 
 
 def _home(name: ast.Name, calls: CallSites) -> ast.Assign | None:
-    """The last assignment above, of those that stand in one block."""
+    """Return the last assignment above, of those that stand in one block."""
     file = calls.source.file
     above = [home for home in calls.source.assignments(name) if file.end(home) <= file.start(name)]
     return max(above, key=file.start, default=None)
 
 
 def _given(home: ast.Assign, name: str, calls: CallSites) -> ast.expr | None:
-    """What an assignment gives a name: its part of ``q, k = self.q(x), self.k(x)``, or what is taken apart."""
+    """Return what an assignment gives a name: its part of ``q, k = self.q(x), self.k(x)``, or what is taken apart."""
     for target in home.targets:
         if isinstance(target, ast.Tuple) and isinstance(home.value, ast.Tuple):
             pairs = zip(target.elts, home.value.elts, strict=False)
@@ -160,7 +160,7 @@ def _given(home: ast.Assign, name: str, calls: CallSites) -> ast.expr | None:
 
 
 def _of_each(made: ast.GeneratorExp | ast.ListComp, calls: CallSites) -> ast.expr | None:
-    """What ``(each.view(...) for each in parts)`` is taken from, where every part keeps its rows."""
+    """Return what ``(each.view(...) for each in parts)`` is taken from, where every part keeps its rows."""
     loop, part = made.generators[0], made.elt
     while (
         isinstance(part, ast.Call)
@@ -174,7 +174,7 @@ def _of_each(made: ast.GeneratorExp | ast.ListComp, calls: CallSites) -> ast.exp
 
 
 def _parts(whole: ast.expr, calls: CallSites) -> ast.expr | None:
-    """What holds parts of a tensor that have as many rows each; None for another container."""
+    """Return what holds parts of a tensor that have as many rows each; None for another container."""
     if isinstance(whole, ast.Name) and not calls.is_tensor(whole):
         home = _home(whole, calls)
         if home is None or not _is_sure(whole, calls) or not all(isinstance(each, ast.Name) for each in home.targets):
@@ -186,14 +186,14 @@ def _parts(whole: ast.expr, calls: CallSites) -> ast.expr | None:
 
 
 def _first(expression: ast.expr | None, calls: CallSites) -> ast.expr | None:
-    """What the rows of an expression are those of: back over calls that keep them, to a name where there is one."""
+    """Return what the rows of an expression are those of: back over calls that keep them, to a name if there is one."""
     while expression is not None and not isinstance(expression, ast.Name):
         expression = _below(expression, calls)
     return expression
 
 
 def _below(expression: ast.expr, calls: CallSites) -> ast.expr | None:
-    """What one call reads that keeps the rows; None where that is not sure."""
+    """Return what one call reads that keeps the rows; None where that is not sure."""
     node = _made(expression, calls)
     if node is None and isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
         return _parts(expression.value, calls)
@@ -212,13 +212,13 @@ def _below(expression: ast.expr, calls: CallSites) -> ast.expr | None:
 
 
 def _made(expression: ast.expr, calls: CallSites) -> Node | None:
-    """The call of torch's that stands there itself; None where it was not recorded, or a function makes it."""
+    """Return the call of torch's that stands there itself; None where it was not recorded, or a function makes it."""
     found = [node for part, node in calls.calls_in(calls.source.statement(expression)) if part is expression]
     return found[-1] if found and found[-1].places[0].frame is calls.frame else None
 
 
 def _scaled(expression: ast.expr, node: Node, calls: CallSites) -> ast.expr | None:
-    """The factor that has rows, where the other is a number and no row of them another time."""
+    """Return the factor that has rows, where the other is a number and no row of them another time."""
     if isinstance(expression, ast.BinOp):
         sides = [expression.left, expression.right]
     elif isinstance(expression, ast.Call):

@@ -1,21 +1,20 @@
-"""The source text of a function, as a tree, and proof that it is the text the function was compiled from."""
+"""The source text of a function as a tree, proof that it is what ran, how its file is written, and what replaces it."""
 
 from __future__ import annotations
 
 import ast
 import io
 import linecache
+import re
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import CodeType
 from typing import TypeVar
 
-from gradscope.patching.edit.replacement import Refusal
-from gradscope.patching.edit.style import Style
 from gradscope.patching.edit.syntax import walked, within
 from gradscope.recording.graph import Span
 
@@ -33,7 +32,7 @@ class SourceFile:
     newline: str = "\n"  # the file's own
     functions: dict[CodeType, FunctionSource] = field(default_factory=dict)  # those that were asked for
     compiled: dict[tuple[ast.AST, bytes, frozenset[str]], CodeType] = field(default_factory=dict)  # from edited text
-    others: list[list[str] | None] = field(default_factory=list)  # what program.py found, where that was asked
+    others: list[list[str] | None] = field(default_factory=list)  # what imports.py found, where that was asked
 
     @classmethod
     def read(cls, name: str) -> SourceFile:
@@ -64,7 +63,7 @@ class SourceFile:
 
     @cached_property
     def codes(self) -> list[CodeType]:
-        """Every code object of a fresh compilation."""
+        """Return every code object of a fresh compilation."""
         return list(_nested(compile(self.tree, self.name, "exec", dont_inherit=True)))
 
     @cached_property
@@ -101,11 +100,11 @@ class SourceFile:
         return found
 
     def start(self, node: ast.AST) -> int:
-        """Offset of a node's first byte."""
+        """Return the offset of a node's first byte."""
         return self.line_starts[_int(node, "lineno")] + _int(node, "col_offset")
 
     def end(self, node: ast.AST) -> int:
-        """Offset behind a node's last byte."""
+        """Return the offset behind a node's last byte."""
         return self.line_starts[_int(node, "end_lineno")] + _int(node, "end_col_offset")
 
     def indent(self, statement: ast.stmt) -> str:
@@ -205,13 +204,13 @@ class FunctionSource:
         return found
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement around a node."""
+        """Return the innermost statement around a node."""
         while not isinstance(node, ast.stmt):
             node = self.file.parents[node]
         return node
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The list of statements that ``statement`` is one of."""
+        """Return the list of statements that ``statement`` is one of."""
         parent = self.file.parents[statement]
         for _, value in ast.iter_fields(parent):
             if isinstance(value, list) and statement in value:
@@ -219,7 +218,7 @@ class FunctionSource:
         raise AssertionError(f"{ast.dump(statement)} has no block")
 
     def names(self, name: str) -> list[ast.Name]:
-        """Every occurrence of a local name."""
+        """Return every occurrence of a local name."""
         return self._names.get(name, [])
 
     @cached_property
@@ -375,3 +374,109 @@ def _same(one: CodeType, other: CodeType) -> bool:
         elif type(left) is not type(right) or repr(left) != repr(right):
             return False
     return list(one.co_positions()) == list(other.co_positions())
+
+
+# How a file is written: the length of its lines, its quotes, the spaces around ``=``; for text that is added to it.
+
+
+_NARROW, _WIDE = 79, 120
+_LONG_TEXT = 40  # a line that holds such a string says nothing about the length that its author likes
+_NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
+
+
+@dataclass(frozen=True)
+class Style:
+    """A file's own; of a file that does not tell, what formatters write."""
+
+    width: int = 88
+    quote: str = '"'
+    equals: str = "="  # between a keyword argument's name and its value
+
+    @classmethod
+    def of(cls, text: str, tree: ast.Module) -> Style:
+        """The style of a module's ``text``, which ``tree`` is of."""
+        try:
+            tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        except (tokenize.TokenError, SyntaxError):  # a form feed where it does not expect one
+            return cls()
+        return cls(_width(tokens), _quote(tokens), _equals(text, tree))
+
+    def of_text(self, text: str) -> str:
+        """Return a piece of code that was written with ``"`` and ``=`` in the file's style."""
+        if self.equals != "=":
+            text = re.sub(r"\b(\w+)=(?!=)", rf"\1{self.equals}", text)
+        return text.replace('"', self.quote)
+
+
+def _width(tokens: list[tokenize.TokenInfo]) -> int:
+    """Return the length of the longest line of code, in reason."""
+    ends: Counter[int] = Counter()
+    skipped: set[int] = set()
+    for token in tokens:
+        if token.type == tokenize.STRING and (token.start[0] != token.end[0] or len(token.string) > _LONG_TEXT):
+            skipped.update(range(token.start[0], token.end[0] + 1))
+        elif token.type not in _NO_CODE:
+            ends[token.end[0]] = max(ends[token.end[0]], token.end[1])
+    longest = max((end for line, end in ends.items() if line not in skipped), default=0)
+    return min(max(longest, _NARROW), _WIDE)
+
+
+def _quote(tokens: list[tokenize.TokenInfo]) -> str:
+    texts = [token.string.lstrip("rRbBuUfF") for token in tokens if token.type == tokenize.STRING]
+    short = Counter(text[0] for text in texts if not text.startswith(('"""', "'''")))
+    return "'" if short["'"] > short['"'] else '"'
+
+
+def _equals(text: str, tree: ast.Module) -> str:
+    lines = text.encode().splitlines()  # as ast counts them
+    spaced: Counter[bool] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg is not None:
+            rest = lines[node.lineno - 1][node.col_offset :].decode(errors="replace")
+            spaced[rest.startswith(f"{node.arg} = ")] += 1
+    return " = " if spaced[True] > spaced[False] else "="
+
+
+# Bytes of a file that become others, the reason why none do, and what is asked before they run.
+
+
+class Refusal(Exception):
+    """Why a match is left alone, as the plan shows it."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Bytes of a file that become others."""
+
+    start: int
+    end: int
+    text: str
+    tidies: bool = False  # removes a line that is empty or a comment: two edits may do the same
+
+
+def edited(text: bytes, replacements: Iterable[Replacement]) -> bytes:
+    """Return ``text`` with ``replacements`` made.
+
+    Raises:
+        Refusal: two of them overlap.
+    """
+    end = len(text) + 1
+    for part in sorted(set(replacements), key=lambda part: (part.start, part.end), reverse=True):
+        if part.end > end:
+            raise Refusal("two patterns overlap in the source")
+        text = text[: part.start] + part.text.encode() + text[part.end :]
+        end = part.start
+    return text
+
+
+def moved_by(start: int, replacements: Iterable[Replacement]) -> list[Replacement]:
+    """Return ``replacements`` for a text that begins at ``start``."""
+    return [Replacement(each.start - start, each.end - start, each.text, each.tidies) for each in replacements]
+
+
+@dataclass(frozen=True)
+class SourceGuard:
+    """What an expression was in the recorded run, and must be for the new code."""
+
+    expression: ast.expr
+    test: str  # source of the condition

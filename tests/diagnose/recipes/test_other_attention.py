@@ -111,7 +111,7 @@ class Kept(nn.Module):
 def test_without_a_recipe_too_one_kernel_is_run_alone(saving: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What gains nothing there is no advice, whatever passes over scores take."""
     from gradscope.patching import places as found_places
-    from gradscope.patching import predict
+    from gradscope.patching.prove import predict
 
     monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)
     monkeypatch.setattr(predict, "measured", lambda *_: predict.Saving(saving, 0, 4_000_000))

@@ -18,6 +18,7 @@ from gradscope.diagnose.rules.recipes.attention import why_math
 from gradscope.diagnose.worth import LEFT
 from gradscope.tables import Finding, PlaceFact
 from tests.diagnose import twins_recipes as twins
+from tests.diagnose.made_graph import changed_call
 from tests.diagnose.run_case import Twin, case_of, findings_of, timed_by_operations
 from tests.diagnose.twins_recipes import TWINS
 
@@ -75,7 +76,7 @@ def test_no_place_has_two_findings(twin: Any) -> None:
 def test_attention_by_hand_saves_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is measured; the time is what the replay of both ways would have told."""
     from gradscope.patching import places as found_places
-    from gradscope.patching import predict
+    from gradscope.patching.prove import predict
 
     monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)  # however long the step took
     monkeypatch.setattr(predict.Replay, "times_ns", lambda *_: (3_000_000, 1_000_000))
@@ -90,8 +91,8 @@ def test_attention_by_hand_saves_time_and_memory(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.micro_runs
 def test_repeated_blocks_are_one_finding_and_one_micro_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradscope.patching import places as found_places
-    from gradscope.patching import predict
-    from gradscope.patching.predict import Saving
+    from gradscope.patching.prove import predict
+    from gradscope.patching.prove.predict import Saving
 
     runs: list[object] = []
     monkeypatch.setattr(found_places, "PREDICTION_NS", 10**15)
@@ -126,7 +127,7 @@ def test_what_a_module_that_runs_twice_saves_is_counted_once() -> None:
             return self.attention(self.attention(x))
 
     from gradscope.patching import places as found_places
-    from gradscope.patching.predict import Saving
+    from gradscope.patching.prove.predict import Saving
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(found_places, "PREDICTION_NS", 10**15)
@@ -138,7 +139,7 @@ def test_what_a_module_that_runs_twice_saves_is_counted_once() -> None:
 def test_rounds_of_a_micro_run_fit_the_time() -> None:
     """Many of what is short, one of what is long, none where there is no time; and never more than is left."""
     from gradscope.patching.places import _FIXED_NS, _rounds
-    from gradscope.patching.predict import FEWEST_ROUNDS
+    from gradscope.patching.prove.predict import FEWEST_ROUNDS
 
     assert _rounds(100_000, 10**9) > FEWEST_ROUNDS
     assert _rounds(20_000_000, 10**9) == FEWEST_ROUNDS
@@ -350,7 +351,7 @@ def test_reasons_on_cuda(dtype: torch.dtype, query: tuple[int, ...], options: di
     case = case_of(twins.Causal(dropout=0.1), torch.randn(2, 512, 64))
     (call,) = (each for each in case.facts.calls if each.op == "scaled_dot_product_attention")
     given = tuple(replace(each, device=torch.device("cuda"), dtype=dtype, shape=query) for each in call.inputs)
-    changed = replace(call, inputs=given, kwargs={"is_causal": True, **options})
+    changed = changed_call(call, {"is_causal": True, **options}, inputs=given)
     calls = [changed if each is call else each for each in case.facts.calls]
     assert why_math(Case(case.run, replace(case.facts, calls=calls)), changed) == reason
 

@@ -13,7 +13,7 @@ from gradscope.diagnose.case import Case, StepFacts
 from gradscope.diagnose.rules import RULES
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding, KernelRow, Ledger, OpRow, OptimizerFact, RunData, StepTimes, WorkloadInfo
-from tests.diagnose.made_graph import made_call, made_value
+from tests.diagnose.made_graph import changed_call, made_call, made_value
 
 OURS = {
     "anomaly-mode",
@@ -204,7 +204,7 @@ def test_small_or_sparse_optimizers_are_left_alone() -> None:
     small = replace(STEP, self_ns=2_000_000)
     clearing = replace(STEP, name="aten::fill_")
     assert found("optimizer-unfused", made_case([small, clearing], optimizers=[ADAMW])) == []
-    lookup = replace(LINEAR, op="embedding", kwargs={"sparse": True})
+    lookup = changed_call(LINEAR, {"sparse": True}, op="embedding")
     assert found("optimizer-unfused", made_case([STEP], [lookup], optimizers=[ADAMW])) == []
 
 
