@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,11 +13,12 @@ from gradscope.capture.naming import ModuleNames
 from gradscope.capture.registry import local_path
 from gradscope.capture.result import Capture
 from gradscope.diagnose.case import StepFacts
-from gradscope.patching.match.masks import note_masks
-from gradscope.patching.places import Found, find_places
 from gradscope.recording.graph import Recording
 from gradscope.recording.naming import name_calls
 from gradscope.tables import ParameterFact
+
+if TYPE_CHECKING:
+    from gradscope.patching.places import Found
 
 
 def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
@@ -52,14 +54,21 @@ def _graphs_left(capture: Capture) -> int:
     return max(0, min((later - earlier for earlier, later in pairwise(alive)), default=0))
 
 
-def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int, found: Found) -> StepFacts:
+def with_recording(
+    facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int, found: Found | None
+) -> StepFacts:
     """The facts with the calls of the recorded step, and where recipes could be put in.
 
     Rules read the recording itself, which must be kept until they have.
 
     Args:
-        found: takes the sites of these places.
+        found: takes the sites of these places, where they are wanted.
     """
+    # Patterns, recipes and kernels are a third of gradscope: they are loaded when a recorded step is there to be read,
+    # not before the user's first step.
+    from gradscope.patching.match.masks import note_masks
+    from gradscope.patching.places import Found, find_places
+
     paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
     tensors = {id(each): path for path, each in _named_parameters(names)}
     for module in names.modules:
@@ -69,7 +78,7 @@ def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, s
     name_calls(recording, lambda module: paths.get(id(module)), tensors, local_path)
     note_masks(recording)
     tops = {paths[id(top)]: top for top in names.tops}
-    places = find_places(recording, tops, step_ns, local_path, found)
+    places = find_places(recording, tops, step_ns, local_path, Found() if found is None else found)
     return replace(facts, calls=recording.nodes, places=places, recorded=True)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -33,7 +33,6 @@ from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
 from gradscope.limits import kept
-from gradscope.patching.places import Found
 from gradscope.process import room_for_files
 from gradscope.readings import (
     READING_MEMORY,
@@ -50,6 +49,10 @@ from gradscope.report.report import Report
 from gradscope.tables import Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
 from gradscope.trace.reader import TraceReader
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
+
+if TYPE_CHECKING:
+    from gradscope.patching.places import Found
+    from gradscope.recording.graph import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,24 +284,32 @@ def _with_memory(
 
 def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found | None) -> RunData:
     """``run`` with what bounds each layer, and with the rules' findings; the recorder gives its step to ``found``."""
-    kept = Found() if found is None else found
-    kept.recording, recorder.recording = recorder.recording, None
+    recording, recorder.recording = recorder.recording, None
+    if found is not None:
+        found.recording = recording
     try:
-        return _with_findings(run, capture, names, recorder, kept)
+        return _with_findings(run, capture, names, recorder, recording, found)
     finally:
-        if found is None:
-            kept.drop()
+        if found is None and recording is not None:
+            recording.drop()
 
 
-def _with_findings(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found) -> RunData:
+def _with_findings(
+    run: RunData,
+    capture: Capture,
+    names: ModuleNames,
+    recorder: Recorder,
+    recording: Recording | None,
+    found: Found | None,
+) -> RunData:
     """Nothing that goes wrong here costs the user what was measured: it becomes a note."""
     facts = known_facts(capture, names)
     notes = []
     if recorder.overflowed:
         notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
     try:
-        if found.recording is not None:
-            facts = with_recording(facts, names, found.recording, run.step.wall_ns, found)
+        if recording is not None:
+            facts = with_recording(facts, names, recording, run.step.wall_ns, found)
     except Exception as error:  # a user's objects are behind it
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))

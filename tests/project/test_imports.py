@@ -218,6 +218,14 @@ def test_measuring_loads_neither_plotly_nor_triton(tmp_path: Path) -> None:
     assert not _loaded_by("import gradscope.api", tmp_path) & {"plotly", "triton"}
 
 
+def test_measuring_loads_patterns_and_recipes_when_a_step_was_recorded(tmp_path: Path) -> None:
+    """They are a third of gradscope's code, and nothing is on the screen yet when the pipeline is loaded."""
+    code = "import sys; import gradscope.api; print(*(n for n in sys.modules if n.startswith('gradscope.')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    loaded = {name.split(".")[1] for name in run.stdout.split()}
+    assert "capture" in loaded and not loaded & {"patching", "recipes", "kernels"}
+
+
 def test_recipes_and_kernels_import_from_any_folder(tmp_path: Path) -> None:
     _loaded_by("import gradscope.recipes, gradscope.kernels", tmp_path)
 
