@@ -171,6 +171,7 @@ class Node:
     autocast: bool = False  # whether torch chose dtypes then
     compiled: bool = False  # whether torch.compile has made what it is a part of
     called_by: weakref.ref[nn.Module] | None = None
+    outside: Place | None = None  # where there are no places: the line of the user's that called torch's container
     # Names that stay when frames and modules are gone; see recording.naming.
     layer: str | None = None  # path of the innermost module of the user's, or of torch's own, that made it
     source: str | None = None  # "model.py:12", as the table of lines has it

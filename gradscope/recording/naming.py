@@ -36,7 +36,7 @@ def _name(node: Node, layer_of: Callable[[nn.Module], str | None], shown: Callab
         owner = next((p.frame.owner for p in node.places if isinstance(p.frame.owner, nn.Module)), None)
     node.layer = layer_of(owner) if isinstance(owner, nn.Module) else None
     node.module = None if caller is None else type(caller).__name__
-    place = next((place for place in node.places if place.span is not None), None)
+    place = next((place for place in node.places if place.span is not None), node.outside)
     if place is not None and place.span is not None:
         node.source = f"{shown(place.frame.code.co_filename)}:{place.span.line}"
         node.function_name = place.frame.code.co_name

@@ -73,6 +73,7 @@ class Tape(TorchFunctionMode):
         self._bottom: FrameType | None = None
         self._only_modules = False
         self._depth = 0  # of module calls, where only these are looked into
+        self._below = False  # whether no frame of the user's calls the model
 
     def run(self, run: Callable[[], Any]) -> Any:
         """Frames below this call are the user's."""
@@ -115,11 +116,11 @@ class Tape(TorchFunctionMode):
 
     def below(self, run: Callable[[], _T]) -> _T:
         """Call ``run``, of which every frame is looked into as a model's are: when it returns they are gone."""
-        self._bottom, self._depth = sys._getframe(), 1
+        self._bottom, self._depth, self._below = sys._getframe(), 1, True
         try:
             return run()
         finally:
-            self._bottom, self._depth = None, 0
+            self._bottom, self._depth, self._below = None, 0, False
             self._let_go(sys._getframe())
 
     def _entered(self, module: nn.Module, args: Any) -> None:
@@ -179,6 +180,8 @@ class Tape(TorchFunctionMode):
             node = self._node(op, RecordedCall(func, kept_args, kept_kwargs), inputs, changed)
             self._add(node, [args[0]] if op == "setitem" else _tensors(result))  # an assignment returns nothing
             node.places = self._places(frame, shown=op in _READS and not node.outputs)
+            if not node.places and self._only_modules and not self._below:
+                node.outside = next(iter(self._outside(frame, shown=False)), None)
             node.caller = self._caller(frame)
             node.compiled = under_compile(frame)
         return result

@@ -180,3 +180,18 @@ def test_a_softmax_over_many_classes_is_told_by_the_command(
     (finding,) = [each for each in json.loads(result.out)["findings"] if each["rule"] == "denormals"]
     assert finding["layers"] == ["head"] and finding["line"] == "train.py:11"
     assert finding["code"] == "torch.set_flush_denormal(True)"
+
+
+@pytest.mark.usefixtures("slow_processor")
+def test_a_container_of_torchs_stands_where_the_script_calls_it(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No code of the user's lies between the model's call and the layers'."""
+    text = SCRIPT.replace("model = Classifier()", "model = nn.Sequential()").replace("model.head", "model[1]")
+    text = text.replace("nn.Sequential()", "nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4096))")
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = run("profile", "train.py", "--json", "-", "--no-html", "--steps", "3", "--quiet")
+    assert result.code == 0, result.err
+    (finding,) = [each for each in json.loads(result.out)["findings"] if each["rule"] == "denormals"]
+    assert (finding["layers"], finding["line"]) == ([""], "train.py:22")
