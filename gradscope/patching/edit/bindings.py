@@ -31,14 +31,12 @@ def is_given(name: str, own: str | None, file: SourceFile) -> bool:
     Args:
         own: the name of what it is.
     """
+    if name in file.declared_global:
+        return True
+    if any(isinstance(part, ast.ImportFrom) and _imports_another(part, name, own) for part in walked(file.tree)):
+        return True
     made: set[str] = set()
-    for part in walked(file.tree):
-        if isinstance(part, ast.Global) and name in part.names:
-            return True
-        if isinstance(part, ast.ImportFrom) and _imports_another(part, name, own):
-            return True
-        if not _is_of_the_file(part, file):
-            continue
+    for part in file.outside_definitions:
         if isinstance(part, _DEFINITIONS) and part.name == name:
             made.add(ast.dump(part))
         elif isinstance(part, ast.ImportFrom):
@@ -58,14 +56,6 @@ def _imports_another(part: ast.ImportFrom, name: str, own: str | None) -> bool:
     return any((alias.asname or alias.name) == name and alias.name != own for alias in part.names)
 
 
-def _is_of_the_file(part: ast.AST, file: SourceFile) -> bool:
-    """Return whether ``part`` stands outside of functions and classes."""
-    above = file.parents.get(part)
-    while above is not None and not isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        above = file.parents.get(above)
-    return above is None
-
-
 def _makes(value: ast.expr | None, name: str) -> bool:
     """Return whether ``value`` is written out or has the name ``name``: a lambda, ``F.silu`` for ``silu``."""
     return isinstance(value, (ast.Lambda, ast.Constant)) or (isinstance(value, ast.Attribute) and value.attr == name)
@@ -76,17 +66,16 @@ def is_another_module(name: str, at: ast.AST, file: SourceFile) -> bool:
 
     ``F = nn.functional`` is an import like any other.
     """
+    if name in file.declared_global:
+        return True
     imported: set[str] = set()
-    for part in walked(file.tree):
-        if isinstance(part, ast.Global) and name in part.names:
-            return True
-        if _is_of_the_file(part, file):
-            if _binds(part, name):
-                above = file.parents[part]
-                if not isinstance(above, ast.Assign) or not _names_a_module(above.value):
-                    return True
-                imported.add(ast.dump(above.value))
-            imported |= _imports(part, name)
+    for part in file.outside_definitions:
+        if _binds(part, name):
+            above = file.parents[part]
+            if not isinstance(above, ast.Assign) or not _names_a_module(above.value):
+                return True
+            imported.add(ast.dump(above.value))
+        imported |= _imports(part, name)
     scope: ast.AST | None = file.parents.get(at)
     while scope is not None and scope is not file.tree:
         inner = isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))

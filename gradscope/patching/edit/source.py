@@ -54,6 +54,20 @@ class SourceFile:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
+    def outside_definitions(self) -> tuple[ast.AST, ...]:
+        """The nodes that stand in no function and no class, those that define one among them."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found += ast.iter_child_nodes(node)
+        return tuple(found)
+
+    @cached_property
+    def declared_global(self) -> frozenset[str]:
+        """The names that some function of it declares ``global``."""
+        return frozenset(name for node in ast.walk(self.tree) if isinstance(node, ast.Global) for name in node.names)
+
+    @cached_property
     def line_starts(self) -> list[int]:
         """Offset in bytes of each line, from line 1."""
         starts = [0, 0]
