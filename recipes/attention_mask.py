@@ -32,6 +32,7 @@ def attention_mask(
     after: dict[str, Any] | str | None = None,
     query: Tensor | None = None,
     packed: bool = False,
+    sinks: bool = False,
 ) -> dict[str, Any]:
     """``{"is_causal": True}`` where ``mask`` hides exactly the keys behind each query; else ``{"attn_mask": ...}``.
 
@@ -51,18 +52,22 @@ def attention_mask(
             gradient goes to queries and keys that have no say in the weights.
         packed: with ``finite``, for :func:`~gradscope.recipes.packed_attention`: where a query may see no key,
             ``sees`` comes back in place of ``query``, and says which do.
+        sinks: the attention has sinks: they weigh all of a row in which all is hidden, so that nothing is to be done
+            for its other weights. Not with ``finite``.
         after: the mask that was laid over the scores before this one: "causal", or this function's arguments for it,
             as ``{"mask": bias, "hides": "zero"}``, which may have an ``after`` of their own.
 
     Raises:
-        ValueError: ``hides`` is none of these, or ``finite`` comes without "zero" and "nonzero".
+        ValueError: ``hides`` is none of these, or ``finite`` comes without "zero" and "nonzero", or with ``sinks``.
     """
+    if sinks and finite:
+        refuse(NAME, "finite", "True", "False where sinks is True")
     masks = [*([] if after is None else _earlier(after)), *_checked(mask, hides, finite)]
     said = _alone(*masks[0]) if len(masks) == 1 and masks[0] is not None else _combined(masks)
     bias = said.get("attn_mask")
     if bias is not None and bias.dtype is not torch.bool:
         if query is None and not packed:
-            return said | _without_losses(bias, "is_causal" in said)
+            return said if sinks else said | _without_losses(bias, "is_causal" in said)
         sees = (bias > 0.5 * _DEEP).any(-1, keepdim=True)
         bias = torch.where(sees | (bias == -torch.inf), bias, 0.0)
         return said | {"attn_mask": bias} | ({"sees": sees} if query is None else {"query": query * sees})

@@ -31,12 +31,13 @@ def assert_same(model: nn.Module, patched: nn.Module, *batch: Tensor, weights: b
     """Outputs and all gradients; those of the weights too where they are read."""
     found = []
     for each in (model, patched):
-        given = [x.detach().clone().requires_grad_() for x in batch]
+        given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in batch]
         torch.manual_seed(1)
         out = call(each, tuple(given))
         outs = (out if isinstance(out, tuple) else (out,))[: 1 + weights]
         loss = sum((one * torch.linspace(-1.0, 2.0, one.numel()).view_as(one).to(one)).sum() for one in outs)
-        grads = torch.autograd.grad(loss, [*each.parameters(), *given], allow_unused=True)  # type: ignore[arg-type]
+        leaves = [*each.parameters(), *(x for x in given if x.requires_grad)]
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True)  # type: ignore[arg-type]
         found.append((*(one.detach() + 0 for one in outs), *grads))
     for one, other in zip(*found, strict=True):
         assert (one is None) == (other is None)
@@ -115,6 +116,29 @@ def test_a_mask_that_was_none_or_is_none() -> None:
             torch.testing.assert_close(*out)
             assert_same(model, patched, tokens(), later)
         assert_same(model, patched, tokens())
+
+
+@pytest.mark.parametrize(
+    ("kind", "deep"),
+    [
+        *(("GptOss", deep) for deep in (-200.0, -1e4, -1e9, torch.finfo(torch.float32).min)),
+        *(("Filled", deep) for deep in (-1e4, -1e9, torch.finfo(torch.float32).min)),
+    ],
+)
+def test_rows_in_which_all_is_hidden_by_a_number(kind: str, deep: float) -> None:
+    """As those of a padded sample's first tokens: their weight is all the sink's, whatever hides the keys."""
+    torch.manual_seed(0)
+    model = getattr(attention_sinks, kind)(dropout=0.0).double()
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    later = (hidden | (torch.arange(20) < 5)) & (torch.arange(20) < 19)  # the last key is seen, where it is not ahead
+
+    def mask(places: Tensor) -> Tensor:
+        return places if kind == "Filled" else torch.zeros(20, 20).double().masked_fill(places, deep)[None, None]
+
+    model.fill = deep
+    patched = planned(model, (tokens(), mask(hidden)))
+    assert_same(model, patched, tokens(), later if kind == "Filled" else mask(later))
+    assert_same(model, patched, tokens(), mask(torch.ones_like(hidden)))
 
 
 def test_the_weights_that_are_returned() -> None:

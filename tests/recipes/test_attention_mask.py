@@ -309,3 +309,11 @@ def test_a_number_that_is_added_to_all_scores_says_nothing(number, after):
 def test_a_number_in_place_of_a_mask_is_refused(hides):
     with pytest.raises(ValueError, match="a finite number where hides is 'added'"):
         attention_mask(float("inf"), hides=hides)
+
+
+def test_no_even_weights_beside_sinks():
+    """Of a row in which a number hides all, the sinks have the weight: nothing is taken off, and finite is refused."""
+    bias = torch.full((3, 3), -1e9)
+    assert attention_mask(bias, hides="added", sinks=True)["attn_mask"] is bias
+    with pytest.raises(ValueError, match="finite"):
+        attention_mask(bias, hides="zero", finite=True, sinks=True)

@@ -116,6 +116,19 @@ class Shifted(Sinks):
         return self.merge(scores.softmax(-1) @ v)
 
 
+class Filled(Sinks):
+    """A number in the place of hidden scores: of a row in which it hides all, the weight is all the sink's."""
+
+    fill = -1e9
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x)
+        scores = ((q @ k.mT) * self.scale).masked_fill(mask, self.fill)
+        sinks = self.sinks.view(1, -1, 1, 1).expand(x.size(0), -1, x.size(1), 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return self.merge(weights @ v)
+
+
 class MadeSinks(Sinks):
     """The sinks are computed from others."""
 
@@ -266,6 +279,7 @@ ENTRIES = [
     entry("in one line", InOneLine),
     entry("indexed", IndexedSinks),
     entry("four dimensions", SinksOfFourDimensions),
+    entry("filled", Filled, batch=lambda: (tokens(), torch.rand(TOKENS, TOKENS) < 0.3)),
     entry("computed", MadeSinks),
     entry("none, shifted", Shifted),
     entry("not dropped", NotDropped, (), "a column is joined to the scores, and is not dropped"),

@@ -94,7 +94,7 @@ class Call:
         """The match in which the mask ``known`` is told by ``is_causal``."""
         reasons = list(self.reasons)
         others = [mask for index, mask in enumerate(masks) if index != known]
-        finite = any(mask.finite for mask in others)
+        finite = any(map(self._leaves_even, others))
         query = [] if finite else [Argument("", self._operand(self.query, "query"))]
         names = ("key", "value") if finite else ("", "")
         arguments = [
@@ -192,8 +192,10 @@ class Call:
             settings += [", after=", *self._before(before, after_causal)]
         elif after_causal:
             settings.append(', after="causal"')
-        if any(mask.finite for mask in masks):
+        if any(map(self._leaves_even, masks)):
             settings += [", query=", *self._operand(self.query, "query")]
+        if self.found.sinks is not None and not all(mask.hides for mask in masks):
+            settings.append(", sinks=True")
         return ("attention_mask", "(", self._mask(last)[0], *self._mask(last)[1:], *settings, ")")
 
     def _before(self, masks: list[Mask], after_causal: bool) -> Iterator[Piece]:
@@ -202,7 +204,7 @@ class Call:
         yield '"mask": '
         yield from self._mask(last)
         yield f', "hides": "{last.hides or "added"}"'
-        if last.finite:
+        if self._leaves_even(last):
             yield ', "finite": True'
         if before:
             yield ', "after": '
@@ -232,8 +234,12 @@ class Call:
 
     def _settings(self, mask: Mask) -> Iterator[Piece]:
         yield f', hides="{mask.hides or "added"}"'
-        if mask.finite:
+        if self._leaves_even(mask):
             yield ", finite=True"
+
+    def _leaves_even(self, mask: Mask) -> bool:
+        """Return whether a row in which it hides all has even weights: with sinks they have the weight of all."""
+        return mask.finite and self.found.sinks is None
 
     def _is_folded(self, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor's first dimension is taken apart for the call."""
@@ -270,7 +276,7 @@ class Call:
 
     def _check_together(self, masks: list[Mask]) -> None:
         """Where a query sees no key, what finite numbers leave of the weights must be the same."""
-        finite = [mask for mask in masks if mask.finite]
+        finite = [mask for mask in masks if self._leaves_even(mask)]
         if not finite or len(masks) == 1:
             return
         if len({mask.fill for mask in finite}) > 1:
