@@ -20,6 +20,7 @@ from gradscope.patching.edit.dead_code import (
     dead_code,
     own_statements,
 )
+from gradscope.patching.edit.dtype_guards import guards_of_dtypes
 from gradscope.patching.edit.expressions import shape_queries
 from gradscope.patching.edit.guards import guards_of
 from gradscope.patching.edit.imports import RecipeNames
@@ -114,6 +115,7 @@ def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSour
     conditions = [*dead.conditions, *conditions_of_later_reads(dead, calls, None if pair is None else pair.name)]
     others = check_calls(match, calls, [each for each in dead.parts if each not in dead.unchanging], call.spelled)
     guards = [*others, *guards_of(match, recording, calls, recipes.name), *guards_of_sizes(match, calls)]
+    guards += guards_of_dtypes(match, calls)
     guards += [each for each in dead.unchanging.values() if each.test]
     _check_guards(guards, dead, calls)
     second = second_of(match, recording, calls, conditional=bool(conditions))
