@@ -78,10 +78,13 @@ def profile(
         memory_budget=bytes_of(memory_budget, "memory_budget"),
     )
     outcome = profile_workload(workload, options)
-    if outcome.error is not None:
-        raise outcome.error
-    assert outcome.report is not None
-    return outcome.report
+    try:
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.report is not None
+        return outcome.report
+    finally:
+        del outcome  # the error's traceback holds this frame: what is caught is let go with all that it holds
 
 
 class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(model) as prof
@@ -163,6 +166,9 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
             outcome = outcome_of(self._session.capture, about, known, None, None, None, self._recorder)
             assert outcome.report is not None
             self._report = outcome.report
-            if outcome.error is not None:  # stopped while reasons were looked for: whoever asks again has the rest
-                raise outcome.error
+            try:
+                if outcome.error is not None:  # stopped while reasons were looked for: whoever asks again has the rest
+                    raise outcome.error
+            finally:
+                del outcome  # as in profile
         return self._report

@@ -89,9 +89,12 @@ def profile_workload(
                 kind = run_steps(workload, batches, session)
         except (Exception, KeyboardInterrupt, SystemExit, Terminated) as raised:
             error = raised
-    _leave_if_forked(process, error)
     about = WorkloadInfo(target=workload.target, mode="model", steps=options.steps, warmup=options.warmup, loss=kind)
-    return outcome_of(session.capture, about, {"": workload.model}, device, error, progress, recorder, found)
+    try:
+        _leave_if_forked(process, error)
+        return outcome_of(session.capture, about, {"": workload.model}, device, error, progress, recorder, found)
+    finally:
+        del error  # its traceback holds this frame, and the caller's above it: they would live until Python looks
 
 
 def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:

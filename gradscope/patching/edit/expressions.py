@@ -364,7 +364,7 @@ def _asked_elsewhere(
     name: ast.Name, above: ast.AST | None, higher: ast.AST | None, match: Match, calls: CallSites
 ) -> tuple[ast.AST, str]:
     assert isinstance(above, (ast.Attribute, ast.Call)) and higher is not None
-    refusal = Refusal(f"line {name.lineno} asks for the form of {name.id}, which is not made any more")
+    reason = f"line {name.lineno} asks for the form of {name.id}, which is not made any more"
     like = match.like
     held = {
         place.names[name.id]
@@ -373,10 +373,10 @@ def _asked_elsewhere(
     }
     held = {value for value in held if value in match.inner}
     if like is None or not held or any(value.shape != like.shape for value in held):
-        raise refusal
+        raise Refusal(reason)
     if isinstance(above, ast.Call) or above.attr in {"dtype", "device"}:
         if any(value.dtype != like.dtype.dtype or value.device != like.dtype.device for value in held):
-            raise refusal
+            raise Refusal(reason)
         other = _name_of(like.dtype, name, match, calls)
         return (name, other) if isinstance(above, ast.Call) else (above, f"{other}.{above.attr}")
     index = None
@@ -386,7 +386,7 @@ def _asked_elsewhere(
         index = _number(higher.args[0])
     size = like.sizes[index] if index is not None and -len(like.shape) <= index < len(like.shape) else None
     if size is None:
-        raise refusal
+        raise Refusal(reason)
     value, dimension = size
     return higher, f"{_name_of(value, name, match, calls)}.size({dimension})"
 

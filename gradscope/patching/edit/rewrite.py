@@ -87,13 +87,13 @@ def edit_of(
         try:
             return _edit(way, recording, frame, source, taken)
         except Refusal as refusal:
-            reason = refusal
+            reason = str(refusal)  # not the exception: its traceback holds this frame, and the user's above it
     for more in [giving for way in ways for giving in way.giving()]:
         with suppress(Refusal):
             return _edit(more, recording, frame, source, taken)
     if match.otherwise is not None:
         return edit_of(match.otherwise, recording, frame, source, taken)
-    raise reason
+    raise Refusal(reason)
 
 
 def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSource, taken: frozenset[str]) -> Edit:

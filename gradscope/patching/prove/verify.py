@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -212,7 +213,8 @@ class _Step:
 
     def __init__(self, workload: Workload, batch: object) -> None:
         self.workload, self.batch = workload, batch
-        self.unit = Unit("the step", workload.model, self._loss_of, (batch,), {})
+        # Not a method: the step would hold itself, and with it every gradient that a proof has compared.
+        self.unit = Unit("the step", workload.model, partial(_loss_of, workload), (batch,), {})
         self.units_of: dict[nn.Module, Unit] = {}  # by which the sites of a module are proved
         self.proved: set[frozenset[Site]] = set()  # sites of a module that are right together
         self._stepper = Stepper(Workload(workload.model, workload.batch, loss=workload.loss))
@@ -225,7 +227,7 @@ class _Step:
     def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:
         """Return what each module with a site is given."""
         modules = {swap.sites[0].path: swap.module for swap in held}
-        found = captured(modules, lambda: self._loss_of(self.batch))
+        found = captured(modules, lambda: _loss_of(self.workload, self.batch))
         return {modules[path]: unit for path, unit in found.items()}
 
     def failing(self, held: Sequence[Swap]) -> dict[Site, str]:
@@ -273,24 +275,25 @@ class _Step:
     def loss_difference(self, kept: list[Swap]) -> float:
         """Return the difference of the loss with ``kept``, in evaluation mode: a share of the loss."""
         with uncompiled(), _evaluating(self.workload.model):
-            before = self._loss_of(self.batch).item()
+            before = _loss_of(self.workload, self.batch).item()
             try:
                 for swap in kept:
                     swap.put()
-                after = self._loss_of(self.batch).item()
+                after = _loss_of(self.workload, self.batch).item()
             finally:
                 for swap in kept:
                     swap.take_off()
         return abs(after - before) / (abs(before) or 1.0)
 
-    def _loss_of(self, batch: object) -> torch.Tensor:
-        output = call_model(self.workload.model, batch)
-        return scalar_loss(output, batch, self.workload.loss, self.workload.model)[0]
-
     def _run(self) -> None:
         self._stepper.step(self.batch)
         for parameter in parameters_of(self.workload.model):
             parameter.grad = None
+
+
+def _loss_of(workload: Workload, batch: object) -> torch.Tensor:
+    output = call_model(workload.model, batch)
+    return scalar_loss(output, batch, workload.loss, workload.model)[0]
 
 
 @contextmanager
