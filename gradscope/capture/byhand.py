@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FunctionType
 from typing import Any, cast
 
@@ -57,8 +57,19 @@ def _names_of(kind: type[nn.Module]) -> list[str]:
     return [
         name
         for name, torchs in own.items()
-        if type(getattr(kind, name)) is FunctionType and getattr(kind, name) is not torchs
+        if type(function := getattr(kind, name)) is FunctionType
+        and function is not torchs
+        and not _knows_itself(function)
     ]
+
+
+def _knows_itself(function: FunctionType) -> bool:
+    """Check that it can ask whether the class still has it, as layers of transformers do before they checkpoint."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            if cell.cell_contents is function:
+                return True
+    return False
 
 
 @contextmanager

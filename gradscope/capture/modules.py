@@ -141,6 +141,7 @@ class CallRecorder:
         self._guard = guard or Guard()
         self.registry = registry or ModuleRegistry()  # gives modules their labels
         self.roots: dict[int, None] = {}  # labels of modules called while no other module was, each once
+        self._alone: set[int] = set()  # of those, what was called outside of a backward pass
         self.on_root_call: Callable[[Any], None] | None = None  # told the arguments of such a call in forward
         self.root = NOBODYS  # label of the root that was called last
         self.cost = _NOTHING  # of a call by torch's hooks, beside what these time themselves
@@ -214,10 +215,11 @@ class CallRecorder:
     def _is_always_told_of(self, module: nn.Module) -> bool:
         """Check that hooks told of the module's calls, and of none of its parts while no module was open.
 
-        Such a part was called by the user's code, or by a ``module.forward(x)`` beside calls that hooks tell of.
+        Such a part was called by the user's code, or by a ``module.forward(x)`` beside calls that hooks tell of; not
+        so where backward makes a checkpointed forward again, which torch does function by function.
         """
         get, parts = self.registry.get, children_of(module)
-        return get(module) in self._spans.labels() and not any(get(part) in self.roots for part in parts)
+        return get(module) in self._spans.labels() and not any(get(part) in self._alone for part in parts)
 
     def _watch_by_hand(self, stack: ExitStack) -> None:
         self._by_hand = ExitStack()
@@ -265,8 +267,10 @@ class CallRecorder:
             self.root = label
             self.roots[label] = None
             self.registry.note_root_call(label)
-            if self.on_root_call is not None and graph_task_id() == -1:
-                self.on_root_call(args)
+            if graph_task_id() == -1:
+                self._alone.add(label)
+                if self.on_root_call is not None:
+                    self.on_root_call(args)
         span = self._spans.open(label, caller)
         opened = span[2]
         inside, around = _NOTHING if by_hand else self.cost

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradscope
 from gradscope.capture import byhand
@@ -280,3 +282,70 @@ def test_module_that_a_step_calls_in_both_ways() -> None:
     assert layers[""].class_name == "Critic" and layers["head"].parent == ""
     sines = {row.layer for row in data.ops if row.name == "SinBackward0"}
     assert sines == {""}
+
+
+class Checkpointing(nn.Module):
+    """As layers of transformers 5: the class's forward checkpoints its own, where no subclass has wrapped it again."""
+
+    def __init_subclass__(cls) -> None:
+        inner = cls.forward
+
+        @functools.wraps(inner)
+        def forward(self: nn.Module, x: Tensor) -> Any:
+            if type(self).forward is forward:
+                return checkpoint(inner, self, x, use_reentrant=False)
+            return inner(self, x)
+
+        cls.forward = forward  # type: ignore[method-assign]
+
+
+class Layer(Checkpointing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.runs = nn.Linear(8, 8), 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.runs += 1
+        return torch.sin(self.inner(x))
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["called", "forward called"])
+def test_a_forward_that_asks_who_it_is_checkpoints_in_every_step(by_hand: bool) -> None:
+    model, runs = nn.Sequential(nn.Linear(8, 8), Layer()), []
+    layer = model[1]
+
+    def step() -> None:
+        layer.runs = 0
+        x = model[0](torch.randn(4, 8))
+        (layer.forward(x) if by_hand else layer(x)).sum().backward()
+        runs.append(layer.runs)
+
+    data = profiled(Built(model, step))
+    assert set(runs) == {2} and len(runs) > 4
+    assert rows(data)["1.inner"].recompute_ns > 0
+
+
+def test_a_layer_whose_parts_only_backward_calls_alone_is_left_as_it_is() -> None:
+    """A checkpoint of ``forward`` calls the layer's parts once more, with no call of the layer around them."""
+    model = nn.Sequential(nn.Linear(8, 8), Layer())
+    seen = []
+
+    def step() -> None:
+        seen.append(Layer.__dict__["forward"].__code__.co_filename)
+        model(torch.randn(4, 8)).sum().backward()
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            seen.append(Plain.__dict__["forward"].__code__.co_filename)
+            return checkpoint(self.made, x, use_reentrant=False)
+
+        def made(self, x: Tensor) -> Any:
+            return self.inner(x)
+
+    model.append(Plain())
+    profiled(Built(model, step))
+    assert set(seen) == {__file__}
