@@ -104,7 +104,7 @@ class _Attention:
             if source is not None or (node.op in COPIES and not node.changed):
                 self.nodes.add(node)
                 value = source or node.inputs[0]
-            elif self.dropped is None and without_last(node) is not None and not node.changed:
+            elif self.dropped is None and without_last(node) is not None:
                 self.dropped = node
                 self.nodes.add(node)
                 value = node.inputs[0]

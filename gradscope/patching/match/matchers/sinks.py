@@ -30,16 +30,15 @@ def without_last(node: Node) -> Value | None:
     source, (*before, last) = node.inputs[0], node.args[1]
     if not all(any(part is each or part == each for each in _WHOLE) for part in before) or not isinstance(last, slice):
         return None
-    whole = Ellipsis in before or len(before) == len(source.shape) - 1
     first = last.start is None and last.step is None
-    return source if whole and first and node.output.shape == (*source.shape[:-1], source.shape[-1] - 1) else None
+    return source if first and node.output.shape == (*source.shape[:-1], source.shape[-1] - 1) else None
 
 
 def unshifted(value: Value) -> tuple[Value, set[Node]]:
     """What stands before casts and before each row's largest is taken off, which no softmax sees, and these calls."""
     nodes: set[Node] = set()
     while (node := value.producer) is not None:
-        source = cast_source(value) or (node.inputs[0] if node.op in COPIES and not node.changed else None)
+        source = cast_source(value) or (node.inputs[0] if node.op in COPIES else None)
         if source is None:
             made = _largest(node)
             if made is None:
