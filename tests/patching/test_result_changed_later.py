@@ -27,6 +27,9 @@ CHANGED = {
     "by a view's method": "if self.flag:\n    y.view(-1)[:3].zero_()",
     "by a function": "if self.flag:\n    y = torch.relu_(y)",
     "by an argument": "if self.flag:\n    y = F.relu(y, inplace=True)",
+    "as what a call writes to": "if self.flag:\n    with torch.no_grad():\n        torch.mul(x, 2, out=y)",
+    "by a view of the class": "if self.flag:\n    torch.Tensor.mul_(y.view(-1), 2)",
+    "under a cast that was a copy": "z = y.double()\nif self.flag:\n    z += 1\ny = y + z.to(y.dtype)",
     "under another name": "z = y.flatten(1)\nif self.flag:\n    z += 1",
     "of either branch": "z = y if self.flag else self.out(y)\nz += 1\ny = y + z",
     "in every step": "y += x",
@@ -36,6 +39,9 @@ APART = {
     "what a layer made of it": "y = self.out(y)\ny += x",
     "under a condition": "y = self.out(y)\nif self.flag:\n    y *= 2",
     "a copy": "z = y * 1\nz += 1\ny = y + z",
+    "whether it is above a number": "z = y > 0\nif self.flag:\n    z &= x > 0\ny = self.out(y) * z",
+    "no content": "y.requires_grad_()\ny = self.out(y)",
+    "by a method of an operator's": "y = y.__mul__(2.0)",
     "the same name before": "y = self.out(y)\nfor _ in range(2):\n    y += x",
 }
 
@@ -72,6 +78,18 @@ def test_the_step_runs_whatever_the_flag_and_the_length(tmp_path: Path, behind: 
 @pytest.mark.parametrize("behind", APART.values(), ids=APART)
 def test_other_tensors_may_be_changed(tmp_path: Path, behind: str) -> None:
     assert patched(tmp_path, behind)[2].kept
+
+
+def test_dropout_returns_the_result_itself_in_evaluation(tmp_path: Path) -> None:
+    model, original, patches = patched(tmp_path, "z = self.drop(y)\nif self.flag:\n    z += 1\ny = y + z")
+    patches.apply()
+    x = torch.randn(2, 5, spelled.WIDTH, dtype=torch.float64)
+    for each in (model, original):
+        each.double().eval()
+        each.flag = True
+    for new, old in zip(step(model, x), step(original, x), strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-9, atol=1e-9)  # sums of some hundred numbers
+    patches.revert()
 
 
 class Inner(nn.Module):
