@@ -314,6 +314,20 @@ def test_a_loss_that_is_gone_is_known_without_its_weights() -> None:
     assert list(caller.buffers()) == []
 
 
+@pytest.mark.parametrize("more", [torch.nn.Linear(8, 8), torch.nn.Identity(), torch.ones(8), [torch.ones(8)]])
+def test_a_loss_that_is_gone_and_held_more_is_not_known(more: object) -> None:
+    """Nothing of the user's is kept for it."""
+
+    def run(x: Tensor, _: Tensor) -> Tensor:
+        loss = torch.nn.CrossEntropyLoss(weight=torch.rand(8))
+        loss.more = more  # type: ignore[assignment]
+        return loss(x.flatten(0, 1), torch.zeros(12, dtype=torch.long))
+
+    recording, *_ = recorded(run)
+    assert [node.caller for node in recording.nodes if node.op == "cross_entropy"] == [None]
+    assert not recording.live.callers
+
+
 def test_a_module_with_parameters_that_is_gone_is_not_known() -> None:
     recording, *_ = recorded(lambda x, _: torch.nn.Linear(8, 4)(x))
     assert [node.caller for node in recording.nodes if node.op == "linear"] == [None]

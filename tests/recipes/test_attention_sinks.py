@@ -279,6 +279,8 @@ def test_what_does_not_fit_is_refused() -> None:
         attention(q, q, q, sinks=torch.zeros(2))
     with pytest.raises(ValueError, match="sinks"):
         attention(q, q, q, sinks=torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="sinks is on meta; expected cpu, where query is"):
+        attention(q, q, q, sinks=torch.zeros(4, device="meta"))
     for backend in ("flash", "efficient", "cudnn"):
         with pytest.raises(ValueError, match="it knows no sinks" if backend == "flash" else "the tensors are on cpu"):
             attention(q, q, q, sinks=torch.zeros(4), backend=backend)
