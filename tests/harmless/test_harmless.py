@@ -474,3 +474,45 @@ def test_what_was_measured_is_kept_when_reasons_are_not(
     data = outcome.report.data
     assert data.partial and not data.findings and data.ledger.backward_ns > 0
     assert any("no findings" in note for note in data.notes)
+
+
+def test_the_users_error_comes_before_a_stop_while_reasons_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradscope import pipeline, workload
+
+    def stopped(*arguments: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    class Failing(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            Failing.calls += 1
+            if Failing.calls > 5:
+                raise ValueError("the user's")
+            return super().forward(x)
+
+    monkeypatch.setattr(pipeline, "diagnose", stopped)
+    outcome = pipeline.profile_workload(
+        workload.Workload(Failing(4, 4), torch.randn(2, 4)), Options(steps=2, warmup=1, memory=False)
+    )
+    assert isinstance(outcome.error, ValueError) and outcome.report is not None and outcome.report.data.partial
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Terminated])
+def test_a_stop_while_reasons_are_looked_for_is_raised_in_a_loop(
+    stop: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's own program decides what a stop means; who asks again has what was measured."""
+    from gradscope import pipeline
+
+    def stopped(*arguments: Any, **named: Any) -> None:
+        raise stop
+
+    monkeypatch.setattr(pipeline, "diagnose", stopped)
+    model = nn.Linear(4, 4)
+    with gradscope.profiling(model, steps=1, warmup=1, memory=False) as prof:
+        while not prof.step():
+            model(torch.randn(2, 4)).sum().backward()
+    with pytest.raises(stop):
+        _ = prof.report
+    assert prof.report.data.partial

@@ -39,7 +39,7 @@ APART = {
     "what a layer made of it": "y = self.out(y)\ny += x",
     "under a condition": "y = self.out(y)\nif self.flag:\n    y *= 2",
     "a copy": "z = y * 1\nz += 1\ny = y + z",
-    "whether it is above a number": "z = y > 0\nif self.flag:\n    z &= x > 0\ny = self.out(y) * z",
+    "whether it is above a number": "if self.flag:\n    z = y > 0\n    z &= x > 0\n    y = y * z\ny = self.out(y)",
     "no content": "y.requires_grad_()\ny = self.out(y)",
     "by a method of an operator's": "y = y.__mul__(2.0)",
     "the same name before": "y = self.out(y)\nfor _ in range(2):\n    y += x",
