@@ -77,6 +77,8 @@ CALLS = {
     # backward: output's gradient, input and weight, and three gradients
     "linear": (call("linear", [one(1), one(2), BIAS], [one(3)]), 1240, 2040),
     "first linear": (call("linear", [one(1, grad=False), one(2), BIAS], [one(3)]), 1240, 1240),
+    # what it is added to comes first: each of the three counts, more than is read
+    "addmm": (call("addmm", [BIAS, one(1), one(2)], [one(3)]), 1240, 2080),
     "sum": (call("sum", [one(1)], [tensor(storage=2)]), 404, 0),
     "mean": (call("mean", [one(1)], [tensor(storage=2)]), 404, 404),
     "cast": (call("to", [one(1)], [one(2, dtype="bfloat16")]), 600, 600),
@@ -217,6 +219,11 @@ def test_without_a_recorded_step_there_is_nothing() -> None:
 def test_layers_whose_calls_do_not_tell_are_left_out(calls: list[Node], ops: list[OpRow]) -> None:
     given = case(replace(run(), ops=tuple(ops)), calls)
     assert "h.0" not in works(given)
+
+
+@pytest.mark.parametrize("op", ["bilinear", "conv_transpose2d", "dot", "einsum", "mv", "scaled_dot_product_attention"])
+def test_every_product_has_the_rate_of_its_dtype(op: str) -> None:
+    assert works(case(run(), [replace(WIDE, layer="h.0", op=op)]))["h.0"].dtypes == ("float32",)
 
 
 def test_products_of_float32_in_tf32_have_its_rate() -> None:
