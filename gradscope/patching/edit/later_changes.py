@@ -102,18 +102,32 @@ class _Shows:
         return any(self.result(part, depth + 1) for part in ast.iter_child_nodes(expression) if _is_read(part))
 
     def _given(self, name: ast.Name) -> list[ast.expr]:
-        """Return what a name may hold: all that is bound to it since the last assignment that always runs before."""
+        """Return what a name may hold: all that is bound to it since the last assignment that always runs before.
+
+        One outside the loop that gives the result anew runs before the first round alone.
+        """
         source, start = self._calls.source, self._calls.source.file.start
         stored = [each for each in source.names(name.id) if isinstance(each.ctx, ast.Store)]
         homes = [each for each in stored if not isinstance(source.statement(each), ast.AugAssign)]
         above = [each for each in homes if source.file.end(source.statement(each)) <= start(name)]
-        sure = [each for each in above if _runs_before(each, name, self._calls)]
+        loop = self._loop_around(name)
+        again = above if loop is None else [each for each in above if within(loop, each)]
+        sure = [each for each in again if _runs_before(each, name, self._calls)]
         if sure:
             last = max(map(start, sure))
             homes = [each for each in above if start(each) >= last]
         elif not self._loops:
             homes = above
         return [value for each in homes if (value := _value(each, self._calls)) is not None]
+
+    def _loop_around(self, name: ast.Name) -> ast.AST | None:
+        """Return the innermost loop that both the result and ``name`` stand in."""
+        parents, above = self._calls.source.file.parents, self._calls.stays
+        while above is not self._calls.source.definition:
+            if isinstance(above, LOOPS) and within(above, name):
+                return above
+            above = parents[above]
+        return None
 
 
 def _runs_before(stored: ast.Name, read: ast.Name, calls: CallSites) -> bool:

@@ -180,6 +180,19 @@ class TwoFolds(Windows):
         return self.merge(attn.softmax(-1) @ v)
 
 
+class HeadsToo(Windows):
+    """The heads are folded into the batch as well."""
+
+    def forward(self, x):
+        q, k, v = (each.flatten(0, 1) for each in self.heads(x))
+        B_, N, H = x.shape[0], x.shape[1], self.num_heads
+        nW = self.attn_mask.shape[0]
+        attn = (torch.bmm(q, k.transpose(1, 2)) * self.scale).view(B_, H, N, N)
+        attn = attn.view(B_ // nW, nW, H, N, N) + self.attn_mask[:, None]
+        attn = attn.view(B_, H, N, N).softmax(-1).view(B_ * H, N, N)
+        return self.merge(torch.bmm(attn, v).view(B_, H, N, -1))
+
+
 class ScaledAfter(Windows):
     """What the mask adds is scaled as well."""
 
@@ -224,6 +237,7 @@ ENTRIES = [
     entry("one for all", EachItsOwn, batch=lambda: (windows(), torch.randn(1, HEADS, TOKENS, TOKENS))),
     entry("groups of heads", WindowsLast, (), "takes the scores apart otherwise"),
     entry("two folds", TwoFolds, (), "the windows are taken out of the batch more than once"),
+    entry("heads too", HeadsToo, (), "both heads and windows are folded into the batch"),
     entry("scaled after", ScaledAfter, (), "a mask is added before the scores are scaled"),
     entry("kept", Kept, (), "the result of softmax is also read by mean"),
 ]
