@@ -328,9 +328,10 @@ def test_a_loss_that_is_gone_and_held_more_is_not_known(more: object) -> None:
     assert not recording.live.callers
 
 
-def test_a_module_with_parameters_that_is_gone_is_not_known() -> None:
-    recording, *_ = recorded(lambda x, _: torch.nn.Linear(8, 4)(x))
-    assert [node.caller for node in recording.nodes if node.op == "linear"] == [None]
+@pytest.mark.parametrize("made", [lambda: torch.nn.Linear(8, 4), lambda: torch.nn.BatchNorm1d(4, affine=False)])
+def test_a_module_with_parameters_or_buffers_that_is_gone_is_not_known(made: Callable[[], torch.nn.Module]) -> None:
+    recording, *_ = recorded(lambda x, _: made()(x))
+    assert [node.caller for node in recording.nodes if node.op in {"linear", "batch_norm"}] == [None]
 
 
 def test_a_loss_that_lives_is_itself() -> None:

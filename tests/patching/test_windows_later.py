@@ -121,6 +121,25 @@ def test_a_bias_of_another_form(first: tuple[int, ...], shape: tuple[int, ...]) 
     assert_same(model, patched, windows(2), torch.randn(first).double())
 
 
+class Around(nn.Module):
+    """Gives the bias of all windows the form of one of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = attention_windows.EachItsOwn(drop=0.0)
+
+    def forward(self, x: Tensor, own: Tensor) -> Tensor:
+        return torch.as_tensor(self.inner(x, own.unsqueeze(0) if own.dim() == 3 else own))
+
+
+def test_a_bias_whose_form_is_another_functions() -> None:
+    torch.manual_seed(0)
+    model = Around().double()
+    patched = planned(model, (windows(2), torch.randn(HEADS, TOKENS, TOKENS).double()))
+    assert_same(model, patched, windows(2), torch.randn(8, 1, TOKENS, TOKENS).double())
+    assert_same(model, patched, windows(2), torch.randn(HEADS, TOKENS, TOKENS).double())
+
+
 @pytest.mark.parametrize("later", ["none", "learnt", "float32"])
 def test_a_mask_of_another_kind(later: str) -> None:
     """None is no mask; one that requires a gradient gets its gradient."""

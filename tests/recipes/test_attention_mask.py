@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -305,10 +306,13 @@ def test_a_number_that_is_added_to_all_scores_says_nothing(number, after):
     _check(_gradients(attention(*operands, **given), operands), truth)
 
 
-@pytest.mark.parametrize("hides", ["", "zero", "added"])
-def test_a_number_in_place_of_a_mask_is_refused(hides):
+@pytest.mark.parametrize(
+    ("number", "hides"),
+    [*((math.inf, hides) for hides in ("", "zero", "added")), *((0.0, hides) for hides in ("", "zero", "nonzero"))],
+)
+def test_a_number_in_place_of_a_mask_is_refused(number, hides):
     with pytest.raises(ValueError, match="a finite number where hides is 'added'"):
-        attention_mask(float("inf"), hides=hides)
+        attention_mask(number, hides=hides)
 
 
 def test_no_even_weights_beside_sinks():
