@@ -357,6 +357,25 @@ def test_products_that_are_run_again(case: Case) -> None:
     assert "of the step; products are" in one.evidence and "kept instead" in one.evidence
 
 
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("mm", "mm"),
+        ("bmm", "bmm"),
+        ("mv", "mv"),
+        ("mkldnn_convolution", "convolution"),  # every kernel of convolution's is called through the one operation
+        ("cudnn_convolution", "convolution"),
+        ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu"),
+    ],
+)
+def test_every_kind_of_product_that_is_run_again(case: Case, name: str, called: str) -> None:
+    timed = _timed(case, product_ns=4_000_000, other_ns=1_000_000)
+    ops = [replace(row, name=f"aten::{name}") if row.name == "aten::addmm" else row for row in timed.run.ops]
+    (one,) = RULES["checkpoint-share"].find(Case(replace(timed.run, ops=tuple(ops)), timed.facts))
+    assert one.message == "checkpointing runs forward again, most of it matrix products"
+    assert one.code is not None and f"[torch.ops.aten.{called}.default]" in one.code
+
+
 def test_cheap_operations_that_are_run_again(case: Case) -> None:
     (one,) = RULES["checkpoint-share"].find(_timed(case, product_ns=0, other_ns=5_000_000))
     assert one.predicted_saving_ns is None and one.message == "checkpointing runs forward again"
