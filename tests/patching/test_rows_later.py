@@ -1,4 +1,4 @@
-"""Keys that have as many rows as the queries when they are recorded, for a table of so many is laid over them."""
+"""Rows that are as many as something else when they are recorded: keys beside queries, targets of a single one."""
 
 from __future__ import annotations
 
@@ -41,4 +41,29 @@ def test_one_query_sees_all_keys() -> None:
     assert "is_causal=True" in patches.diff, patches.table.reasons.tolist()
     x, past = torch.randn(2, 1, WIDTH).double(), torch.randn(2, TOKENS, WIDTH).double()
     torch.testing.assert_close(model(x, past), original(x, past))
+    patches.revert()
+
+
+class Picked(nn.Module):
+    """The targets of a single row get a dimension before them, which of more rows picks all from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 11)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        logits = self.head(x)
+        log_p = logits.log_softmax(-1)
+        nll = -log_p.gather(-1, y.unsqueeze(0))
+        return nll.sum()
+
+
+def test_targets_of_a_single_row_are_not_those_of_each_row(own_code_at_every_size: None) -> None:
+    model = Picked().double()
+    original = copy.deepcopy(model)
+    batch = {"x": torch.randn(1, WIDTH).double(), "y": torch.tensor([3])}
+    patches = Patches(gradscope.plan(model, batch, recipes=["cross_entropy"]))
+    patches.apply()
+    x, y = torch.randn(4, WIDTH).double(), torch.tensor([3, 1, 10, 0])
+    torch.testing.assert_close(model(x, y), original(x, y))
     patches.revert()
