@@ -23,8 +23,10 @@ ATTENTION = "scaled_dot_product_attention"
 # All whose FLOPs are multiplications of many numbers for each that is read.
 PRODUCTS = MATMULS | CONVOLUTIONS | {ATTENTION} | names("mv dot addmv bilinear outer inner")
 
-# The same numbers in the same memory, another form of them.
-RESHAPES = names("view view_as reshape reshape_as flatten unflatten ravel squeeze unsqueeze")
+# The same numbers in the same memory, in another shape. The first are given the new sizes.
+RESHAPES_TO_SIZES = names("view reshape unflatten")
+RESHAPES_OR_FLATTEN = RESHAPES_TO_SIZES | {"flatten"}
+RESHAPES = RESHAPES_OR_FLATTEN | names("view_as reshape_as ravel squeeze unsqueeze")
 TURNS = names("transpose swapaxes swapdims t T mT H mH adjoint permute movedim moveaxis")
 EXPANSIONS = names("expand expand_as broadcast_to")
 # Some of the numbers, in the same memory.
@@ -33,8 +35,11 @@ PARTS = names(
     "unsafe_chunk unsafe_split split_with_sizes as_strided",
 )
 VIEWS = RESHAPES | TURNS | EXPANSIONS | PARTS
-# Another dtype, or the tensor itself where it has that already.
-CASTS = names("to type type_as float double half bfloat16")
+# Another dtype, or the tensor itself where it has that already; those of the first line say in their name which.
+CASTS_TO_ONE = names("float double half bfloat16")
+CASTS = CASTS_TO_ONE | names("to type type_as")
+# The same numbers in memory of their own; contiguous returns its argument where that is so already.
+COPIES = names("contiguous clone")
 # They may return their argument's memory as it is: then they move nothing.
 MAY_BE_VIEWS = (
     VIEWS
@@ -50,7 +55,7 @@ PICKS = names("embedding index_select gather getitem take take_along_dim masked_
 # What backward hands to an input is a view of the gradient, whatever the shapes are.
 SPLITS_GRADIENT = names("cat stack hstack vstack sum reshape flatten contiguous clone")
 # The gradient goes on as it is to an input of the same shape and dtype.
-HANDS_GRADIENT_ON = names("add sub to float double half bfloat16 type type_as")
+HANDS_GRADIENT_ON = CASTS | names("add sub")
 # What is saved for backward, of floating numbers: none; each of the first two inputs, where the other wants a gradient;
 # the first input; the result. An operation that is in none of these saves what it is not known to need less of.
 SAVES_NOTHING = names(
@@ -65,6 +70,7 @@ SAVES_INPUT = names("gelu silu layer_norm rms_norm group_norm batch_norm pow log
 SAVES_RESULT = names("relu tanh sigmoid softmax log_softmax exp sqrt rsqrt")
 
 # As rows of a trace: what torch's dispatcher runs.
+ATEN = "aten::"  # so their names begin
 ATEN_MATMULS = names("aten::mm aten::bmm aten::addmm aten::baddbmm aten::_addmm_activation")
 ATEN_CONVOLUTIONS = names(
     "aten::convolution aten::_convolution aten::mkldnn_convolution aten::cudnn_convolution aten::thnn_conv2d",
@@ -73,7 +79,22 @@ ATEN_CONVOLUTIONS = names(
 ATEN_ATTENTION = "aten::_scaled_dot_product_"  # so begin the names of its kernels
 ATEN_CASTS = names("aten::_to_copy aten::to")
 ATEN_FILLS = names("aten::zero_ aten::fill_ aten::_foreach_zero_")  # of gradients, by zero_grad
+# What these allocate is filled by a plain copy. contiguous, reshape, permute-then-view, matmul on strided operands and
+# the gradient of a copied parameter all come down to clone; stack and hstack to cat; .half() and autocast to _to_copy.
+ATEN_REPEAT = "aten::repeat"  # besides its result it allocates a few numbers, to index it with
+ATEN_COPIES = names("aten::clone aten::cat aten::_to_copy aten::_reshape_copy") | {ATEN_REPEAT}
+ATEN_EMPTIES = names("aten::empty aten::empty_like aten::empty_strided")
+
+# As nodes of a graph.
 CAST_NODE = "ToCopyBackward0"
+LINEAR_NODES = names("AddmmBackward0 MmBackward0 LinearBackward0")
+NODE_OF = {
+    "gelu": "GeluBackward0",
+    "silu": "SiluBackward0",
+    "layer_norm": "NativeLayerNormBackward0",
+    "group_norm": "NativeGroupNormBackward0",
+    "rms_norm": "FusedRmsNormBackward0",
+}
 
 
 def item_bytes(dtype: str) -> int:

@@ -25,6 +25,7 @@ import torch
 
 from gradscope.diagnose.case import Case
 from gradscope.ops import (
+    ATEN,
     CONVOLUTIONS,
     HANDS_GRADIENT_ON,
     MAY_BE_VIEWS,
@@ -231,7 +232,7 @@ def calls_of_layers(case: Case) -> dict[str, list[Node]]:
             (inside if call.module is not None and call.layer in parents else found)[call.layer].append(call)
     below = _below(case, inside)
     for path, calls in inside.items():
-        own = any(op.name.startswith("aten::") for op in case.ops.get((path, "forward"), ()))
+        own = any(op.name.startswith(ATEN) for op in case.ops.get((path, "forward"), ()))
         for call, owner in zip(calls, _owners(calls, below[path]), strict=True):
             if owner is not None or own:  # a call that is nobody's leaves its layer without any: not known
                 found[path if owner is None else owner].append(call)
@@ -279,7 +280,7 @@ def _work(row: LayerRow, calls: Sequence[Node], ops: Iterable[OpRow], tf32: Mapp
         forward_flops=row.forward_flops,
         backward_flops=row.backward_flops,
         dtypes=_dtypes(calls, tf32),
-        calls=sum(op.calls for op in ops if op.name.startswith("aten::")),
+        calls=sum(op.calls for op in ops if op.name.startswith(ATEN)),
     )
 
 
@@ -290,7 +291,7 @@ def _whole(calls: Sequence[Node], ops: Sequence[OpRow]) -> bool:
     spaces = (op.name.partition("::")[0] for op in ops if "::" in op.name)
     if any(space not in _KNOWN_SPACES for space in spaces) or any(_OWN_NODE.search(op.name) for op in ops):
         return False
-    return bool(calls) or not any(op.name.startswith("aten::") for op in ops)
+    return bool(calls) or not any(op.name.startswith(ATEN) for op in ops)
 
 
 def _tf32(case: Case) -> Mapping[str, bool]:

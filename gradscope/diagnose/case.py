@@ -199,7 +199,7 @@ def first(names: Sequence[str], count: int = 3) -> str:
 
 
 # Calls whose result is the memory they were given, unchanged.
-VIEWS = ops.VIEWS | {"detach", "contiguous", "to"}
+SAME_MEMORY = ops.VIEWS | {"detach", "contiguous", "to"}
 
 
 def replaced_calls(case: Case) -> set[int]:
@@ -226,7 +226,7 @@ def changed_in_place(case: Case, since: int = 0) -> set[int]:
     found: set[int] = set()
     for call in case.facts.calls[since:]:
         given = {tensor.storage for tensor in call.inputs}
-        if call.op == "setitem" or call.op not in VIEWS:
+        if call.op == "setitem" or call.op not in SAME_MEMORY:
             made = [tensor for tensor in call.outputs if call.grad or tensor.parameter is None]
             found |= {tensor.storage for tensor in made if tensor.storage in given}
     return found

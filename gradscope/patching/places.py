@@ -17,7 +17,7 @@ from gradscope.patching.match.match import Called, Layer
 from gradscope.patching.match.matchers import MATCHERS
 from gradscope.patching.prove.predict import CACHE_BYTES, FEWEST_ROUNDS, Saving, predict
 from gradscope.patching.sites import Site, find_sites
-from gradscope.recording.graph import Node, Recording, Value
+from gradscope.recording.graph import Node, Recording
 from gradscope.tables import PlaceFact
 from gradscope.tree import modules_of
 
@@ -128,7 +128,6 @@ def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], s
         reasons=tuple(site.reasons),
         idle=site.idle,
         calls=tuple(sorted({node.index for match in site.matches for node in match.nodes})),
-        rounds=len(site.matches) / _calls(site),
         new_text=_new_text(site) if site.supported else "",
         predicted_saving_ns=None if saving is None else saving.ns,
         predicted_saving_bytes=None if saving is None else saving.bytes,
@@ -176,7 +175,7 @@ def _work(node: Node) -> float:
     """Estimate a call's part of the step: numbers read and written, and multiplications of products."""
     if not node.places:
         return 0.0
-    made = sum(_elements(value) for value in node.outputs)
+    made = sum(value.elements for value in node.outputs)
     work = float(_CALL + made)
     if node.op in MATMULS and node.inputs and node.inputs[0].shape:
         work += made * node.inputs[0].shape[-1] / _MULTIPLICATIONS
@@ -186,7 +185,7 @@ def _work(node: Node) -> float:
 def _made_bytes(node: Node) -> int:
     """Return the bytes of what a call makes; a view makes nothing."""
     given = {value.storage for value in node.inputs}
-    return sum(_elements(value) * value.dtype.itemsize for value in node.outputs if value.storage not in given)
+    return sum(value.bytes for value in node.outputs if value.storage not in given)
 
 
 def _new_text(site: Site) -> str:
@@ -219,10 +218,3 @@ def _first_branch(text: str) -> str:
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())] if lines else ""
     end = lines.index(f"{indent}else:") if f"{indent}else:" in lines else len(lines)
     return "\n".join(lines[:end])
-
-
-def _elements(value: Value) -> int:
-    found = 1
-    for size in value.shape:
-        found *= size
-    return found

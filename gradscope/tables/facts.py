@@ -18,7 +18,6 @@ class PlaceFact:
     reasons: tuple[str, ...]
     idle: str  # why it would be right and gain nothing on this batch
     calls: tuple[int, ...]  # indices of the calls that would go, of all rounds
-    rounds: float  # how often it runs in one call of its module
     new_text: str = ""  # the lines that would stand there
     predicted_saving_ns: int | None = None  # of a step: micro-runs at these shapes
     predicted_saving_bytes: int | None = None

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.ma  # np.unique loads it, which takes a descriptor: by then the user may have left none
 
 from gradscope import markers
+from gradscope.ops import ATEN
 from gradscope.tables import Int32Column, IntColumn
 
 
@@ -47,7 +48,7 @@ class Interner(dict[str, int]):
 
 
 # An op of this kind without a sequence number runs below autograd: nothing under it draws numbers or calls user code.
-BELOW_AUTOGRAD = "aten::"
+BELOW_AUTOGRAD = ATEN
 
 
 @contextmanager

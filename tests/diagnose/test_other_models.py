@@ -217,7 +217,6 @@ def test_a_librarys_line_is_not_to_be_edited() -> None:
         reasons=(),
         idle="",
         calls=(),
-        rounds=1.0,
         new_text="return gradscope_gelu(input)",
     )
     assert is_of_a_library(place.source) and not is_of_a_library("model.py:12") and not is_of_a_library(None)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gradscope.attribute.memory.event_owners import MemoryTrace, phase_of
 from gradscope.attribute.memory.step import MeasuredStep, SourceText, rise_of_layers
+from gradscope.ops import ATEN_COPIES, ATEN_EMPTIES, ATEN_REPEAT
 from gradscope.tables import IntColumn, LayerRow, LineInfo, LineRow, ModuleInfo
 
 
@@ -178,12 +179,6 @@ def with_memory_of_lines(
     return tuple(result)
 
 
-# What these allocate is filled by a plain copy. contiguous, reshape, permute-then-view, matmul on strided operands and
-# the gradient of a copied parameter all come down to clone; stack and hstack to cat; .half() and autocast to _to_copy.
-COPYING = ("aten::clone", "aten::cat", "aten::_to_copy", "aten::repeat", "aten::_reshape_copy")
-REPEAT = "aten::repeat"  # besides its result it allocates a few numbers, to index it with
-_EMPTY = ("aten::empty", "aten::empty_like", "aten::empty_strided")
-
 BoolColumn = npt.NDArray[np.bool_]
 
 
@@ -225,11 +220,10 @@ def find_copies(
 
 
 def _by_copies(trace: MemoryTrace, rows: IntColumn) -> BoolColumn:
-    """Which of the allocations in ``rows`` an op of :data:`COPYING` made, itself or in what it called."""
+    """Return which of the allocations in ``rows`` a copying op made, itself or in what it called."""
     table = trace.table
-    copying, repeat, empty = (
-        np.array([name in wanted for name in table.names], bool) for wanted in (COPYING, (REPEAT,), _EMPTY)
-    )
+    kinds = (ATEN_COPIES, {ATEN_REPEAT}, ATEN_EMPTIES)
+    copying, repeat, empty = (np.array([name in kind for name in table.names], bool) for kind in kinds)
     found = np.zeros(len(rows), bool)
     climbing, at, direct = np.arange(len(rows)), rows.copy(), np.ones(len(rows), bool)
     while len(climbing):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Set
 
+from gradscope.ops import CASTS, COPIES
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.source import Refusal
 from gradscope.patching.edit.syntax import parts_read, walked, within
-from gradscope.patching.match.graph import CASTS, COPIES, uncast
+from gradscope.patching.match.graph import uncast
 from gradscope.patching.match.match import Match
 from gradscope.recording.graph import Node, Value
 

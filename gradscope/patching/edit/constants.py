@@ -11,7 +11,7 @@ from types import ModuleType
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.expressions import size_read
 from gradscope.patching.edit.source import FunctionSource
-from gradscope.patching.edit.syntax import called_name, is_name
+from gradscope.patching.edit.syntax import SHAPE_ATTRIBUTES, SHAPE_METHODS, called_name, is_name
 from gradscope.patching.match.graph import uncast
 from gradscope.recording.graph import Frame, Node, Value
 
@@ -44,7 +44,7 @@ def is_certain(expression: ast.AST, calls: CallSites, depth: int = 0) -> bool:
         values = [value for value in values if not _hands_on(value, expression.id)]
         return bool(values) and all(is_certain(value, calls, depth + 1) for value in values)
     if isinstance(expression, ast.Attribute):
-        certain = _is_form(expression, _FORMS, calls) or _of_module(expression, calls)
+        certain = _is_form(expression, SHAPE_ATTRIBUTES, calls) or _of_module(expression, calls)
         if not certain and isinstance(expression.value, ast.Call):  # finfo(...).min
             certain, parts = True, [expression.value]
     elif isinstance(expression, ast.Subscript):
@@ -54,7 +54,7 @@ def is_certain(expression: ast.AST, calls: CallSites, depth: int = 0) -> bool:
         certain = isinstance(function, ast.Name) and _is_pure(function, calls.frame)
         if isinstance(function, ast.Attribute):
             pure = function.attr in _OF_NUMBERS and _of_module(function, calls)
-            certain = pure or _is_form(function, _ASKED, calls)
+            certain = pure or _is_form(function, SHAPE_METHODS, calls)
         parts = [*expression.args, *(keyword.value for keyword in expression.keywords)]
     elif certain:
         parts = [part for part in ast.iter_child_nodes(expression) if isinstance(part, ast.expr)]
@@ -80,7 +80,8 @@ def is_of_other_sizes(
         )
     asked = expression.func if isinstance(expression, ast.Call) else expression
     asked = asked.value if isinstance(asked, ast.Subscript) else asked
-    if isinstance(asked, ast.Attribute) and asked.attr in {"shape", "ndim", *_ASKED} and calls.is_tensor(asked.value):
+    sizes = {"shape", "ndim", *SHAPE_METHODS}
+    if isinstance(asked, ast.Attribute) and asked.attr in sizes and calls.is_tensor(asked.value):
         is_last = isinstance(asked.value, ast.Name) and size_read(asked.value, calls.source) == -1
         return not (is_last and _is_one_of(asked.value, at, features, calls))
     if calls.is_tensor(expression):  # whose dtype is asked for
@@ -154,8 +155,6 @@ _OF_NUMBERS = frozenset({name for name, each in vars(math).items() if callable(e
     *("rsqrt", "square", "arctan", "arctan2", "abs", "absolute", "power", "sign", "reciprocal", "zeros", "ones"),
     *("int8", "int16", "int32", "int64", "array", "asarray", "round", "maximum", "minimum", "arange", "Size"),
 }
-_FORMS = frozenset({"shape", "ndim", "dtype", "device"})
-_ASKED = frozenset({"size", "dim", "numel"})
 _DEEPEST = 24
 
 

@@ -8,7 +8,17 @@ from types import BuiltinFunctionType, ModuleType
 
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.source import FunctionSource, Refusal
-from gradscope.patching.edit.syntax import INLINE, is_fixed, names_in, parts_read, reads_only, walked, within
+from gradscope.patching.edit.syntax import (
+    INLINE,
+    SHAPE_ATTRIBUTES,
+    SHAPE_METHODS,
+    is_fixed,
+    names_in,
+    parts_read,
+    reads_only,
+    walked,
+    within,
+)
 from gradscope.patching.match.match import Match, Scalar, Size
 from gradscope.recording.graph import Frame, Node, Value
 
@@ -305,8 +315,6 @@ def handed(
 # Queries of a removed tensor's shape, dtype or device, which another tensor answers instead.
 
 
-_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})
-_METHODS = frozenset({"size", "dim", "numel"})
 _CASTS = frozenset({"to", "type_as"})
 
 
@@ -317,7 +325,7 @@ def is_asked_for_form(node: Node, value: Value) -> bool:
 
 def only_forms(statement: ast.AST, names: set[str]) -> bool:
     """Return whether ``names`` occur in ``statement`` as ``x.shape``, ``x.size(...)``, ``y.to(x)`` and so on alone."""
-    return all(_asked(part, names) for part in _uses(statement, names))
+    return all(_asked(part) for part in _uses(statement, names))
 
 
 def _uses(statement: ast.AST, names: set[str]) -> list[tuple[ast.Name, ast.AST | None, ast.AST | None]]:
@@ -334,14 +342,14 @@ def _uses(statement: ast.AST, names: set[str]) -> list[tuple[ast.Name, ast.AST |
     return found
 
 
-def _asked(use: tuple[ast.Name, ast.AST | None, ast.AST | None], names: set[str]) -> bool:
+def _asked(use: tuple[ast.Name, ast.AST | None, ast.AST | None]) -> bool:
     name, above, higher = use
     if not isinstance(name.ctx, ast.Load) or not isinstance(above, ast.Attribute):
         return _is_cast(name, above)
-    if above.attr in _ATTRIBUTES:
+    if above.attr in SHAPE_ATTRIBUTES:
         return True
     called = isinstance(higher, ast.Call) and higher.func is above
-    return called and above.attr in _METHODS
+    return called and above.attr in SHAPE_METHODS
 
 
 def _is_cast(name: ast.Name, above: ast.AST | None) -> bool:

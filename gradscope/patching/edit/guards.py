@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from gradscope.ops import RESHAPES_TO_SIZES
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import is_certain, resolved
 from gradscope.patching.edit.expressions import is_left, operand_of, size_of, sizes_of
@@ -266,7 +267,6 @@ def _is_plain(value: Any) -> bool:
 # to torch fits more.
 
 
-_RESHAPES = frozenset({"view", "reshape", "unflatten"})
 _CUTS = frozenset({"split", "tensor_split", "narrow", "getitem"})  # a chunk is a third
 _OF_PACKED = 3  # queries, keys and values
 
@@ -278,7 +278,7 @@ def guards_of_views(nodes: Collection[Node], root: Value, writer: GuardWriter) -
         Refusal: a size that must be asked for is not written where it can be read.
     """
     for node in sorted(nodes, key=lambda node: node.index):
-        if node.op in _RESHAPES:
+        if node.op in RESHAPES_TO_SIZES:
             yield from _guards_of_thirds(node, nodes, root, writer)
             yield from _guards_of_rows(node, nodes, root, writer)
     cuts = [node for node in nodes if _cuts_features(node, root)]
@@ -315,7 +315,7 @@ def _reads_rest(node: Node, writer: GuardWriter) -> bool:
 
 def _is_spelled(part: Value, nodes: Collection[Node], writer: GuardWriter) -> bool:
     """Return whether a part is viewed as heads of which it is written how many they are, and how large."""
-    views = [node for node in part.users if node in nodes and node.op in _RESHAPES]
+    views = [node for node in part.users if node in nodes and node.op in RESHAPES_TO_SIZES]
     written = [sizes_of(node, writer.calls_at(node)) for node in views]
     return any(sizes and not any(map(is_left, sizes)) for sizes in written)
 

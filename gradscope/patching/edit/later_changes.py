@@ -9,17 +9,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Set
 
+from gradscope.ops import CASTS
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.dead_code import LOOPS
 from gradscope.patching.edit.source import Refusal
 from gradscope.patching.edit.syntax import targets, walked, within
-from gradscope.patching.match.graph import CASTS, VIEWS
+from gradscope.patching.match.graph import REPLAYABLE_VIEWS
 from gradscope.patching.match.match import Match
 from gradscope.recording.graph import Recording, Value
 
 _READ_BACKWARD = frozenset({"attention", "packed_attention"})
 # Without dropout, as in evaluation, it returns what it was given.
-_SHOWING = (VIEWS - {"clone", "repeat", "repeat_interleave"}) | CASTS | {"dropout"}
+_SHOWING = (REPLAYABLE_VIEWS - {"clone", "repeat", "repeat_interleave"}) | CASTS | {"dropout"}
 _NOT_CONTENT = frozenset({"requires_grad_", "share_memory_", "rename_"})
 _DEEPEST = 24
 

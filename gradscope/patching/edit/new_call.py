@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from gradscope.ops import CASTS
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.callees import made_in_place, setting_of
 from gradscope.patching.edit.expressions import (
@@ -25,7 +26,6 @@ from gradscope.patching.edit.imports import RecipeNames
 from gradscope.patching.edit.side_effects import is_hooked
 from gradscope.patching.edit.source import Refusal
 from gradscope.patching.edit.syntax import bound_names, names_in, reads_only, targets, walked, within
-from gradscope.patching.match.graph import CASTS
 from gradscope.patching.match.match import (
     Called,
     FromSizes,

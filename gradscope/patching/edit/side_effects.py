@@ -9,6 +9,7 @@ from types import FunctionType
 
 from torch import nn
 
+from gradscope.ops import CASTS
 from gradscope.patching.edit.bindings import is_given
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.callees import identity_guard
@@ -29,7 +30,6 @@ from gradscope.patching.edit.syntax import (
     walked,
     within,
 )
-from gradscope.patching.match.graph import CASTS
 from gradscope.patching.match.match import Match, Scalar
 from gradscope.recording.graph import Frame, Node, Place, Recording, Value
 from gradscope.recording.operations import LIKE

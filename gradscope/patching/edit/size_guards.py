@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradscope.ops import names
+from gradscope.ops import CASTS, CASTS_TO_ONE, COPIES, names
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
 from gradscope.patching.edit.guard_writer import bracketed
 from gradscope.patching.edit.source import Refusal, SourceGuard
 from gradscope.patching.edit.syntax import names_in, reads_only
-from gradscope.patching.match.graph import CASTS, COPIES
 from gradscope.patching.match.match import Match, Of
 from gradscope.recording.graph import Node
 
@@ -99,7 +98,7 @@ def _is_cast_as_written(expression: ast.expr, calls: CallSites) -> bool:
     for each in [home.value for home in homes] or [expression]:
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
             given = [part for part in each.args if isinstance(part, ast.Attribute) and part.attr != "dtype"]
-            if each.func.attr in {"float", "double", "half", "bfloat16"} or (each.func.attr in CASTS and given):
+            if each.func.attr in CASTS_TO_ONE or (each.func.attr in CASTS and given):
                 return True
     return False
 

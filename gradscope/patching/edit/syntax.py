@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import TypeGuard
 
+# What tells of a tensor without reading its numbers.
+SHAPE_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})
+SHAPE_METHODS = frozenset({"size", "dim", "numel"})
+
 # Around these, what a recorded run did says too little about the next.
 HIDES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield)
 BRANCHES = (ast.IfExp, ast.BoolOp)

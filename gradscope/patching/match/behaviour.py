@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.patching.match.graph import CASTS, COPIES, cast_source, constant, filled, uncast
+from gradscope.ops import CASTS, COPIES
+from gradscope.patching.match.graph import cast_source, constant, filled, uncast
 from gradscope.recording.graph import Node, Value
 
 # How far results and gradients may be from the recipe's, relatively to the largest: what a constant written with seven

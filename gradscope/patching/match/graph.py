@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from gradscope import ops
+from gradscope.ops import CASTS, COPIES
 from gradscope.recording.graph import Node, Value
 from gradscope.recording.operations import LIKE
-
-CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
-COPIES = frozenset({"contiguous", "clone"})
 
 # These draw random numbers or depend on more than their arguments.
 _NEW_EACH_TIME = frozenset(
@@ -235,16 +233,14 @@ def filled(argument: Any, tensor_of: Callable[[Value], Tensor], other: Callable[
     return argument if other is None else other(argument)
 
 
-# Calls that only show a tensor in another form, done again on another tensor.
-
-
-# Done again on a tensor of other strides as_strided would show other numbers.
-VIEWS = (ops.VIEWS - {"as_strided"}) | ops.names("contiguous clone repeat repeat_interleave")
+# Calls that only show a tensor in another shape, done again on another tensor. Of other strides as_strided would show
+# other numbers.
+REPLAYABLE_VIEWS = (ops.VIEWS - {"as_strided"}) | COPIES | ops.names("repeat repeat_interleave")
 
 
 def is_view(node: Node) -> bool:
-    """Return whether a call gives the numbers of one tensor in another form, or some of them, or some several times."""
-    return node.op in VIEWS and len(node.inputs) == 1 and not node.changed
+    """Return whether a call gives one tensor's numbers in another shape, some of them, or some several times."""
+    return node.op in REPLAYABLE_VIEWS and len(node.inputs) == 1 and not node.changed
 
 
 def replayed(value: Value, root: Value, given: Tensor) -> Tensor | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gradscope.ops import ATTENTION
-from gradscope.patching.match.graph import CASTS, COPIES, number, remade
+from gradscope.ops import ATTENTION, CASTS, COPIES
+from gradscope.patching.match.graph import number, remade
 from gradscope.patching.match.match import Scalar
 from gradscope.patching.match.products import leads_to_product
 from gradscope.recording.graph import Frame, Node, Recording, Value

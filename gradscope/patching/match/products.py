@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gradscope.patching.match.graph import COPIES, cast_source, swaps_last_two
+from gradscope.ops import COPIES, RESHAPES_OR_FLATTEN, names
+from gradscope.patching.match.graph import cast_source, swaps_last_two
 from gradscope.patching.match.match import Of
 from gradscope.recording.graph import Node, Value
 
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
 
-VIEWS = frozenset({"view", "reshape", "flatten", "unflatten"})
-
 # What may stand between a product and the softmax, beside casts.
-_BETWEEN = frozenset({"mul", "div", "add", "sub", "masked_fill", "where", "setitem", "tanh", *COPIES, *VIEWS})
+_BETWEEN = COPIES | RESHAPES_OR_FLATTEN | names("mul div add sub masked_fill where setitem tanh")
 
 _DOTS = "αβγδεζηθ"  # labels for what an ellipsis stands for
 

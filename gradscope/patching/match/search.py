@@ -10,8 +10,9 @@ from itertools import islice
 
 from torch import nn
 
+from gradscope.ops import CASTS, CASTS_TO_ONE, COPIES
 from gradscope.patching.match.behaviour import FUNCTIONS, is_understood, operands
-from gradscope.patching.match.graph import CASTS, COPIES, constant, makers, reached, uncast
+from gradscope.patching.match.graph import constant, makers, reached, uncast
 from gradscope.recording.graph import Frame, Node, Value
 
 _FAR = 14  # calls between what gives a pattern away and its ends
@@ -22,9 +23,6 @@ _LONGEST = 40  # calls of a pattern; those that are written have up to fifteen
 # After so many calls at one place that are no pattern's, one after the other, the rest is taken for more of the same: a
 # recurrence makes them in each of its steps, and looking at one takes 1 ms there.
 _FRUITLESS = 40
-
-# What these give has that dtype another time too, where the operand may have another: they stay behind the new code.
-_TO_ONE = frozenset({"float", "half", "bfloat16", "double"})
 
 NOT_CONTIGUOUS = "the result lies in memory in another order than the recipe's"
 
@@ -176,7 +174,7 @@ def region(output: Value, given: Iterable[Value]) -> Region | None:
     walk = _Walk(output, tuple(read), through=True)
     upwards = any(node.op in CASTS and uncast(node.output) is uncast(main) for node in walk.nodes)
     assert output.producer is not None
-    if not walk.complete or (output.producer.op in CASTS and (not upwards or output.producer.op in _TO_ONE)):
+    if not walk.complete or (output.producer.op in CASTS and (not upwards or output.producer.op in CASTS_TO_ONE)):
         return None
     return Region(tuple(read), output, frozenset(walk.nodes), frozenset(walk.constants))
 

@@ -6,7 +6,6 @@ makes elsewhere. An estimate: the whole step is measured by :mod:`gradscope.patc
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -333,8 +332,7 @@ def kept_bytes(match: Match) -> int:
     outside = {value.storage for node in match.nodes for value in node.inputs if value not in made}
     for value in match.inner:
         if value.requires_grad and value.storage not in outside:
-            size = math.prod(value.shape) * value.dtype.itemsize
-            sizes[value.storage] = max(sizes.get(value.storage, 0), size)
+            sizes[value.storage] = max(sizes.get(value.storage, 0), value.bytes)
     return sum(sizes.values())
 
 

@@ -50,7 +50,7 @@ def test_layers_of_bandwidth_are_told_of_fewer_passes() -> None:
 
 def place(layer: str, **given: Any) -> PlaceFact:
     settings: dict[str, Any] = {"supported": True, "idle": "", "calls": (0,), **given}
-    return PlaceFact("attention", "sdpa", layer, "model.py:5", reasons=(), rounds=1.0, **settings)
+    return PlaceFact("attention", "sdpa", layer, "model.py:5", reasons=(), **settings)
 
 
 def test_where_it_is_silent() -> None:

@@ -29,7 +29,7 @@ import torch
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, only, parts_of
 from gradscope.diagnose.worth import alive_at_peak
-from gradscope.ops import ATEN_CASTS, CAST_NODE
+from gradscope.ops import ATEN_CASTS, CAST_NODE, NODE_OF
 from gradscope.recording.graph import HALVES, Node
 from gradscope.tables import Finding
 from gradscope.units import count as counted
@@ -46,7 +46,7 @@ _OF_CASTS = (0.5, 0.8, 0.95)
 
 _CASTS = ATEN_CASTS | {"aten::copy_"}
 _CASTS_BACKWARD = _CASTS | {CAST_NODE}
-_NODES = ("NativeLayerNormBackward", "NativeGroupNormBackward", "FusedRmsNormBackward")
+_NODES = tuple(NODE_OF[op].removesuffix("0") for op in _CODE)  # those of their own gradients too
 
 
 def find(case: Case) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ import torch
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.ops import BATCHED_MATMULS
+from gradscope.ops import BATCHED_MATMULS, RESHAPES_OR_FLATTEN, names
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted
@@ -33,8 +33,7 @@ from gradscope.units import size as size_text
 
 # Between the product and the softmax: the scores themselves, whatever their dtype.
 _SCALES = {"div", "mul"}
-_VIEWS = {"flatten", "reshape", "unflatten", "view"}
-_KEEPS = {"add", "clamp", "contiguous", "float", "masked_fill", "sub", "to", "type", "where", *_SCALES, *_VIEWS}
+_KEEPS = RESHAPES_OR_FLATTEN | _SCALES | names("add clamp contiguous float masked_fill sub to type where")
 
 # Between a projection and the product: another form of the same numbers.
 _FORMS = (
@@ -144,7 +143,7 @@ def _product_before(scores: Value) -> tuple[Node, bool] | None:
             continue
         # Of several, one may be a bias, and where is given the mask first.
         same = [each for each in call.inputs if each.dtype != torch.bool and each.shape[-2:] == tensor.shape[-2:]]
-        if call.op not in _VIEWS:
+        if call.op not in RESHAPES_OR_FLATTEN:
             same = [each for each in same if each.shape == tensor.shape]
         waiting += [(each, scaled or call.op in _SCALES) for each in reversed(same)]
     return None

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from gradscope.diagnose.case import Case, Rule, first, layers_of
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.worth import slowest_line
+from gradscope.ops import ATEN
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import ns as time_text
 from gradscope.units import ratio as ratio_text
@@ -173,7 +174,7 @@ def _norm(case: Case, row: LayerRow) -> float:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix("aten::")
+    return name.removeprefix(ATEN)
 
 
 def _known(name: str) -> tuple[str, str, str] | None:

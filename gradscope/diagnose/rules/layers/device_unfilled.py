@@ -27,6 +27,7 @@ from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.findings import at_most, make_finding
 from gradscope.diagnose.rules.layers import far_from_limit, tiny_layers
 from gradscope.diagnose.worth import is_slowed_down, own_ns
+from gradscope.ops import ATEN
 from gradscope.tables import Finding, LayerRow
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
@@ -114,7 +115,7 @@ def _is_small(case: Case, row: LayerRow) -> bool:
 def _calls(case: Case, row: LayerRow) -> float:
     """Of torch's operations, forward and backward."""
     rows = (op for phase in ("forward", "backward") for op in case.ops.get((row.path, phase), ()))
-    return sum(op.calls for op in rows if op.name.startswith("aten::"))
+    return sum(op.calls for op in rows if op.name.startswith(ATEN))
 
 
 def _unfilled(case: Case) -> list[LayerRow]:

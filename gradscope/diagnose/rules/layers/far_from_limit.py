@@ -27,6 +27,7 @@ from gradscope.diagnose.bounds import bounded, call_bytes, calls_of_layers
 from gradscope.diagnose.case import Case, Rule, Severity, first, layer_code, share
 from gradscope.diagnose.findings import at_most, make_finding
 from gradscope.diagnose.worth import is_slowed_down, own_ns
+from gradscope.ops import ATEN
 from gradscope.tables import Finding, LayerRow, OpRow
 from gradscope.units import calls as calls_text
 from gradscope.units import ns as time_text
@@ -156,7 +157,7 @@ def _dearest(case: Case, rows: Sequence[LayerRow]) -> tuple[str, float, int] | N
 def _ops(case: Case, rows: Sequence[LayerRow]) -> Iterator[OpRow]:
     for row in rows:
         for phase in ("forward", "backward"):
-            yield from (op for op in case.ops.get((row.path, phase), ()) if op.name.startswith("aten::"))
+            yield from (op for op in case.ops.get((row.path, phase), ()) if op.name.startswith(ATEN))
 
 
 RULE = Rule("far-from-limit", "layers far slower than this machine's limits", find, of_times=True)

@@ -29,6 +29,7 @@ from typing import Any
 
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, at_most, is_of_a_library, make_finding, where
+from gradscope.ops import ATEN
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -110,7 +111,7 @@ def _reason(case: Case, other: int, phases: int) -> _Reason | None:
 
 def _python(case: Case, other: int) -> _Reason | None:
     """The loop's own code, which no DataLoader is behind: batches made by hand, logging, metrics."""
-    torch_ns = sum(row.self_ns for row in case.run.ops if row.phase == "other" and row.name.startswith("aten::"))
+    torch_ns = sum(row.self_ns for row in case.run.ops if row.phase == "other" and row.name.startswith(ATEN))
     python = other - torch_ns
     if python < max(_LEAST_NS, _SHARE * case.step_ns):
         return None

@@ -23,6 +23,7 @@ from gradscope.diagnose.case import Case, Rule, first, layers_of, share
 from gradscope.diagnose.findings import Estimate, make_finding
 from gradscope.diagnose.worth import self_ns, slowest_line
 from gradscope.ops import (
+    ATEN,
     ATEN_ATTENTION,
     ATEN_CONVOLUTIONS,
     ATEN_MATMULS,
@@ -53,11 +54,11 @@ def find(case: Case) -> Iterator[Finding]:
         return
     rows = [row for row in case.run.ops if row.phase == "recompute"]
     products = [row for row in rows if row.name in _PRODUCT_ROWS or row.name.startswith(ATEN_ATTENTION)]
-    layers = sorted({row.layer for row in rows if row.layer is not None and row.name.startswith("aten::")})
+    layers = sorted({row.layer for row in rows if row.layer is not None and row.name.startswith(ATEN)})
     # A bias is copied to where the product is added to it.
     biases = [row for row in rows if row.name == "aten::copy_" and _is_product(case, row)]
     saving = self_ns((*products, *biases))
-    asking = round(2 * sum(row.calls for row in rows if row.name.startswith("aten::")) * _ASKED_NS)
+    asking = round(2 * sum(row.calls for row in rows if row.name.startswith(ATEN)) * _ASKED_NS)
     worth = 2 * saving >= again and saving > asking
     if not worth and share(again, case) < LEAST_OF_CHEAP:
         return
@@ -125,7 +126,7 @@ def _line(case: Case, layers: set[str]) -> str | None:
 
 
 def _code(products: list[OpRow]) -> str:
-    short = [row.name.removeprefix("aten::") for row in products]
+    short = [row.name.removeprefix(ATEN) for row in products]
     # Every kernel of convolution's is called through the one operation.
     names = sorted({"convolution" if "conv" in name else name for name in short})
     ops = ", ".join(f"torch.ops.aten.{name}.default" for name in names)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from gradscope.diagnose.case import Case, Rule, layers_of, replaced_calls
 from gradscope.diagnose.findings import Estimate, make_finding, several
 from gradscope.diagnose.worth import alive_at_peak, ops_ns
+from gradscope.ops import LINEAR_NODES, NODE_OF
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, MemoryInfo, SavedRow
 from gradscope.units import ns as time_text
@@ -32,12 +33,11 @@ LEAST_SHARE = 0.05
 
 # op: its name in words, what its node keeps, its operations
 _CHEAP = {
-    "gelu": ("GELU", "GeluBackward0", frozenset({"aten::gelu"})),
-    "silu": ("SiLU", "SiluBackward0", frozenset({"aten::silu"})),
-    "layer_norm": ("layer norm", "NativeLayerNormBackward0", frozenset({"aten::native_layer_norm"})),
-    "rms_norm": ("RMS norm", "FusedRmsNormBackward0", frozenset({"aten::_fused_rms_norm"})),
+    "gelu": ("GELU", NODE_OF["gelu"], frozenset({"aten::gelu"})),
+    "silu": ("SiLU", NODE_OF["silu"], frozenset({"aten::silu"})),
+    "layer_norm": ("layer norm", NODE_OF["layer_norm"], frozenset({"aten::native_layer_norm"})),
+    "rms_norm": ("RMS norm", NODE_OF["rms_norm"], frozenset({"aten::_fused_rms_norm"})),
 }
-_PRODUCTS = frozenset({"AddmmBackward0", "MmBackward0", "LinearBackward0"})
 _FIRST = frozenset({"self", "mat1", "input"})
 
 
@@ -78,7 +78,7 @@ def _kept(
         results = [
             row
             for row in _rows(case, memory, users)
-            if row.node in _PRODUCTS and row.what in _FIRST and _elements(row) == call.outputs[0].elements
+            if row.node in LINEAR_NODES and row.what in _FIRST and _elements(row) == call.outputs[0].elements
         ]
         if inputs and results:
             at = order.get(inputs[0].layer or "", -1)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from typing import Any
 
-from gradscope.diagnose.case import VIEWS, Case, Rule, changed_in_place, text_at
+from gradscope.diagnose.case import SAME_MEMORY, Case, Rule, changed_in_place, text_at
 from gradscope.diagnose.findings import Estimate, make_finding, number_of, shape_text
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
@@ -109,7 +109,7 @@ def _copies(call: Node) -> bool:
 
 def _written(case: Case, calls: Sequence[Node]) -> _Written | None:
     """None where these are not parts that one call could join."""
-    if sum(map(_copies, calls)) < _FEWEST or _is_a_part(case, calls[0].inputs[0]):
+    if sum(map(_copies, calls)) < _FEWEST or _is_a_part(calls[0].inputs[0]):
         return None
     places = [place for place in map(_place_of_value, calls) if place is not None]
     forms = {(call.inputs[0].shape, call.inputs[0].strides, call.grad) for call in calls}
@@ -128,7 +128,7 @@ def _written(case: Case, calls: Sequence[Node]) -> _Written | None:
     return written if written.covered >= fewest else None
 
 
-def _is_a_part(case: Case, whole: Value) -> bool:
+def _is_a_part(whole: Value) -> bool:
     """Check that ``whole`` is a view of a part of a tensor: what is written is that tensor."""
     maker = whole.producer
     return maker is not None and any(
@@ -192,7 +192,7 @@ def _is_read(case: Case, calls: Sequence[Node], places: Sequence[_PartPlace]) ->
             if place is None or place.dimensions != places[0].dimensions or met not in ([], [place]):
                 return None
             found = found or bool(met)
-        elif any(each.producer not in views for each in held) or (held and shared and call.op not in VIEWS):
+        elif any(each.producer not in views for each in held) or (held and shared and call.op not in SAME_MEMORY):
             return None
         if held and shared:
             views.add(call)

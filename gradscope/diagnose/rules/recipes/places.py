@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from gradscope.diagnose.case import VIEWS, Case, Floor, by_source
+from gradscope.diagnose.case import SAME_MEMORY, Case, Floor, by_source
 from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding, where
 from gradscope.diagnose.worth import alive_at_peak
 from gradscope.ops import CASTS
@@ -161,7 +161,7 @@ def _readers(case: Case, places: Sequence[PlaceFact]) -> Iterator[Node]:
     calls = [user for tensor in made for user in tensor.users]
     for _ in range(_FAR):
         yield from calls
-        views = [call for call in dict.fromkeys(calls) if call.op in VIEWS | CASTS]
+        views = [call for call in dict.fromkeys(calls) if call.op in SAME_MEMORY | CASTS]
         calls = [user for call in views for tensor in call.outputs for user in tensor.users]
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from gradscope.diagnose.case import Case, Rule, first, share
 from gradscope.diagnose.findings import make_finding, of_step
+from gradscope.ops import ATEN
 from gradscope.tables import Finding, OpRow
 from gradscope.units import calls as calls_text
 
@@ -81,7 +82,7 @@ def _evidence(case: Case, slow: Sequence[OpRow], spent: int) -> str:
     calls: dict[str, float] = {}
     for row in slow:
         calls[row.name] = calls.get(row.name, 0) + row.calls
-    shown = first([f"{calls_text(number)} {name.removeprefix('aten::')}" for name, number in calls.items()])
+    shown = first([f"{calls_text(number)} {name.removeprefix(ATEN)}" for name, number in calls.items()])
     return f"{shown}: {of_step(spent, case)}"
 
 

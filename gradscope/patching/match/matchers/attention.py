@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradscope.patching.match.graph import COPIES, cast_source, dimension, number
+from gradscope.ops import COPIES, RESHAPES_OR_FLATTEN, RESHAPES_TO_SIZES
+from gradscope.patching.match.graph import cast_source, dimension, number
 from gradscope.patching.match.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.match.match import Match, Piece, Scalar, Setting, Size
 from gradscope.patching.match.matchers.attention_call import (
@@ -21,7 +22,7 @@ from gradscope.patching.match.matchers.attention_call import (
     with_causal_mask,
 )
 from gradscope.patching.match.matchers.sinks import Sinks, column_of, sinks_of, unshifted, without_last
-from gradscope.patching.match.products import VIEWS, factors, is_product, leads_to_product, sides
+from gradscope.patching.match.products import factors, is_product, leads_to_product, sides
 from gradscope.recording.graph import Node, Recording, Value
 
 __all__ = ["RECIPE", "matches"]
@@ -146,7 +147,7 @@ class _Attention:
 
     def _unfolded(self, node: Node, value: Value) -> Value | None:
         """What ``value`` is a view of that folds the heads into the batch, or takes them out of it."""
-        if node.op not in VIEWS or not node.inputs or node.inputs[0].shape[-2:] != value.shape[-2:]:
+        if node.op not in RESHAPES_OR_FLATTEN or not node.inputs or node.inputs[0].shape[-2:] != value.shape[-2:]:
             return None
         source = node.inputs[0]
         few, many = sorted((len(source.shape), len(value.shape)))
@@ -189,7 +190,7 @@ class _Attention:
         if joined is not None:
             self.reasons.append("a column is joined to the scores, and changed with them before the softmax")
             return joined[0]
-        if node.op not in VIEWS or not leads_to_product(source):
+        if node.op not in RESHAPES_OR_FLATTEN or not leads_to_product(source):
             return None
         self.reasons.append(f"{node.op} takes the scores apart otherwise than by heads or windows in the batch")
         return source
@@ -249,15 +250,15 @@ class _Attention:
     def _masked(self, node: Node) -> Value | None:
         if node.op == "masked_fill" and len(node.args) + len(node.kwargs) == 3:
             fill = node.argument(2, "value")
-            return self._hidden(node, node.args[0], node.argument(1, "mask"), fill, hides=True)
+            return self._hidden(node.args[0], node.argument(1, "mask"), fill, hides=True)
         if node.op == "where" and len(node.args) == 3:
             condition, yes, no = node.args
             if node.function is torch.Tensor.where:
                 condition, yes = yes, condition
             if isinstance(yes, Value) and uniform(no)[0] is not None:
-                return self._hidden(node, yes, condition, no, hides=False)
+                return self._hidden(yes, condition, no, hides=False)
             if isinstance(no, Value) and uniform(yes)[0] is not None:
-                return self._hidden(node, no, condition, yes, hides=True)
+                return self._hidden(no, condition, yes, hides=True)
             return None
         if node.op == "setitem":
             return self._assigned(node)
@@ -265,7 +266,7 @@ class _Attention:
             return self._added(node)
         return None
 
-    def _hidden(self, node: Node, scores: object, mask: object, given: object, *, hides: bool) -> Value | None:
+    def _hidden(self, scores: object, mask: object, given: object, *, hides: bool) -> Value | None:
         """Scores at chosen places replaced by a number."""
         if not isinstance(scores, Value) or not isinstance(mask, Value) or not leads_to_product(scores):
             return None
@@ -372,7 +373,7 @@ def _first_two(node: Node, made: Value) -> tuple[Piece, ...] | None:
     """The first two sizes of what a view made; None where they are not written out."""
     if node.op in {"view", "reshape"} and len(node.args) == len(made.shape) + 1:
         return (Scalar(node, 1), ", ", Scalar(node, 2))
-    if len(made.shape) == 5 and node.op in {"view", "reshape", "unflatten"}:
+    if len(made.shape) == 5 and node.op in RESHAPES_TO_SIZES:
         count = 2 if node.op == "unflatten" else 5
         return ("-1, ", Size(node, 1, count, made.shape[1]))
     return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradscope.patching.match.graph import COPIES, cast_source
+from gradscope.ops import COPIES
+from gradscope.patching.match.graph import cast_source
 from gradscope.patching.match.masks import HIDDEN, Made, Mask, causal
 from gradscope.patching.match.match import Argument, Beside, Like, Match, Of, Piece, Scalar, why_idle
 from gradscope.patching.match.matchers.sinks import Sinks

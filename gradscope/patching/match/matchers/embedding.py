@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gradscope.ops import MATMULS
-from gradscope.patching.match.graph import CASTS, COPIES
+from gradscope.ops import CASTS, COPIES, MATMULS
 from gradscope.patching.match.match import Argument, Match, Of, Scalar, Setting
 from gradscope.recording.graph import Node, Recording, Value
 

@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from gradscope import recipes
+from gradscope.ops import CASTS, COPIES
 from gradscope.patching.match.behaviour import Proofs, Trial, close, rows
-from gradscope.patching.match.graph import CASTS, COPIES, number
+from gradscope.patching.match.graph import number
 from gradscope.patching.match.match import Argument, Match, Of, why_idle
 from gradscope.patching.match.search import (
     NOT_CONTIGUOUS,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gradscope import recipes
+from gradscope.ops import CASTS
 from gradscope.patching.match.behaviour import CLOSE, REDUCTIONS, UNIT, Proofs, Trial, bound_of, rows
-from gradscope.patching.match.graph import CASTS, is_half, number, uncast
+from gradscope.patching.match.graph import is_half, number, uncast
 from gradscope.patching.match.match import Argument, Match, Of, Piece, Scalar, Setting, why_idle
 from gradscope.patching.match.search import (
     NOT_CONTIGUOUS,

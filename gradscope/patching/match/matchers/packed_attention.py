@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gradscope.ops import RESHAPES_TO_SIZES
 from gradscope.patching.match.graph import called, is_view, made_from, number, replayed
 from gradscope.patching.match.masks import Mask
 from gradscope.patching.match.match import Argument, FromSizes, Like, Match, Of, Piece, Scalar, Size, why_idle
@@ -265,7 +266,7 @@ class _Packed:
         positions = _positions(self.root.shape)
         for value in reversed(chain.down_to(self.root)):
             node = value.producer
-            if node is None or node.op not in {"view", "reshape", "unflatten"}:
+            if node is None or node.op not in RESHAPES_TO_SIZES:
                 continue
             made = replayed(value, self.root, positions)
             if made is None:

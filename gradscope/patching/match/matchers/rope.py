@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.patching.match.graph import CASTS, VIEWS, cast_source, filled, is_view, remade, replayed
+from gradscope.ops import CASTS
+from gradscope.patching.match.graph import REPLAYABLE_VIEWS, cast_source, filled, is_view, remade, replayed
 from gradscope.patching.match.match import Argument, Match, Of, why_idle
 from gradscope.recipes.rope import rope
 from gradscope.recording.graph import Node, Recording, Value
@@ -155,7 +156,7 @@ def rotations(y: Value) -> Iterator[Rotation]:
         if len(frontier) == 1 and len(tables) in (1, 2) and value.shape == y.shape and _may_turn(nodes):
             yield Rotation(value, y, frozenset(nodes), tuple(tables.values()))
         node = value.producer
-        if node is None or node.changed or node.op not in _ARITHMETIC | _COMPLEX | VIEWS | CASTS:
+        if node is None or node.changed or node.op not in _ARITHMETIC | _COMPLEX | REPLAYABLE_VIEWS | CASTS:
             return
         nodes.add(node)
         frontier.remove(value)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gradscope.patching.match.graph import COPIES, cast_source, dimension, is_view, replayed
+from gradscope.ops import COPIES
+from gradscope.patching.match.graph import cast_source, dimension, is_view, replayed
 from gradscope.patching.match.match import Of
 from gradscope.patching.match.products import leads_to_product
 from gradscope.recording.graph import Node, Value
