@@ -30,11 +30,6 @@ class StorageNote(NamedTuple):
     owned: bool  # allocated by torch, not lent by NumPy, a mapped file or another process
 
 
-def storages_of(tensor: torch.Tensor) -> Iterator[StorageNote]:
-    """The storages of a tensor: one, or those of its parts where it is sparse or a wrapper; none without memory."""
-    yield from StorageReader().storages(tensor)
-
-
 _LONGEST = 200  # characters of an error
 
 
@@ -56,7 +51,7 @@ class StorageReader:
         ]
 
     def storages(self, tensor: torch.Tensor, depth: int = 4) -> list[StorageNote]:
-        """Those of ``tensor``, and of the tensors it is made of."""
+        """Return the storages of ``tensor``: one, or those of its parts where it is sparse or a wrapper; maybe none."""
         try:
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 return self._found(tensor, depth)

@@ -109,20 +109,17 @@ _SAME = {
     "special_log_softmax": "log_softmax",
 }
 
-_METHODS = {"T", "mT", "H", "mH"}
-
 
 def canonical(function: Callable[..., Any]) -> str:
-    """The operation's name; one in place has the name of the one that is not."""
+    """Return the operation's name; one in place has the name of the one that is not."""
     name = getattr(function, "__name__", type(function).__name__)
     if name == "__get__":  # a property: Tensor.shape.__get__
-        name = getattr(getattr(function, "__self__", None), "__name__", name)
-        return name if name in LOOKS else {"T": "T", "mT": "mT"}.get(name, name)
+        return getattr(getattr(function, "__self__", None), "__name__", name)
     return canonical_name(name)
 
 
 def canonical_name(name: str) -> str:
-    """The operation that a function or method of this name does."""
+    """Return the operation that a function or method of this name does."""
     name = _SAME.get(name, name)
     if name.endswith("_") and not name.startswith("_"):
         name = name[:-1]

@@ -158,7 +158,7 @@ def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: in
     """One node for ``raws``, which are of one structure."""
     place = _Parent(raws[0].name.rpartition(".")[2], address)
     children = [
-        _elide(node, place)
+        _elide(node)
         for node in _fold([[raw.children[i] for raw in raws] for i in range(len(raws[0].children))], place, least)
     ]
     own = add_up([amounts_of(raw.row) for raw in raws])
@@ -228,7 +228,7 @@ def _short(spans: list[str]) -> str:
     return ",".join(spans) if len(spans) <= 3 else f"{spans[0]},{spans[1]},…,{spans[-1]}"
 
 
-def _elide(node: FoldedNode, place: _Parent) -> FoldedNode:
+def _elide(node: FoldedNode) -> FoldedNode:
     """A container that is never called and holds one row says nothing: its child takes its place, with its name."""
     own = node.own
     busy = node.calls or own.backward_ns or own.forward_ns or own.saved_bytes

@@ -24,10 +24,10 @@ def to_fragment(run: RunData, path: Path | None = None) -> str:
     view = build_view(run, None, path)
     if len(view.tree.rows) > _MOST_ROWS:
         view = build_view(run, ViewOptions(top=_TOP), path)
-    return box([*_head(view, run), *_layers(view), *_ledger(view), *_end(view)])
+    return box([*_head(view), *_layers(view), *_ledger(view), *_end(view)])
 
 
-def _head(view: View, run: RunData) -> list[str]:
+def _head(view: View) -> list[str]:
     model = dict(view.header).get("model", "")
     parts = [line(f"<b>{text(view.title)}</b> · {text(model, SENTENCE)}")]
     if view.partial:

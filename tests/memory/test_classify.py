@@ -96,7 +96,6 @@ def classified(block: Block) -> tuple[MemoryCategory, int, int]:
         died=np.array([NEVER if block.died == NEVER else count - 1]),
         seen=[[SeenAs(0, role, layer) for role, layer in block.seen]],
         of_saved=[],
-        mark_event={},
     )
     kept = [SavedStorage(0, cast(Any, None), *block.saved)] if block.saved is not None else []
     found = classify(trace(), blocks, kept, np.array([LEAST]))
@@ -180,7 +179,7 @@ def saved(*notes: tuple[int, int, int, str]) -> tuple[Blocks, list[SavedTensor]]
     ]
     nothing = cast(Any, None)
     of_saved = [max(block, -1) for _, _, block, _ in notes]
-    return Blocks(nothing, np.zeros(2, np.int64), nothing, nothing, [], of_saved, {}), entries
+    return Blocks(nothing, np.zeros(2, np.int64), nothing, nothing, [], of_saved), entries
 
 
 def test_each_storage_counts_once_for_the_first_node_that_kept_it() -> None:

@@ -88,7 +88,6 @@ def by_hand() -> tuple[Running, Blocks, Classified]:
         died=np.array([NEVER, 2, 5, NEVER]),
         seen=[[], [], [], []],
         of_saved=[],
-        mark_event={},
     )
     kinds = (MemoryCategory.PARAMETER, MemoryCategory.TEMPORARY, MemoryCategory.SAVED, MemoryCategory.GRADIENT)
     nothing = np.zeros(4, np.int64)
@@ -100,7 +99,6 @@ def by_hand() -> tuple[Running, Blocks, Classified]:
         op=[""] * 4,
         leaf=[""] * 4,
         row=nothing,
-        died_ns=nothing,
         saved_until=np.array([LEAST, LEAST, 35, LEAST]),
     )
     times = np.array([0, 10, 20, 30, 40, 50, 60])

@@ -46,7 +46,7 @@ def classified(blocks: Blocks, window: Window) -> Classified:
     last = int(np.searchsorted(blocks.events.time_ns, window.end_ns))
     alive = np.flatnonzero((blocks.born < last) & (blocks.died >= first))
     nothing: Any = np.zeros(len(alive), np.int64)
-    return Classified(alive, [], nothing, nothing, [], [], nothing, nothing, nothing)
+    return Classified(alive, [], nothing, nothing, [], [], nothing, nothing)
 
 
 def random_events(seed: int) -> list[tuple[int, int, int]]:
@@ -106,7 +106,6 @@ def test_a_note_is_of_the_block_that_lay_there_at_its_moment() -> None:
     sightings = [Sighting(mark, 1, 5, Role.OTHER, mark) for mark in (1, 2, 3, 4)]
     blocks = build_blocks(events, [(15, 1), (20, 2), (25, 3), (31, 4)], 0, sightings, [])
     assert [[seen.mark for seen in block] for block in blocks.seen] == [[1, 2], [4]]
-    assert blocks.mark_event == {1: 1, 2: 1, 3: 2, 4: 3}
 
 
 def test_what_was_kept_is_released_once_its_last_node_is_through() -> None:

@@ -36,7 +36,6 @@ class Blocks:
     died: IntColumn
     seen: Sequence[Sequence[SeenAs]]  # of each block
     of_saved: Sequence[int]  # block of each saved tensor; -1 for one of before the measured step
-    mark_event: dict[int, int]  # number of the first event after each mark
 
     def rows(self, position: IntColumn) -> IntColumn:
         """Trace row around each event; -1 for an event that is none (before the trace, or never)."""
@@ -108,19 +107,14 @@ class _Builder:
 
     def build(self, marks: Sequence[tuple[int, int]]) -> Blocks:
         events = self._events
-        mark_event: dict[int, int] = {}
         waiting = list(reversed(marks))
         columns = zip(events.time_ns.tolist(), events.pointer.tolist(), events.bytes.tolist(), strict=True)
         for position, (time, pointer, size) in enumerate(columns):
             while waiting and waiting[-1][0] <= time:
-                number = waiting.pop()[1]
-                mark_event[number] = position
-                self._look(number)
+                self._look(waiting.pop()[1])
             self._apply(position, pointer, size)
         while waiting:
-            number = waiting.pop()[1]
-            mark_event[number] = len(events)
-            self._look(number)
+            self._look(waiting.pop()[1])
         return Blocks(
             events,
             np.array(self._bytes, np.int64),
@@ -128,7 +122,6 @@ class _Builder:
             np.array(self._died, np.int64),
             self._seen,
             self._of_saved,
-            mark_event,
         )
 
     def _apply(self, position: int, pointer: int, size: int) -> None:

@@ -42,7 +42,6 @@ class Classified:
     op: list[str]
     leaf: list[str]
     row: IntColumn  # trace row that allocated it; -1
-    died_ns: IntColumn
     saved_until: IntColumn  # time at which the last node that kept it had run; NEVER; smallest number if never saved
 
 
@@ -105,7 +104,6 @@ def classify(
         op=trace.op(row),
         leaf=trace.leaf(row),
         row=row,
-        died_ns=died_ns,
         saved_until=last_needed[alive],
     )
 

@@ -38,10 +38,10 @@ _OF_FILLS = 0.9  # of their time
 def find(case: Case) -> Iterator[Finding]:
     """At most one."""
     fills = [call for call in case.facts.calls if call.op in _CALLS and call.layer is None]
-    clears = [call for call in fills if _is_zero(call) and _gradients(case, call)]
+    clears = [call for call in fills if _is_zero(call) and _gradients(call)]
     if not clears:
         return
-    gradients = [each for call in clears for each in _gradients(case, call)]
+    gradients = [each for call in clears for each in _gradients(call)]
     filled = sum(each.elements for call in fills for each in call.inputs)
     spent = sum(
         row.self_ns for row in case.run.ops if row.layer is None and row.phase in _PHASES and row.name in ATEN_FILLS
@@ -76,12 +76,12 @@ def _is_zero(call: Node) -> bool:
     return call.op != "fill" or call.argument(1, "value") == 0
 
 
-def _gradients(case: Case, call: Node) -> list[Value]:
+def _gradients(call: Node) -> list[Value]:
     """What of the call's tensors was read from a ``.grad``."""
-    return [each for each in call.inputs if _maker(case, each) == "grad"]
+    return [each for each in call.inputs if _maker(each) == "grad"]
 
 
-def _maker(case: Case, tensor: Value) -> str:
+def _maker(tensor: Value) -> str:
     """The operation that made the tensor, or what it shares its memory with; "" where it was there before."""
     while tensor.producer is not None:
         call = tensor.producer

@@ -145,7 +145,7 @@ def _without_recipe(case: Case) -> Iterator[_ByHand]:
     reasons = {index: place.reasons[0] for place in places if place.reasons for index in place.calls}
     for call in case.facts.calls:
         if call.op == "softmax" and call.index not in known and _is_large(call):
-            before, after = _before(case, call), _after(case, call)
+            before, after = _before(call), _after(call)
             if before and after:
                 calls = (*before, call, *after)
                 reason = next((reasons[each.index] for each in calls if each.index in reasons), "")
@@ -161,7 +161,7 @@ def _is_large(call: Node) -> bool:
     return last and len(shape) >= 3 and min(shape[-2:]) >= _FEWEST_KEYS and call.outputs[0].elements >= FEWEST_SCORES
 
 
-def _before(case: Case, call: Node) -> list[Node]:
+def _before(call: Node) -> list[Node]:
     """From the softmax's input back to the product of two activations; empty where there is something else."""
     found: list[Node] = []
     scores = call.inputs[0]
@@ -178,7 +178,7 @@ def _before(case: Case, call: Node) -> list[Node]:
     return []
 
 
-def _after(case: Case, call: Node) -> list[Node]:
+def _after(call: Node) -> list[Node]:
     """From the softmax to the product with the values, the only one that reads the weights; else empty."""
     found: list[Node] = []
     while len(found) < _LONGEST:
