@@ -1,4 +1,4 @@
-"""A tensor has another form after the proof: numbers were equal by chance, or shapes were."""
+"""A tensor has another shape after the proof: numbers were equal by chance, or sizes were."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_what_is_waited_for_is_of_one_step_and_the_longest_comes_first(clock: li
 
     found = run(loop).facts(steps=2)
     assert [(each["dataset"], each["ns"], each["start_ns"]) for each in found] == [("Slower", 60, 0), ("Slow", 15, 0)]
-    assert all(each["line"].partition(":")[0].endswith("test_loading.py") for each in found)
+    assert all(each["line"].partition(":")[0].endswith("test_loader_waits.py") for each in found)
     assert {(each["workers"], each["persistent"], each["pinned"]) for each in found} == {(0, False, False)}
 
 
