@@ -94,7 +94,7 @@ def _assigned(skeleton: Skeleton, steps: Steps, carried: _Carried, *, surveyed: 
 
 
 def _without_line(skeleton: Skeleton) -> IntColumn:
-    """Rows whose Python has no line: around ops that are recomputed since some node unpacked what it had saved.
+    """Return rows whose Python has no line: around ops that are recomputed since some node unpacked what it had saved.
 
     The line of that node has nothing to do with it, nor with the hooks on what it made. A Function of Python's that
     calls modules in its backward does so itself: theirs is the line that applied it.
@@ -230,7 +230,7 @@ class _Carried:
             self.receivers[row] = tuple(receiver(row, code) for code in codes)
 
     def describe(self) -> list[str]:
-        """What the report must say about the fit."""
+        """Return what the report must say about the fit."""
         notes = []
         if self.misfit_passes:
             passes = "1 backward pass" if self.misfit_passes == 1 else f"{self.misfit_passes} backward passes"
@@ -255,7 +255,7 @@ class _Carried:
 
 
 def _accumulate_owners(skeleton: Skeleton, known: IntColumn) -> IntColumn:
-    """Owner of each ACCUMULATE; where the survey does not say, the layer of the node that ran just before it."""
+    """Return owner of each ACCUMULATE; where the survey does not say, the layer of the node that ran just before it."""
     nodes = skeleton.nodes
     is_node = skeleton.table.kind[nodes.row] == RowKind.NODE
     before = np.maximum.accumulate(np.where(is_node, np.arange(len(nodes.row)), -1))

@@ -47,15 +47,15 @@ class Contribution:
     apart: bool = False  # gradscope's own: of no layer, and between the phases
 
     def category(self, assigned: Assigned) -> Int8Column:
-        """Of each entry, what it was spent on."""
+        """Return what each entry was spent on."""
         return np.full(len(self.row), Category.OTHER, np.int8) if self.apart else assigned.rows.category[self.row]
 
     def owner(self, assigned: Assigned) -> IntColumn:
-        """Of each entry the layer; OUTSIDE."""
+        """Return the layer of each entry; OUTSIDE for none."""
         return np.full(len(self.row), OUTSIDE, np.int64) if self.apart else assigned.rows.owner[self.row]
 
     def line(self, assigned: Assigned) -> IntColumn:
-        """Of each entry the source line; NO_LINE."""
+        """Return the source line of each entry; NO_LINE for none."""
         return np.full(len(self.row), NO_LINE, np.int64) if self.apart else assigned.line[self.row]
 
 
@@ -93,7 +93,7 @@ def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple
 
 
 def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contribution, tuple[str, ...]]:
-    """Each row's own time, under the name that a reader knows it by."""
+    """Return each row's own time, under the name that a reader knows it by."""
     table = assigned.skeleton.table
     skeleton = assigned.skeleton
     names = (*table.names, PYTHON, ENGINE, OWN, *(f"({name})" for name in skeleton.outside))
@@ -157,7 +157,7 @@ def _at_most(gap: IntColumn, parent: IntColumn, own_ns: IntColumn) -> IntColumn:
 
 
 def totals_by_step(assigned: Assigned, contributions: list[Contribution]) -> dict[Category, IntColumn]:
-    """Per category the ns of each measured step."""
+    """Return the ns of each measured step, by category."""
     steps = len(assigned.steps)
     found = {category: np.zeros(max(steps, 0), np.int64) for category in Category}
     for part in contributions:

@@ -37,7 +37,7 @@ class KnownLines(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it was called."""
+        """Return where it was called."""
         return self.site, self.callers
 
 
@@ -49,7 +49,7 @@ def at_instructions(names: Names) -> Names:
 
 
 def calls_beside(names: Names) -> list[tuple[LayerCall | None, LayerCall | None]]:
-    """Of each place the last call before it and the first behind it; None where there is none."""
+    """Return the last call before each place and the first behind it; None where there is none."""
 
     def last(ran: Iterable[Ran]) -> list[LayerCall | None]:
         found: list[LayerCall | None] = [None]
@@ -61,7 +61,7 @@ def calls_beside(names: Names) -> list[tuple[LayerCall | None, LayerCall | None]
 
 
 def hidden_choices(calls: Sequence[KnownLines]) -> set[int]:
-    """Lines of one layer that it took, and did not take, where all that is noted was alike.
+    """Return the lines of one layer that it took, and did not take, where all that is noted was alike.
 
     Alike is a call that ran the same at the same place of its caller. Where it called other layers from the same
     instructions, those may have decided; they have not if a layer before was seen with either line, and one behind too.

@@ -94,7 +94,7 @@ def operations_of(skeleton: Skeleton, units: IntColumn, keys: Sequence[Key], cal
 
 
 def _callers(made: Sequence[LayerCall], numbers: Sequence[int], above: Sequence[int]) -> dict[int, Callers]:
-    """By the number of each call, in order."""
+    """Return the callers by the number of each call, in order."""
     found: dict[int, Callers] = {}
     for called, number, parent in zip(made, numbers, above, strict=True):
         around = found.get(parent, ()) if called.caller >= OF_TORCHS_LAYER else ()

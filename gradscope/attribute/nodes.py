@@ -36,7 +36,7 @@ class NodeLabels:
         self._collect(table, spans, kind)
 
     def look_up(self, thread: Int32Column, sequence: IntColumn) -> IntColumn:
-        """Label of each node; :data:`OUTSIDE` or :data:`UNKNOWN` where there is none."""
+        """Return the label of each node; :data:`OUTSIDE` or :data:`UNKNOWN` where there is none."""
         found = np.full(len(sequence), UNKNOWN, np.int64)
         for number in np.unique(thread).tolist():
             stretches = self._threads.get(number)
@@ -75,7 +75,7 @@ class NodeLabels:
 
 
 def span_labels(table: EventTable, spans: SpanTable, kind: RowKind, rows: IntColumn) -> IntColumn:
-    """Label of each span row; a span without a name takes the label of the span around it."""
+    """Return the label of each span row; a span without a name takes the label of the span around it."""
     label = spans.label[table.argument[rows]].copy()
     nameless = np.flatnonzero(label < 0)
     outer = nearest(table, table.parent[rows[nameless]].astype(np.int64), (kind,))
@@ -86,7 +86,7 @@ def span_labels(table: EventTable, spans: SpanTable, kind: RowKind, rows: IntCol
 
 
 def above_lines(table: EventTable, rows: IntColumn) -> IntColumn:
-    """Parent of each row, not counting the survey's own LINE markers; -1 for none."""
+    """Return the parent of each row, not counting the survey's own LINE markers; -1 for none."""
     above = table.parent[rows].astype(np.int64)
     inside = np.flatnonzero((above >= 0) & (table.kind[above] == RowKind.LINE))
     while len(inside):
@@ -109,7 +109,7 @@ def nearest(table: EventTable, start: IntColumn, kinds: tuple[RowKind, ...]) -> 
 
 
 def outermost_passes(table: EventTable) -> IntColumn:
-    """Rows of the backward passes that no other one is around, in the order in which they began."""
+    """Return the rows of the backward passes that no other one is around, in the order in which they began."""
     windows = np.flatnonzero(table.kind == RowKind.BACKWARD)
     outer = nearest(table, table.parent[windows].astype(np.int64), (RowKind.BACKWARD,))
     windows = windows[outer < 0]
@@ -117,7 +117,7 @@ def outermost_passes(table: EventTable) -> IntColumn:
 
 
 def pass_of(table: EventTable, rows: IntColumn) -> IntColumn:
-    """For each row the number of the outermost backward pass that it ran in; -1 before the first."""
+    """Return the number of the outermost backward pass that each row ran in; -1 before the first."""
     starts = table.start_ns[outermost_passes(table)]
     return (np.searchsorted(starts, table.start_ns[rows], side="right") - 1).astype(np.int64)
 
@@ -171,7 +171,7 @@ def label_nodes(
     kind: RowKind,
     in_backward: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> IntColumn:
-    """Label of every node of ``nodes``.
+    """Return the label of every node of ``nodes``.
 
     Nodes made while backward runs (``create_graph``) lie outside of every span: they inherit the label of the node
     that was being evaluated when they were made.

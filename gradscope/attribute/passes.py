@@ -95,7 +95,7 @@ def replay(skeleton: Skeleton, passes: Passes) -> Replayed:
 
 
 def _sums_of_engine(skeleton: Skeleton) -> Counter[int]:
-    """How many gradients were added behind each node; none for hooks of modules, which may add themselves."""
+    """Return how many gradients were added behind each node; none for hooks of modules, which may add themselves."""
     above = skeleton.table.parent[skeleton.sums].astype(np.int64)
     return Counter(above[~is_module_hook(skeleton.table, above)].tolist())
 
@@ -107,7 +107,7 @@ def _owner(passes: Passes, note: PassNote, parameter: int) -> int:
 
 
 def _receiver(passes: Passes, note: PassNote, target: GraphNode, own: int) -> int:
-    """As in :attr:`Replayed.receivers`, of a row whose node has the number ``own``."""
+    """Return the entry of :attr:`Replayed.receivers` for a row whose node has the number ``own``."""
     if target.parameter < 0:
         return note.base - target.sequence
     owner = _owner(passes, note, target.parameter)
@@ -115,7 +115,7 @@ def _receiver(passes: Passes, note: PassNote, target: GraphNode, own: int) -> in
 
 
 def _marked_places(table: EventTable, rows: IntColumn) -> list[tuple[int, int]]:
-    """Places in ``rows`` of the ACCUMULATE rows that were marked, and the index of the parameter of each."""
+    """Return the places in ``rows`` of the ACCUMULATE rows that were marked, and the index of the parameter of each."""
     marks = np.flatnonzero(table.kind == RowKind.PARAMETER)
     around = nearest(table, table.parent[marks].astype(np.int64), (RowKind.ACCUMULATE,))
     marked = dict(zip(around.tolist(), table.argument[marks].tolist(), strict=True))
@@ -170,7 +170,7 @@ class _NodeFinder:
                     self.waiting[target] += 1
 
     def find(self, number: int, name: str) -> int:
-        """Index of the node; -1 for none; ``_ONE_OF_SEVERAL`` where it matters which of some it was."""
+        """Return the index of the node; -1 for none; ``_ONE_OF_SEVERAL`` where it matters which of some it was."""
         same = self._by_number.get(number, [])
         if len(same) < 2:
             return same[0] if same and self._graph.names[same[0]] == name else -1

@@ -176,14 +176,14 @@ def _step_times(assigned: Assigned, cells: Cells, by_step: Mapping[Category, Int
 
 
 def spread(samples: IntColumn) -> Spread:
-    """How steady one quantity was: ns of each step."""
+    """Return how steady one quantity was: ns of each step."""
     if not len(samples):
         return Spread(0, 0, 0, 0)
     return Spread(int(samples.min()), int(np.median(samples)), int(samples.max()), int(samples.std()))
 
 
 def _calls(assigned: Assigned, layers: int) -> IntColumn:
-    """Forward calls of each layer over all measured steps."""
+    """Return the forward calls of each layer over all measured steps."""
     table = assigned.skeleton.table
     rows = np.flatnonzero(
         (table.kind == RowKind.CALL) & (assigned.rows.category == Category.FORWARD) & (assigned.steps.of_row >= 0)
@@ -245,14 +245,14 @@ def _totals(modules: Sequence[ModuleInfo], own: IntColumn) -> IntColumn:
 
 
 def per_step(count: int, steps: int) -> float:
-    """Mean per step; a whole number stays one."""
+    """Return the mean per step; a whole number stays one."""
     return count // steps if count % steps == 0 else count / steps
 
 
 def _with_flops(
     rows: tuple[LayerRow, ...], flops: Mapping[tuple[int, int], int], calls: Mapping[int, int]
 ) -> tuple[LayerRow, ...]:
-    """Floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
+    """Return the floating-point operations of a mean step: the survey's of one call of each layer, times its calls.
 
     What is called in the timed steps but was not in the survey has none: they are not known.
     """

@@ -35,7 +35,7 @@ class _Levels(Protocol):
 
 
 def is_module_hook(table: EventTable, rows: IntColumn) -> npt.NDArray[np.bool_]:
-    """Which of the NODE rows are of a module's full backward (pre-)hooks."""
+    """Return which of the NODE rows are of a module's full backward (pre-)hooks."""
     if _NODE not in table.names:
         return np.zeros(len(rows), bool)
     return np.asarray(table.name[rows] == table.names.index(_NODE))
@@ -58,7 +58,7 @@ def hooked_modules(table: EventTable, nodes: NodeNumbers, calls: SpanTable, owne
 
 
 def inside_hooks(table: EventTable, levels: _Levels, inherit: int) -> npt.NDArray[np.bool_]:
-    """Which rows run inside a hook, at any depth, but for nested backward passes."""
+    """Return which rows run inside a hook, at any depth, but for nested backward passes."""
     marks = np.full(len(table), inherit, np.int8)
     marks[table.kind == RowKind.BACKWARD] = 0
     nodes = np.flatnonzero(table.kind == RowKind.NODE)
@@ -176,7 +176,7 @@ def read_skeleton(
 
 
 def _recomputed_rows(table: EventTable, in_backward: BoolColumn) -> IntColumn:
-    """Where forward is run again outside of every module call: the topmost row of each such stretch.
+    """Return where forward is run again outside of every module call: the topmost row of each such stretch.
 
     These are the markers around the recompute of torch's own checkpointing, and ops that draw sequence numbers in a
     backward pass that builds no graph (the reentrant kind, and what is written by hand). ``Function.apply`` draws one
@@ -205,7 +205,7 @@ def _recomputed_rows(table: EventTable, in_backward: BoolColumn) -> IntColumn:
 
 
 def _candidate_sums(table: EventTable, numbers: NodeNumbers) -> IntColumn:
-    """ADD rows whose parent is a NODE, started after the node's function has returned.
+    """Return the ADD rows whose parent is a NODE and that started after the node's function had returned.
 
     The engine adds a gradient into the next node's buffer once the function is done; pre-hooks come before it.
     """
@@ -226,7 +226,7 @@ class Rows:
 
 
 def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntColumn, sum_owner: IntColumn) -> Rows:
-    """Category and owner of each row.
+    """Return the category and owner of each row.
 
     Args:
         accumulate_owner: owner of each row of ``skeleton.nodes`` that is an ACCUMULATE (others are ignored).
@@ -269,7 +269,7 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
 
 
 def _closure_rows(table: EventTable) -> IntColumn:
-    """Ops of a closure that an optimizer called, outside of every module: a functional loss.
+    """Return the ops of a closure that an optimizer called, outside of every module: a functional loss.
 
     They draw sequence numbers, as an optimizer's own do only where it is differentiable: it shows a backward pass.
     """
@@ -334,7 +334,7 @@ class Steps:
 
     @property
     def wall_ns(self) -> IntColumn:
-        """How long each took."""
+        """Return how long each took."""
         return self.end_ns - self.start_ns
 
 
@@ -349,7 +349,7 @@ def outside_of(skeleton: Skeleton) -> IntColumn:
 
 
 def reached_roots(table: EventTable, calls: SpanTable) -> set[int]:
-    """Labels of the calls outside of every other call whose nodes a backward pass ran."""
+    """Return the labels of the calls outside of every other call whose nodes a backward pass ran."""
     rows = np.flatnonzero(table.kind == RowKind.CALL)
     outer = nearest(table, table.parent[rows].astype(np.int64), (RowKind.CALL,))
     label = calls.label.copy()
@@ -408,7 +408,7 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
 
 
 def _is_loading(table: EventTable, asked: BoolColumn) -> BoolColumn:
-    """Which of the rows that are ``asked`` for are of a DataLoader's next batch: torch marks it in the trace."""
+    """Return which of the rows that are ``asked`` for are of a DataLoader's next batch: torch marks it in the trace."""
     found = np.zeros(len(table), bool)
     names = [number for number, name in enumerate(table.names) if name.startswith(_LOADING)]
     if names:
@@ -419,7 +419,7 @@ def _is_loading(table: EventTable, asked: BoolColumn) -> BoolColumn:
 
 
 def self_times(table: EventTable, start: IntColumn | None = None, end: IntColumn | None = None) -> IntColumn:
-    """Duration of each row without its children, in ns; negative nowhere.
+    """Return the duration of each row without its children, in ns; negative nowhere.
 
     Args:
         start, end: instead of the table's own times, ones on another scale (time while the device was idle).

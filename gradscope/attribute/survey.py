@@ -112,7 +112,7 @@ def traced_steps(survey: SurveyInput, line_of: IntColumn) -> Iterator[Traced]:
 
 
 def unit_rows(skeleton: Skeleton) -> IntColumn:
-    """Ops that user code or a module called itself: no op and no node between them and the Python code."""
+    """Return the ops that user code or a module called itself: no op and no node between them and the Python code."""
     table = skeleton.table
     # The calls behind a record_function have rows under the survey's dispatch mode only.
     is_range = np.array([name.startswith(_RANGE_CALLS) for name in table.names], bool)
@@ -132,7 +132,7 @@ _SAME = {"ReshapeAliasBackward0": "ViewBackward0"}
 
 
 def keys(names: Sequence[str], owner: IntColumn, name: Int32Column) -> tuple[tuple[int, str], ...]:
-    """(owner, name) of each row, by which the rows of two traces are compared."""
+    """Return (owner, name) of each row, by which the rows of two traces are compared."""
     texts = [_SAME.get(text, text) for text in names]
     return tuple((own, texts[index]) for own, index in zip(owner.tolist(), name.tolist(), strict=True))
 
@@ -158,7 +158,7 @@ def _line_of_nodes(skeleton: Skeleton, spans: SpanTable) -> IntColumn:
 
 
 def _parameter_of_accumulate(table: EventTable, nodes: NodeRows) -> list[int]:
-    """Index of the parameter of each ACCUMULATE in ``nodes``, from the marker inside its row; -1 elsewhere."""
+    """Return index of the parameter of each ACCUMULATE in ``nodes``, from the marker inside its row; -1 elsewhere."""
     marks = np.flatnonzero(table.kind == RowKind.PARAMETER)
     around = nearest(table, table.parent[marks].astype(np.int64), (RowKind.ACCUMULATE,))
     by_row = dict(zip(around.tolist(), table.argument[marks].tolist(), strict=True))

@@ -23,9 +23,9 @@ from gradscope.capture.modes import take_off
 
 LEAST_SHARE = 0.01  # of an operand's numbers
 
-# Multiplications: of the smallest product that is looked at, and about as many as are run alone.
+# Multiplications: of the smallest matmul that is looked at, and about as many as are run alone.
 _FEWEST, _PART = 10_000_000, 200_000_000
-_MOST_MADE = 4_000_000  # numbers of a result that is made alone: products of few columns by few rows make many
+_MOST_MADE = 4_000_000  # numbers of a result that is made alone: matmuls of few columns by few rows make many
 _SAMPLE = 128  # rows, and columns, of an operand that are looked at
 _TURNS, _ROUNDS, _LONG_NS = 3, 3, 200_000_000  # a run that takes longer is not repeated
 _MOST_NS = 1_000_000_000  # for all that is done here in a step
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 @dataclass
 class _Product:
-    """The products of one form, of which some had denormal numbers."""
+    """The matmuls of one shape, of which some had denormal numbers."""
 
     operand: tuple[int, ...]
     share: float = 0.0  # the largest that was seen
@@ -49,7 +49,7 @@ class _Product:
 
 
 class DenormalWatch:
-    """Looks at the products of backward passes."""
+    """Looks at the matmuls of backward passes."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[torch.Size, torch.Size], _Product] = {}
@@ -66,7 +66,7 @@ class DenormalWatch:
             take_off(mode)
 
     def look(self, first: torch.Tensor, second: torch.Tensor, ns: int) -> None:
-        """At what one product was given, which took ``ns``."""
+        """At what one matmul was given, which took ``ns``."""
         start = time.perf_counter_ns()
         if self._spent_ns < _MOST_NS:
             in_a_thread(lambda: self._look(first, second, ns))
@@ -84,7 +84,7 @@ class DenormalWatch:
             found.kept_ns, found.flushed_ns = both_ways_ns(first, second)
 
     def facts(self) -> list[dict[str, Any]]:
-        """Of each form of product: ``operand``, ``share`` of its numbers, ``calls`` and ``ns`` of the step.
+        """Of each shape of matmul: ``operand``, ``share`` of its numbers, ``calls`` and ``ns`` of the step.
 
         ``kept_ns`` and ``flushed_ns``: of a part of one of them, run alone without and with flushing.
         """
@@ -92,7 +92,7 @@ class DenormalWatch:
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands large products of float32 on a CPU to a watch, when they are done."""
+    """Hands large matmuls of float32 on a CPU to a watch, when they are done."""
 
     def __init__(self, watch: DenormalWatch, guard: Guard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ _PRODUCTS = frozenset({torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.b
 
 
 def _is_looked_at(*operands: Any) -> bool:
-    """Check that these are plain float32 matrices on a CPU, and their product is large."""
+    """Check that these are plain float32 matrices on a CPU, and their matmul is large."""
     for each in operands:
         if type(each) not in (torch.Tensor, torch.nn.Parameter) or each.layout is not torch.strided or each.is_nested:
             return False
@@ -131,7 +131,7 @@ def denormal_share(tensor: torch.Tensor) -> float:
 
 
 def both_ways_ns(first: torch.Tensor, second: torch.Tensor) -> tuple[int, int]:
-    """Of a part of the product, run alone as this thread computes and with denormal numbers flushed to zero."""
+    """Of a part of the matmul, run alone as this thread computes and with denormal numbers flushed to zero."""
     first, second = first.detach(), second.detach()
     step = max(-(-first.numel() * second.shape[-1] // _PART), -(-_made(first, second) // _MOST_MADE))
     first = first[::step]

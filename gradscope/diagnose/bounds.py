@@ -41,7 +41,7 @@ from gradscope.tables import LayerRow, Limits, OpRow
 
 
 def call_bytes(call: Node) -> tuple[int, int]:
-    """What a call must move in forward, and its node in backward; an estimate, see the top."""
+    """Return what a call must move in forward, and its node in backward; an estimate, see the top."""
     inputs, outputs = _different(call.inputs), _different(call.outputs)
     shared = {each.storage for each in inputs}
     if not outputs or (call.op in MAY_BE_VIEWS and all(each.storage in shared for each in outputs)):
@@ -69,7 +69,7 @@ def _backward_bytes(call: Node, inputs: Sequence[Value], outputs: Sequence[Value
 
 
 def _kept_bytes(call: Node, inputs: Sequence[Value]) -> int:
-    """What backward reads of what forward kept."""
+    """Return what backward reads of what forward kept."""
     if call.op in SAVES_NOTHING:
         return _bytes(each for each in inputs if not has_numbers(each))
     if call.op in SAVES_EACH_OTHER:
@@ -81,7 +81,7 @@ def _kept_bytes(call: Node, inputs: Sequence[Value]) -> int:
 
 
 def _different(tensors: Iterable[Value]) -> list[Value]:
-    """Each once."""
+    """Return each tensor once."""
     return list({(each.storage, each.shape, each.strides, each.dtype): each for each in tensors}.values())
 
 
@@ -90,7 +90,7 @@ def _bytes(tensors: Iterable[Value]) -> int:
 
 
 def memory_bytes(tensor: Value) -> int:
-    """Of the memory behind it: an expanded dimension is there once."""
+    """Return the bytes of the memory behind a tensor: an expanded dimension is there once."""
     return _form_bytes(tensor.shape, tensor.strides, tensor.dtype)
 
 
@@ -173,7 +173,7 @@ def at_limit_ns(work: Work, limits: Limits | None) -> tuple[int, int] | None:
 
 
 def bound_by(row: LayerRow, work: Work, limits: Limits, *, on_cuda: bool) -> str | None:
-    """What limits the layer: "compute", "bandwidth", "overhead" or "waiting"; None where it is not known.
+    """Return what limits the layer: "compute", "bandwidth", "overhead" or "waiting"; None where it is not known.
 
     overhead: its calls, at what the smallest costs, explain half of the measured time or more. On a GPU the device must
     have been idle for half of it, since calls are made while it works; idle without so many calls is waiting.
@@ -197,7 +197,7 @@ def bound_by(row: LayerRow, work: Work, limits: Limits, *, on_cuda: bool) -> str
 
 
 def _rate(work: Work, limits: Limits | None) -> float | None:
-    """FLOP a second: of the fastest of the dtypes, so that the limit is one; None: not known."""
+    """Return FLOP a second of the fastest of the dtypes, so that the limit is one; None: not known."""
     if limits is None or limits.bytes <= 0:
         return None
     if not work.forward_flops and not work.backward_flops:
@@ -208,7 +208,7 @@ def _rate(work: Work, limits: Limits | None) -> float | None:
 
 
 def works(case: Case) -> dict[str, Work]:
-    """By path, of the layers whose work the recorded calls hold wholly."""
+    """Return the work of layers, by path, for those whose work the recorded calls hold wholly."""
     if not case.facts.recorded:
         return {}
     calls = calls_of_layers(case)
@@ -252,7 +252,7 @@ def _below(case: Case, paths: Collection[str]) -> dict[str, list[LayerRow]]:
 
 
 def _owners(calls: Sequence[Node], layers: Sequence[LayerRow]) -> list[str | None]:
-    """Which of these layers made each call: by its parameters, or the layers in their order by their class."""
+    """Return which of these layers made each call: by its parameters, or the layers in their order by their class."""
     paths = {row.path for row in layers}
     found = [next((path for path in _parameters_of(call) if path in paths), None) for call in calls]
     by_class: defaultdict[str, list[str]] = defaultdict(list)
@@ -268,7 +268,7 @@ def _owners(calls: Sequence[Node], layers: Sequence[LayerRow]) -> list[str | Non
 
 
 def _parameters_of(call: Node) -> list[str]:
-    """Layers whose parameters and buffers the call was given."""
+    """Return the layers whose parameters and buffers the call was given."""
     return [each.parameter.rpartition(".")[0] for each in call.inputs if each.parameter is not None]
 
 
@@ -305,7 +305,7 @@ def _tf32(case: Case) -> Mapping[str, bool]:
 
 
 def _dtypes(calls: Sequence[Node], tf32: Mapping[str, bool]) -> tuple[str, ...]:
-    """Of the outputs, which under autocast have the dtype that the product was computed in."""
+    """Return the dtypes of the outputs: under autocast those that the matmul was computed in."""
     found: dict[str, None] = {}
     for call in calls:
         if call.op not in PRODUCTS:  # their FLOPs decide at which rate a layer can compute

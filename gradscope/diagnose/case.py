@@ -53,12 +53,12 @@ class Case:
 
     @cached_property
     def layers(self) -> dict[str, LayerRow]:
-        """By path."""
+        """Return the layers by path."""
         return {row.path: row for row in self.run.layers}
 
     @cached_property
     def below(self) -> dict[str, list[LayerRow]]:
-        """By path: the layer and all below it."""
+        """Return, by path, the layer and all below it."""
         found: defaultdict[str, list[LayerRow]] = defaultdict(list)
         for row in self.run.layers:
             path = row.path
@@ -70,12 +70,12 @@ class Case:
 
     @cached_property
     def lines(self) -> dict[str, LineRow]:
-        """By source, "model.py:12"."""
+        """Return what is known of each line, by source, "model.py:12"."""
         return {f"{row.file}:{row.line}": row for row in self.run.lines}
 
     @cached_property
     def ops(self) -> dict[tuple[str | None, str], list[OpRow]]:
-        """By layer and phase."""
+        """Return the operations by layer and phase."""
         found: defaultdict[tuple[str | None, str], list[OpRow]] = defaultdict(list)
         for row in self.run.ops:
             found[row.layer, row.phase].append(row)
@@ -83,7 +83,7 @@ class Case:
 
     @cached_property
     def calls_of_line(self) -> dict[str, list[Node]]:
-        """By source, "model.py:12"."""
+        """Return what is known of each line, by source, "model.py:12"."""
         found: defaultdict[str, list[Node]] = defaultdict(list)
         for call in self.facts.calls:
             if call.source is not None:
@@ -92,12 +92,12 @@ class Case:
 
     @property
     def saved(self) -> Sequence[SavedRow]:
-        """What is kept for backward; none where memory was not measured."""
+        """Return what is kept for backward; none where memory was not measured."""
         return () if self.run.memory is None else self.run.memory.saved
 
     @property
     def step_ns(self) -> int:
-        """Of the whole step."""
+        """Return the ns of the whole step."""
         return self.run.step.wall_ns
 
     @property
@@ -106,11 +106,11 @@ class Case:
         return str(self.run.environment.get("device", "cpu")).startswith("cuda")
 
     def call(self, index: int) -> Node:
-        """By its index."""
+        """Return a call by its index."""
         return self.facts.calls[index]
 
     def lines_ns(self, sources: Iterable[str]) -> int:
-        """Forward and backward of these lines, in one step."""
+        """Return the forward and backward time of these lines, in one step."""
         rows = (self.lines.get(source) for source in set(sources))
         return sum(row.forward_ns + row.backward_ns for row in rows if row is not None)
 
@@ -168,18 +168,18 @@ class Rule:
 
 
 def share(ns: int, case: Case) -> float:
-    """Of the step."""
+    """Return the share of the step that ``ns`` are."""
     return ns / max(case.step_ns, 1)
 
 
 def severity_of(saving_ns: int | None, case: Case) -> Severity:
-    """By the share of the step that would be saved: critical from 10 % on, a warning from 3 % on."""
+    """Judge the share of the step that would be saved: critical from 10 % on, a warning from 3 % on."""
     part = share(saving_ns or 0, case)
     return "critical" if part >= 0.10 else "warning" if part >= 0.03 else "info"
 
 
 def by_source(places: Iterable[PlaceFact]) -> dict[tuple[str, str], list[PlaceFact]]:
-    """Places of one recipe on one line: repeated blocks are one finding."""
+    """Return the places of one recipe on one line: repeated blocks are one finding."""
     found: defaultdict[tuple[str, str], list[PlaceFact]] = defaultdict(list)
     for place in places:
         found[place.recipe, place.source].append(place)
@@ -193,7 +193,7 @@ def text_at(case: Case, source: str | None) -> str:
 
 
 def first(names: Sequence[str], count: int = 3) -> str:
-    """Some of many names: "a, b, c and 5 more"."""
+    """Return some of many names: "a, b, c and 5 more"."""
     shown = ", ".join(names[:count])
     return shown if len(names) <= count else f"{shown} and {len(names) - count} more"
 
@@ -203,7 +203,7 @@ SAME_MEMORY = ops.VIEWS | {"detach", "contiguous", "to"}
 
 
 def replaced_calls(case: Case) -> set[int]:
-    """Indices of calls that some recipe would replace: the finding of that recipe speaks of them."""
+    """Return the indices of calls that some recipe would replace: the finding of that recipe speaks of them."""
     places = (place for place in case.facts.places if place.supported and not place.idle)
     return {index for place in places for index in place.calls}
 
@@ -218,7 +218,7 @@ def layers_of(case: Case, call: Node) -> list[str]:
 
 
 def changed_in_place(case: Case, since: int = 0) -> set[int]:
-    """Storages that some call wrote to, or may have; what an optimizer does to parameters is left out.
+    """Return the storages that some call wrote to, or may have; what an optimizer does to parameters is left out.
 
     Args:
         since: index of the first call that counts.

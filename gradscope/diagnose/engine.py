@@ -12,7 +12,7 @@ from gradscope.tables import Finding
 
 
 def diagnose(case: Case, ignore: Collection[str] = (), *, steady: bool = True) -> tuple[list[Finding], list[str]]:
-    """What the rules find, the largest saving first; and a note for each rule that failed.
+    """Return what the rules find, the largest saving first; and a note for each rule that failed.
 
     Every finding is weighed, see :func:`gradscope.diagnose.worth.weighed`: rules only say what they saw.
 
@@ -46,7 +46,7 @@ def require_known(names: Collection[str]) -> None:
 
 
 def every_rule() -> list[Rule]:
-    """All, in the order of their names."""
+    """Return all rules, in the order of their names."""
     return [RULES[name] for name in sorted(RULES)]
 
 

@@ -27,13 +27,13 @@ class Estimate:
 
 
 def parts_of(spent: float, parts: tuple[float, float, float], freed: int = 0) -> Estimate:
-    """Low, likely and high parts of a measured time, and the bytes that are freed."""
+    """Estimate by low, likely and high parts of a measured time, and the bytes that are freed."""
     low, likely, high = (round(spent * part) for part in parts)
     return Estimate(likely, low, high, freed)
 
 
 def at_most(ns: int) -> Estimate:
-    """Nobody knows how much of this time is saved."""
+    """Estimate a saving between nothing and all of a time: nobody knows how much."""
     return Estimate(high=ns)
 
 
@@ -52,7 +52,7 @@ def make_finding(
     cost_ns: int = 0,
     recipe: str | None = None,
 ) -> Finding:
-    """One, with what ``gain`` says.
+    """Make a finding with what ``gain`` says.
 
     Args:
         gain: None where nothing can be promised.
@@ -108,7 +108,7 @@ def where(sources: Sequence[str]) -> str:
 
 
 def number_of(source: str) -> int:
-    """12 of "model.py:12"."""
+    """Return the number of a line: 12 of "model.py:12"."""
     return int(source.rpartition(":")[2])
 
 

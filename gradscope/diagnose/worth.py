@@ -45,7 +45,7 @@ def without_times(finding: Finding) -> Finding:
 
 
 def _within_step(finding: Finding, case: Case) -> Finding:
-    """No more than the finding's own cost and the step without a profiler allow; the range around it stays in order."""
+    """Limit a saving to the finding's own cost and the unprofiled step; the range stays in order."""
     step = case.run.step
     most = min(step.wall_ns, step.unprofiled_wall_ns or step.wall_ns)
     if finding.cost_ns is not None:
@@ -67,7 +67,7 @@ def _within_step(finding: Finding, case: Case) -> Finding:
 
 
 def _within_peak(finding: Finding, rule: Rule, case: Case) -> Finding:
-    """No more than what its layers hold when memory is at its peak; where the peak is not known, as estimated."""
+    """Limit freed bytes to what its layers hold at the peak; where that is not known, as estimated."""
     memory = case.run.memory
     freed = finding.predicted_saving_bytes
     if memory is None or freed is None or rule.grows:
@@ -87,7 +87,7 @@ def held_at_peak(case: Case, finding: Finding) -> int:
 
 
 def _above_floor(finding: Finding, rule: Rule, case: Case) -> Finding:
-    """Without the numbers that are below the floor."""
+    """Drop the numbers that are below the floor."""
     floor = rule.floor
     least_ns = max(floor.ns, floor.of_step * case.step_ns)
     if (finding.predicted_saving_ns or finding.predicted_high_ns or 0) < least_ns:
@@ -99,7 +99,7 @@ def _above_floor(finding: Finding, rule: Rule, case: Case) -> Finding:
 
 
 def _severity(finding: Finding, rule: Rule, case: Case, *, steady: bool) -> Severity:
-    """By the numbers where there are any; an alarm of a time that cannot be trusted is a hint."""
+    """Judge by the numbers where there are any; an alarm of a time that cannot be trusted is a hint."""
     if not steady and not rule.beyond_numbers:
         return "info"
     if rule.beyond_numbers or not _has_numbers(finding):
@@ -124,12 +124,12 @@ def is_slowed_down(case: Case) -> bool:
 
 
 def self_ns(rows: Iterable[OpRow]) -> int:
-    """Of all these rows together."""
+    """Return the self time of all these rows together."""
     return sum(row.self_ns for row in rows)
 
 
 def own_ns(row: LayerRow) -> int:
-    """Forward and backward of a layer without those below it."""
+    """Return the forward and backward of a layer without those below it."""
     return row.forward_self_ns + row.backward_self_ns
 
 
@@ -139,7 +139,7 @@ def ops_ns(
     wanted: Callable[[str], bool],
     phases: Collection[str] = ("forward", "backward"),
 ) -> int:
-    """Self time of operations of these layers, by their names."""
+    """Return the self time of operations of these layers, by their names."""
     rows = (row for layer in set(layers) for phase in phases for row in case.ops.get((layer, phase), ()))
     return self_ns(row for row in rows if wanted(row.name))
 
@@ -152,7 +152,7 @@ def slowest_line(case: Case, layers: Collection[str | None]) -> str | None:
 
 
 def alive_at_peak(rows: Iterable[SavedRow]) -> int:
-    """Bytes of what is kept for backward that are alive at the peak: no cure can free more there.
+    """Return the bytes of what is kept for backward that are alive at the peak: no cure can free more there.
 
     All of them where the report does not say.
     """

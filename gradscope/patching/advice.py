@@ -317,7 +317,7 @@ def answer_of(reason: str) -> str | None:
 
 @cache
 def _patterns() -> list[tuple[re.Pattern[str], str]]:
-    """Those with fewer places to fill come first."""
+    """Return the patterns, those with fewer places to fill first."""
     pairs = [(reason, answer) for answer, reasons in _TODO.items() for reason in reasons]
     pairs.sort(key=lambda pair: -len(pair[0].replace("{}", "")))
     return [(re.compile(".+".join(map(re.escape, reason.split("{}"))), re.DOTALL), answer) for reason, answer in pairs]

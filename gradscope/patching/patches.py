@@ -42,7 +42,7 @@ class Patches:
 
     @property
     def sites(self) -> list[Site]:
-        """Every site that was found, replaced or not."""
+        """Return every site that was found, replaced or not."""
         return self._plan.sites
 
     @property
@@ -65,7 +65,7 @@ class Patches:
 
     @property
     def swaps(self) -> list[Swap]:
-        """What was replaced, module by module."""
+        """Return what was replaced, module by module."""
         return self._swaps
 
     @property

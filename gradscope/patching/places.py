@@ -36,7 +36,7 @@ _NS_A_BYTE = 0.1
 # A short piece of work is run more often, as long as its micro-run stays below this: another process may disturb it.
 _STEADY_NS, _MORE_ROUNDS = 120_000_000, 12
 
-# A product's multiplications that take as long as one number that is read or written, and what a call takes beside.
+# A matmul's multiplications that take as long as one number that is read or written, and what a call takes beside.
 _MULTIPLICATIONS, _CALL = 20, 5_000
 
 # What these save shows only beside the rest of the step.
@@ -172,7 +172,7 @@ def _calls(site: Site) -> int:
 
 
 def _work(node: Node) -> float:
-    """Estimate a call's part of the step: numbers read and written, and multiplications of products."""
+    """Estimate a call's part of the step: numbers read and written, and multiplications of matmuls."""
     if not node.places:
         return 0.0
     made = sum(value.elements for value in node.outputs)

@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def tried(self) -> list[Site]:
-        """Those of them that may gain something on this batch."""
+        """Return those of them that may gain something on this batch."""
         return [site for site in self.supported if not site.idle]
 
     @cached_property
     def savings(self) -> dict[Site, Saving]:
-        """What each supported site is expected to save, an estimate; it is made when first asked for."""
+        """Return what each supported site is expected to save, an estimate; it is made when first asked for."""
         return predict(self.supported)
 
     @property

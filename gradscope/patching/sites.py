@@ -63,7 +63,7 @@ class Site:
 
     @property
     def function(self) -> str:
-        """What the new call calls, of gradscope.recipes."""
+        """Return what the new call calls, of gradscope.recipes."""
         if self.edit is not None:
             return self.edit.imports[0][0]
         return self.matches[0].function if self.matches else self.recipe
@@ -75,17 +75,17 @@ class Site:
 
     @property
     def idle(self) -> str:
-        """Why replacing it would gain nothing on this batch; empty where it may."""
+        """Say why replacing it would gain nothing on this batch; empty where it may."""
         return self.matches[0].idle if self.matches and all(match.idle for match in self.matches) else ""
 
     @property
     def why_not(self) -> str:
-        """Why it is left alone. Nobody need rewrite what would gain nothing on this batch: that comes first."""
+        """Say why it is left alone. Nobody need rewrite what would gain nothing: that comes first."""
         return self.idle or "; ".join(self.reasons)
 
     @property
     def source(self) -> str:
-        """``model.py:65``."""
+        """Return the file and line: ``model.py:65``."""
         return f"{self.file}:{self.line}"
 
 

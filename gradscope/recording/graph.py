@@ -57,17 +57,17 @@ class Value:
 
     @property
     def elements(self) -> int:
-        """The number of elements of the shape."""
+        """Return the number of elements of the shape."""
         return math.prod(self.shape)
 
     @property
     def dtype_name(self) -> str:
-        """As in tables: "float32"."""
+        """Return the name of the dtype as in tables: "float32"."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def bytes(self) -> int:
-        """Of its elements; a view of a larger tensor holds more."""
+        """Return the bytes of its elements; a view of a larger tensor holds more."""
         return self.elements * self.dtype.itemsize
 
     @property
@@ -102,7 +102,7 @@ def settle(values: Iterable[Value]) -> None:
 
 
 def _referred_to(tensors: Set[int]) -> set[int]:
-    """Of tensors, by id, those that an object of Python's refers to: a module's attributes, a list, a closure."""
+    """Return those of some tensors, by id, that a Python object refers to: attributes, a list, a closure."""
     if not tensors or gc.get_freeze_count():  # frozen objects are not listed: all may be referred to
         return set(tensors)
     return {id(each) for holder in gc.get_objects() for each in gc.get_referents(holder) if id(each) in tensors}
@@ -125,12 +125,12 @@ class Frame:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its names that held numbers, texts or None at first."""
+        """Return its names that held numbers, texts or None at first."""
         return self.live.settings.get(self.index, {})
 
     @property
     def owner(self) -> nn.Module | None:
-        """Its first argument, where that is a module and the function not one of a file's own; None once it is gone."""
+        """Return its first argument, where that is a module and the function not a file's own; None once it is gone."""
         return None if self.held_by is None else self.held_by()
 
     @owner.setter
@@ -181,7 +181,7 @@ class Node:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What was called."""
+        """Return what was called."""
         return self.live.calls.get(self.index, _NO_CALL).function
 
     @property
@@ -226,7 +226,7 @@ class Node:
         return self.args[position] if len(self.args) > position else otherwise
 
     def place_in(self, frame: Frame) -> Place | None:
-        """Where ``frame`` stood when this call was made under it."""
+        """Return where ``frame`` stood when this call was made under it."""
         return next((place for place in self.places if place.frame is frame), None)
 
     def __repr__(self) -> str:
@@ -285,7 +285,7 @@ class Recording:
         return dict(found)
 
     def frames(self) -> list[Frame]:
-        """All frames that made calls, in order of their first."""
+        """Return all frames that made calls, in order of their first."""
         found: dict[int, Frame] = {}
         for node in self.nodes:
             for place in node.places:
@@ -305,5 +305,5 @@ class Recording:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Counts the changes in place; an inference tensor has no count and cannot be told apart."""
+    """Count the changes in place; an inference tensor has no count and cannot be told apart."""
     return 0 if tensor.is_inference() else tensor._version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-# What only looks at a tensor's form. It makes no tensor, and what it says does not depend on the content.
+# What only looks at a tensor's shape. It makes no tensor, and what it says does not depend on the content.
 LOOKS = frozenset(
     {
         "dim",
@@ -46,7 +46,7 @@ LOOKS = frozenset(
     }
 )
 
-# They make a tensor of another's form, and read nothing else of it.
+# They make a tensor of another's shape, and read nothing else of it.
 LIKE = frozenset({"ones_like", "zeros_like", "empty_like", "full_like", "rand_like", "randn_like"}) | {
     *("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor"),
 }

@@ -49,7 +49,7 @@ class Recorder:
 
     @contextmanager
     def watching(self, guard: Guard) -> Iterator[None]:
-        """Until the block is left; the guard notes what goes wrong in a hook."""
+        """Watch until the block is left; the guard notes what goes wrong in a hook."""
         tape = self._tape = Tape(guard)
         try:
             with tape.hooked(), tape.inside_modules():
@@ -75,7 +75,7 @@ class Recorder:
         return self._tape.below(run)
 
     def call(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, called from ``frame``; only what the function raises comes out."""
+        """Call ``function(*args, **kwargs)`` from ``frame``; only what the function raises comes out."""
         tape = self._writes()
         if tape is None:
             return function(*args, **kwargs)
@@ -94,7 +94,7 @@ class Recorder:
         return self._kept_apart(function, args, kwargs, written)
 
     def inside_backward(self) -> AbstractContextManager[None]:
-        """Inside the block, which is on the engine's way, calls that read a tensor's content are written down too.
+        """Write down calls that read a tensor's content inside the block too, which is on the engine's way.
 
         ``backward`` is itself a torch function, so that the other mode is off there.
         """
@@ -111,7 +111,7 @@ class Recorder:
     def _kept_apart(
         self, function: Callable[..., Any], args: Any, kwargs: Any, written: Callable[[Callable[..., Any]], Any]
     ) -> Any:
-        """``written`` of the function; where the writing fails it ends, and the user's call is made all the same."""
+        """Call ``written`` of the function; where writing fails it ends, and the user's call is made all the same."""
         ran: list[Any] = []
         raised: list[BaseException] = []
 

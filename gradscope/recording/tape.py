@@ -76,7 +76,7 @@ class Tape(TorchFunctionMode):
         self._below = False  # whether no frame of the user's calls the model
 
     def run(self, run: Callable[[], Any]) -> Any:
-        """Frames below this call are the user's."""
+        """Run the user's code: frames below this call are the user's."""
         self._bottom = sys._getframe()
         try:
             with self.hooked():
@@ -86,7 +86,7 @@ class Tape(TorchFunctionMode):
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Frames are let go of when their module's forward ends."""
+        """Hook modules until the block is left: frames are let go of when their module's forward ends."""
         hook = nn.modules.module.register_module_forward_hook(self._guarded(self._left), always_call=True)
         try:
             yield
@@ -137,7 +137,7 @@ class Tape(TorchFunctionMode):
                 self._bottom = None
 
     def _let_go(self, innermost: FrameType) -> None:
-        """Of the frames that do not run any more, and so of what their names hold."""
+        """Let go of frames that do not run any more, and so of what their names hold."""
         if not self._frames:
             return
         running = {id(frame) for frame in stack(innermost)}
@@ -157,7 +157,7 @@ class Tape(TorchFunctionMode):
     def call(
         self, func: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any, run: Callable[..., Any] | None = None
     ) -> Any:
-        """``func(*args, **kwargs)``, called from ``frame``, as a node.
+        """Call ``func(*args, **kwargs)`` from ``frame`` and write it down as a node.
 
         Args:
             run: called in the place of ``func``, which names the operation.
@@ -208,7 +208,7 @@ class Tape(TorchFunctionMode):
         kwargs: Any,
         run: Callable[..., Any] | None = None,
     ) -> Any:
-        """``func(*args, **kwargs)`` as a node that uses nothing: what is only shown stands in nobody's way.
+        """Write ``func(*args, **kwargs)`` down as a node that uses nothing: what is shown stands in nobody's way.
 
         Args:
             run: as of :meth:`call`.
@@ -281,7 +281,7 @@ class Tape(TorchFunctionMode):
         return known[0]
 
     def _places(self, innermost: FrameType, *, shown: bool) -> tuple[Place, ...]:
-        """Where the frames stand; of what is ``shown``, as by logging, it is the user's line that counts."""
+        """Return where the frames stand; of what is ``shown``, as by logging, it is the user's line that counts."""
         if shown:
             innermost = above_logging(innermost)
         if self._only_modules and self._bottom is None:
@@ -347,7 +347,7 @@ class Reader(Protocol):
     """Writes down the calls that read a tensor's content."""
 
     def read(self, function: Callable[..., Any], frame: FrameType, args: Any, kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, called from ``frame``."""
+        """Call ``function(*args, **kwargs)`` from ``frame``."""
 
 
 def reads_content(op: str) -> bool:

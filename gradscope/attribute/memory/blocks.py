@@ -38,7 +38,7 @@ class Blocks:
     of_saved: Sequence[int]  # block of each saved tensor; -1 for one of before the measured step
 
     def rows(self, position: IntColumn) -> IntColumn:
-        """Trace row around each event; -1 for an event that is none (before the trace, or never)."""
+        """Return the trace row around each event; -1 for an event that is none (before the trace, or never)."""
         found = np.full(len(position), -1, np.int64)
         real = (position >= 0) & (position < len(self.events))
         found[real] = self.events.row[position[real]]

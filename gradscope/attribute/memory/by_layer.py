@@ -41,7 +41,7 @@ class LineMemory:
 
 
 def amounts_of_layers(step: MeasuredStep, copied: IntColumn) -> tuple[LayerMemory, ...]:
-    """Amounts of every layer, in the order of the layer table; ``copied`` has the bytes of its copies."""
+    """Return the amounts of every layer, in the order of the layer table; ``copied`` has the bytes of its copies."""
     trace, count = step.trace, len(step.modules)
     rows, size = step.allocated()
     owner, category = trace.owner(rows), trace.category(rows)
@@ -75,7 +75,7 @@ def amounts_of_layers(step: MeasuredStep, copied: IntColumn) -> tuple[LayerMemor
 
 
 def _totals(step: MeasuredStep, own: IntColumn) -> IntColumn:
-    """Each layer with all below it; parents come before their children."""
+    """Sum each layer with all below it; parents come before their children."""
     row_of = {info.path: row for row, info in enumerate(step.modules)}
     total = own.copy()
     for row in range(len(step.modules) - 1, -1, -1):
@@ -86,7 +86,7 @@ def _totals(step: MeasuredStep, own: IntColumn) -> IntColumn:
 
 
 def amounts_of_lines(step: MeasuredStep, copied: Mapping[int, int]) -> dict[tuple[str, int], LineMemory]:
-    """Amounts of every line that saved or allocated something; ``copied`` has the bytes of its copies."""
+    """Return the amounts of every line that saved or allocated something; ``copied`` has the bytes of its copies."""
     rows, size = step.allocated()
     found: dict[tuple[str, int], LineMemory] = {}
 

@@ -129,7 +129,7 @@ def _is_input(
 def saved_storages(
     trace: MemoryTrace, blocks: Blocks, saved: Sequence[SavedTensor], marks: set[int]
 ) -> list[SavedStorage]:
-    """What the measured step's graphs held, each storage once, under the node with the smallest number.
+    """Return what the measured step's graphs held, each storage once, under the node with the smallest number.
 
     Args:
         marks: the moments that lie in the measured step.
@@ -174,7 +174,7 @@ def _next_backward(trace: MemoryTrace, born_ns: IntColumn) -> IntColumn:
 
 
 def backward_windows(trace: MemoryTrace) -> tuple[IntColumn, IntColumn]:
-    """Starts and ends of the outermost backward passes of the trace."""
+    """Return the starts and ends of the outermost backward passes of the trace."""
     table, windows = trace.table, outermost_passes(trace.table)
     return table.start_ns[windows], table.end_ns[windows]
 

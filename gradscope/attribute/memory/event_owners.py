@@ -54,15 +54,15 @@ class MemoryTrace:
         return int(self.assigned.steps.end_ns[0])
 
     def category(self, rows: IntColumn) -> IntColumn:
-        """Category of each row; OTHER for no row."""
+        """Return the category of each row; OTHER for no row."""
         return np.where(rows >= 0, self.assigned.rows.category[rows], Category.OTHER)
 
     def owner(self, rows: IntColumn) -> IntColumn:
-        """Layer of each row; -1 outside every module."""
+        """Return the layer of each row; -1 outside every module."""
         return np.where(rows >= 0, np.maximum(self.assigned.rows.owner[rows], NO_PLACE), NO_PLACE)
 
     def line(self, rows: IntColumn) -> IntColumn:
-        """Source line of each row; -1 for none."""
+        """Return the source line of each row; -1 for none."""
         return np.where(rows >= 0, np.maximum(self.assigned.line[rows], NO_PLACE), NO_PLACE)
 
     def op(self, rows: IntColumn) -> list[str]:
@@ -80,7 +80,7 @@ class MemoryTrace:
         return [names[number] if row >= 0 else "" for row, number in zip(rows, self.table.name[rows], strict=True)]
 
     def made_by(self, sequences: Sequence[int]) -> tuple[IntColumn, IntColumn]:
-        """Layer and line that made the node of each sequence number; -1 for none."""
+        """Return the layer and line that made the node of each sequence number; -1 for none."""
         numbers = np.array(sequences, np.int64)
         thread = np.full(len(numbers), _forward_thread(self.table), np.int32)
         layer = np.maximum(self.call_labels.look_up(thread, numbers), NO_PLACE)
@@ -92,7 +92,7 @@ class MemoryTrace:
         return np.where(ran, self.owner(rows), layer), np.where(ran, self.line(rows), line)
 
     def last_run(self) -> dict[int, int]:
-        """Sequence number of each node that ran in the measured step -> when it ended."""
+        """Return the sequence number of each node that ran in the measured step -> when it ended."""
         ends = self.table.end_ns[self.numbers.row]
         inside = self.assigned.steps.of_row[self.numbers.row] >= 0
         return dict(zip(self.numbers.sequence[inside].tolist(), ends[inside].tolist(), strict=True))
@@ -124,7 +124,7 @@ def read_places(survey: SurveyInput) -> MemoryTrace:
 
 
 def _outer_ops(skeleton: Skeleton) -> IntColumn:
-    """Of each row the outermost op between it and the module, line or node that called it."""
+    """Return the outermost op between each row and the module, line or node that called it."""
     table = skeleton.table
     is_op = np.isin(table.kind, _OPS)
     above_is_op = (table.parent >= 0) & is_op[table.parent]

@@ -38,7 +38,7 @@ class Growth:
         self._whole = self._steady([sum(counts.values()) for counts in self._census])
 
     def of(self, left: Mapping[Key, Sequence[int]]) -> set[Key]:
-        """Which of the groups of storages that the last step left behind it leaves behind in every step.
+        """Return which of the groups of storages that the last step left behind it leaves behind in every step.
 
         A group whose sizes each become more by as many as it has grows. One whose sizes differ from step to step does
         where the number of all storages becomes more by as many beyond that.
@@ -79,7 +79,7 @@ def holders_at(step: MeasuredStep, entry: int) -> tuple[HolderRow, ...]:
 
 
 def saved_rows(step: MeasuredStep) -> tuple[SavedRow, ...]:
-    """What the step's graphs kept, equal tensors of one line together, largest first."""
+    """Return what the step's graphs kept, equal tensors of one line together, largest first."""
     groups: dict[tuple[int, int, str, str, str, str], list[int]] = defaultdict(list)
     at_peak: dict[tuple[int, int, str, str, str, str], int] = defaultdict(int)
     waiting = _saved_at(step, step.running.peak)
@@ -106,7 +106,7 @@ def _saved_at(step: MeasuredStep, entry: int) -> set[int]:
 
 
 def backward_passes(step: MeasuredStep) -> list[int]:
-    """When each of the step's outermost backward passes began."""
+    """Return when each of the step's outermost backward passes began."""
     trace = step.trace
     return [start for start in backward_windows(trace)[0].tolist() if trace.start_ns <= start < trace.end_ns]
 
@@ -121,13 +121,13 @@ def _held_blocks(step: MeasuredStep) -> list[int]:
 
 
 def held_at_peak(step: MeasuredStep) -> int:
-    """Bytes of what :func:`held_rows` counts that are alive at the peak."""
+    """Return the bytes of what :func:`held_rows` counts that are alive at the peak."""
     alive = set(alive_at(step.running, step.blocks, step.found, step.running.peak).tolist())
     return sum(int(step.blocks.bytes[step.found.block[index]]) for index in _held_blocks(step) if index in alive)
 
 
 def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
-    """Other activations that were alive when a backward pass of the step began, each block once."""
+    """List other activations that were alive when a backward pass of the step began, each block once."""
     found = step.found
     groups: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for index in _held_blocks(step):
@@ -141,7 +141,7 @@ def held_rows(step: MeasuredStep) -> tuple[HeldRow, ...]:
 
 
 def retained_rows(step: MeasuredStep) -> tuple[RetainedRow, ...]:
-    """What the step left behind, and whether the step before left the same behind and it is there still.
+    """Return what the step left behind, and whether the step before left the same behind and it is there still.
 
     The counts after each of some steps say what grows, see :class:`Growth`.
     """

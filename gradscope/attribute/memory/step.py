@@ -24,7 +24,7 @@ class Running:
 
     @property
     def peak(self) -> int:
-        """Entry with the largest total, the first of equals."""
+        """Return the entry with the largest total, the first of equals."""
         return int(np.argmax(self.total))
 
 
@@ -43,7 +43,7 @@ def run_total(trace: MemoryTrace, blocks: Blocks, classified: Classified) -> Run
 
 
 def alive_at(running: Running, blocks: Blocks, classified: Classified, entry: int) -> IntColumn:
-    """Indices into ``classified`` of the blocks that make up ``running.total[entry]``."""
+    """Return the indices into ``classified`` of the blocks that make up ``running.total[entry]``."""
     position = running.first + entry  # events before this one have happened
     born, died = blocks.born[classified.block], blocks.died[classified.block]
     return np.flatnonzero((born < position) & (died >= position))
@@ -97,7 +97,7 @@ class MeasuredStep:
     census: Sequence[Mapping[int, int]]
 
     def path(self, layer: int) -> str | None:
-        """Path of a layer; None for -1."""
+        """Return the path of a layer; None for -1."""
         return self.modules[layer].path if layer >= 0 else None
 
     def place(self, line: int) -> str | None:
@@ -108,7 +108,7 @@ class MeasuredStep:
         return f"{self.source_text.get((info.file, info.line), (info.file, ''))[0]}:{info.line}"
 
     def allocated(self) -> tuple[IntColumn, IntColumn]:
-        """Trace row and bytes of every allocation of the step."""
+        """Return the trace row and bytes of every allocation of the step."""
         events, first = self.blocks.events, self.running.first
         step = slice(first, first + len(self.running.total) - 1)
         given = events.bytes[step] > 0

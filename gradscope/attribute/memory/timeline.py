@@ -88,7 +88,7 @@ def categories_of(
 
 
 def phases_of(trace: MemoryTrace) -> tuple[PhaseSpan, ...]:
-    """Forward, backward and optimizer as stretches of the measured step, and what lies between as "other"."""
+    """Return forward, backward and optimizer as stretches of the measured step, and what lies between as "other"."""
     table, assigned = trace.table, trace.assigned
     here = assigned.steps.of_row == 0
     spans: list[tuple[int, int, str]] = []
@@ -146,7 +146,7 @@ class Piece(NamedTuple):
 
 
 def spans_of(trace: MemoryTrace, modules: Sequence[ModuleInfo]) -> tuple[tuple[LayerSpan, ...], int]:
-    """Stretches of time in which each layer itself ran, in order of time, and how many more were left out.
+    """Return the stretches of time in which each layer itself ran, in order of time, and how many more were left out.
 
     At each moment the innermost layer counts; none of the stretches overlap. The longest :data:`MOST_SPANS` stay.
     """
@@ -159,7 +159,7 @@ def spans_of(trace: MemoryTrace, modules: Sequence[ModuleInfo]) -> tuple[tuple[L
 
 
 def _pieces(trace: MemoryTrace) -> list[Piece]:
-    """What the rows of the step say, thread by thread."""
+    """Return what the rows of the step say, thread by thread."""
     table, assigned = trace.table, trace.assigned
     rows = np.arange(len(table))
     category = assigned.rows.category.astype(np.int64)

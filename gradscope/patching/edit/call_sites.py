@@ -30,7 +30,7 @@ class CallSites:
 
     @cached_property
     def stays(self) -> ast.expr | ast.stmt:
-        """Where the call ``last`` stands."""
+        """Return where the call ``last`` stands."""
         return self.expression(self.last)
 
     @cached_property

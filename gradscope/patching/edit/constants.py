@@ -29,7 +29,7 @@ def resolved(expression: ast.expr, source: FunctionSource) -> ast.expr:
 
 
 def is_certain(expression: ast.AST, calls: CallSites, depth: int = 0) -> bool:
-    """Return whether it is written down, or made of a tensor's form and constants of modules, as ``math.pi``."""
+    """Return whether it is written down, or made of a tensor's shape and constants of modules, as ``math.pi``."""
     if depth > _DEEPEST:  # n = n + 1
         return False
     expression = resolved(expression, calls.source) if isinstance(expression, ast.expr) else expression
@@ -178,5 +178,5 @@ def _is_of_math(name: ast.Name, calls: CallSites) -> bool:
 
 
 def _is_form(expression: ast.Attribute, names: frozenset[str], calls: CallSites) -> bool:
-    """Return whether it asks a tensor for its form: ``self.size`` and ``self.ndim`` are the user's own."""
+    """Return whether it asks a tensor for its shape: ``self.size`` and ``self.ndim`` are the user's own."""
     return expression.attr in names and calls.is_tensor(expression.value)

@@ -45,7 +45,7 @@ _PARTS = frozenset(
 )
 _SHAPES = frozenset({(op, place) for op in ("layer_norm", "rms_norm") for place in (1, "normalized_shape")})
 _TURNS = "rope"
-_PICKS = "cross_entropy"  # its views show a vector, which fits another form as well
+_PICKS = "cross_entropy"  # its views show a vector, which fits another shape as well
 _PACKED = "packed_attention"
 _ONE_BY_ONE = frozenset({"gelu", "bias_gelu", "geglu", "swiglu"})  # how many features there are is nothing to these
 _NORMS = frozenset({"rms_norm", "layer_norm", "add_norm"})

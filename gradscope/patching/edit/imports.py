@@ -43,7 +43,7 @@ class RecipeNames:
 
     @property
     def imports(self) -> tuple[tuple[str, str], ...]:
-        """(function of gradscope.recipes, its name in the file), in the order that they were asked for."""
+        """Return (function of gradscope.recipes, its name in the file), in the order they were asked for."""
         return tuple(self._names.items())
 
 

@@ -63,7 +63,7 @@ class Edit:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal where the same is done to the same text."""
+        """Return what is equal where the same is done to the same text."""
         return (self.source.file.name, self.recipe, self.replacements, self.imports)
 
 

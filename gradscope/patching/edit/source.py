@@ -69,7 +69,7 @@ class SourceFile:
 
     @cached_property
     def line_starts(self) -> list[int]:
-        """Offset in bytes of each line, from line 1."""
+        """Return the offset in bytes of each line, from line 1."""
         starts = [0, 0]
         for line in self.text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
@@ -82,12 +82,12 @@ class SourceFile:
 
     @cached_property
     def style(self) -> Style:
-        """How it is written."""
+        """Return how it is written."""
         return Style.of(self.text.decode(), self.tree)
 
     @cached_property
     def bound(self) -> Counter[str]:
-        """How often each name is bound anywhere in it."""
+        """Return how often each name is bound anywhere in it."""
         found: Counter[str] = Counter()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -100,7 +100,7 @@ class SourceFile:
 
     @cached_property
     def identifiers(self) -> set[str]:
-        """Every name that occurs anywhere in it."""
+        """Return every name that occurs anywhere in it."""
         found: set[str] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name):
@@ -245,14 +245,14 @@ class FunctionSource:
 
     @cached_property
     def bindings(self) -> list[ast.AST]:
-        """Every name, attribute and item that is assigned to or deleted."""
+        """Return every name, attribute and item that is assigned to or deleted."""
         return [
             node for node in walked(self.definition) if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
         ]
 
     @cached_property
     def bound_otherwise(self) -> dict[str, list[ast.AST]]:
-        """What binds a name without being one, by that name: an import, a definition, ``except``, ``case``."""
+        """Return what binds a name without being one, by that name: an import, a definition, ``except``, ``case``."""
         found: defaultdict[str, list[ast.AST]] = defaultdict(list)
         for node in walked(self.definition):
             if node is not self.definition:
@@ -311,7 +311,7 @@ class FunctionSource:
 
     @cached_property
     def not_local(self) -> set[str]:
-        """Names that are declared global or nonlocal."""
+        """Return the names that are declared global or nonlocal."""
         return {
             name
             for part in walked(self.definition)

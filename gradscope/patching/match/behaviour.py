@@ -93,7 +93,7 @@ class Trial:
         self._none: set[Value] = set()
 
     def of(self, value: Value) -> Tensor | None:
-        """What ``value`` is; None where it is made of other tensors too, or far from those that are given."""
+        """Return what ``value`` is; None where it is made of other tensors too, or far from those that are given."""
         calls = None if value in self._none else self._calls(value)
         if calls is not None:
             try:
@@ -128,7 +128,7 @@ class Trial:
 
 
 def rows(value: Value, *scales: float, more: tuple[int, int] = (0, 0)) -> Tensor:
-    """Random numbers with the features of ``value``, [2, ..., C] in float64.
+    """Return random numbers with the features of ``value``, [2, ..., C] in float64.
 
     Args:
         scales: sizes of the rows, in turns; 1 without any.
@@ -207,7 +207,7 @@ def _proves(
 
 
 def _operand(value: Value, main: Value, random: torch.Generator) -> Tensor:
-    """Of the main operand's form, or a vector of the features in its own."""
+    """Draw numbers in the main operand's shape, or for a vector of the features in its own."""
     if value.shape == main.shape:
         return rows(value)
     return torch.randn(value.shape, dtype=torch.float64, generator=random)
@@ -239,7 +239,7 @@ def _again(nodes: list[Node], output: Value, given: Mapping[Value, Tensor]) -> T
 
 
 def _run(node: Node, operand: Callable[[Value], Tensor], *, apart: bool = False) -> Iterator[tuple[Value, Tensor]]:
-    """What one call makes; a cast hands on what it is given.
+    """Return what one call makes; a cast hands on what it is given.
 
     Args:
         apart: what works in place does so on a copy.
@@ -266,7 +266,7 @@ def _number(value: Value) -> Tensor:
 
 
 def _form(nodes: Iterable[Node], output: Value, given: Sequence[Value]) -> object:
-    """Equal for equal calls of tensors of equal shapes, with the same numbers, in place or not."""
+    """Return what is equal for equal calls on equal shapes, with the same numbers, in place or not."""
     names = {uncast(value): f"given {number}" for number, value in enumerate(given)}
     names |= {value: f"given {number}" for number, value in enumerate(given)}
     calls = []

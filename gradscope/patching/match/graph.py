@@ -57,7 +57,7 @@ def dimension(node: Node, position: int = 1, name: str = "dim") -> int | None:
 
 
 def cast_source(value: Value) -> Value | None:
-    """What ``value`` is a cast to another float of, without change of device or form."""
+    """Return what ``value`` is a cast of, from float to float, without change of device or shape."""
     node = value.producer
     if node is None or node.op not in CASTS or not node.inputs or node.changed:
         return None
@@ -67,7 +67,7 @@ def cast_source(value: Value) -> Value | None:
 
 
 def uncast(value: Value) -> Value:
-    """What a tensor was before casts and copies."""
+    """Return what a tensor was before casts and copies."""
     way = []
     while (source := value.uncast or _handed_on(value)) is not None:
         way.append(value)
@@ -87,7 +87,7 @@ def _handed_on(value: Value) -> Value | None:
 
 
 def swaps_last_two(value: Value) -> Value | None:
-    """What ``value`` is the transpose of, in its last two dimensions."""
+    """Return what ``value`` is the transpose of, in its last two dimensions."""
     node = value.producer
     if node is None or not node.inputs:
         return None
@@ -112,7 +112,7 @@ def _numbers(arguments: list[Any]) -> Iterator[int]:
 
 
 def reached(value: Value) -> Iterator[Value]:
-    """``value`` and all that it depends on, each once."""
+    """Yield ``value`` and all that it depends on, each once."""
     seen, left = {value}, [value]
     while left:
         each = left.pop()
@@ -179,7 +179,7 @@ def remade(value: Value) -> Tensor | None:
 
 
 def _forms_read(node: Node) -> dict[Value, Tensor]:
-    """Tensors of any content in place of what a call asks for its form alone, as ``ones_like(scores)`` does."""
+    """Return tensors of any content for those that a call reads the shape of alone, as ``ones_like(scores)``."""
     if node.op not in LIKE or len(node.inputs) != 1:
         return {}
     (asked,) = node.inputs
@@ -216,7 +216,7 @@ def _run_again(node: Node, made: Mapping[Value, Tensor]) -> Tensor | None:
 
 
 def _unchanged(tensor: Tensor, value: Value) -> bool:
-    """What is put back after the run has another version, and the same content."""
+    """Check that a tensor holds what it did: what is put back after the run is another version of it."""
     if value.kept is not None:
         return value.kept and value.same
     return tensor.is_inference() or tensor._version == value.content[1]
@@ -274,7 +274,7 @@ def _again(node: Node, value: Value, below: Tensor) -> Tensor | None:
 
 
 def called(tensor: Tensor, suffix: str) -> Tensor | None:
-    """``tensor`` after the methods that a match calls on an operand; None where there is more to it."""
+    """Return ``tensor`` after the methods that a match calls on an operand; None where there is more to it."""
     return _called(tensor, ast.parse(f"tensor{suffix}", mode="eval").body)
 
 

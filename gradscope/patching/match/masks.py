@@ -61,7 +61,7 @@ class Made:
     infinite: bool  # what is hidden is minus infinity
 
     def is_of_scores(self, pattern: Set[Node]) -> bool:
-        """Return whether it has the form of the scores that the calls ``pattern`` make, however many keys there are."""
+        """Return whether it has the shape of the scores that ``pattern`` makes, however many keys there are."""
         makers = [node for node in self.nodes if node.op in _LIKE | _FILLED | _PLACES and node.output.shape != ()]
         asked = [node.inputs[0] for node in makers if node.op in _LIKE]
         return len(asked) == len(makers) and all(leads_to_product(each) and each.producer in pattern for each in asked)
@@ -80,7 +80,7 @@ _COMPARED = frozenset(
 
 
 def causal(mask: Mask, shape: tuple[int, int], frame: Frame) -> Made | None:
-    """How ``mask`` is made under ``frame``, where it is causal for every length and not for this one alone."""
+    """Return how ``mask`` is made under ``frame``, where it is causal for every length and not for this one alone."""
     nodes: set[Node] = set()
     fixed: list[Scalar] = []
     if min(shape) < _TELLING:
@@ -98,7 +98,7 @@ def causal(mask: Mask, shape: tuple[int, int], frame: Frame) -> Made | None:
         found = remade(mask.value)
         if found is None:
             return None
-        if found.dim() > 2:  # of the scores' own form, as ones_like(scores) gives it
+        if found.dim() > 2:  # of the scores' own shape, as ones_like(scores) gives it
             every = found.flatten(0, -3)
             if not len(every) or not bool((every == every[:1]).all()):
                 return None
@@ -150,7 +150,7 @@ def _made(value: Value, frame: Frame, nodes: set[Node], fixed: list[Scalar]) -> 
 
 
 def _read(node: Node) -> tuple[Value, ...]:
-    """What the content depends on."""
+    """Return what the content depends on."""
     return node.inputs[:1] if node.op in {"type_as", "expand_as", "view_as", "reshape_as", "to"} else node.inputs
 
 
@@ -230,7 +230,7 @@ def uniform(given: Any) -> tuple[float | None, frozenset[Node]]:
 def times_mask(
     node: Node, scores: Value, bias: Value, shape: tuple[int, int]
 ) -> tuple[Value, Mask, frozenset[Node]] | None:
-    """``scores * mask - 10000 * (1 - mask)``, of a mask of ones and zeros that is causal.
+    """Match ``scores * mask - 10000 * (1 - mask)``, of a mask of ones and zeros that is causal.
 
     The scores before, the mask, and the calls besides the sum ``node``.
     """
@@ -287,7 +287,7 @@ class _Masks:
         self._known: list[tuple[torch.Tensor, bool]] = []  # each block may have a buffer of the same content
 
     def what_it_says(self, node: Node) -> str | None:
-        """CAUSAL or OPEN (nothing is hidden or added), as a call of torch's attention is given it.
+        """Return CAUSAL or OPEN (nothing is hidden or added), as a call of torch's attention is given it.
 
         None: something else, or it may be another with the next batch.
         """
@@ -325,7 +325,7 @@ class _Masks:
 
 
 def _root(mask: Value) -> Value | None:
-    """What the mask is a form or a part of: a tensor that was there before, or one filled with a single number."""
+    """Return what the mask is a view of: a tensor that was there before, or one of a single number."""
     while mask.producer is not None:
         node = mask.producer
         if node.op in _OF_ONE_NUMBER:

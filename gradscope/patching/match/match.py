@@ -114,7 +114,7 @@ class Argument:
 
 @dataclass(frozen=True, eq=False)
 class Like:
-    """The form of a tensor that is no longer made, by tensors that still are."""
+    """The shape of a tensor that is no longer made, by tensors that still are."""
 
     shape: tuple[int, ...]
     sizes: tuple[tuple[Value, int] | None, ...]  # of each dimension: a tensor that has it, and at which of its own
@@ -146,10 +146,10 @@ class Match:
     reasons: list[str] = field(default_factory=list)  # why it cannot be replaced; empty: it can
     idle: str = ""  # why it would be right and gain nothing, at this size
     fixed: tuple[Scalar, ...] = ()  # where these are not spelled as numbers, `otherwise` is the better way
-    like: Like | None = None  # the form of what is made on the way, for statements that ask for it
+    like: Like | None = None  # the shape of what is made on the way, for statements that ask for it
     lengths: tuple[tuple[Value, int], tuple[Value, int]] | None = None  # sizes that must be equal: tensor, dimension
     rows: tuple[Value, Value] | None = None  # the second must have the first's sizes but the last, or 1 in its place
-    forms: tuple[tuple[Value, str], ...] = ()  # what is asked of a tensor's form: ".dim() == 3"
+    forms: tuple[tuple[Value, str], ...] = ()  # what is asked of a tensor's shape: ".dim() == 3"
     otherwise: Match | None = None  # what to do where the source does not allow this
     less: Match | None = None  # a part of it that is a pattern as well, where the source does not allow the whole
     beside: tuple[Beside, ...] = ()  # what can be given beside the output
@@ -186,7 +186,7 @@ class Match:
 
 
 def why_idle(recipe: str, on: Value, **amounts: int) -> str:
-    """Why the recipe gains nothing at these sizes on the CPU; empty where it may, and on other devices.
+    """Say why the recipe gains nothing at these sizes on the CPU; empty where it may, and on other devices.
 
     Args:
         recipe: as kernels/pays.py names its rule.

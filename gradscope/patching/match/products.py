@@ -1,4 +1,4 @@
-"""The two products of attention: which tensor is what, and in which order its dimensions must stand."""
+"""The two matmuls of attention: which tensor is what, and in which order its dimensions must stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradscope.recording.graph import Node, Value
 
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum", "baddbmm"})
 
-# What may stand between a product and the softmax, beside casts.
+# What may stand between a matmul and the softmax, beside casts.
 _BETWEEN = COPIES | RESHAPES_OR_FLATTEN | names("mul div add sub masked_fill where setitem tanh")
 
 _DOTS = "αβγδεζηθ"  # labels for what an ellipsis stands for
@@ -33,12 +33,12 @@ class Operand:
         return f"{order}.unsqueeze(-3)" if self.broadcast else order
 
     def piece(self, role: str) -> Of:
-        """Its text."""
+        """Return the operand's text."""
         return Of(self.value, role, self.suffix)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """After that call."""
+        """Return the shape after that call."""
         order = self.order or range(len(self.value.shape))
         shape = tuple(self.value.shape[each] for each in order)
         return (*shape[:-2], 1, *shape[-2:]) if self.broadcast else shape
@@ -62,7 +62,7 @@ def is_product(node: Node) -> bool:
 
 
 def sides(node: Node) -> tuple[Operand, Operand, str] | None:
-    """Weights, values and what must be called on the result, of a product with values."""
+    """Return weights, values and what must be called on the result, of a matmul with values."""
     if node.op in {"matmul", "bmm"}:
         if len(node.inputs) != 2 or node.kwargs:
             return None
@@ -90,7 +90,7 @@ def sides(node: Node) -> tuple[Operand, Operand, str] | None:
 
 
 def factors(scores: Value, last: Node) -> tuple[Operand, Operand, set[Node]] | None:
-    """Queries, keys and the transposition that goes, of a product whose result are scores.
+    """Return queries, keys and the transposition that goes, of a matmul whose result are scores.
 
     ``last`` is the call in whose function the transposition must stand to go with it.
     """
@@ -138,7 +138,7 @@ def _turned(keys: Value, node: Node, last: Node) -> tuple[Operand, set[Node]]:
 
 
 def leads_to_product(value: Value) -> bool:
-    """Return whether a product of two tensors stands behind, over what may stand between it and the softmax."""
+    """Return whether a matmul of two tensors stands behind, over what may stand between it and the softmax."""
     seen, left = {value}, [value]
     while left:
         value = left.pop()
@@ -155,7 +155,7 @@ def leads_to_product(value: Value) -> bool:
 
 
 def _equation(node: Node) -> tuple[tuple[str, str], str] | None:
-    """The labels of a product of two tensors by einsum."""
+    """The labels of a matmul of two tensors by einsum."""
     text = node.args[0] if node.args else None
     if not isinstance(text, str) or "->" not in text or len(node.inputs) != 2:
         return None

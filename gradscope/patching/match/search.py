@@ -43,7 +43,7 @@ class Region:
 
     @property
     def reasons(self) -> list[str]:
-        """Why calls of this kind are not replaced by one that gives the main operand's dtype, contiguous."""
+        """Say why no call that gives the main operand's dtype, contiguous, can replace these."""
         reasons = []
         if self.output.dtype != self.x.dtype:
             reasons.append("the result has another dtype than the input")
@@ -152,7 +152,7 @@ def after(value: Value, shape: tuple[int, ...]) -> list[Value]:
 
 
 def read_by(output: Value, given: Iterable[Value]) -> list[Value] | None:
-    """Which of ``given`` ``output`` is made of; None where it is made of others too."""
+    """Return which of ``given`` ``output`` is made of; None where it is made of others too."""
     given = tuple(given)
     walk = _Walk(output, given, through=False)
     return [each for each in given if uncast(each).index in walk.met] if walk.complete and walk.nodes else None
@@ -271,5 +271,5 @@ def keeps_its_form(value: Value) -> bool:
 
 
 def asked_forms(vectors: Iterable[Value]) -> tuple[tuple[Value, str], ...]:
-    """What is asked of vectors of the features that may have another form next time: a row of data, say."""
+    """Return what is asked of vectors of the features that may have another shape next time: a row of data, say."""
     return tuple((each, f".shape == {tuple(each.shape)}") for each in vectors if not keeps_its_form(uncast(each)))

@@ -291,7 +291,7 @@ def _planted(recipe: Any) -> Any:
 
 
 def _faulty(result: Tensor) -> Tensor:
-    """Every second feature is larger: a norm behind it would hide a fault that is the same in all."""
+    """Make every second feature larger: a norm behind it would hide a fault that is the same in all."""
     if result.dim() == 0 or result.shape[-1] < 2:
         return result * PLANTED
     factor = torch.ones(result.shape[-1], dtype=result.dtype, device=result.device)

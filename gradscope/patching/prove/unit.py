@@ -43,7 +43,7 @@ class Unit:
 
     @cached_property
     def references(self) -> tuple[Outcome, Outcome]:
-        """What its own code gives, as it is and in float64."""
+        """Return what its own code gives, as it is and in float64."""
         return self.outcome(), self.outcome(double=True)
 
     def outcome(self, *, double: bool = False, gradients: bool = True) -> Outcome:

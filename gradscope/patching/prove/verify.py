@@ -221,7 +221,7 @@ class _Step:
 
     @property
     def loss_kind(self) -> str:
-        """What backward is called on."""
+        """Return what backward is called on."""
         return self._stepper.loss_kind
 
     def units(self, held: list[Swap]) -> dict[nn.Module, Unit]:

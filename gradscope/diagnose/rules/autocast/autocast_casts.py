@@ -54,7 +54,7 @@ class _Layer:
 
     @property
     def repeats(self) -> int:
-        """Casts beyond each parameter's first, if none is remembered."""
+        """Count the casts beyond each parameter's first, if none is remembered."""
         return sum(self.uses.values()) - len(self.uses)
 
 
@@ -86,7 +86,7 @@ class _Caster:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for all layers where autocast casts, and one for all where the code does."""
+    """Yield one finding for all layers where autocast casts, and one for all where the code does."""
     for kind in _KINDS:
         layers = {path: layer for path, layer in kind.layers(case).items() if layer.repeats > 0}
         found = [each for path, layer in layers.items() if (each := _repeated(case, path, layer)) is not None]

@@ -50,7 +50,7 @@ _NODES = tuple(NODE_OF[op].removesuffix("0") for op in _CODE)  # those of their 
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for all layers."""
+    """Yield one finding for all layers."""
     layers: defaultdict[str, list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op in _CODE and call.layer is not None and _is_raised(call):
@@ -97,7 +97,7 @@ def _is_lowered(call: Node) -> bool:
 
 
 def _casts_ns(case: Case, path: str, norms: int) -> int:
-    """Of the casts of a layer's inputs to its normalisations; 0 where it makes other casts too."""
+    """Return the time of casting a layer's inputs to its norms; 0 where it makes other casts too."""
     forward = case.ops.get((path, "forward"), [])
     made = sum(row.calls for row in forward if row.name == "aten::_to_copy")
     if not 0 < made <= norms:
@@ -109,7 +109,7 @@ def _casts_ns(case: Case, path: str, norms: int) -> int:
 
 
 def _kept(case: Case, layers: set[str]) -> int:
-    """Half of the bytes of the float32 inputs at the peak: those of a dtype half as wide are kept instead."""
+    """Return half of the bytes of the saved float32 inputs at the peak: a dtype half as wide would be saved."""
     return sum(
         alive_at_peak([row]) // 2
         for row in case.saved

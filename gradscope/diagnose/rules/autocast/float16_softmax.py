@@ -31,18 +31,18 @@ from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
 
-# Between the product and the softmax: the scores themselves, whatever their dtype.
+# Between the matmul and the softmax: the scores themselves, whatever their dtype.
 _SCALES = {"div", "mul"}
 _KEEPS = RESHAPES_OR_FLATTEN | _SCALES | names("add clamp contiguous float masked_fill sub to type where")
 
-# Between a projection and the product: another form of the same numbers.
+# Between a projection and the matmul: another shape of the same numbers.
 _FORMS = (
     {"chunk", "contiguous", "expand", "flatten", "float", "getitem", "half", "mT", "movedim", "permute", "reshape"}
     | {"repeat_interleave", "split", "squeeze", "swapaxes", "to", "transpose", "type", "type_as", "unbind", "unflatten"}
     | {"unsqueeze", "view", "view_as_complex", "view_as_real"}
 )
 
-# Where both factors come from one of these, nothing keeps their products small.
+# Where both factors come from one of these, nothing keeps their matmuls small.
 _UNSCALED = {"linear", "matmul", "addmm", "conv1d"}
 
 # Rotary positions: what is multiplied with, by its maker or its name.
@@ -56,12 +56,12 @@ _FLOAT16_MOST = 65504
 class _Scores:
     product: Node
     inner: int
-    scaled: bool  # between the product and the softmax
+    scaled: bool  # between the matmul and the softmax
     upcast: Value | None  # the scores in float32
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line of products."""
+    """Yield one finding for each line of matmuls."""
     lines: defaultdict[str | None, list[_Scores]] = defaultdict(list)
     for call in case.facts.calls:
         scores = _scores(call) if call.op == "softmax" else None
@@ -107,7 +107,7 @@ def _finding(case: Case, source: str | None, found: list[_Scores]) -> Finding:
 
 
 def _scores(softmax: Node) -> _Scores | None:
-    """Of a softmax over scores that a product made in float16 of unscaled factors."""
+    """Return the scores of a softmax that a matmul made in float16 of unscaled factors."""
     if not softmax.inputs or not softmax.outputs:
         return None
     last = len(softmax.inputs[0].shape) - 1
@@ -129,7 +129,7 @@ def _scores(softmax: Node) -> _Scores | None:
 
 
 def _product_before(scores: Value) -> tuple[Node, bool] | None:
-    """The product that made the scores, and whether they were scaled since."""
+    """The matmul that made the scores, and whether they were scaled since."""
     waiting, seen = [(scores, False)], set[Node]()
     while waiting:
         tensor, scaled = waiting.pop()
@@ -171,7 +171,7 @@ def _inner(product: Node, factors: tuple[Value, ...]) -> int:
 
 
 def _meets_values(weights: Value, last: int) -> bool:
-    """Check that the softmax's result goes into a product: it is attention's and not, say, the loss's."""
+    """Check that the softmax's result goes into a matmul: it is attention's and not, say, the loss's."""
     calls = weights.users
     for _ in range(4):  # dropout, a cast, a view
         if any(call.op in BATCHED_MATMULS for call in calls):

@@ -96,7 +96,7 @@ class _Slow:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each kind of layer and cause."""
+    """Yield one finding for each kind of layer and cause."""
     if _is_differentiated_again(case):
         return
     found: defaultdict[tuple[str, str], list[_Slow]] = defaultdict(list)
@@ -117,7 +117,7 @@ def _is_differentiated_again(case: Case) -> bool:
 
 
 def _passes(case: Case) -> int:
-    """How often a step may go backward through the same graph."""
+    """Return how often a step may go backward through the same graph."""
     passes = [call for call in case.facts.calls if call.op in _PASSES]
     kept = sum(call.kwargs.get("retain_graph") is True for call in passes)
     return max(1, min(1 + kept, len(passes)))  # the last one may keep it for nobody

@@ -40,7 +40,7 @@ _TIMES = 10
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one."""
+    """Yield at most one finding."""
     if is_slowed_down(case):
         return
     rows = _unfilled(case) if case.on_cuda else [row for row in case.run.layers if _is_small(case, row)]
@@ -113,13 +113,13 @@ def _is_small(case: Case, row: LayerRow) -> bool:
 
 
 def _calls(case: Case, row: LayerRow) -> float:
-    """Of torch's operations, forward and backward."""
+    """Count the calls of torch's operations, forward and backward."""
     rows = (op for phase in ("forward", "backward") for op in case.ops.get((row.path, phase), ()))
     return sum(op.calls for op in rows if op.name.startswith(ATEN))
 
 
 def _unfilled(case: Case) -> list[LayerRow]:
-    """Those in which the GPU waits for launches."""
+    """Return the layers in which the GPU waits for launches."""
     whole = sum(row.device_ns if row.busy_ns is None else row.busy_ns for row in case.run.kernels)
     if whole > _MOST * (case.run.step.unprofiled_wall_ns or case.step_ns):
         return []
@@ -138,7 +138,7 @@ def _unfilled(case: Case) -> list[LayerRow]:
 
 
 def _kernels(case: Case, layers: set[str]) -> tuple[float, float]:
-    """How many, and how long they ran."""
+    """Return how many, and how long they ran."""
     rows = [row for row in case.run.kernels if row.layer in layers]
     return sum(row.calls for row in rows), float(sum(row.device_ns for row in rows))
 

@@ -65,7 +65,7 @@ class _Table:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each table, or for several of the same form that one line reads."""
+    """Yield one finding for each table, or for several of the same shape that one line reads."""
     uses: defaultdict[str, list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         weight = call.argument(1, "weight")
@@ -167,7 +167,7 @@ def _weights(case: Case, tables: list[_Table], kind: str) -> str:
 
 
 def _layers(path: str, calls: list[Node]) -> tuple[str, ...]:
-    """Where the table is read: by its own module, or by a function."""
+    """Return where the table is read: by its own module, or by a function."""
     known = (path.rpartition(".")[0] if call.module is not None else call.layer for call in calls)
     return tuple(dict.fromkeys(layer for layer in known if layer is not None))
 
@@ -177,7 +177,7 @@ def _backward_ns(case: Case, layers: Sequence[str]) -> int:
 
 
 def _optimizer_ns(case: Case, elements: int) -> int:
-    """By the table's share of what is updated; 0 where no optimizer is known."""
+    """Estimate the optimizer's time by the table's share of what it updates; 0 where none is known."""
     updated = sum(optimizer.elements for optimizer in case.facts.optimizers)
     return round(case.run.step.optimizer_ns * elements / updated) if updated >= elements else 0
 

@@ -49,7 +49,7 @@ _ADVICE = {
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each kind of layer that is far from its limit."""
+    """Yield one finding for each kind of layer that is far from its limit."""
     if case.limits is None or is_slowed_down(case):
         return
     if (case.run.step.overhead or 1.0) > _DISTURBED:
@@ -115,7 +115,7 @@ def _code(case: Case, row: LayerRow, bound: str) -> str:
 
 
 def _line(case: Case, rows: Sequence[LayerRow]) -> str | None:
-    """Where these layers move most."""
+    """Return where these layers move most."""
     calls = calls_of_layers(case)
     moved: defaultdict[str, int] = defaultdict(int)
     for call in (call for row in rows for call in calls.get(row.path, ())):
@@ -129,12 +129,12 @@ def _limit(row: LayerRow) -> int:
 
 
 def _kind(path: str) -> str:
-    """Equal for repeats: "h.0.mlp" and "h.11.mlp"."""
+    """Return what is equal for repeats: "h.0.mlp" and "h.11.mlp"."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "#", path)
 
 
 def _explained(case: Case) -> set[str | None]:
-    """Layers where a recipe could be put in, and those that make the calls that would go."""
+    """Return the layers where a recipe could be put in, and those that make the calls that would go."""
     found: set[str | None] = set()
     for place in case.facts.places:
         if place.supported and not place.idle:

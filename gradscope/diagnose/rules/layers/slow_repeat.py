@@ -62,7 +62,7 @@ class _Cause:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each slow block; not for the layers below it."""
+    """Yield one finding for each slow block; not for the layers below it."""
     groups: defaultdict[tuple[str, str, int], list[LayerRow]] = defaultdict(list)
     for row in case.layers.values():
         for number in _NUMBER.finditer(row.path):
@@ -127,7 +127,7 @@ def _steps(blocks: list[_Block]) -> list[tuple[int, ...]]:
 
 
 def _excess_ns(slow: _Block, others: list[_Block]) -> int:
-    """What the block takes more than the others in the usual step."""
+    """Return what the block takes more than the others in the usual step."""
     found = typical_excess_ns(slow.steps_ns, _steps(others))
     return round(slow.total_ns - median(block.total_ns for block in others)) if found is None else found
 
@@ -170,7 +170,7 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
 
 
 def _extra(blocks: list[_Block]) -> dict[str, list[_Cause]]:
-    """By the block's path: the operations that the others do not run, or run less often, the dearest first."""
+    """Return by block's path the operations that the others run less often or not, the dearest first."""
     found: defaultdict[str, list[_Cause]] = defaultdict(list)
     for op in {op for block in blocks for op in block.ops if op[2] != "(python)"}:
         known = [block.ops.get(op, (0, 0.0)) for block in blocks]

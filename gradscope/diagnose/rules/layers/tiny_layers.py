@@ -45,7 +45,7 @@ _LAST_NUMBER = re.compile(r"(?<![^.])\d+(?=(?:\.[^.\d][^.]*)*$)")
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each function that loops over tiny operations."""
+    """Yield one finding for each function that loops over tiny operations."""
     functions: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         if call.source is not None and call.function_name is not None and call.layer is not None and call.grad:
@@ -67,7 +67,7 @@ def _judged(case: Case, calls: list[Node]) -> Finding | None:
     mean = spent / len(looped)
     if share(spent, case) < _SHARE or mean > _MEAN_NS:
         return None
-    # A call on the same line may be made in some turns only.
+    # A call on the same line may be made in some iterations only.
     rounds = min((len(made) for made in _turns(working).values() if len(made) >= _ROUNDS), default=_ROUNDS)
     in_turn = _in_turn(case, working)
     low, high = (0.3, 0.9) if in_turn else (0.7, 1 - 1 / rounds)
@@ -110,7 +110,7 @@ def _looped(case: Case, calls: list[Node]) -> list[Node]:
 
 
 def _count(case: Case, made: list[Node]) -> float:
-    """How many turns the same call makes: layers inside an nn.Sequential are a stack, and all of them one turn."""
+    """Count a call's iterations of the loop: layers inside an nn.Sequential are a stack, all of them one."""
     stacks = {call.layer for call in made if call.module == "Sequential" and call.layer in case.layers}
     inside = sum(call.layer in stacks for call in made)
     return len(made) - inside + min(inside, sum(case.layers[path].calls for path in stacks if path is not None))
@@ -125,7 +125,7 @@ def _turns(calls: list[Node]) -> dict[_Place, list[Node]]:
 
 
 def _runs(case: Case, calls: list[Node]) -> float:
-    """How often the function ran: the calls of the module whose method it is, which is the outermost of the layers."""
+    """Count how often the function ran: as often as the module whose method it is, the outermost layer."""
     own = {call.layer for call in calls if call.module is None and call.layer is not None}
     layers = own or {call.layer.rpartition(".")[0] for call in calls if call.layer is not None}
     return max((case.layers[path].calls for path in layers if path in case.layers), default=1.0) or 1.0
@@ -140,7 +140,7 @@ def _is_tiny(call: Node) -> bool:
 
 
 def _flops(call: Node) -> int:
-    """Of a product, or an upper bound: each number of the result is a sum along what the operands share."""
+    """Return a matmul's FLOPs, or a bound: each number of the result is a sum along what operands share."""
     made = sum(tensor.elements for tensor in call.outputs)
     inner = min((_width(tensor) for tensor in call.inputs[:2]), default=1)
     return 2 * made * inner
@@ -152,7 +152,7 @@ def _width(tensor: Value) -> int:
 
 
 def _in_turn(case: Case, calls: list[Node]) -> bool:
-    """Check that a turn of the loop needs a product of the one before, as a recurrence does; a running sum is none."""
+    """Check that an iteration needs a matmul of the one before, as in a recurrence; a running sum is none."""
     by_place = _turns(calls)
     products = [turns for (_, op, _), turns in by_place.items() if op in _PRODUCTS]
     return any(_needs(case, turns) for turns in products or by_place.values())

@@ -38,7 +38,7 @@ _MATMUL_ROWS = ATEN_MATMULS | {"aten::matmul", "aten::linear"}  # and what calls
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each weight."""
+    """Yield one finding for each weight."""
     heads: defaultdict[tuple[str, tuple[int, ...]], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
         weight = _weight(call)
@@ -49,7 +49,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _weight(call: Node) -> Value | None:
-    """Of nn.Linear or F.linear."""
+    """Return the weight of a call of F.linear, as nn.Linear makes it; None of other calls."""
     found = call.argument(1, "weight") if call.op == "linear" else None
     return found if isinstance(found, Value) and len(found.shape) == 2 else None
 
@@ -93,7 +93,7 @@ def _finding(case: Case, parameter: str, shape: tuple[int, ...], calls: list[Nod
 
 
 def _code(source: str | None, classes: int, width: int, padded: int) -> str:
-    """What pads the head; of a model of transformers its own method."""
+    """Return what pads the head; of a model of transformers its own method."""
     if source is not None and is_of_a_library(source) and "transformers" in source:
         return f"model.resize_token_embeddings(pad_to_multiple_of={_MULTIPLE})"
     return (
@@ -102,7 +102,7 @@ def _code(source: str | None, classes: int, width: int, padded: int) -> str:
 
 
 def _product_ns(case: Case, calls: list[Node]) -> int:
-    """Forward products of the layers that are the head and nothing else."""
+    """Return the forward products of the layers that are the head and nothing else."""
     paths = {call.layer for call in calls if call.module == "Linear" and call.layer is not None}
     return ops_ns(case, paths, _MATMUL_ROWS.__contains__, phases=("forward",))
 

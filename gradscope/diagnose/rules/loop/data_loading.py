@@ -63,7 +63,7 @@ class _Reason:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One, where it matters."""
+    """Yield one finding, where it matters."""
     step = case.run.step
     if case.run.workload.mode not in ("script", "loop"):
         return
@@ -96,7 +96,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _reason(case: Case, other: int, phases: int) -> _Reason | None:
-    """None where torch's operations are most of it: neither loading nor Python."""
+    """Return why the time passes; None where torch's operations are most of it."""
     loaders = case.facts.settings.get("loaders") or ()
     for each in loaders:  # a worker that was just started is waited for too
         lost = min(each["start_ns"] + each["ns"], other)
@@ -209,19 +209,19 @@ def _line(case: Case, *, loading: bool) -> tuple[str | None, str]:
 
 
 def _overlapped(case: Case, ns: int, phases: int) -> int:
-    """What one worker hides at least; where all cores compute the step, perhaps nothing."""
+    """Return what one worker hides at least; where all cores compute the step, perhaps nothing."""
     free = case.on_cuda or _cores(case) > int(case.run.environment.get("threads") or 1)
     return round(min(ns, phases) * _HIDDEN_LOW) if free else 0
 
 
 def _cores(case: Case) -> int:
-    """That this process may use: fewer than the machine has, in a container or under taskset."""
+    """Count the cores of this process: fewer than the machine's in a container or under taskset."""
     environment = case.run.environment
     return int(environment.get("usable_cpus") or environment.get("cpus") or 1)
 
 
 def _usual_ns(case: Case) -> int:
-    """Between the phases, in a usual step: the mean less what one long step adds to it and what gradscope does.
+    """Return the time between phases of a usual step: the mean without one long step and gradscope's own.
 
     Less, too, what the step waited for a core: where is not known, and other programs are no reason of this one's.
     """

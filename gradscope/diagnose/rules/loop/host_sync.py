@@ -71,7 +71,7 @@ _MAKES = {"tensor", "as_tensor", "asarray"}
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line."""
+    """Yield one finding for each line."""
     found: defaultdict[str, list[tuple[Node, str]]] = defaultdict(list)
     for call in case.facts.calls:
         what = _waits(call)
@@ -84,7 +84,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _waits(call: Node) -> str:
-    """How the call is spelled, where it must know the content of a tensor; else ""."""
+    """Return how the call is spelled, where it must know the content of a tensor; else ""."""
     if call.op in _MAKES and _is_from_cpu(call):
         return f"torch.{call.op}"
     if not call.inputs:
@@ -166,7 +166,7 @@ def _finding(case: Case, source: str, calls: list[tuple[Node, str]]) -> Finding 
 
 
 def _reading_ns(case: Case, calls: list[tuple[Node, str]]) -> int:
-    """What the operations take that read single numbers, by these calls' part of all that their layers make."""
+    """Return what the operations take that read single numbers, by these calls' part of all that their layers make."""
     layers = {call.layer for call, _ in calls}
     every = sum(each.layer in layers and each.op in _READS for each in case.facts.calls)
     return round(ops_ns(case, layers, _READING.__contains__) * len(calls) / max(every, 1))

@@ -38,7 +38,7 @@ _OF_WRITING = 0.9
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one for parameters without a gradient, and one for gradients without an optimizer."""
+    """Yield at most one finding for parameters without a gradient, and one for gradients without an optimizer."""
     wanting = [each for each in case.facts.parameters if each.requires_grad]
     if not any(each.has_grad for each in wanting):
         return  # set to None before one could look
@@ -137,7 +137,7 @@ def _elements(parameter: ParameterFact) -> int:
 
 
 def _code(case: Case, parameters: list[ParameterFact], wanted: str) -> str:
-    """Freezes these and no others.
+    """Write the code that freezes these and no others.
 
     Args:
         wanted: what holds of each that stays, after a step; used where there are too many to name.

@@ -36,7 +36,7 @@ _OF_FILLS = 0.9  # of their time
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one."""
+    """Yield at most one finding."""
     fills = [call for call in case.facts.calls if call.op in _CALLS and call.layer is None]
     clears = [call for call in fills if _is_zero(call) and _gradients(call)]
     if not clears:
@@ -77,7 +77,7 @@ def _is_zero(call: Node) -> bool:
 
 
 def _gradients(call: Node) -> list[Value]:
-    """What of the call's tensors was read from a ``.grad``."""
+    """Return what of the call's tensors was read from a ``.grad``."""
     return [each for each in call.inputs if _maker(each) == "grad"]
 
 

@@ -41,21 +41,21 @@ from gradscope.units import size as size_text
 
 LEAST_SHARE = 0.03  # of the step
 _ASKED_NS = 6_000  # selective checkpointing's policy, an operation
-LEAST_OF_CHEAP = 0.10  # without dear products: less is what checkpointing is taken for
+LEAST_OF_CHEAP = 0.10  # without matmuls and convolutions: less is what checkpointing is taken for
 
 _PRODUCT_ROWS = ATEN_MATMULS | ATEN_CONVOLUTIONS | {"aten::mv"}
 _SAVES_INPUTS = PRODUCTS | SAVES_EACH_OTHER
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for all that is run again."""
+    """Yield one finding for all that is run again."""
     again = case.run.ledger.recompute_ns
     if share(again, case) < LEAST_SHARE:
         return
     rows = [row for row in case.run.ops if row.phase == "recompute"]
     products = [row for row in rows if row.name in _PRODUCT_ROWS or row.name.startswith(ATEN_ATTENTION)]
     layers = sorted({row.layer for row in rows if row.layer is not None and row.name.startswith(ATEN)})
-    # A bias is copied to where the product is added to it.
+    # A bias is copied to where the matmul is added to it.
     biases = [row for row in rows if row.name == "aten::copy_" and _is_product(case, row)]
     saving = self_ns((*products, *biases))
     asking = round(2 * sum(row.calls for row in rows if row.name.startswith(ATEN)) * _ASKED_NS)
@@ -111,13 +111,13 @@ def _costs(units: dict[str, int]) -> str:
 
 
 def _is_product(case: Case, row: OpRow) -> bool:
-    """Check that the row's layer is a product and nothing else."""
+    """Check that the row's layer is a matmul or a convolution and nothing else."""
     layer = case.layers.get(row.layer) if row.layer is not None else None
     return layer is not None and layer.class_name in {"Linear", "Conv1d", "Conv2d", "Conv3d"}
 
 
 def _line(case: Case, layers: set[str]) -> str | None:
-    """Of the call, where it is kept with a node of its own; else that of most time in the covered layers."""
+    """Return the checkpoint call's line, where a node tells it; else that of most time in the layers."""
     calls = (row.line for row in case.saved if row.node == "CheckpointFunctionBackward" and row.line is not None)
     call = next(calls, None)
     if call is not None:
@@ -135,7 +135,7 @@ def _code(products: list[OpRow]) -> str:
 
 
 def _bytes_of(case: Case, layers: set[str]) -> tuple[int, int]:
-    """About what these layers would keep without checkpointing, beyond what they keep now; and products' results."""
+    """Estimate what these layers would save without checkpointing, beyond what they do; and matmuls' results."""
     covered = {path for path in layers if path in case.layers and not case.layers[path].saved_bytes}
     kept: dict[int, int] = {}
     results: dict[int, int] = {}

@@ -70,7 +70,7 @@ _WORDS = {
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with copies of one kind."""
+    """Yield one finding for each line with copies of one kind."""
     left_out, changed = replaced_calls(case), changed_in_place(case)
     found: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
@@ -168,7 +168,7 @@ def _findings(case: Case, kind: str, source: str, calls: list[Node]) -> Iterator
 
 
 def _left(kind: str, calls: list[Node]) -> float:
-    """Part of the copies' time that the cure takes itself."""
+    """Return the part of the copies' time that the cure takes itself."""
     if kind != "chain":
         return _READING
     layers: dict[str | None, int] = {}
@@ -178,7 +178,7 @@ def _left(kind: str, calls: list[Node]) -> float:
 
 
 def _time(case: Case, call: Node) -> float:
-    """By its part of what the layer copies in forward."""
+    """Return the time of a copy: its part of what the layer's copies take in forward."""
     cat = call.op == "cat"
     names = {"aten::cat"} if cat else _ROWS
     spent = sum(row.self_ns for row in case.ops.get((call.layer, "forward"), ()) if row.name in names)

@@ -34,7 +34,7 @@ _DETACHES = {"detach", "data"}
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for all that grows: what one name keeps was often made on many lines; and one for each sum."""
+    """Yield one finding for all that grows: what one name keeps was often made on many lines; and one for each sum."""
     yield from _kept(case)
     yield from _sums(case)
 

@@ -37,7 +37,7 @@ _PARTS = (0.6, 0.9, 1.3)  # of a thread's share of the system time: low, likely,
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one."""
+    """Yield at most one finding."""
     seen = case.facts.settings.get("system") or {}
     faults = round(seen.get("page_faults", 0))
     spent = min(int(seen.get("system_ns", 0)), faults * _FAULT_NS)

@@ -42,7 +42,7 @@ _FIRST = frozenset({"self", "mat1", "input"})
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with such a pair."""
+    """Yield one finding for each line with such a pair."""
     memory = case.run.memory
     if memory is None or not memory.saved_bytes:
         return
@@ -64,7 +64,7 @@ def find(case: Case) -> Iterator[Finding]:
 def _kept(
     case: Case, memory: MemoryInfo, op: str, pairs: list[tuple[Node, list[Node]]]
 ) -> list[tuple[SavedRow, SavedRow]]:
-    """What a node keeps as its input, and a linear layer as the result."""
+    """Return what a node keeps as its input, and a linear layer as the result."""
     found: list[tuple[SavedRow, SavedRow]] = []
     taken: Counter[tuple[str | None, str]] = Counter()
     order = {path: i for i, path in enumerate(case.layers)}
@@ -90,7 +90,7 @@ def _kept(
 
 
 def _rows(case: Case, memory: MemoryInfo, calls: list[Node]) -> list[SavedRow]:
-    """What the calls' nodes keep."""
+    """Return what the calls' nodes keep."""
     places = {(path, call.source) for call in calls for path in layers_of(case, call)}
     return [row for row in memory.saved if (row.layer, row.line) in places]
 
@@ -136,7 +136,7 @@ def _finding(
 
 
 def _names(case: Case, call: Node, user: Node, kept: tuple[SavedRow, SavedRow]) -> tuple[str, str]:
-    """How the innermost class that holds both would call them: "self.down", "mlp[2]", "self.mlp.up"."""
+    """Return how the innermost class that holds both would call them: "self.down", "mlp[2]", "self.mlp.up"."""
     first, second = kept[0].layer or "", kept[1].layer or ""
     given = ', approximate="tanh"' if call.argument(1, "approximate") == "tanh" else ""
     # A function in a layer of its own is called as that layer.
@@ -157,7 +157,7 @@ def _above(paths: list[str]) -> str:
 
 
 def _name(path: str, above: str) -> str:
-    """Of a layer, as its holder calls it; a part of a sequence by the sequence's own name."""
+    """Return a layer's name as its holder calls it; a part of a sequence by the sequence's own."""
     below = path.removeprefix(f"{above}.") if above else path
     if below.isdigit() and above:
         return f"{above.rpartition('.')[2]}[{below}]"

@@ -34,7 +34,7 @@ LEAST_SHARE = 0.03
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with dropout whose masks are of weight."""
+    """Yield one finding for each line with dropout whose masks are of weight."""
     memory = case.run.memory
     if memory is None or not memory.saved_bytes:
         return
@@ -49,7 +49,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[Node]]:
-    """Calls that drop something with a gradient, by layer and line."""
+    """Return the calls that drop something with a gradient, by layer and line."""
     found: defaultdict[tuple[str | None, str | None], list[Node]] = defaultdict(list)
     left_out = replaced_calls(case) | calls_without_recipe(case)
     for call in case.facts.calls:
@@ -62,7 +62,7 @@ def _dropouts(case: Case) -> dict[tuple[str | None, str | None], list[Node]]:
 
 
 def _masks(case: Case, memory: MemoryInfo, source: str | None, calls: list[Node]) -> list[SavedRow]:
-    """A row for each of as many masks as there are calls; the line may save other factors of the same form."""
+    """A row for each of as many masks as there are calls; the line may save other factors of the same shape."""
     shapes = {shape_text(call.outputs[0].shape) for call in calls}
     below = layers_of(case, calls[0])[1:]
     layers = {calls[0].layer, *(path for path in below if case.layers[path].class_name == "Dropout")}

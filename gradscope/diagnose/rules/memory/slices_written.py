@@ -65,7 +65,7 @@ class _Written:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the dimensions in which the parts lie."""
+        """Return the sizes of the dimensions in which the parts lie."""
         return tuple(self.whole.shape[i] for i in self.places[0].dimensions)
 
     @property
@@ -74,12 +74,12 @@ class _Written:
 
     @property
     def covered(self) -> float:
-        """What part of the tensor is written."""
+        """Return what part of the tensor is written."""
         return sum(place.end - place.first for place in self.places) / max(math.prod(self.sizes), 1)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each set of lines that write parts."""
+    """Yield one finding for each set of lines that write parts."""
     folded: defaultdict[tuple[str, ...], list[_Written]] = defaultdict(list)
     for written in _groups(case):
         sources = Counter(call.source for call in written.calls if call.source is not None)
@@ -108,7 +108,7 @@ def _copies(call: Node) -> bool:
 
 
 def _written(case: Case, calls: Sequence[Node]) -> _Written | None:
-    """None where these are not parts that one call could join."""
+    """Return the writes of one tensor's parts; None where no one call could join these."""
     if sum(map(_copies, calls)) < _FEWEST or _is_a_part(calls[0].inputs[0]):
         return None
     places = [place for place in map(_place_of_value, calls) if place is not None]
@@ -137,7 +137,7 @@ def _is_a_part(whole: Value) -> bool:
 
 
 def _place(call: Node) -> _PartPlace | None:
-    """Where in its tensor a call reads or writes; None where that is not plain."""
+    """Return where in its tensor a call reads or writes; None where that is not plain."""
     shape, index = call.inputs[0].shape, call.argument(1, "indices")
     parts = list(index) if isinstance(index, tuple) else [index]
     if not all(each is ... or type(each) is int or _is_plain(each) for each in parts) or parts.count(...) > 1:
@@ -200,7 +200,7 @@ def _is_read(case: Case, calls: Sequence[Node], places: Sequence[_PartPlace]) ->
 
 
 def _weights(case: Case) -> Counter[str | None]:
-    """Numbers that the backward copies of a layer's calls copy: of assignments, and of casts."""
+    """Count the numbers that the backward of a layer's calls copies: of assignments, and of casts."""
     found: Counter[str | None] = Counter()
     for call in case.facts.calls:
         if _copies(call):
@@ -241,7 +241,7 @@ def _finding(case: Case, lines: tuple[str, ...], found: list[_Written], weights:
 
 
 def _copies_ns(case: Case, lines: Sequence[str], found: Sequence[_Written], weights: Counter[str | None]) -> float:
-    """What these copies take of a step: no more than backward spends on the lines."""
+    """Return what these copies take of a step: no more than backward spends on the lines."""
     own: Counter[str | None] = Counter()
     for call in (call for written in found for call in written.calls if _copies(call)):
         own[call.layer] += call.inputs[0].elements
@@ -277,7 +277,7 @@ def _code(written: _Written, text: str) -> str:
 
 
 def _spelled(text: str) -> tuple[str, str]:
-    """What the line calls the tensor and the value; "y" and "part" where that is not plain."""
+    """Return what the line calls the tensor and the value; "y" and "part" where that is not plain."""
     try:
         nodes = list(ast.walk(ast.parse(text.strip())))
     except SyntaxError:  # it goes on behind the line

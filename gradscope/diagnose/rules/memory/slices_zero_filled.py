@@ -61,7 +61,7 @@ class _Parts:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each set of lines that take parts of a tensor."""
+    """Yield one finding for each set of lines that take parts of a tensor."""
     folded: defaultdict[tuple[str, ...], list[_Parts]] = defaultdict(list)
     for parts in _groups(case):
         sources = tuple(dict.fromkeys(call.source for call in parts.calls if call.source is not None))
@@ -94,7 +94,7 @@ def _groups(case: Case) -> Iterator[_Parts]:
 
 
 def _cut(call: Node) -> tuple[str, int, int] | None:
-    """How one part is taken along one dimension, with a gradient: kind, dimension, stride."""
+    """Return how one part is taken along one dimension, with a gradient: kind, dimension, stride."""
     if call.op != "getitem" or not call.grad or not call.inputs or not call.outputs:
         return None
     whole, part = call.inputs[0], call.outputs[0]
@@ -148,7 +148,7 @@ def _same_twice(case: Case, parts: _Parts) -> bool:
 
 
 def _weights(case: Case) -> tuple[Counter[tuple[str | None, str]], Counter[str | None]]:
-    """Numbers written by all parts' backward of a layer and kind, and by all sums of gradients of a layer."""
+    """Count the numbers that all parts' backward of a layer and kind writes, and all its gradient sums."""
     zeros: Counter[tuple[str | None, str]] = Counter()
     sums: Counter[str | None] = Counter()
     for call in case.facts.calls:
@@ -206,7 +206,7 @@ def _finding(
 def _times(
     case: Case, parts: _Parts, weights: tuple[Counter[tuple[str | None, str]], Counter[str | None]]
 ) -> tuple[float, float]:
-    """What these parts take in backward and what of it would go, in ns of a step."""
+    """Return what these parts take in backward and what of it would go, in ns of a step."""
     zeros, sums = weights
     passes = time = 0.0
     number, elements = len(parts.calls), parts.whole.elements
@@ -251,7 +251,7 @@ def _read_at(case: Case, source: str | None) -> str:
 
 
 def _names(text: str) -> list[str]:
-    """What the line calls the tensors that it takes parts of; none where that is not plain."""
+    """Return what the line calls the tensors that it takes parts of; none where that is not plain."""
     found = list(re.finditer(r"([A-Za-z_]\w*)\[", text))
     plain = all(text[: each.start()].count("[") == text[: each.start()].count("]") for each in found)
     plain = plain and not any(text[: each.start()].endswith(".") for each in found)

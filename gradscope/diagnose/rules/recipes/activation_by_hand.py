@@ -29,7 +29,7 @@ _MESSAGES = {
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with an activation function of plain operations."""
+    """Yield one finding for each line with an activation function of plain operations."""
     yield from found_places(case, RULE.name, set(_MESSAGES), lambda place: _MESSAGES[place.recipe])
 
 

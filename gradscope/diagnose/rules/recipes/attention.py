@@ -48,7 +48,7 @@ def saved_of_passes(
     kept: int = 0,
     of_passes: tuple[float, float, float] = _OF_PASSES,
 ) -> Estimate | None:
-    """What a kernel without scores saves of these layers' attention; None where there is nothing to save.
+    """Return what a kernel without scores saves of these layers' attention; None where there is nothing to save.
 
     Its passes over the scores go, but for the softmax itself, which is computed with the products, and again in
     backward; of the six products (two in forward, four in backward) one is made again.
@@ -129,6 +129,6 @@ def _why_math_anywhere(call: Node, query: Value, value: Value) -> str:
 
 
 def scores_kept(case: Case, lines: Collection[str | None], scores: Sequence[tuple[int, ...]]) -> int:
-    """Bytes of tensors the form of these scores that the lines keep for backward, and that are alive at the peak."""
+    """Bytes of tensors the shape of these scores that the lines keep for backward, and that are alive at the peak."""
     ends = tuple({f"{shape[-2]}x{shape[-1]}" for shape in scores})
     return alive_at_peak(row for row in case.saved if row.line in lines and row.shape.endswith(ends))

@@ -58,7 +58,7 @@ _AFTER = frozenset(
         "contiguous",
     }
 )
-_LONGEST = 12  # calls between the products
+_LONGEST = 12  # calls between the matmuls
 _FEWEST_KEYS = 32
 
 # What transformers calls its own switch.
@@ -69,7 +69,7 @@ _NOTHING = "nothing to do: "
 
 @dataclass(frozen=True, slots=True)
 class _ByHand:
-    """The calls of one attention, softmax first, and the products at both ends."""
+    """The calls of one attention, softmax first, and the matmuls at both ends."""
 
     softmax: Node
     calls: tuple[Node, ...]
@@ -77,7 +77,7 @@ class _ByHand:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each place of attention by hand."""
+    """Yield one finding for each place of attention by hand."""
     places = {(place.recipe, place.source): place for place in case.facts.places if _by_hand(case, place)}
     for told in found_places(
         case, RULE.name, _RECIPES, lambda place: _MESSAGE, wanted=_by_hand, otherwise=_beside_products
@@ -94,19 +94,19 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def calls_without_recipe(case: Case) -> set[int]:
-    """Indices of what this rule finds beside the places of recipes: its dropout goes with it."""
+    """Return the indices of what this rule finds beside the places of recipes: its dropout goes with it."""
     return {call.index for each in _without_recipe(case) for call in each.calls}
 
 
 def _line(case: Case, place: PlaceFact) -> str:
-    """Of the softmax, where a reader looks for the scores, if that is in the file that the recipe changes."""
+    """Return the softmax's line, where a reader looks for scores, if the recipe changes that file."""
     file = place.source.rpartition(":")[0]
     softmax = (call.source for call in map(case.call, place.calls) if call.op == "softmax" and call.source is not None)
     return next((source for source in softmax if source.rpartition(":")[0] == file), place.source)
 
 
 def _sliced(case: Case, place: PlaceFact) -> str:
-    """That query, key and value are cut off by indices: the rule slices-zero-filled leaves it to this finding."""
+    """Check that q, k and v are cut off by indices: slices-zero-filled leaves them to this finding."""
     calls = [call for call in map(case.call, place.calls) if call.op == "getitem" and call.grad and call.inputs]
     parts = [call for call in calls if call.inputs[0].requires_grad and call.inputs[0].producer is not None]
     wholes = {call.inputs[0].storage for call in parts}
@@ -122,24 +122,24 @@ def _by_hand(case: Case, place: PlaceFact) -> bool:
 
 
 def _beside_products(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
-    """Of what the recipes would replace."""
+    """Return the time of what the recipes would replace beside its matmuls."""
     calls = [case.call(index) for place in places for index in place.calls]
     return _passes(case, calls, lines_of(case, places))
 
 
 def _passes(case: Case, calls: Sequence[Node], lines: Sequence[str]) -> Estimate | None:
-    """Of what the layers' softmax, masks, scales and dropout take: the kernels make no pass of their own for these."""
+    """Estimate by the time of softmax, masks, scales and dropout: kernels make no pass for these."""
     return saved_of_passes(case, {call.layer for call in calls}, case.lines_ns(lines), _kept(case, calls, lines))
 
 
 def _kept(case: Case, calls: Sequence[Node], lines: Sequence[str]) -> int:
-    """Bytes of scores that the lines keep for backward."""
+    """Return the bytes of scores that the lines keep for backward."""
     scores = [output.shape for call in calls if call.op == "softmax" for output in call.outputs]
     return scores_kept(case, lines, scores) if scores else 0
 
 
 def _without_recipe(case: Case) -> Iterator[_ByHand]:
-    """Attention that no recipe can take the place of."""
+    """Find unfused attention that no recipe can replace."""
     places = [place for place in case.facts.places if place.recipe in _RECIPES]
     known = {index for place in places if place.supported or place.idle for index in place.calls}
     reasons = {index: place.reasons[0] for place in places if place.reasons for index in place.calls}
@@ -162,7 +162,7 @@ def _is_large(call: Node) -> bool:
 
 
 def _before(call: Node) -> list[Node]:
-    """From the softmax's input back to the product of two activations; empty where there is something else."""
+    """Walk from the softmax's input back to the matmul of two activations; empty where other calls intervene."""
     found: list[Node] = []
     scores = call.inputs[0]
     while len(found) < _LONGEST and scores.producer is not None:
@@ -179,7 +179,7 @@ def _before(call: Node) -> list[Node]:
 
 
 def _after(call: Node) -> list[Node]:
-    """From the softmax to the product with the values, the only one that reads the weights; else empty."""
+    """Walk from the softmax to the matmul with the values, the weights' only reader; else empty."""
     found: list[Node] = []
     while len(found) < _LONGEST:
         users = call.outputs[0].users if call.outputs else []
@@ -195,13 +195,13 @@ def _after(call: Node) -> list[Node]:
 
 
 def _of_activations(product: Node) -> bool:
-    """Check that a product is no layer's: both its factors are made in the step and get a gradient."""
+    """Check that a matmul is no layer's: both its factors are made in the step and get a gradient."""
     given = product.inputs[-2:]
     return len(given) == 2 and all(each.requires_grad and each.parameter is None for each in given)
 
 
 def _estimate(case: Case, attentions: Sequence[_ByHand], lines: Sequence[str]) -> Estimate | None:
-    """Of micro-runs with torch's attention there, or of the passes over scores; None where it would gain nothing."""
+    """Estimate by micro-runs with torch's attention, or by passes over scores; None: nothing to gain."""
     calls = [call for each in attentions for call in each.calls]
     indices = {call.index for call in calls}
     places = [place for place in case.facts.places if place.recipe == "attention"]

@@ -60,7 +60,7 @@ _CODE = {
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with torch's attention and a mask that need not be there."""
+    """Yield one finding for each line with torch's attention and a mask that need not be there."""
 
     def advice(place: PlaceFact) -> str:
         if not _is_certain(case, place):
@@ -123,12 +123,12 @@ def _finding(case: Case, source: str | None, mask: str, calls: Sequence[Node]) -
 
 
 def _scores(call: Node) -> int:
-    """How many the call makes or goes over."""
+    """Return how many the call makes or goes over."""
     return call.inputs[0].elements // max(call.inputs[0].shape[-1], 1) * int(call.inputs[1].shape[-2])
 
 
 def _bytes(call: Node) -> int:
-    """Of queries times keys, which is what the mask has at least."""
+    """Return the bytes of a mask of queries times keys, the least that it has."""
     mask = call.argument(3, "attn_mask")
     size = 1 if mask.dtype == torch.bool else 4 if mask.dtype == torch.float32 else 2
     return int(call.inputs[0].shape[-2]) * int(call.inputs[1].shape[-2]) * size

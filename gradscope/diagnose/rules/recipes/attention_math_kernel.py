@@ -56,7 +56,7 @@ _OF_PASSES = (0.4, 0.8, 0.95)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with torch's attention that ran as plain operations."""
+    """Yield one finding for each line with torch's attention that ran as plain operations."""
     places = {index: place for place in case.facts.places if place.supported for index in place.calls}
     found: defaultdict[tuple[str | None, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
@@ -125,7 +125,7 @@ def _finding_of_modules(
 
 
 def _form(call: Node) -> tuple[int, int]:
-    """Queries and keys: the first dimension of both, whatever ``batch_first`` is."""
+    """Return the queries and keys: the first dimension of both, whatever ``batch_first`` is."""
     return call.inputs[0].shape[0], call.inputs[1].shape[0]
 
 
@@ -135,7 +135,7 @@ def _area(call: Node) -> int:
 
 
 def _scores(call: Node) -> int:
-    """How many there are: heads of all sequences."""
+    """Return how many there are: heads of all sequences."""
     query, heads = call.inputs[0], call.argument(4, "num_heads", 1)
     sequences = query.shape[1] if len(query.shape) == 3 else 1
     return _area(call) * sequences * (heads if isinstance(heads, int) else 1)
@@ -194,7 +194,7 @@ def _finding(
 
 
 def _estimate(case: Case, calls: Sequence[Node], spent: int, why: str) -> Estimate | None:
-    """Of what softmax, masks and dropout take: another kernel makes no pass of its own for these."""
+    """Estimate by the time of softmax, masks and dropout: another kernel makes no pass for these."""
     layers, kept = {call.layer for call in calls}, _kept(case, calls)
     if why == NO_GRADIENT:
         return saved_of_passes(case, layers, spent, kept, OF_LEARNT_PASSES)
@@ -202,7 +202,7 @@ def _estimate(case: Case, calls: Sequence[Node], spent: int, why: str) -> Estima
 
 
 def _kept(case: Case, calls: Sequence[Node]) -> int:
-    """Bytes of tensors the size of the scores."""
+    """Return the bytes of tensors the size of the scores."""
     lines = {call.source for call in calls}
     return scores_kept(case, lines, [(call.inputs[0].shape[-2], call.inputs[1].shape[-2]) for call in calls])
 

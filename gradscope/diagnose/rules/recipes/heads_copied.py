@@ -27,7 +27,7 @@ from gradscope.units import size as size_text
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line that merges heads."""
+    """Yield one finding for each line that merges heads."""
     places = {place.source: place for place in case.facts.places if place.recipe == "packed_attention"}
     for finding in found_places(case, RULE.name, {"packed_attention"}, _message, wanted=_copies, otherwise=nothing):
         copied = _copied(case, places[str(finding.line)])
@@ -44,7 +44,7 @@ def _copies(case: Case, place: PlaceFact) -> bool:
 
 
 def _copied(case: Case, place: PlaceFact) -> int | None:
-    """Bytes; None where memory was not measured."""
+    """Return bytes; None where memory was not measured."""
     if case.run.memory is None:
         return None
     lines = set(lines_of(case, [place]))

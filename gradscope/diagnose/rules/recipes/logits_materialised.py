@@ -35,7 +35,7 @@ _LOSSES = ("log_softmax", "LogSoftmax", "nll_loss", "NllLoss")
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each head, or loss, of large logits."""
+    """Yield one finding for each head, or loss, of large logits."""
     recipes = {"linear_cross_entropy", "cross_entropy"}
     yield from found_places(case, RULE.name, recipes, _message, wanted=_is_large, otherwise=_passes)
 

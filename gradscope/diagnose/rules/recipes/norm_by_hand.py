@@ -22,7 +22,7 @@ from gradscope.tables import Finding, PlaceFact
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with a normalisation of plain operations."""
+    """Yield one finding for each line with a normalisation of plain operations."""
     recipes = {"rms_norm", "layer_norm", "add_norm"}
     yield from found_places(case, RULE.name, recipes, lambda place: _message(case, place))
 

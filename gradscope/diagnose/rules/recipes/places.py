@@ -36,13 +36,13 @@ Fallback = Callable[[Case, Sequence[PlaceFact]], Estimate | None]
 
 
 def half_of_lines(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
-    """What recipes for plain operations saved of these on a CPU: 0.4 to 0.75."""
+    """Return what recipes for plain operations saved of these on a CPU: 0.4 to 0.75."""
     spent = case.lines_ns(lines_of(case, places))
     return Estimate(spent // 2, spent // 4, spent * 3 // 4) if spent else None
 
 
 def nothing(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
-    """For what only a micro-run can tell."""
+    """Estimate nothing: only a micro-run can tell."""
     return None
 
 
@@ -56,7 +56,7 @@ def found_places(
     otherwise: Fallback = half_of_lines,
     advice: Callable[[PlaceFact], str] | None = None,
 ) -> Iterator[Finding]:
-    """A finding for each line of these recipes that is supported and gains something.
+    """Yield a finding for each line of these recipes that is supported and gains something.
 
     Args:
         rule: the name of the rule.
@@ -85,7 +85,7 @@ def finding_of(
     otherwise: Fallback = half_of_lines,
     advice: Callable[[PlaceFact], str] | None = None,
 ) -> Finding | None:
-    """Of places on one line; None where a micro-run says that neither time nor memory is saved."""
+    """Make the finding of places on one line; None where a micro-run saves neither time nor memory."""
     one = places[0]
     lines = lines_of(case, [one])
     spent = case.lines_ns(lines)
@@ -128,7 +128,7 @@ def loses(estimate: Estimate, spent: int) -> bool:
 
 
 def as_in_the_step(case: Case, places: Sequence[PlaceFact], lines: Collection[str], estimate: Estimate) -> Estimate:
-    """A micro-run's saving, where its own calls took longer than the lines in the step do: the same part of these.
+    """Scale a micro-run's saving down where its calls took longer than the lines take in the step.
 
     What the recipe itself takes stays: never all of the lines' time is saved. Nor more memory than the peak holds.
     """
@@ -143,7 +143,7 @@ def as_in_the_step(case: Case, places: Sequence[PlaceFact], lines: Collection[st
 
 
 def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str], freed: int) -> int:
-    """Of the bytes that micro-runs free, each at a peak of its own, no more than the step's peak holds.
+    """Limit the bytes that micro-runs free, each at a peak of its own, to what the step's peak holds.
 
     That is what these lines keep for backward until then, and what one of the calls makes on the way, if any runs then.
     """
@@ -156,7 +156,7 @@ def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str]
 
 
 def _readers(case: Case, places: Sequence[PlaceFact]) -> Iterator[Node]:
-    """Calls that read what the places make, also through views and casts: those of the loss behind a head."""
+    """Yield the calls that read what the places make, also through views and casts: those of the loss behind a head."""
     made = (tensor for place in places for index in place.calls for tensor in case.call(index).outputs)
     calls = [user for tensor in made for user in tensor.users]
     for _ in range(_FAR):
@@ -180,14 +180,14 @@ def _top(case: Case, path: str) -> str:
 
 
 def put_in(place: PlaceFact) -> str:
-    """To put the recipe in: the line that does it, where that is short and the user's own."""
+    """Advise to put the recipe in: by the line that does it, where that is short and the user's own."""
     if is_of_a_library(place.source):
         return f"The line is a library's: gradscope.patch puts the recipe {place.recipe} into this model alone."
     return f"{_written(place)}; gradscope fix does it and proves the gain."
 
 
 def _of_a_script(place: PlaceFact) -> str:
-    """The same for what gains with a loss that no model of the script computes."""
+    """Advise the same for what gains with a loss that no model of the script computes."""
     does = "gradscope.patch puts it" if is_of_a_library(place.source) else f"{_written(place)}; gradscope.patch puts it"
     return f"{does} into the model and proves the gain, given the loss: gradscope fix sees a script's models alone."
 
@@ -202,13 +202,13 @@ def _written(place: PlaceFact) -> str:
 
 
 def lines_of(case: Case, places: Sequence[PlaceFact]) -> list[str]:
-    """The source lines of the calls that would go."""
+    """Return the source lines of the calls that would go."""
     calls = (case.call(index) for place in places for index in place.calls)
     return sorted({call.source for call in calls if call.source is not None})
 
 
 def by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
-    """None where none was made: of work that would have taken too long."""
+    """Sum the micro-runs of places; None where none was made: it would have taken too long."""
     saving = _summed([place.predicted_saving_ns for place in places])
     if saving is None:
         return None
@@ -217,7 +217,7 @@ def by_micro_run(places: Sequence[PlaceFact]) -> Estimate | None:
 
 
 def _summed(known: Sequence[int | None]) -> int | None:
-    """The sum, where what is not known is as the others are."""
+    """Sum up; what is not known is taken to be as the others are."""
     given = [each for each in known if each is not None]
     return round(sum(given) * len(known) / len(given)) if given else None
 

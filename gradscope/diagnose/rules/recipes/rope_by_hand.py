@@ -21,7 +21,7 @@ from gradscope.tables import Finding, PlaceFact
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with a rotation of plain operations."""
+    """Yield one finding for each line with a rotation of plain operations."""
     yield from found_places(case, RULE.name, {"rope"}, _message)
 
 

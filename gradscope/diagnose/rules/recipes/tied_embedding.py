@@ -32,7 +32,7 @@ _OF_DENSE = (0.5, 0.8, 0.95)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each line with a tied embedding."""
+    """Yield one finding for each line with a tied embedding."""
     places = {place.source: place for place in case.facts.places if place.recipe == "embedding"}
     for finding in found_places(case, RULE.name, {"embedding"}, _message, otherwise=_dense):
         call = _call(case, places[str(finding.line)])

@@ -51,7 +51,7 @@ _SWITCHES = {
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for each switch."""
+    """Yield one finding for each switch."""
     searches = [row for row in case.run.ops if row.phase in _BACKWARD and row.name in _SEARCH]
     searched = any(row.name == _SIGN for row in searches)
     if searched or case.facts.settings.get("anomaly"):  # the search alone, where no step was recorded

@@ -32,7 +32,7 @@ _TURNS = ("nchwtonhwc", "nhwctonchw")
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """One for all layers."""
+    """Yield one finding for all layers."""
     if not case.on_cuda:
         return
     calls = [call for call in case.facts.calls if call.op in _CALLS and _channel_by_channel(call)]

@@ -34,7 +34,7 @@ _PARTS = (0.5, 0.9, 1.0)  # of what flushing takes away: low, likely, high
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one: the setting is of the whole program."""
+    """Yield at most one finding: the setting is of the whole program."""
     seen = case.facts.settings.get("denormals") or ()
     slowed = [each for each in seen if each["kept_ns"] >= _SLOWER * each["flushed_ns"] > 0]
     if not slowed or case.facts.settings.get("flush_denormal"):
@@ -67,9 +67,9 @@ def _saved_ns(product: Mapping[str, Any]) -> float:
 
 
 def _calls(case: Case, operand: tuple[int, ...]) -> Iterator[Node]:
-    """Products of the forward pass that were given, or made, a tensor of as many numbers and of the same rows.
+    """Yield matmuls of the forward pass that were given, or made, a tensor of as many numbers and of the same rows.
 
-    A gradient has the form of the result; a linear layer's is a matrix in backward, or one that is turned.
+    A gradient has the shape of the result; a linear layer's is a matrix in backward, or one that is turned.
     """
     elements = 1
     for size in operand:

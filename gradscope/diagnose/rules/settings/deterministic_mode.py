@@ -53,7 +53,7 @@ _WARNING = 0.10
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one."""
+    """Yield at most one finding."""
     if not case.on_cuda or not case.facts.settings.get("deterministic"):
         return
     slow = sorted((row for row in case.run.ops if row.name in _SLOWER), key=lambda row: -row.self_ns)

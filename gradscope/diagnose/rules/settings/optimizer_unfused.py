@@ -44,7 +44,7 @@ _BYTES = 4
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one: the step's time is known of all optimizers together."""
+    """Yield at most one finding: the step's time is known of all optimizers together."""
     known = _CUDA if case.on_cuda else _CPU
     optimizers = case.facts.optimizers
     if not optimizers or any(each.fused or each.class_name not in known for each in optimizers):
@@ -80,7 +80,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _moving_ns(case: Case) -> float:
-    """What a fused step takes at least: each number is read and written once; 0 where the bandwidth is not known."""
+    """Return what a fused step takes at least: one read and write a number; 0: bandwidth not known."""
     if case.limits is None or case.limits.bytes <= 0:
         return 0.0
     numbers = sum(each.elements * _MOVED.get(each.class_name, 3) for each in case.facts.optimizers)
@@ -88,7 +88,7 @@ def _moving_ns(case: Case) -> float:
 
 
 def _step_ns(case: Case) -> int:
-    """Of the optimizers' steps, without zero_grad."""
+    """Return the time spent in optimizer.step(), zero_grad excluded."""
     return sum(
         row.self_ns
         for row in case.run.ops
@@ -97,7 +97,7 @@ def _step_ns(case: Case) -> int:
 
 
 def _fusable(case: Case) -> bool:
-    """Fused kernels take dense floating parameters only; Adam takes no others anyway."""
+    """Check that fused kernels take the parameters: dense floating ones; Adam takes no others."""
     if not case.facts.recorded and any(each.class_name in _MAY_BE_SPARSE for each in case.facts.optimizers):
         return False
     if any(call.kwargs.get("sparse") is True or _sparse_embedding(call.op, call.args) for call in case.facts.calls):

@@ -75,7 +75,7 @@ _KINDS = (
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """At most one for products and one for convolutions."""
+    """Yield at most one finding for products and one for convolutions."""
     capability = tuple(case.facts.settings.get("capability") or ())
     if not case.on_cuda or capability < (8, 0):
         return
@@ -87,7 +87,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _is_off(case: Case, kind: _Switched) -> bool:
-    """Known to be so."""
+    """Check that TF32 is known to be off."""
     settings = case.facts.settings
     if f"{kind.name}_fp32" in settings:
         return settings[f"{kind.name}_fp32"] in ("none", "ieee")
@@ -123,7 +123,7 @@ def _finding(case: Case, kind: _Switched, capability: tuple[int, ...]) -> Findin
 
 
 def _layers(case: Case, kind: _Switched) -> set[str | None]:
-    """Those all of whose calls of this kind are of float32."""
+    """Return the layers whose calls of this kind are all of float32."""
     found: defaultdict[str | None, list[bool]] = defaultdict(list)
     for call in case.facts.calls:
         if call.op in kind.calls:

@@ -18,7 +18,7 @@ _FUNCTIONS = {"layer_norm": "add_layer_norm", "rms_norm": "add_rms_norm"}
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every normalised sum of a residual and what dropout made."""
+    """Yield every normalised sum of a residual and what dropout made."""
     for node in recording.nodes:
         if node.op in _FUNCTIONS and node.inputs:
             yield from _of_torch(node)

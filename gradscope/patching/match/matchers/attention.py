@@ -29,7 +29,7 @@ __all__ = ["RECIPE", "matches"]
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every product of attention weights with values."""
+    """Yield every matmul of attention weights with values."""
     for node in recording.nodes:
         if node.op == "scaled_dot_product_attention":
             yield from with_causal_mask(node)
@@ -53,7 +53,7 @@ class _Attention:
     sinks: Sinks | None = None
 
     def found(self) -> Match | None:
-        """The match that ends in this product; None where it is none at all."""
+        """The match that ends in this matmul; None where it is none at all."""
         both = sides(self.product)
         if both is None:
             return None
@@ -98,7 +98,7 @@ class _Attention:
         return Call(found, query, key, value).match()
 
     def _through_dropout(self, value: Value) -> Value:
-        """Back from the weights to the softmax, over casts, dropout and views."""
+        """Walk back from the weights to the softmax, over casts, dropout and views."""
         while value.producer is not None:
             node = value.producer
             source = cast_source(value) or self._unfolded(node, value)
@@ -146,7 +146,7 @@ class _Attention:
         self.dropout = (share, " if ", training, " else 0.0")
 
     def _unfolded(self, node: Node, value: Value) -> Value | None:
-        """What ``value`` is a view of that folds the heads into the batch, or takes them out of it."""
+        """Return what ``value`` is a view of that folds the heads into the batch, or takes them out of it."""
         if node.op not in RESHAPES_OR_FLATTEN or not node.inputs or node.inputs[0].shape[-2:] != value.shape[-2:]:
             return None
         source = node.inputs[0]
@@ -163,7 +163,7 @@ class _Attention:
         return source if source.shape == value.shape else None
 
     def _scores(self, value: Value) -> Value | None:
-        """Back from the softmax to the product, over casts, scale, masks and views."""
+        """Walk back from the softmax to the matmul, over casts, scale, masks and views."""
         while True:
             node = value.producer
             if node is None or not node.inputs:
@@ -267,7 +267,7 @@ class _Attention:
         return None
 
     def _hidden(self, scores: object, mask: object, given: object, *, hides: bool) -> Value | None:
-        """Scores at chosen places replaced by a number."""
+        """Return the scores behind a call that replaces some by a number."""
         if not isinstance(scores, Value) or not isinstance(mask, Value) or not leads_to_product(scores):
             return None
         fill, makers = uniform(given)
@@ -281,7 +281,7 @@ class _Attention:
         return scores
 
     def _assigned(self, node: Node) -> Value | None:
-        """``scores[:, :, mask] = number``, or rows and columns in place of the mask."""
+        """Match ``scores[:, :, mask] = number``, or rows and columns in place of the mask."""
         scores, index, fill = node.args
         depth = number(fill)
         if not isinstance(scores, Value) or depth is None or not leads_to_product(scores):
@@ -326,7 +326,7 @@ class _Attention:
         return mask, hides
 
     def _added(self, node: Node) -> Value | None:
-        """Scores plus a bias; which is which is told by where the product is."""
+        """Return the scores behind a sum with a bias; which is which is told by where the matmul is."""
         one, other = node.args
         if not isinstance(one, Value) or not isinstance(other, Value):
             return None

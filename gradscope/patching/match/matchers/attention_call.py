@@ -140,7 +140,7 @@ class Call:
         )
 
     def _idle(self) -> str:
-        """Of few capped scores the recipe does on a CPU what stands here, for want of a cap in torch's attention."""
+        """Say why few capped scores gain nothing on a CPU: the recipe is unfused there, as torch's has no cap."""
         query, output = self.query.value, self.found.product.output
         if query.dtype not in (torch.float32, torch.float64):  # of which nothing was measured
             return ""
@@ -148,7 +148,7 @@ class Call:
         return why_idle("attention with a soft-cap", output, scores=rows * self.found.shape[1])
 
     def _like(self) -> Like | None:
-        """The form of the scores."""
+        """The shape of the scores."""
         scores = next(node for node in self.found.nodes if is_product(node) and node is not self.found.product).output
         query, key = self.query, self.key
         if self.found.sinks is not None or query.broadcast or len(query.shape) != len(scores.shape) != len(key.shape):
@@ -223,7 +223,7 @@ class Call:
         return (*minus, Of(value, "mask", bracketed=mask.negative))
 
     def _forms(self, masks: list[Mask]) -> Iterator[tuple[Value, str]]:
-        """What is asked of a mask that is laid over all windows: whether each sample's has its own."""
+        """Yield what is asked of a mask that is laid over all windows: whether each sample's has its own."""
         for mask in masks:
             value, node = mask.value, mask.value.producer
             if self.found.folded != 4 or mask.rank != 4 or len(value.shape) != 4:
@@ -247,7 +247,7 @@ class Call:
         return self.found.heads is not None and len(shape) == self.found.folded
 
     def _shape(self, operand: Operand) -> tuple[int, ...]:
-        """As the call sees it."""
+        """Return the shape of an operand as the call sees it."""
         return (-1, -1, *operand.shape[1:]) if self._is_folded(operand.shape) else operand.shape
 
     def _grouped(self) -> bool:
@@ -276,7 +276,7 @@ class Call:
             self.reasons.append("queries, keys and values have different heads")
 
     def _check_together(self, masks: list[Mask]) -> None:
-        """Where a query sees no key, what finite numbers leave of the weights must be the same."""
+        """Add a reason where masks with finite fills may leave other weights to a query that sees no key."""
         finite = [mask for mask in masks if self._leaves_even(mask)]
         if not finite or len(masks) == 1:
             return
@@ -323,7 +323,7 @@ class Call:
 
 
 def _length(operand: Operand) -> tuple[Value, int]:
-    """Which dimension of which tensor."""
+    """Return which dimension of which tensor."""
     return operand.value, operand.order[-2] if operand.order else -2
 
 
@@ -349,7 +349,7 @@ def _dispensable(masks: list[Mask], made: list[Made | None]) -> int | None:
 
 
 def weights_of(weights: Value, softmax: Node, query: Operand, dropped: Node | None) -> Iterator[Beside]:
-    """What becomes of the softmax until it is the operand ``weights`` of the product with the values, step by step.
+    """What becomes of the softmax until it is the operand ``weights`` of the matmul with the values, step by step.
 
     What is there before ``dropped`` takes the sinks' column off is not among it.
     """
@@ -359,7 +359,7 @@ def weights_of(weights: Value, softmax: Node, query: Operand, dropped: Node | No
         weights = weights.producer.inputs[0]
     casts = [step for step in steps if cast_source(step.output) is not None]
     if any(step.changed or not (step in casts or step is dropped or step.op in {"dropout", *COPIES}) for step in steps):
-        return  # a view of another form
+        return  # a view of another shape
     drops = [step for step in steps if step.op == "dropout"]
     for count in range(len(steps) + 1):
         made, left = steps[:count], steps[count:]
@@ -381,7 +381,7 @@ def weights_of(weights: Value, softmax: Node, query: Operand, dropped: Node | No
 
 
 def with_causal_mask(node: Node) -> Iterator[Match]:
-    """SDPA with a mask that says what ``is_causal`` says."""
+    """Match SDPA with a mask that says what ``is_causal`` says."""
     mask = node.argument(3, "attn_mask")
     if not isinstance(mask, Value) or mask.requires_grad or node.argument(5, "is_causal", False) or not node.places:
         return

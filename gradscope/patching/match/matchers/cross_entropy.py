@@ -20,7 +20,7 @@ _SETTINGS = ("weight", "ignore_index", "reduction", "label_smoothing")
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every loss of logits that stay."""
+    """Yield every loss of logits that stay."""
     lazy = lazily_read(recording)
     for node in recording.nodes:
         if node in lazy or not node.places or not node.args:

@@ -26,7 +26,7 @@ _LEFT_TO_TORCH = ((3, "max_norm", None), (5, "scale_grad_by_freq", False), (6, "
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every embedding by a parameter that some product reads too."""
+    """Yield every embedding by a parameter that some matmul reads too."""
     heads = {root.content[0] for node in recording.nodes if node.op in MATMULS for root in map(_root, node.inputs)}
     for node in recording.nodes:
         weight = node.argument(1, "weight") if node.op == "embedding" else None
@@ -35,7 +35,7 @@ def matches(recording: Recording) -> Iterator[Match]:
 
 
 def _root(value: Value) -> Value:
-    """The tensor whose numbers ``value`` shows, whatever its form or dtype."""
+    """The tensor whose numbers ``value`` shows, whatever its shape or dtype."""
     while value.producer is not None and value.producer.inputs and not value.producer.changed:
         if value.producer.op not in _SAME_NUMBERS | CASTS | COPIES:
             break

@@ -54,18 +54,18 @@ _GEGLU = _Kind(
 
 
 def swiglu(recording: Recording) -> Iterator[Match]:
-    """Every gated unit by silu."""
+    """Yield every gated unit by silu."""
     yield from _units(recording, _SWIGLU)
 
 
 def geglu(recording: Recording) -> Iterator[Match]:
-    """Every gated unit by torch's GELU, and those by ReLU, with why they are left."""
+    """Yield every gated unit by torch's GELU, and those by ReLU, with why they are left."""
     yield from _units(recording, _GEGLU)
     yield from _by_relu(recording)
 
 
 def _by_relu(recording: Recording) -> Iterator[Match]:
-    """Every ReLU that is squared, or gates a tensor that gets a gradient too: there is nothing to gain."""
+    """Yield every ReLU that is squared, or gates a tensor that gets a gradient too: there is nothing to gain."""
     for node in recording.nodes:
         relus = {value for value in node.inputs if _is_relu(value, node)}
         if node.op not in {"mul", "pow", "square"} or not node.outputs or len(relus) != 1:
@@ -132,7 +132,7 @@ def _from(gate: Value, sign: Node, kind: _Kind, known: dict[Value, Trial]) -> _G
 
 
 def _others(output: Value, gate: Value, sign: Node) -> list[Value]:
-    """What the unit may be multiplied with."""
+    """Return what the unit may be multiplied with."""
     factors = _factors(output)
     return [value for value in before(output, gate.shape) if value in factors and not _may_depend(value, sign)]
 
@@ -237,7 +237,7 @@ def _packed(found: Region) -> tuple[Value, list[Node]] | None:
 
 
 def _tests(whole: Value, splits: list[Node]) -> Iterator[str]:
-    """What is asked of the form of ``whole``, that it is split into its halves another time too."""
+    """Yield what is asked of the shape of ``whole``, that it is split into its halves another time too."""
     if not all(map(_is_last, splits)):
         yield f".dim() == {len(whole.shape)}"
     if len(splits) > 1:

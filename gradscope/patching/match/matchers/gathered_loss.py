@@ -30,12 +30,12 @@ class _Picked:
     output: Value
     kept: bool
     placing: set[Node]  # those that say which dimension is the classes'
-    optional: set[Node] = field(default_factory=set)  # what only gives the targets the form of an index
+    optional: set[Node] = field(default_factory=set)  # what only gives the targets the shape of an index
     suffix: str = ""  # of the target
 
 
 def matches(recording: Recording, gains: Callable[[Value], bool]) -> Iterator[Match]:
-    """Every loss whose logits are picked at the targets, of logits that ``gains`` tells to be worth it."""
+    """Yield every loss whose logits are picked at the targets, of logits that ``gains`` tells to be worth it."""
     for node in recording.nodes:
         picked = _gathered(node) if node.op == "gather" and node.places else None
         if picked is None:
@@ -78,7 +78,7 @@ def _match(logits: Value, softmax: Node, picked: _Picked, suffix: str) -> Match:
 
 
 def _gathered(node: Node) -> _Picked | None:
-    """``rows.gather(-1, target[..., None]).squeeze(-1)``."""
+    """Match ``rows.gather(-1, target[..., None]).squeeze(-1)``."""
     rows, index = node.inputs[0], node.inputs[-1]
     if len(node.inputs) != 2 or node.kwargs.get("sparse_grad") or not _has_classes(rows) or dimension(node) != -1:
         return None

@@ -30,7 +30,7 @@ _KEPT = 100  # tensors for which what is made of them is kept: calls nearby begi
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every GELU that is spelled out; torch's own is none."""
+    """Yield every GELU that is spelled out; torch's own is none."""
     for unit in _units(recording):
         found = unit.region
         if len(found.nodes) > 1:
@@ -47,7 +47,7 @@ def matches(recording: Recording) -> Iterator[Match]:
 
 
 def with_bias(recording: Recording) -> Iterator[Match]:
-    """Every GELU, torch's own too, of a tensor plus a vector of its features."""
+    """Yield every GELU, torch's own too, of a tensor plus a vector of its features."""
     for unit in _units(recording, own=True):
         found = unit.region
         parts = _sum_with_bias(found)
@@ -84,7 +84,7 @@ class _Unit:
 
 
 def _units(recording: Recording, *, own: bool = False) -> Iterator[_Unit]:
-    """GELUs with their approximation, and functions that nearly are."""
+    """Yield GELUs with their approximation, and functions that nearly are."""
     inside: set[Node] = set()
     known: dict[Value, _Tried] = {}
     fruitless = Fruitless()
@@ -153,7 +153,7 @@ def _unit(output: Value, x: Value, tried: _Tried) -> _Unit | None:
 
 
 def _near(output: Value, x: Value, tried: _Tried) -> _Unit | None:
-    """What is a GELU of ``x`` but for its numbers."""
+    """Return what is a GELU of ``x`` but for its numbers."""
     made = tried.trial.of(output)
     found = region(output, (x,)) if any(close(made, wanted, _NEAR) for wanted in tried.wanted.values()) else None
     if found is None:
@@ -168,7 +168,7 @@ def _is_added(value: Value) -> bool:
 
 
 def _sum_with_bias(found: Region) -> tuple[Value, Value, Node] | None:
-    """What the unit is of, where that is a tensor plus a vector of its features, and nobody else reads it."""
+    """Return what the unit is of, where that is a tensor plus a vector of its features, and nobody else reads it."""
     node = found.x.producer
     if node is None or node.op != "add" or len(node.args) != 2 or not set(found.x.users) <= found.nodes:
         return None

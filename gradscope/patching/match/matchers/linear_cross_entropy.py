@@ -20,7 +20,7 @@ _FLOATS = (*HALVES, torch.float32, torch.float64)
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every head whose logits a loss reads."""
+    """Yield every head whose logits a loss reads."""
     for node in recording.nodes:
         head = _head(node)
         if head is None:
@@ -64,7 +64,7 @@ class _Head:
 
 
 def losses_of(logits: Value, classes: int, logarithmic: bool = False) -> Reached:
-    """Everything that reads ``logits``, whose dimension ``classes`` holds the classes."""
+    """Return everything that reads ``logits``, whose dimension ``classes`` holds the classes."""
     reached = Reached()
     left = [(node, logits, classes, logarithmic) for node in reversed(logits.users)]
     while left:
@@ -168,7 +168,7 @@ def _idle(logits: Value) -> str:
 
 
 def _changed_later(recording: Recording, head: _Head, reached: Reached) -> list[str]:
-    """Logits are computed when they are read: the head's operands must be as they were. Optimizers come later."""
+    """Say what changes an operand later: logits are computed when they are read. Optimizers come later."""
     read = {each.storage for each in (head.hidden, head.weight, head.bias) if each is not None}
     last = max(node.index for node in (*reached.losses, *reached.between))
     later = recording.nodes[head.product.index + 1 : last]
@@ -176,7 +176,7 @@ def _changed_later(recording: Recording, head: _Head, reached: Reached) -> list[
 
 
 def _whole_call(product: Node) -> set[Node]:
-    """What the module that made the product called beside it: a Sequential calls more than one."""
+    """Return what the module that made the matmul called beside it: a Sequential calls more than one."""
     place, found, waiting = product.places[0], {product}, [product]
 
     def same(node: Node | None) -> bool:
@@ -200,7 +200,7 @@ def _whole_call(product: Node) -> set[Node]:
 
 
 def _before(product: Node) -> set[Node]:
-    """The calls that the product comes from."""
+    """The calls that the matmul comes from."""
     found: set[Node] = set()
     waiting = [product]
     while waiting:
@@ -212,7 +212,7 @@ def _before(product: Node) -> set[Node]:
 
 
 def _head(node: Node) -> _Head | None:
-    """The operands, where it is a product with a weight."""
+    """The operands, where it is a matmul with a weight."""
     if not node.outputs or not node.places or not node.inputs or "out" in node.kwargs:
         return None
     if node.op == "linear":
@@ -233,7 +233,7 @@ def _head(node: Node) -> _Head | None:
 
 
 def _product(node: Node, hidden: Value, matrix: Value, bias: Value | None) -> _Head | None:
-    """A product with a matrix [features, classes] that no call of the step made."""
+    """A matmul with a matrix [features, classes] that no call of the step made."""
     if len(matrix.shape) != 2 or len(hidden.shape) < 2:
         return None
     weight, turned = swaps_last_two(matrix), matrix.producer

@@ -53,11 +53,11 @@ class Norm:
     eps: tuple[Piece, ...]
     reasons: tuple[str, ...] = field(default=())
     least: tuple[Piece, ...] = ()  # the least length of a row, where it is divided by its length
-    forms: tuple[str, ...] = ()  # what it relies on of the form of what is normalised
+    forms: tuple[str, ...] = ()  # what it relies on of the shape of what is normalised
     bare: Norm | None = None  # without weight and bias, which may stand under a condition
 
     def arguments(self) -> list[Argument]:
-        """Weight, bias and eps of a recipe's call, and whether they promote its result."""
+        """Return weight, bias and eps of a recipe's call, and whether they promote its result."""
         found = [
             Argument(name, (Of(value, name, ".flatten()" if len(value.shape) > 1 else ""),))
             for name, value in (("weight", self.weight), ("bias", self.bias))
@@ -68,13 +68,13 @@ class Norm:
         return [*found, Argument("eps", self.eps), *least, *(_PROMOTE if promotes else ())]
 
     def asked(self, x: Value) -> tuple[tuple[Value, str], ...]:
-        """What the new code asks of forms, where it reads what is normalised as ``x``."""
+        """Return what the new code asks of shapes, where it reads what is normalised as ``x``."""
         vectors = [each for each in (self.weight, self.bias) if each is not None]
         return (*((x, each) for each in self.forms), *asked_forms(vectors))
 
 
 def rms(recording: Recording) -> Iterator[Match]:
-    """Every RMS normalisation that is spelled out; on a CPU torch's own too, which is of plain operations there."""
+    """Yield every unfused RMS norm; on a CPU torch's own too, which is of plain operations there."""
     for node in recording.nodes:
         if node.op == RMS and node.inputs and node.output.device.type == "cpu" and not node.autocast:
             yield _of_torch(node)
@@ -82,12 +82,12 @@ def rms(recording: Recording) -> Iterator[Match]:
 
 
 def layer(recording: Recording) -> Iterator[Match]:
-    """Every layer normalisation that is spelled out."""
+    """Return every unfused layer norm."""
     return (_match(found) for found in norms(recording) if found.centred)
 
 
 def norms(recording: Recording) -> list[Norm]:
-    """Every normalisation that is spelled out, and what is one but for a factor."""
+    """Return every normalisation that is spelled out, and what is one but for a factor."""
     known: list[Norm] | None = recording.found.get("norms")
     if known is not None:
         return known
@@ -128,12 +128,12 @@ def _match(found: Norm) -> Match:
 
 
 def _idle(x: Value) -> str:
-    """Torch's layer normalisation is a gain beside one by hand; its RMS normalisation is of the same operations."""
+    """Say why a RMS norm gains nothing: torch's is of the same operations. Its layer norm is a gain."""
     return why_idle(RMS, x, elements=math.prod(x.shape))
 
 
 def _of_torch(node: Node) -> Match:
-    """RMS normalisation by torch's own function or module."""
+    """Match RMS normalisation by torch's own function or module."""
     x, weight = node.inputs[0], node.argument(2, "weight")
     shape = Setting(node, "normalized_shape", Scalar(node, 1, "normalized_shape"))
     arguments = [Argument("", (Of(x, "x"),)), Argument("", (shape,))]
@@ -217,7 +217,7 @@ def _least(node: Node) -> float | None:
 
 
 def _forms(spelled: _Spelled, small: float) -> Iterator[_Form]:
-    """What ``spelled`` does, told from rows of ordinary and of ``small`` numbers; nothing where it is no norm."""
+    """Yield what ``spelled`` does, told from rows of ordinary and of ``small`` numbers; nothing where it is no norm."""
     numbers = rows(spelled.x, 1.0, small)
     for centred in (False, True):
         given = numbers - numbers.mean(-1, keepdim=True) if centred else numbers
@@ -301,7 +301,7 @@ def _has_spelled_least(node: Node, features: int) -> bool:
 
 
 def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:
-    """What is no norm for its factor alone."""
+    """Return what is no norm for its factor alone."""
     found = region(spelled.output, (spelled.x, *spelled.used))
     reason = "it is divided by another number than the count of features: unbiased, or scaled"
     if found is None or _rounds_between(found):
@@ -310,7 +310,7 @@ def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:
 
 
 def _vectors(output: Value, x: Value) -> list[Value]:
-    """Vectors of the features that are read on the way from ``x``, once each."""
+    """Return the vectors of the features that are read on the way from ``x``, once each."""
     found: dict[int, Value] = {}
     shape = x.shape
     for value in [output, *before(output, shape, x)]:  # not beyond: a residual stream has read many by then
@@ -322,7 +322,7 @@ def _vectors(output: Value, x: Value) -> list[Value]:
 
 
 def _roles(used: list[Value], centred: bool) -> Iterator[tuple[Value | None, Value | None]]:
-    """Which vector may be the weight and which the bias."""
+    """Yield which vector may be the weight and which the bias."""
     if not used:
         yield None, None
     elif len(used) == 1:

@@ -25,7 +25,7 @@ _SDPA = "scaled_dot_product_attention"
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every attention whose operands are the heads of one tensor and whose result's heads are merged."""
+    """Yield every attention whose operands are the heads of one tensor and whose result's heads are merged."""
     found = list(attention.matches(recording))
     by_hand = {match.last for match in found}
     found += [_sdpa(node) for node in recording.nodes if node.op == _SDPA and node not in by_hand]
@@ -48,7 +48,7 @@ def _sdpa(node: Node) -> Match:
 
 
 def _operands(match: Match) -> list[Of]:
-    """Queries, keys and values, where each is a tensor and no more is done to it than its form is changed."""
+    """Return queries, keys and values, where each is a tensor of which only the shape is changed."""
     found = {}
     for each in match.arguments:
         for before, piece, after in zip(("", *each.pieces), each.pieces, (*each.pieces[1:], ")"), strict=False):
@@ -182,7 +182,7 @@ class _Packed:
         return self.heads == self.kv_heads == 1 or isinstance(self._count(self.chains[0], self.heads), Size)
 
     def _idle(self) -> str:
-        """Beside torch's own it is a gain where the recipe does it otherwise; by hand, where attention alone is."""
+        """Say why it gains nothing: beside torch's attention by rules of its own, unfused as the attention does."""
         node = self.match.last
         if node.op != _SDPA:
             return self.match.idle
@@ -194,7 +194,7 @@ class _Packed:
         return held and why_idle(RECIPE, self.root, tokens=tokens)
 
     def _like(self) -> Like | None:
-        """The form of the scores, by the packed tensor."""
+        """The shape of the scores, by the packed tensor."""
         like = self.match.like
         if like is None or len(like.shape) != 4:
             return None
@@ -262,7 +262,7 @@ class _Packed:
         return (FromSizes(pieces, self.size, "None"),) if usual else pieces
 
     def _count(self, chain: _PackedCuts, heads: int) -> Piece:
-        """How many heads, as the view that splits them has it."""
+        """Return the number of heads, as the view that splits them has it."""
         positions = _positions(self.root.shape)
         for value in reversed(chain.down_to(self.root)):
             node = value.producer

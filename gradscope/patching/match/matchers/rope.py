@@ -24,7 +24,7 @@ RECIPE = "rope"
 
 
 def matches(recording: Recording) -> Iterator[Match]:
-    """Every tensor that is turned; where a part of it is turned and put together with the rest, that as a whole."""
+    """Yield every tensor that is rotated; where a part is rotated and joined to the rest, the whole."""
     inside: set[Node] = set()
     known: dict[object, RotationForm | None] = {}
     for node in reversed(recording.nodes):
@@ -55,7 +55,7 @@ def _only_shows(node: Node) -> bool:
 
 
 def _with_cast(rotation: Rotation) -> Rotation:
-    """From before a cast of the tensor on, where that is for the rotation only."""
+    """Extend the match to a cast in front that serves the rotation only."""
     source = cast_source(rotation.x)
     node = rotation.x.producer
     if source is None or node is None or source.dtype != rotation.y.dtype or rotation.x.alive:
@@ -147,7 +147,7 @@ class Layout:
 
 
 def rotations(y: Value) -> Iterator[Rotation]:
-    """Tensors of ``y``'s shape from which alone, and tables, it is made; the nearest first."""
+    """Yield the tensors of ``y``'s shape from which alone, and tables, it is made; the nearest first."""
     if len(y.shape) != 4 or not y.requires_grad or not y.dtype.is_floating_point:
         return
     frontier, nodes, tables = {y}, set[Node](), dict[object, Value]()
@@ -188,7 +188,7 @@ def _may_turn(nodes: set[Node]) -> bool:
 
 
 def layout_of(rotation: Rotation, known: dict[object, RotationForm | None]) -> Layout | None:
-    """How the recipe does the same; None where it does not. ``known`` are forms that were tried before."""
+    """Return how the recipe does the same; None where it does not. ``known`` has what was tried before."""
     axes = _axes(rotation)
     if axes is None:
         return None
@@ -200,7 +200,7 @@ def layout_of(rotation: Rotation, known: dict[object, RotationForm | None]) -> L
 
 
 def _form(rotation: Rotation) -> object:
-    """Equal for rotations by the same calls of tensors of the same shapes."""
+    """Return what is equal for rotations by the same calls on the same shapes."""
     numbers: dict[Value, object] = {rotation.x: "x"}
     tables = [key_of(table) for table in rotation.tables]
 
@@ -364,7 +364,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
 
 
 def _random_tables(rotation: Rotation, way: RotationForm, numbers: _Numbers) -> tuple[list[Tensor], list[Tensor]]:
-    """What stands for the tables in the calls, and as cosines and sines for the recipe."""
+    """Return what stands for the tables in the calls, and as cosines and sines for the recipe."""
     shape = list(rotation.tables[0].shape)
     if way.doubled:
         shape[-1] //= 2
@@ -398,7 +398,7 @@ class _Again:
 
 
 def key_of(value: Value) -> object:
-    """Equal for tensors that the same views show."""
+    """Return what is equal for tensors that the same views show."""
     views = []
     while (node := value.producer) is not None and is_view(node):
         views.append((node.op, node.outputs.index(value), repr(_shown(node.args)), repr(_shown(node.kwargs))))

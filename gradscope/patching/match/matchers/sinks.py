@@ -25,7 +25,7 @@ class Sinks:
 
 
 def without_last(node: Node) -> Value | None:
-    """What ``node`` takes all columns but the last of, however many they are: ``weights[..., :-1]``."""
+    """Return what ``node`` takes all columns but the last of, however many they are: ``weights[..., :-1]``."""
     if node.op != "getitem" or len(node.inputs) != 1 or not isinstance(node.args[1], tuple):
         return None
     source, (*before, last) = node.inputs[0], node.args[1]
@@ -36,7 +36,7 @@ def without_last(node: Node) -> Value | None:
 
 
 def unshifted(value: Value) -> tuple[Value, set[Node]]:
-    """What stands before casts and before each row's largest is taken off, which no softmax sees, and these calls."""
+    """Return what stands before casts and before row maxima are taken off, and these calls."""
     nodes: set[Node] = set()
     while (node := value.producer) is not None:
         source = cast_source(value) or (node.inputs[0] if node.op in COPIES else None)
