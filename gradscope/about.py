@@ -37,7 +37,7 @@ def run_data(
     memory: MemoryResult | None,
     device: torch.device | None,
 ) -> RunData:
-    """The tables of a run with all that is said beside them, but for its findings.
+    """Return the tables of a run with all that is said beside them, but for its findings.
 
     Args:
         about: what was run; how much of it is filled in.
@@ -104,7 +104,7 @@ def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> St
 def _notes(
     capture: Capture, about: WorkloadInfo, trace: TimedTrace, result: Attribution, memory: MemoryResult | None
 ) -> list[str]:
-    """What is missing and why, and what the figures stand for."""
+    """Return what is missing and why, and what the figures stand for."""
     memory_notes = capture.memory.notes if capture.memory is not None else []
     notes = [
         *versions.untried(torch.__version__),
@@ -155,7 +155,7 @@ def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
 
 
 def _needed(capture: Capture) -> str:
-    """How long a run must be for all that was asked for."""
+    """Return how long a run must be for all that was asked for."""
     passed = capture.passed_over
     return f" (a whole report takes {passed + capture.steps_needed} steps; there were {passed + capture.steps_done})"
 
@@ -191,7 +191,7 @@ _WORKED_S = 0.1  # of processor time: a process that only looks something up tak
 
 
 def why_no_steps(target: str, session: Session, finder: StepFinder, children_s: float) -> str | None:
-    """Why no training steps were found in a script that ran to its end; None where some were.
+    """Return why no training steps were found in a script that ran to its end; None where some were.
 
     Args:
         children_s: processor time of the processes that the script started, in seconds.
@@ -228,7 +228,7 @@ def _that_returned(raised: int) -> str:
 
 
 def _without_backward(children: float) -> str:
-    """What to do next, where processes that the script started took so many seconds of processor time."""
+    """Return what to do next, where processes that the script started took so many seconds of processor time."""
     advice = "Profile a script that trains, or a file that defines workload() -> (model, batch)."
     if children < _WORKED_S:
         return advice
@@ -239,7 +239,7 @@ def _without_backward(children: float) -> str:
 
 
 def why_no_result(target: str, capture: Capture) -> str:
-    """Why none of the steps that ran was measured."""
+    """Return why none of the steps that ran was measured."""
     if capture.given_way:
         return (
             f"{target} ran a torch.profiler of its own in {capture.given_way} of its {capture.steps_done} steps; "

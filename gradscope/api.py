@@ -152,7 +152,7 @@ class profiling:  # noqa: N801 - used like a function: with gradscope.profiling(
 
     @property
     def report(self) -> Report:
-        """The report of the steps measured so far; ask for it after the ``with`` block.
+        """Return the report of the steps measured so far; ask for it after the ``with`` block.
 
         Raises:
             NothingMeasuredError: the loop ended before one step was measured.

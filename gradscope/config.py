@@ -39,7 +39,7 @@ class Config:
     memory_budget: str | None = None
 
     def name(self, key: str) -> str:
-        """What messages call a key."""
+        """Return what messages call a key."""
         return f"{shown_path(self.file or FILE)}: tool.gradscope.{key}"
 
 
@@ -58,7 +58,7 @@ def find_config(folder: Path) -> Config:
 
 
 def working_folder() -> Path:
-    """The folder that gradscope runs in.
+    """Return the folder that gradscope runs in.
 
     Raises:
         UsageError: it was removed.
@@ -70,7 +70,7 @@ def working_folder() -> Path:
 
 
 def find_table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The nearest pyproject.toml at or above ``folder`` that has a table for gradscope, and that table.
+    """Return the nearest pyproject.toml at or above ``folder`` that has a table for gradscope, and that table.
 
     Raises:
         UsageError: as :func:`find_config`, but for the types of values.

@@ -8,7 +8,7 @@ import torch
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the GPU, or of the processor."""
+    """Return the name of the GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:

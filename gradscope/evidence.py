@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
-    """The facts that are known without a recorded step."""
+    """Return the facts that are known without a recorded step."""
     reached = set(capture.with_state)
     if capture.timed is not None:
         reached |= {id(leaf) for leaf in capture.timed.passes.leaves}
@@ -49,7 +49,7 @@ def known_facts(capture: Capture, names: ModuleNames) -> StepFacts:
 
 
 def _graphs_left(capture: Capture) -> int:
-    """How many more tensors with a graph each step left, at least."""
+    """Return how many more tensors with a graph each step left, at least."""
     alive = [each.graphs for each in capture.memory.census] if capture.memory is not None else []
     return max(0, min((later - earlier for earlier, later in pairwise(alive)), default=0))
 
@@ -57,7 +57,7 @@ def _graphs_left(capture: Capture) -> int:
 def with_recording(
     facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int, found: Found | None
 ) -> StepFacts:
-    """The facts with the calls of the recorded step, and where recipes could be put in.
+    """Return the facts with the calls of the recorded step, and where recipes could be put in.
 
     Rules read the recording itself, which must be kept until they have.
 
@@ -83,7 +83,7 @@ def with_recording(
 
 
 def _named_parameters(names: ModuleNames) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter once, under its first name."""
+    """Yield each parameter once, under its first name."""
     seen: set[int] = set()
     for module in names.modules:
         path = names.infos[names.index[id(module)]].path

@@ -43,7 +43,7 @@ class NotJsonError(ValueError):
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
-    """The text of the file at ``path``; never waits for a named pipe, and never reads a device.
+    """Return the text of the file at ``path``; never waits for a named pipe, and never reads a device.
 
     A pipe that the shell opened for this process (``<(...)``, ``/dev/stdin``) is read to its end.
 
@@ -62,7 +62,7 @@ def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES, *, pipes: bool = False) -> bytes:
-    """What the file at ``path`` holds; as :func:`read_text`, but for any content.
+    """Return what the file at ``path`` holds; as :func:`read_text`, but for any content.
 
     Args:
         pipes: read one that the shell opened for this process, which can be done once.
@@ -141,7 +141,7 @@ _DEEPEST = 900  # levels, of some thousand that Python's own limit allows
 
 
 def _depth(text: str) -> int:
-    """How many brackets are open at the end of a piece of JSON."""
+    """Return how many brackets are open at the end of a piece of JSON."""
     brackets = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
     return brackets.count("[") + brackets.count("{") - brackets.count("]") - brackets.count("}")
 

@@ -10,7 +10,7 @@ import re
 
 
 def names(*lines: str) -> frozenset[str]:
-    """The names of operations in ``lines``, separated by spaces."""
+    """Return the names of operations in ``lines``, separated by spaces."""
     return frozenset(name for line in lines for name in line.split())
 
 
@@ -49,6 +49,10 @@ MAY_BE_VIEWS = (
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout",
     )
 )
+# By a number, as scores and logits are scaled.
+SCALES = names("mul div")
+# Losses of logits, and of their logarithmic softmax.
+LOSSES = names("cross_entropy nll_loss")
 # They read as much of their source as they make.
 PICKS = names("embedding index_select gather getitem take take_along_dim masked_select")
 
@@ -98,6 +102,6 @@ NODE_OF = {
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element: the first number in the name of its dtype has the bits."""
+    """Return bytes of one element: the first number in the name of its dtype has the bits."""
     bits = re.search(r"\d+", dtype)
     return max(int(bits.group()) // 8, 1) if bits else 1

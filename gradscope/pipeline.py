@@ -66,7 +66,7 @@ class Outcome:
 def profile_workload(
     workload: Workload, options: Options, progress: Progress | None = None, found: Found | None = None
 ) -> Outcome:
-    """Model mode: gradscope runs the steps. The error of the user's code is returned, beside what was measured.
+    """Run the steps of a model (model mode); return what was measured, and the error of the user's code if any.
 
     Args:
         found: takes the recorded step and what was found in it, for who drops it.
@@ -98,7 +98,7 @@ def profile_workload(
 
 
 def profile_script(script: Script, options: Options, progress: Progress | None = None) -> Outcome:
-    """Script mode: the script runs as ``__main__``, unedited, until enough steps were measured."""
+    """Run a script as ``__main__``, unedited, until enough steps were measured (script mode)."""
     compat.require()
     recorder = Recorder()
     session = Session(options, progress, recorder=recorder, reader=TraceReader())
@@ -133,19 +133,19 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
 
 
 def _leave_if_forked(process: int, error: BaseException | None) -> None:
-    """A process that the user's code has forked reports nothing: it ends as it would alone."""
+    """End a process that the user's code has forked as it would end alone: it reports nothing."""
     if os.getpid() != process:
         raise error if error is not None else SystemExit(0)
 
 
 def _seconds_of_children() -> float:
-    """Processor time of all processes that this one has started and waited for."""
+    """Return the processor time, in seconds, of all processes that this one has started and waited for."""
     used = os.times()
     return used.children_user + used.children_system
 
 
 def modules_in(namespace: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """The script's modules by variable name."""
+    """Return the script's modules by variable name."""
     # type(), not isinstance: that asks the object for its __class__, which may compute something, or raise.
     return {name: value for name, value in namespace.items() if issubclass(type(value), nn.Module) and name}
 
@@ -160,7 +160,7 @@ def outcome_of(
     recorder: Recorder | None = None,
     found: Found | None = None,
 ) -> Outcome:
-    """The report of what was measured, beside the user's error.
+    """Read what was measured into a report, and hand it on with the user's error.
 
     Raises:
         NothingMeasuredError: no step was measured, and nothing else says why.
@@ -239,7 +239,7 @@ def read(
 def _timed_with_survey(
     capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce, guard: Guard
 ) -> Attribution | None:
-    """The timed steps with lines and FLOPs, which the survey noted; None where that cannot be read."""
+    """Attribute the timed steps, with lines and FLOPs of the survey; None where that cannot be read."""
     with guard.over(READING_SURVEY):
         notes = read_survey_step(capture.survey, trace.names, trace.parents)
         if notes is not None and notes.matcher is not None and capture.survey is not None:
@@ -266,7 +266,7 @@ def _timed_result(trace: TimedTrace, notes: Notes | None, survey: SurveyStep | N
 def _with_memory(
     result: Attribution, capture: Capture, trace: TimedTrace, memory_pass: MemoryPassOnce
 ) -> tuple[Attribution, MemoryResult | None]:
-    """The tables with what the memory pass measured, where there was one."""
+    """Add what the memory pass measured to the tables, where there was one."""
     noted, infos = capture.memory, trace.names.infos
     if noted is None:
         return result, None
@@ -286,7 +286,7 @@ def _with_memory(
 
 
 def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found | None) -> RunData:
-    """``run`` with what bounds each layer, and with the rules' findings; the recorder gives its step to ``found``."""
+    """Add what bounds each layer and the rules' findings to ``run``; the recorded step goes to ``found``."""
     recording, recorder.recording = recorder.recording, None
     if found is not None:
         found.recording = recording
@@ -305,7 +305,7 @@ def _with_findings(
     recording: Recording | None,
     found: Found | None,
 ) -> RunData:
-    """Nothing that goes wrong here costs the user what was measured: it becomes a note."""
+    """Add findings to ``run``. What goes wrong here becomes a note: what was measured stays."""
     facts = known_facts(capture, names)
     notes = []
     if recorder.overflowed:

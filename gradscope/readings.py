@@ -46,12 +46,12 @@ class TimedTrace:
 
     @property
     def settling(self) -> int:
-        """Steps at the start that do not count; of a run that ended in the first, none."""
+        """Return steps at the start that do not count; of a run that ended in the first, none."""
         return min(SETTLING_STEPS, self.timed.completed - 1)
 
     @property
     def measured(self) -> int:
-        """Steps that count."""
+        """Return steps that count."""
         return self.timed.completed - self.settling - len(self.timed.interrupted)
 
 
@@ -82,7 +82,7 @@ def read_timed(capture: Capture, known: Mapping[str, nn.Module], progress: Progr
 
 
 def _rows_of_calls(capture: Capture, names: ModuleNames, roots: set[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Row of each place, or -2 - k for what is called but is no layer; and the classes of these."""
+    """Return row of each place, or -2 - k for what is called but is no layer; and the classes of these."""
     rows = list(names.rows)
     classes: dict[str, int] = {}
     for label in roots:
@@ -92,7 +92,7 @@ def _rows_of_calls(capture: Capture, names: ModuleNames, roots: set[int]) -> tup
 
 
 def _passes(timed: TimedSteps, names: ModuleNames) -> Passes:
-    """The graphs of the timed backward passes, with the rows that own their accumulators."""
+    """Return the graphs of the timed backward passes, with the rows that own their accumulators."""
     rows = [*names.rows, OUTSIDE]
     owners = [next((rows[label] for label in labels if rows[label] >= 0), OUTSIDE) for labels in timed.passes.owners]
     return Passes(timed.passes.graphs, timed.passes.passes, owners)
@@ -135,14 +135,14 @@ class MemoryPassOnce:
         self._input: MemoryInput | None = None
 
     def input(self) -> MemoryInput:
-        """The input of the memory's attribution; only where there was a memory pass."""
+        """Return the input of the memory's attribution; only where there was a memory pass."""
         assert self._found is not None
         if self._input is None:
             self._input = _memory_input(self._found, self._names, self._parents)
         return self._input
 
     def steps(self, lines: list[LineInfo]) -> list[Traced]:
-        """Steps of the memory pass, with lines by their place in ``lines``, which gets those that it lacks."""
+        """Return steps of the memory pass, with lines by their place in ``lines``, which gets those that it lacks."""
         found: list[Traced] = []
         if self._found is not None and self._found.lines:
             with self._guard.over(READING_MEMORY):
@@ -171,7 +171,7 @@ def traced_later(
 
 
 def _merged(own: Sequence[LineInfo], lines: list[LineInfo]) -> IntColumn:
-    """The place of each of ``own`` in ``lines``, to which those are added that are not there yet."""
+    """Return the place of each of ``own`` in ``lines``, to which those are added that are not there yet."""
     known = set(lines)
     lines += [info for info in own if info not in known]
     place = {info: number for number, info in enumerate(lines)}
@@ -179,7 +179,7 @@ def _merged(own: Sequence[LineInfo], lines: list[LineInfo]) -> IntColumn:
 
 
 def _memory_input(found: MemoryPass, names: ModuleNames, parents: Sequence[int]) -> MemoryInput:
-    """The blocks and notes of the memory pass. Its profiler's events are consumed."""
+    """Return the blocks and notes of the memory pass. Its profiler's events are consumed."""
     table = TraceReader().memory(found.profiler) if found.table is None else found.table
     found.profiler = found.table = None
     calls = _relabelled(found.recorder.table(), names.rows)
@@ -207,13 +207,13 @@ def _memory_input(found: MemoryPass, names: ModuleNames, parents: Sequence[int])
 
 
 def _relabelled(spans: SpanTable, rows: Sequence[int]) -> SpanTable:
-    """Spans labelled by row of the layer table instead of by order of first call."""
+    """Return spans labelled by row of the layer table instead of by order of first call."""
     mapping = np.array([*rows, -1], np.int64)
     return replace(spans, label=mapping[spans.label])
 
 
 def source_text(lines: Sequence[LineInfo]) -> dict[tuple[str, int], tuple[str, str]]:
-    """The text of each file and line, with the file's name for the report."""
+    """Return the text of each file and line, with the file's name for the report."""
     return {
         (info.file, info.line): (local_path(info.file), linecache.getline(info.file, info.line).strip())
         for info in lines

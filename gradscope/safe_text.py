@@ -40,7 +40,7 @@ def shown_repr(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value of JSON is: ``a list``, ``null``, ``the number 1.5``."""
+    """Return what a value of JSON is: ``a list``, ``null``, ``the number 1.5``."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, int):

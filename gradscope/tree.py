@@ -15,7 +15,7 @@ Tensors = TypeVar("Tensors", bound=torch.Tensor)
 
 
 def join(path: str, name: str) -> str:
-    """The path of ``name`` below ``path``; either may be empty."""
+    """Return the path of ``name`` below ``path``; either may be empty."""
     return f"{path}.{name}" if path and name else path or name
 
 
@@ -49,7 +49,7 @@ def modules_of(top: nn.Module) -> Iterator[nn.Module]:
 
 
 def children_of(top: nn.Module) -> Iterator[nn.Module]:
-    """The modules that ``top`` itself holds."""
+    """Return the modules that ``top`` itself holds."""
     return (child for child in top._modules.values() if child is not None)
 
 
@@ -64,12 +64,12 @@ def named_buffers_of(top: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def parameters_of(top: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of ``top`` and of all below it, each once."""
+    """Return the parameters of ``top`` and of all below it, each once."""
     return (parameter for _, parameter in named_parameters_of(top))
 
 
 def buffers_of(top: nn.Module) -> Iterator[torch.Tensor]:
-    """The buffers of ``top`` and of all below it, each once."""
+    """Return the buffers of ``top`` and of all below it, each once."""
     return (buffer for _, buffer in named_buffers_of(top))
 
 

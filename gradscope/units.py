@@ -29,7 +29,7 @@ def ns(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes as ``512 B``, ``33.6 MB`` or ``1.24 GB``."""
+    """Return bytes as ``512 B``, ``33.6 MB`` or ``1.24 GB``."""
     return _scaled(value, _BYTE_UNITS)
 
 
@@ -46,12 +46,12 @@ def count(value: float | None) -> str:
 
 
 def over_passes(passes: int | None) -> str:
-    """What to say behind an amount of a step that each backward pass has a part of, where there are several."""
+    """Return what to say behind an amount of a step that each backward pass has a part of, where there are several."""
     return f", summed over {passes} backward passes" if passes is not None and passes > 1 else ""
 
 
 def calls(value: float | None) -> str:
-    """Calls per step: ``12``, or ``0.5`` where a step makes a call only now and then."""
+    """Return calls per step: ``12``, or ``0.5`` where a step makes a call only now and then."""
     if value is None:
         return NOT_MEASURED
     if value == 0 or value >= 100 or float(value).is_integer():
@@ -90,7 +90,7 @@ def rate_gflops(flops: float | None, duration_ns: float | None) -> str:
 
 
 def percents_of(parts: Sequence[int], whole: int, decimals: int = 1) -> list[str]:
-    """Each part's share of ``whole``, rounded so that the texts add up to what the parts make of it.
+    """Return each part's share of ``whole``, rounded so that the texts add up to what the parts make of it.
 
     Plain rounding of eight shares can print 99.8 %; a table that says it is complete must not. The largest
     remainders are rounded up (Hamilton's method). Parts that sum to ``whole`` give texts that sum to 100.
@@ -128,7 +128,7 @@ class TimeScale:
 
 
 def time_scale(largest_ns: float) -> TimeScale:
-    """The scale for values up to ``largest_ns``: at least two and at most five digits before the point.
+    """Return the scale for values up to ``largest_ns``: at least two and at most five digits before the point.
 
     A unit smaller than :func:`ns` would take, so that what is a thousandth of the largest still has a digit.
     """

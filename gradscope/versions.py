@@ -13,7 +13,7 @@ PYTHON = ("3.11", "3.13")
 
 
 def tested() -> str:
-    """The range of torch, for messages: "torch 2.11 to 2.15"."""
+    """Return the range of torch, for messages: "torch 2.11 to 2.15"."""
     return f"torch {TORCH[0]} to {TORCH[1]}"
 
 
@@ -34,6 +34,6 @@ def untried(torch: str, python: str | None = None) -> list[str]:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """The first two numbers of a version; (0, 0) for text that does not begin with them."""
+    """Return the first two numbers of a version; (0, 0) for text that does not begin with them."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)

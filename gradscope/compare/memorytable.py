@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from gradscope import units
 from gradscope.compare import messages
 from gradscope.compare.changes import Change, Comparison, MemoryChange
+from gradscope.compare.groups import OWN_SIZES
 from gradscope.compare.layers import SIZES
 from gradscope.compare.layertable import style_of
 from gradscope.compare.options import DiffOptions
 from gradscope.compare.table import AlignedTable, Cell, Field, Row, repeated
-
-_SHOWN = ("saved_bytes", "allocated_bytes", "allocations", "copied_bytes")
 
 
 def changed_memory(comparison: Comparison, options: DiffOptions) -> AlignedTable:
@@ -45,7 +44,7 @@ def changed_memory(comparison: Comparison, options: DiffOptions) -> AlignedTable
 
 
 def _rank(group: MemoryChange) -> tuple[int, ...]:
-    return tuple(-abs(_difference([group], metric) or 0) for metric in _SHOWN)
+    return tuple(-abs(_difference([group], metric) or 0) for metric in OWN_SIZES)
 
 
 def _cells(groups: Sequence[MemoryChange]) -> list[Cell]:
@@ -54,7 +53,7 @@ def _cells(groups: Sequence[MemoryChange]) -> list[Cell]:
         (units.size(sum(change.before or 0 for change in saved) if saved else None), ""),
         (units.size(sum(change.after or 0 for change in saved) if saved else None), ""),
     ]
-    for metric in _SHOWN:
+    for metric in OWN_SIZES:
         difference = _difference(groups, metric)
         cells.append((messages.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))
     return cells

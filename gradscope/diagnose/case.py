@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from gradscope import ops
 from gradscope.recording.graph import Node
@@ -21,12 +21,11 @@ from gradscope.tables import (
     PlaceFact,
     RunData,
     SavedRow,
+    Severity,
 )
 from gradscope.units import ns as time_text
 from gradscope.units import percent
 from gradscope.units import size as size_text
-
-Severity = Literal["info", "warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gradscope.diagnose.case import Case, Severity, severity_of, share
-from gradscope.tables import Finding
+from gradscope.diagnose.case import Case, severity_of, share
+from gradscope.tables import Finding, Severity
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import percent

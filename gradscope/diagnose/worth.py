@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from gradscope.diagnose.case import Case, Rule, Severity, severity_of
+from gradscope.diagnose.case import Case, Rule, severity_of
 from gradscope.diagnose.findings import is_of_a_library
-from gradscope.tables import Finding, LayerRow, OpRow, SavedRow
+from gradscope.tables import Finding, LayerRow, OpRow, SavedRow, Severity
 
 # Of what is measured this much is left at least, whatever the cure: something does the work after it.
 LEFT = 0.05

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 from gradscope.errors import OutputError
 from gradscope.fixing.result import FIX_HEAD, FixData, to_json
-from gradscope.patching.edit.imports import hides_gradscope
+from gradscope.patching.edit.imports import INSTALLED, hides_gradscope
 from gradscope.patching.edit.source import decoded
 from gradscope.report import Report
 from gradscope.report.outfile import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-_PACKAGES = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def check_writable(files: Sequence[Edited], *, force: bool) -> None:
                 f"{name} beside {file.shown} would be imported in the place of this package.\n"
                 "Give it another name, or write all the same with --force."
             )
-        if _PACKAGES & {*path.parts, *path.resolve().parts}:
+        if INSTALLED & {*path.parts, *path.resolve().parts}:
             raise OutputError(
                 f"{file.shown} belongs to an installed package.\n"
                 "Apply the diff to a copy of your own, or write all the same with --force."

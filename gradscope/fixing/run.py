@@ -21,10 +21,9 @@ from gradscope.patching.places import Found
 from gradscope.patching.plan import Plan, plan, plan_of
 from gradscope.patching.prove.verify import verify
 from gradscope.report import Report
-from gradscope.tables import Progress, RunData, WorkloadInfo
+from gradscope.tables import LossKind, Progress, RunData, WorkloadInfo
 from gradscope.tree import parameters_of
 from gradscope.workload import Workload, resolve_device
-from gradscope.workload.step import LossKind
 
 BASELINE = "the model as given"
 

@@ -46,6 +46,9 @@ LOOKS = frozenset(
     }
 )
 
+# They write a tensor's numbers as text.
+SHOWS = frozenset({"__repr__", "__format__"})
+
 # They make a tensor of another's shape, and read nothing else of it.
 LIKE = frozenset({"ones_like", "zeros_like", "empty_like", "full_like", "rand_like", "randn_like"}) | {
     *("new_ones", "new_zeros", "new_empty", "new_full", "new_tensor"),

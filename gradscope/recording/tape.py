@@ -23,12 +23,11 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.modes import under_compile
 from gradscope.recording.graph import Frame, Node, Place, Span, Value, version_of
 from gradscope.recording.live import LiveObjects, RecordedCall
-from gradscope.recording.operations import LOOKS, canonical
+from gradscope.recording.operations import LOOKS, SHOWS, canonical
 from gradscope.recording.stack import above_logging, is_skipped
 
 # Calls that read a tensor's content into Python, or need it to know how large their result is.
-_SHOWS = frozenset({"__repr__", "__format__"})
-_READS = _SHOWS | {
+_READS = SHOWS | {
     "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__complex__",
     "__contains__", "is_nonzero", "cpu", "to", "equal", "allclose", "nonzero", "argwhere", "masked_select", "unique",
     "unique_consecutive",
@@ -166,7 +165,7 @@ class Tape(TorchFunctionMode):
         self._let_go(frame)
         op = canonical(func)
         if op in LOOKS:
-            return self.read(func, op, frame, args, kwargs, run) if op in _SHOWS else run(*args, **kwargs)
+            return self.read(func, op, frame, args, kwargs, run) if op in SHOWS else run(*args, **kwargs)
         inputs: list[Value] = []
         held: list[Tensor] = []
         with torch._C.DisableTorchFunction():  # a mode of the user's sees the user's calls alone

@@ -40,7 +40,7 @@ LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
 }
 
 # Phases of operations that are part of a layer's backward, and those with a row of their own in the ledger.
-_LAYER_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "hook"))
+LAYER_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "hook"))
 _OTHER_PHASES = frozenset(("communication", "unattributed"))
 
 
@@ -247,9 +247,9 @@ def _op_groups(run: RunData, roots: Sequence[FoldedNode], addresses: Mapping[str
     """The operations of the nodes that cost most by themselves, and of what is outside every module."""
     by_owner: dict[int | None, list[OpRow]] = {}
     for op in run.ops:
-        if op.phase in _OTHER_PHASES or (op.layer is None and op.phase in _LAYER_PHASES):
+        if op.phase in _OTHER_PHASES or (op.layer is None and op.phase in LAYER_PHASES):
             by_owner.setdefault(None, []).append(op)
-        elif op.layer is not None and op.layer in addresses and op.phase in _LAYER_PHASES:
+        elif op.layer is not None and op.layer in addresses and op.phase in LAYER_PHASES:
             by_owner.setdefault(id(addresses[op.layer]), []).append(op)
     named: dict[int | None, tuple[str, str, int]] = {
         id(node): (_name(node, run), node.class_name, node.own.backward_ns) for root in roots for node in root.walk()

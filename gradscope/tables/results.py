@@ -16,6 +16,9 @@ from gradscope.tables.memory import CategoryCourse, MemoryInfo
 
 SCHEMA_VERSION = 1
 
+Severity = Literal["info", "warning", "critical"]
+LossKind = Literal["given", "output", "mean of outputs"]
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -172,7 +175,7 @@ class WorkloadInfo:
     mode: Literal["model", "script", "loop"]
     steps: int  # measured steps, those that were interrupted left out
     warmup: int
-    loss: Literal["given", "output", "mean of outputs"] | None  # None in script and loop mode
+    loss: LossKind | None  # None in script and loop mode
     model: str = ""  # class name of the root, or "Generator, Discriminator"
     parameters: int = 0  # elements, each shared parameter once
     events: int = 0  # profiler events read
@@ -186,7 +189,7 @@ class Finding:
     """Why something is slow, and what to do."""
 
     rule: str
-    severity: Literal["info", "warning", "critical"]
+    severity: Severity
     layers: Sequence[str]
     line: str | None
     message: str

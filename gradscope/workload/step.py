@@ -6,16 +6,15 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from gradscope.errors import UsageError, WorkloadError
+from gradscope.tables import LossKind
 from gradscope.tree import buffers_of, modules_of, parameters_of
 from gradscope.workload.definition import check_item, describe, is_one_batch
-
-LossKind = Literal["given", "output", "mean of outputs"]
 
 _NO_GRADIENT = "Look for torch.no_grad(), .detach(), .item() or parameters that are all frozen."
 

@@ -25,6 +25,15 @@ def test_files_that_a_document_names_exist(document: str) -> None:
         assert not missing, f"{document} names {missing}"
 
 
+@pytest.mark.parametrize("document", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=str)
+def test_paths_below_a_folder_of_the_repository_exist(document: Path) -> None:
+    """In documents for users: other programs that they name have files of their own."""
+    text = document.read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w/])(?:tests|gradscope|benchmarks|recipes|kernels)/[\w/]+\.py\b", text)
+    missing = [name for name in named if name not in _FILES and f"gradscope/{name}" not in _FILES]
+    assert not missing, f"{document.name} names {missing}"
+
+
 def _is_file(name: str, folder: str) -> bool:
     if "/" in name:
         return any(f"/{file}".endswith(f"/{name}") for file in _FILES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradscope.ops import CASTS, CASTS_TO_ONE, COPIES, names
+from gradscope.ops import CASTS, CASTS_TO_ONE, COPIES, SCALES, names
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
@@ -162,9 +162,7 @@ def _of_each(made: ast.GeneratorExp | ast.ListComp, calls: CallSites) -> ast.exp
     """Return what ``(each.view(...) for each in parts)`` is taken from, where every part keeps its rows."""
     loop, part = made.generators[0], made.elt
     while (
-        isinstance(part, ast.Call)
-        and isinstance(part.func, ast.Attribute)
-        and part.func.attr in _ROW_BY_ROW - {"mul", "div"}
+        isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _ROW_BY_ROW - SCALES
     ):
         part = part.func.value
     if len(made.generators) > 1 or not isinstance(part, ast.Name) or names_in(loop.target) != {part.id}:
@@ -198,7 +196,7 @@ def _below(expression: ast.expr, calls: CallSites) -> ast.expr | None:
         return _parts(expression.value, calls)
     if node is None or not _keeps_rows(node, expression):
         return None
-    if node.op in {"mul", "div"}:
+    if node.op in SCALES:
         return _scaled(expression, node, calls)
     if isinstance(expression, (ast.Attribute, ast.Subscript)):
         return expression.value
@@ -235,7 +233,7 @@ def _scaled(expression: ast.expr, node: Node, calls: CallSites) -> ast.expr | No
 
 
 def _keeps_rows(node: Node, expression: ast.expr) -> bool:
-    if node.op in {"mul", "div"}:
+    if node.op in SCALES:
         return sum(bool(each.shape) for each in node.inputs) == 1
     if node.op in _PARTS:
         last = len(node.inputs[0].shape) - 1

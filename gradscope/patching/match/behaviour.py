@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscope.ops import CASTS, COPIES
+from gradscope.ops import CASTS, COPIES, SCALES
 from gradscope.patching.match.graph import cast_source, constant, filled, uncast
 from gradscope.recording.graph import Node, Value
 
@@ -36,7 +36,6 @@ _ARITHMETIC = frozenset(
     {"add", "sub", "rsub", "mul", "div", "rdiv", "neg", "positive", "square", "reciprocal", "pow", "addcmul", "addcdiv"}
 )
 _LENGTHS = frozenset({"norm", "linalg_norm", "linalg_vector_norm"})
-_SCALES = frozenset({"mul", "div"})
 UNDERSTOOD = FUNCTIONS | REDUCTIONS | _ARITHMETIC | CASTS | COPIES | {"unsqueeze", "getitem"}
 
 
@@ -62,7 +61,7 @@ def bound_of(node: Node) -> tuple[float, float] | None:
         return None
     value, factor = node.inputs[0], 1.0
     while (made := value.producer) is not None and made.op not in _LENGTHS:
-        if made.op in _SCALES and len(made.args) == 2 and not made.kwargs and isinstance(made.args[0], Value):
+        if made.op in SCALES and len(made.args) == 2 and not made.kwargs and isinstance(made.args[0], Value):
             times = constant(made.args[1])
             if not times:
                 return None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscope import recipes
+from gradscope.ops import LOSSES
 from gradscope.patching.match.graph import filled, is_view, remade
 from gradscope.patching.match.match import (
     Argument,
@@ -43,7 +44,6 @@ CACHE_BYTES = 32 << 20
 
 # What these save is saved by the loss that reads their result: it is run with them.
 _LAZY = frozenset({"lazy_linear"})
-_LOSSES = frozenset({"cross_entropy", "nll_loss"})
 
 
 class Replay:
@@ -226,7 +226,7 @@ def _readers(value: Value) -> list[Node]:
         for node in waiting.pop().users:
             if node not in found:
                 found.add(node)
-                waiting += node.outputs if node.op not in _LOSSES else ()
+                waiting += node.outputs if node.op not in LOSSES else ()
     return sorted(found, key=lambda node: node.index)
 
 

@@ -17,13 +17,12 @@ from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.header import partial_text
 from gradscope.report.layer_cost import Amounts
 from gradscope.report.memorywords import tensor_words
-from gradscope.report.view import LEDGER_WORDS
+from gradscope.report.view import LAYER_PHASES, LEDGER_WORDS
 from gradscope.tables import Ledger, RunData
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_BACKWARD = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "hook"))
 _FORWARD = frozenset(("forward",))
 _LIGHTER = 0.45  # of white, in the colour of a layer's own operations
 # Parts of the ledger that belong to no layer, and the phase that their operations are listed under.
@@ -46,13 +45,13 @@ class Metric:
 
 
 METRICS: Mapping[FlameMetric, Metric] = {
-    "backward": Metric("backward pass", lambda amounts: amounts.backward_ns, units.ns, _BACKWARD),
+    "backward": Metric("backward pass", lambda amounts: amounts.backward_ns, units.ns, LAYER_PHASES),
     "forward": Metric("forward pass", lambda amounts: amounts.forward_ns, units.ns, _FORWARD),
     "both": Metric(
         "forward and backward pass",
         lambda amounts: amounts.forward_ns + amounts.backward_ns,
         units.ns,
-        _BACKWARD | _FORWARD,
+        LAYER_PHASES | _FORWARD,
     ),
     "saved": Metric("saved for backward", lambda amounts: amounts.saved_bytes or 0, units.size, frozenset()),
 }

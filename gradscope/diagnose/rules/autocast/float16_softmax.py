@@ -25,15 +25,14 @@ import torch
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, make_finding
-from gradscope.ops import BATCHED_MATMULS, RESHAPES_OR_FLATTEN, names
+from gradscope.ops import BATCHED_MATMULS, RESHAPES_OR_FLATTEN, SCALES, names
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 from gradscope.units import size as size_text
 
 # Between the matmul and the softmax: the scores themselves, whatever their dtype.
-_SCALES = {"div", "mul"}
-_KEEPS = RESHAPES_OR_FLATTEN | _SCALES | names("add clamp contiguous float masked_fill sub to type where")
+_KEEPS = RESHAPES_OR_FLATTEN | SCALES | names("add clamp contiguous float masked_fill sub to type where")
 
 # Between a projection and the matmul: another shape of the same numbers.
 _FORMS = (
@@ -145,7 +144,7 @@ def _product_before(scores: Value) -> tuple[Node, bool] | None:
         same = [each for each in call.inputs if each.dtype != torch.bool and each.shape[-2:] == tensor.shape[-2:]]
         if call.op not in RESHAPES_OR_FLATTEN:
             same = [each for each in same if each.shape == tensor.shape]
-        waiting += [(each, scaled or call.op in _SCALES) for each in reversed(same)]
+        waiting += [(each, scaled or call.op in SCALES) for each in reversed(same)]
     return None
 
 

@@ -24,11 +24,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from gradscope.diagnose.bounds import bounded, call_bytes, calls_of_layers
-from gradscope.diagnose.case import Case, Rule, Severity, first, layer_code, share
+from gradscope.diagnose.case import Case, Rule, first, layer_code, share
 from gradscope.diagnose.findings import at_most, make_finding
 from gradscope.diagnose.worth import is_slowed_down, own_ns
 from gradscope.ops import ATEN
-from gradscope.tables import Finding, LayerRow, OpRow
+from gradscope.tables import Finding, LayerRow, OpRow, Severity
 from gradscope.units import calls as calls_text
 from gradscope.units import ns as time_text
 from gradscope.units import percent

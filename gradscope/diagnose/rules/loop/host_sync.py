@@ -26,11 +26,12 @@ from collections.abc import Iterator
 
 import torch
 
-from gradscope.diagnose.case import Case, Rule, Severity, share, text_at
+from gradscope.diagnose.case import Case, Rule, share, text_at
 from gradscope.diagnose.findings import at_most, is_of_a_library, make_finding, shape_text
 from gradscope.diagnose.worth import ops_ns
 from gradscope.recording.graph import Node, Value
-from gradscope.tables import Finding
+from gradscope.recording.operations import SHOWS
+from gradscope.tables import Finding, Severity
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 
@@ -65,7 +66,6 @@ _LEAST_SHARE_ON_CPU = 0.01
 _READING = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 # An optimizer reads its own counters, and a scaler whether it may step: neither can be helped.
 _STEPS = re.compile(r"\.step\(")
-_SHOWS = {"__repr__", "__format__"}
 _MOVES = {"cpu", "to", "cuda", "type_as"}
 _MAKES = {"tensor", "as_tensor", "asarray"}
 
@@ -187,7 +187,7 @@ def _times(count: int) -> str:
 
 def _advice(calls: list[tuple[Node, str]], on_device: bool) -> tuple[str, str]:
     call = calls[0][0]
-    if call.op in _SHOWS:
+    if call.op in SHOWS:
         return "Print once in many steps, or after training.", "if step % 100 == 0: print(loss.item())"
     if call.op in ("getitem", "setitem", "where", *_SIZES):
         return (

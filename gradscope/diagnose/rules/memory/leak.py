@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradscope.diagnose.case import Case, Rule, Severity, first, text_at
+from gradscope.diagnose.case import Case, Rule, first, text_at
 from gradscope.diagnose.findings import Estimate, make_finding, where
 from gradscope.recording.graph import Node, Value
-from gradscope.tables import LEAK_SHARE, Finding, RetainedRow
+from gradscope.tables import LEAK_SHARE, Finding, RetainedRow, Severity
 from gradscope.units import size as size_text
 
 _CRITICAL_SHARE = 0.01  # of the peak, with each step

@@ -19,12 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gradscope.diagnose.case import Case, Rule, Severity, layers_of, replaced_calls
+from gradscope.diagnose.case import Case, Rule, layers_of, replaced_calls
 from gradscope.diagnose.findings import Estimate, make_finding, several, shape_text
 from gradscope.diagnose.rules.recipes.attention_by_hand import calls_without_recipe
 from gradscope.diagnose.worth import alive_at_peak, ops_ns
 from gradscope.recording.graph import Node
-from gradscope.tables import Finding, MemoryInfo, SavedRow
+from gradscope.tables import Finding, MemoryInfo, SavedRow, Severity
 from gradscope.units import ns as time_text
 from gradscope.units import over_passes, percent
 from gradscope.units import size as size_text

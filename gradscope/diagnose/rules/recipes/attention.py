@@ -13,6 +13,8 @@ from gradscope.ops import ATTENTION
 from gradscope.recording.graph import Node, Value
 from gradscope.tables import PlaceFact
 
+ATTENTION_RECIPES = frozenset({"attention", "packed_attention"})
+
 NO_GRADIENT = "torch's other kernel on the CPU gives the mask no gradient"
 
 # Fewer are of no weight in a step, by whatever way.

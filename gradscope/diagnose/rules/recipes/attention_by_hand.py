@@ -27,7 +27,13 @@ from dataclasses import dataclass, replace
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding, shape_text, where
-from gradscope.diagnose.rules.recipes.attention import FEWEST_SCORES, attention_call, saved_of_passes, scores_kept
+from gradscope.diagnose.rules.recipes.attention import (
+    ATTENTION_RECIPES,
+    FEWEST_SCORES,
+    attention_call,
+    saved_of_passes,
+    scores_kept,
+)
 from gradscope.diagnose.rules.recipes.places import as_in_the_step, by_micro_run, found_places, lines_of, loses
 from gradscope.ops import BATCHED_MATMULS
 from gradscope.recording.graph import Node
@@ -35,7 +41,6 @@ from gradscope.tables import Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
-_RECIPES = frozenset({"attention", "packed_attention"})
 _MESSAGE = "attention is written out: it makes and keeps the scores of every query and key"
 
 # What scores go through before the softmax, and weights after it.
@@ -80,7 +85,7 @@ def find(case: Case) -> Iterator[Finding]:
     """Yield one finding for each place of attention by hand."""
     places = {(place.recipe, place.source): place for place in case.facts.places if _by_hand(case, place)}
     for told in found_places(
-        case, RULE.name, _RECIPES, lambda place: _MESSAGE, wanted=_by_hand, otherwise=_beside_products
+        case, RULE.name, ATTENTION_RECIPES, lambda place: _MESSAGE, wanted=_by_hand, otherwise=_beside_products
     ):
         place = places[str(told.recipe), str(told.line)]
         yield replace(told, line=_line(case, place), evidence=told.evidence + _sliced(case, place))
@@ -140,7 +145,7 @@ def _kept(case: Case, calls: Sequence[Node], lines: Sequence[str]) -> int:
 
 def _without_recipe(case: Case) -> Iterator[_ByHand]:
     """Find unfused attention that no recipe can replace."""
-    places = [place for place in case.facts.places if place.recipe in _RECIPES]
+    places = [place for place in case.facts.places if place.recipe in ATTENTION_RECIPES]
     known = {index for place in places if place.supported or place.idle for index in place.calls}
     reasons = {index: place.reasons[0] for place in places if place.reasons for index in place.calls}
     for call in case.facts.calls:

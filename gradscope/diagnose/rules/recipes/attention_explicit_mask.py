@@ -29,15 +29,13 @@ import torch
 
 from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import make_finding, parts_of, several
-from gradscope.diagnose.rules.recipes.attention import attention_call, is_causal_mask, is_given_mask
+from gradscope.diagnose.rules.recipes.attention import ATTENTION_RECIPES, attention_call, is_causal_mask, is_given_mask
 from gradscope.diagnose.rules.recipes.places import found_places, put_in
 from gradscope.ops import ATTENTION
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
-
-_RECIPES = {"attention", "packed_attention"}
 
 # Low, likely, high: parts of the line's time.
 _GAINS = {"causal": (0.1, 0.3, 0.5), "open": (0.0, 0.1, 0.35)}
@@ -79,7 +77,7 @@ def find(case: Case) -> Iterator[Finding]:
             "attention is given a mask as a tensor, and it was causal in this step: half of the scores were not needed"
         )
 
-    yield from found_places(case, RULE.name, _RECIPES, message, wanted=is_causal_mask, advice=advice)
+    yield from found_places(case, RULE.name, ATTENTION_RECIPES, message, wanted=is_causal_mask, advice=advice)
     known = {index for place in case.facts.places if _holds(case, place) for index in place.calls}
     calls: defaultdict[tuple[str | None, str], list[Node]] = defaultdict(list)
     for call in case.facts.calls:
@@ -91,7 +89,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _holds(case: Case, place: PlaceFact) -> bool:
     """Check that the place was told of, or looked at and not worth it."""
-    return place.recipe in _RECIPES and place.supported and is_causal_mask(case, place)
+    return place.recipe in ATTENTION_RECIPES and place.supported and is_causal_mask(case, place)
 
 
 def _is_certain(case: Case, place: PlaceFact) -> bool:

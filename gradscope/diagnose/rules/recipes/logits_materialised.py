@@ -21,6 +21,7 @@ from gradscope.diagnose.case import Case, Rule
 from gradscope.diagnose.findings import Estimate
 from gradscope.diagnose.rules.recipes.places import found_places
 from gradscope.diagnose.worth import ops_ns
+from gradscope.ops import LOSSES
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact
 
@@ -56,7 +57,7 @@ def _calls(case: Case, place: PlaceFact) -> list[Node]:
 
 def _passes(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
     """The loss's own: the recipes make one over each block of logits instead, while it is in the cache."""
-    layers = {call.layer for call in case.facts.calls if call.op in {"cross_entropy", "nll_loss", "log_softmax"}}
+    layers = {call.layer for call in case.facts.calls if call.op in LOSSES | {"log_softmax"}}
     found = ops_ns(case, layers, lambda name: any(each in name for each in _LOSSES))
     logits = max(output.elements for place in places for call in _calls(case, place) for output in call.outputs)
     memory = _HELD * logits * _calls(case, places[0])[0].outputs[0].dtype.itemsize

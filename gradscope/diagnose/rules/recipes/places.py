@@ -8,7 +8,7 @@ from dataclasses import replace
 from gradscope.diagnose.case import SAME_MEMORY, Case, Floor, by_source
 from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding, where
 from gradscope.diagnose.worth import alive_at_peak
-from gradscope.ops import CASTS
+from gradscope.ops import CASTS, LOSSES
 from gradscope.recording.graph import Node
 from gradscope.tables import Finding, PlaceFact
 from gradscope.units import count as counted
@@ -26,8 +26,6 @@ _FAR = 4
 
 # What this saves, the loss on another line spends.
 _WITH_THE_LOSS = "linear_cross_entropy"
-
-_LOSSES = frozenset({"cross_entropy", "nll_loss", "log_softmax"})
 
 # A longer line is not advice any more.
 _LONGEST = 160
@@ -167,7 +165,7 @@ def _readers(case: Case, places: Sequence[PlaceFact]) -> Iterator[Node]:
 
 def _is_loss_outside(case: Case, place: PlaceFact) -> bool:
     """Check that the loss which a head's place is for is computed by no part of the place's own model."""
-    losses = [call for call in _readers(case, [place]) if call.op in _LOSSES]
+    losses = [call for call in _readers(case, [place]) if call.op in LOSSES | {"log_softmax"}]
     return bool(losses) and all(
         call.layer is None or _top(case, call.layer) != _top(case, place.layer) for call in losses
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradscope.ops import COPIES, RESHAPES_OR_FLATTEN, RESHAPES_TO_SIZES
+from gradscope.ops import COPIES, RESHAPES_OR_FLATTEN, RESHAPES_TO_SIZES, SCALES
 from gradscope.patching.match.graph import cast_source, dimension, number
 from gradscope.patching.match.masks import HIDDEN, Mask, times_mask, uniform
 from gradscope.patching.match.match import Match, Piece, Scalar, Setting, Size
@@ -218,7 +218,7 @@ class _Attention:
         return scores
 
     def _scaled(self, node: Node) -> Value | None:
-        if node.op not in {"mul", "div"} or len(node.args) != 2 or node.kwargs:
+        if node.op not in SCALES or len(node.args) != 2 or node.kwargs:
             return None
         one, other = node.args
         tensor, by, position = one, other, 1

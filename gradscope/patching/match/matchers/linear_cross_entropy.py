@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gradscope.ops import LOSSES
 from gradscope.patching.match.graph import number, swaps_last_two
 from gradscope.patching.match.match import Argument, Given, Layer, Match, Of, why_idle
 from gradscope.recipes.lazy_steps import CASTS, COPIES, RESHAPES, TURNS, classes_after, is_bias
@@ -69,7 +70,7 @@ def losses_of(logits: Value, classes: int, logarithmic: bool = False) -> Reached
     left = [(node, logits, classes, logarithmic) for node in reversed(logits.users)]
     while left:
         node, value, classes, logarithmic = left.pop()
-        if node.op in {"cross_entropy", "nll_loss"} and node.args and node.args[0] is value:
+        if node.op in LOSSES and node.args and node.args[0] is value:
             if node.op == ("nll_loss" if logarithmic else "cross_entropy"):
                 reached.losses.append(node)
                 reached.reasons += _why_not(node, classes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradscope.ops import RESHAPES_TO_SIZES
+from gradscope.ops import RESHAPES_TO_SIZES, SCALES
 from gradscope.patching.match.graph import called, is_view, made_from, number, replayed
 from gradscope.patching.match.masks import Mask
 from gradscope.patching.match.match import Argument, FromSizes, Like, Match, Of, Piece, Scalar, Size, why_idle
@@ -77,7 +77,7 @@ class _PackedCuts:
         return chain
 
     def _scaled(self, node: Node) -> bool:
-        if node.op not in {"mul", "div"} or len(node.args) != 2 or node.kwargs:
+        if node.op not in SCALES or len(node.args) != 2 or node.kwargs:
             return False
         position = 1 if node.args[0] is node.inputs[0] else 0
         by = number(node.args[position])
