@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from gradscope.ops import CASTS
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
 from gradscope.patching.edit.expressions import operand_of
@@ -18,7 +19,6 @@ from gradscope.patching.edit.guard_writer import bracketed
 from gradscope.patching.edit.size_guards import form_guard
 from gradscope.patching.edit.source import Refusal, SourceGuard
 from gradscope.patching.edit.syntax import reads_only
-from gradscope.patching.match.graph import CASTS
 from gradscope.patching.match.match import Match, Of
 from gradscope.recording.graph import Node, Value
 

@@ -123,7 +123,8 @@ class _Shows:
 
     def _loop_around(self, name: ast.Name) -> ast.AST | None:
         """Return the innermost loop that both the result and ``name`` stand in."""
-        parents, above = self._calls.source.file.parents, self._calls.stays
+        parents = self._calls.source.file.parents
+        above: ast.AST = self._calls.stays
         while above is not self._calls.source.definition:
             if isinstance(above, LOOPS) and within(above, name):
                 return above
