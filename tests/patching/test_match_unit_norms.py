@@ -244,3 +244,17 @@ def test_reason_why_another_bound_is_left(tmp_path: Path) -> None:
     entry = _entry(tmp_path, body)
     (site,) = swapped.planned(entry, *_built(entry), RECIPES).sites
     assert site.reasons == ["the least of another multiple of a row's length is given"]
+
+
+@pytest.mark.parametrize("later", [0.5, 3.0])
+def test_an_upper_bound_that_was_none(tmp_path: Path, later: float) -> None:
+    """It is given by its name, beside the lower one that the new code reads."""
+    body = "n = x.norm(dim=-1, keepdim=True).clamp(min=self.eps, max=self.most)\ny = x / n * self.scale * self.w"
+    entry = _entry(tmp_path, body)
+    model, batch = _built(entry)
+    model.most = None  # type: ignore[assignment]
+    found = swapped.planned(entry, model, batch, RECIPES)
+    assert found.supported
+    model.most = later  # type: ignore[assignment]
+    before, after = swapped.before_and_after(model, found, batch, autocast=False)
+    torch.testing.assert_close(after, before)

@@ -90,7 +90,8 @@ def guards_of(match: Match, recording: Recording, calls: CallSites, called: Call
         for scalar, value in _numbers(node):
             if _fits_or_raises(node, scalar, match, writer):
                 continue
-            if (node, scalar.position) not in read and (node, scalar.name) not in read:
+            # a keyword's position is none: "max" of clamp(min=1, max=m) does not stand where "min" may
+            if (node, scalar.name or scalar.position) not in read:
                 asked = writer.of_number(scalar, value, counted)
                 if asked is not None:
                     found.setdefault(asked.test, asked)
