@@ -24,6 +24,12 @@ y = (a @ v).transpose(1, 2).reshape(x.shape)
 CHANGED = {
     "by an operator": "if self.flag:\n    y *= 2",
     "by an index": "if self.flag:\n    y[:, 0] = 0",
+    "by an index of several": "if self.flag:\n    y[:, 0], z = 0, 1",
+    "by an index in a loop": "if self.flag:\n    for y[:, 0, 0] in (torch.zeros(()),):\n        pass",
+    "in a list": "z = [y]\nif self.flag:\n    for each in z:\n        each += 1",
+    "by an argument in its place": "y = F.relu(y, self.flag)",
+    "where it is made": "y = F.relu((a @ v).transpose(1, 2).reshape(x.shape), self.flag)",
+    "by the last argument": "y = F.dropout(y, 0.0, True, self.flag) if self.flag else y",
     "by a method": "if self.flag:\n    y.mul_(2)",
     "by a view's method": "if self.flag:\n    y.view(-1)[:3].zero_()",
     "by a function": "if self.flag:\n    y = torch.relu_(y)",
@@ -168,3 +174,30 @@ class Around(nn.Module):
 def test_changed_by_the_module_around() -> None:
     found = plan(Workload(Around(), torch.randn(2, 4, 5, 6)), recipes=["attention"])
     assert [site.path for site in found.sites if "in place" in site.why_not] == ["inner"]
+
+
+class Acted(nn.Module):
+    """An activation behind attention, that its class makes in place or not."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.qkv, self.act = nn.Linear(24, 72), nn.ReLU(inplace)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        return self.act((q @ k.mT * 0.25).softmax(-1) @ v).transpose(1, 2)
+
+
+class NeverInPlace(Acted):
+    def __init__(self) -> None:
+        super().__init__(False)
+        self.soft = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        return self.soft((q @ k.mT * 0.25).softmax(-1) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("model", "count"), [(Acted(False), 0), (NeverInPlace(), 1)])
+def test_a_module_that_another_instance_has_in_place(model: nn.Module, count: int) -> None:
+    assert len(plan(Workload(model, torch.randn(2, 5, 24)), recipes=["attention"]).supported) == count

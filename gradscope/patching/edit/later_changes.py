@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Set
+from inspect import isfunction, signature
+from typing import TypeGuard
+
+from torch import nn
+from torch.nn import functional
 
 from gradscope.ops import CASTS
 from gradscope.patching.edit.call_sites import CallSites
+from gradscope.patching.edit.callees import is_written
 from gradscope.patching.edit.dead_code import LOOPS
 from gradscope.patching.edit.source import Refusal
 from gradscope.patching.edit.syntax import targets, walked, within
@@ -21,6 +27,11 @@ from gradscope.recording.graph import Recording, Value
 _READ_BACKWARD = frozenset({"attention", "packed_attention"})
 # Without dropout, as in evaluation, it returns what it was given.
 _SHOWING = (REPLAYABLE_VIEWS - {"clone", "repeat", "repeat_interleave"}) | CASTS | {"dropout"}
+_PLACE_OF_INPLACE = {
+    name: list(names).index("inplace")
+    for name, each in vars(functional).items()
+    if isfunction(each) and "inplace" in (names := signature(each).parameters)
+}
 _NOT_CONTENT = frozenset({"requires_grad_", "share_memory_", "rename_"})
 _DEEPEST = 24
 
@@ -40,7 +51,7 @@ def check_changed_later(match: Match, recording: Recording, calls: CallSites) ->
             shown.update(node.outputs)
     shows = _Shows(calls, shown)
     for part in walked(calls.source.definition):
-        changed = _changed(part)
+        changed = [*_changed(part), *_changed_by_module(part, calls)]
         if any(shows.after(each) and shows.result(_root(each)) for each in changed):
             raise Refusal(
                 f"line {changed[0].lineno} changes the result in place, which the backward of attention reads"
@@ -51,17 +62,33 @@ def _changed(part: ast.AST) -> list[ast.expr]:
     """Return the expressions that ``part`` may change in place, by its form."""
     if isinstance(part, ast.AugAssign):
         return [part.target]
-    if isinstance(part, ast.Assign):
-        return [each for each in part.targets if isinstance(each, ast.Subscript)]
+    if isinstance(part, (ast.Assign, ast.For)):
+        targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+        return [each for target in targets for each in ast.walk(target) if _is_part_set(each)]
     if not isinstance(part, ast.Call):
         return []
     given = [each.value for each in part.keywords if each.arg == "out"]
-    if any(each.arg == "inplace" and ast.unparse(each.value) != "False" for each in part.keywords):
-        given += part.args
     name = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
+    place = _PLACE_OF_INPLACE.get(name, len(part.args))
+    settings = [*part.args[place : place + 1], *(each.value for each in part.keywords if each.arg == "inplace")]
+    if any(ast.unparse(each) != "False" for each in settings):
+        given += part.args[:1]
     if name.endswith("_") and not name.endswith("__") and name not in _NOT_CONTENT:
         given += [*part.args[:1], *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
     return given
+
+
+def _changed_by_module(part: ast.AST, calls: CallSites) -> list[ast.expr]:
+    """Return what a module of torch's is given that may be made to change it, as ``nn.ReLU(inplace)``."""
+    module = calls.called_module(part) if isinstance(part, ast.Call) else None
+    if not isinstance(part, ast.Call) or not isinstance(module, nn.Module) or not hasattr(module, "inplace"):
+        return []
+    return [] if is_written("inplace", part.func, module, calls) and not module.inplace else part.args[:1]
+
+
+def _is_part_set(target: ast.AST) -> TypeGuard[ast.Subscript]:
+    """Return whether an assignment changes a part of something there, also in ``y[0], z = ...``."""
+    return isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store)
 
 
 def _root(expression: ast.expr) -> ast.expr:
@@ -85,7 +112,8 @@ class _Shows:
     def after(self, expression: ast.expr) -> bool:
         """Return whether it may be evaluated once the result is there."""
         file = self._calls.source.file
-        return self._loops or file.start(expression) >= file.end(self._calls.statement)
+        behind = file.start(expression) >= file.end(self._calls.statement)
+        return self._loops or behind or within(expression, self._calls.stays)
 
     def result(self, expression: ast.AST, depth: int = 0) -> bool:
         """Return whether ``expression`` is the result, shows it, or did in no recorded call and may."""
@@ -110,7 +138,7 @@ class _Shows:
         source, start = self._calls.source, self._calls.source.file.start
         stored = [each for each in source.names(name.id) if isinstance(each.ctx, ast.Store)]
         homes = [each for each in stored if not isinstance(source.statement(each), ast.AugAssign)]
-        above = [each for each in homes if source.file.end(source.statement(each)) <= start(name)]
+        above = [each for each in homes if self._end(each) <= start(name)]
         loop = self._loop_around(name)
         again = above if loop is None else [each for each in above if within(loop, each)]
         sure = [each for each in again if _runs_before(each, name, self._calls)]
@@ -130,6 +158,11 @@ class _Shows:
                 return above
             above = parents[above]
         return None
+
+    def _end(self, stored: ast.Name) -> int:
+        """Return where a name is bound from: the end of its assignment, or in a loop of its target."""
+        home = self._calls.source.statement(stored)
+        return self._calls.source.file.end(stored if isinstance(home, LOOPS) else home)
 
 
 def _runs_before(stored: ast.Name, read: ast.Name, calls: CallSites) -> bool:
