@@ -54,20 +54,16 @@ def _graphs_left(capture: Capture) -> int:
     return max(0, min((later - earlier for earlier, later in pairwise(alive)), default=0))
 
 
-def with_recording(
-    facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int, found: Found | None
-) -> StepFacts:
+def with_recording(facts: StepFacts, names: ModuleNames, recording: Recording, step_ns: int, found: Found) -> StepFacts:
     """Return the facts with the calls of the recorded step, and where recipes could be put in.
 
     Rules read the recording itself, which must be kept until they have.
 
     Args:
-        found: takes the sites of these places, where they are wanted.
+        found: takes the sites of these places.
     """
-    # Patterns, recipes and kernels are a third of gradscope: they are loaded when a recorded step is there to be read,
-    # not before the user's first step.
-    from gradscope.patching.match.masks import note_masks
-    from gradscope.patching.places import Found, find_places
+    from gradscope.patching.match.masks import note_masks  # here, as in the pipeline: not before the first step
+    from gradscope.patching.places import find_places
 
     paths = {id(module): names.infos[names.index[id(module)]].path for module in names.modules}
     tensors = {id(each): path for path, each in _named_parameters(names)}
@@ -78,7 +74,7 @@ def with_recording(
     name_calls(recording, lambda module: paths.get(id(module)), tensors, local_path)
     note_masks(recording)
     tops = {paths[id(top)]: top for top in names.tops}
-    places = find_places(recording, tops, step_ns, local_path, Found() if found is None else found)
+    places = find_places(recording, tops, step_ns, local_path, found)
     return replace(facts, calls=recording.nodes, places=places, recorded=True)
 
 

@@ -52,7 +52,6 @@ from gradscope.workload import Batches, Script, Workload, import_path, resolve_d
 
 if TYPE_CHECKING:
     from gradscope.patching.places import Found
-    from gradscope.recording.graph import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,22 +287,22 @@ def _with_memory(
 def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found | None) -> RunData:
     """Add what bounds each layer and the rules' findings to ``run``; the recorded step goes to ``found``."""
     recording, recorder.recording = recorder.recording, None
-    if found is not None:
-        found.recording = recording
+    into = found
+    if recording is not None:
+        # Patterns, recipes and kernels are a third of gradscope: they are loaded when there is a recorded step to read.
+        from gradscope.patching.places import Found
+
+        into = Found() if found is None else found
+        into.recording = recording
     try:
-        return _with_findings(run, capture, names, recorder, recording, found)
+        return _with_findings(run, capture, names, recorder, into)
     finally:
-        if found is None and recording is not None:
-            recording.drop()
+        if found is None and into is not None:
+            into.drop()
 
 
 def _with_findings(
-    run: RunData,
-    capture: Capture,
-    names: ModuleNames,
-    recorder: Recorder,
-    recording: Recording | None,
-    found: Found | None,
+    run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found | None
 ) -> RunData:
     """Add findings to ``run``. What goes wrong here becomes a note: what was measured stays."""
     facts = known_facts(capture, names)
@@ -311,8 +310,8 @@ def _with_findings(
     if recorder.overflowed:
         notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
     try:
-        if recording is not None:
-            facts = with_recording(facts, names, recording, run.step.wall_ns, found)
+        if found is not None and found.recording is not None:
+            facts = with_recording(facts, names, found.recording, run.step.wall_ns, found)
     except Exception as error:  # a user's objects are behind it
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))

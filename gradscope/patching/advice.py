@@ -157,6 +157,8 @@ _TODO: dict[str, tuple[str, ...]] = {
         "{} changes in place what {} reads",
         "{} changes in place what the head reads",
         "it works in place",
+        "{} changes the result in place, which the backward of attention reads",
+        "line {} changes the result in place, which the backward of attention reads",
         "a part of it is computed in place",
         "dropout changes its input in place",
         "scores are assigned to by index",
@@ -208,6 +210,8 @@ _TODO: dict[str, tuple[str, ...]] = {
     ),
     "bring all its tensors to one floating dtype beforehand": (
         "the result has another dtype than the input",
+        "the result has a dtype of its own, whatever the input's is, and the file has no name for torch",
+        "a part of it has a dtype of its own, whatever the input's is",
         "the result has another dtype than the tensor that is turned",
         "the weight has another dtype than the input",
         "weight or bias has another dtype than the input",

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gradscope import Workload, pipeline
-from gradscope.evidence import find_places
 from gradscope.fixing import run
 from gradscope.fixing.options import FixOptions
 from gradscope.fixing.run import fix_workload
 from gradscope.patching import plan as planning
-from gradscope.patching.places import Found
+from gradscope.patching.places import Found, find_places
 from gradscope.patching.sites import Site
 from gradscope.recording.graph import Recording
 from gradscope.recording.record import Recorder
@@ -117,7 +116,7 @@ def places_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PlaceFact, ...
         seen.append(find_places(*args))
         return seen[-1]
 
-    monkeypatch.setattr("gradscope.evidence.find_places", noted)
+    monkeypatch.setattr("gradscope.patching.places.find_places", noted)
     return seen
 
 
