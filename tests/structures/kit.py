@@ -7,9 +7,9 @@ meter how long they took. ``tests/memory`` counts the bytes of each (burns then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ class Structure:
         name: of the function, with spaces.
         skip: columns of the layer table, or "outside", of which the meter does not know all.
         unknown: layers that do real work of a length that nothing measured.
+        checkpoints: calls of checkpoint whose own Python falls to a layer, by layer.
         around: a context manager to build and run inside of.
     """
 
@@ -42,6 +43,7 @@ class Structure:
     build: Callable[[Meter], Built]
     skip: frozenset[str] = frozenset()
     unknown: frozenset[str] = frozenset()
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -50,7 +52,11 @@ STRUCTURES: dict[str, Structure] = {}
 
 
 def structure(
-    *, skip: Collection[str] = (), unknown: Collection[str] = (), around: Callable[[], Any] = nullcontext
+    *,
+    skip: Collection[str] = (),
+    unknown: Collection[str] = (),
+    checkpoints: Mapping[str, int] | None = None,
+    around: Callable[[], Any] = nullcontext,
 ) -> Callable[[Callable[[Meter], Built]], Callable[[Meter], Built]]:
     """Declare the structure that the function below builds.
 
@@ -62,7 +68,7 @@ def structure(
         name = build.__name__.replace("_", " ")
         if name in STRUCTURES:
             raise ValueError(f"two structures are called {name!r}")
-        STRUCTURES[name] = Structure(name, build, frozenset(skip), frozenset(unknown), around)
+        STRUCTURES[name] = Structure(name, build, frozenset(skip), frozenset(unknown), dict(checkpoints or {}), around)
         return build
 
     return declare

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_full_backward_hook
 
 from .burning import Burning, Meter, Source
 from .models import Checkpointed
-from .proof import in_a_loop, in_model_mode, measure, prove, prove_each_place, rows, summed
+from .proof import Expected, in_a_loop, in_model_mode, measure, prove, prove_each_place, rows, summed
 
 X = torch.ones(4, 8)
 
@@ -149,7 +149,8 @@ def test_hooks_below_a_checkpoint(meter: Meter, note_repeat: Callable[[], None],
         meter.adopt(model)
         model.block[2].register_full_backward_hook(Burner(meter, "block.2", 3))  # type: ignore[index]
         model.tail.register_full_backward_pre_hook(Burner(meter, "tail", 2))
-        layers = rows(prove(meter, in_model_mode(model, X, summed)))
+        bearers = Expected({}, checkpoints={"": 1, "block": 1})
+        layers = rows(prove(meter, in_model_mode(model, X, summed), lambda meter, steps: bearers))
         assert layers[""].backward_total_ns >= layers["block.2"].hook_ns + layers["tail"].hook_ns
 
     prove_each_place(meter, attempt, note_repeat)

@@ -15,7 +15,7 @@ from .proof import Expected, in_a_loop, prove, prove_each_place
 
 @pytest.mark.parametrize("structure", EVERY, ids=lambda structure: structure.name)
 def test_time(meter: Meter, structure: Structure, note_repeat: Callable[[], None]) -> None:
-    expected = Expected({}, skip=structure.skip, unknown=structure.unknown)
+    expected = Expected({}, skip=structure.skip, unknown=structure.unknown, checkpoints=structure.checkpoints)
 
     def attempt() -> None:
         with structure.around():
