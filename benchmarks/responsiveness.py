@@ -49,8 +49,8 @@ def start_up() -> Sequence[Result]:
 
 def rendering() -> Sequence[Result]:
     sys.path.insert(0, str(ROOT))
+    from gradscope.document.terminal import make_console
     from gradscope.report.report import Report
-    from gradscope.report.terminal import make_console
     from tests import report_fixtures
 
     wide = report_fixtures.RunBuilder()

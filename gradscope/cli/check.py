@@ -53,7 +53,7 @@ def check(
     """
     from gradscope.compare.budgets import check as judge
     from gradscope.compare.check_config import find_settings
-    from gradscope.compare.checktext import offenders, print_check, to_json
+    from gradscope.compare.checktext import check_document, offenders, to_json
     from gradscope.config import working_folder
     from gradscope.report.runfile import load_run
 
@@ -66,9 +66,9 @@ def check(
         if as_json:
             write_json(sys.stdout, to_json(checked))
         else:
-            from gradscope.report.terminal import make_console
+            from gradscope.document.terminal import make_console, print_document
 
-            print_check(checked, make_console(sys.stdout, color.wanted))
+            print_document(check_document(checked), make_console(sys.stdout, color.wanted))
     if checked.over:
         raise BudgetExceededError(f"over the limit: {offenders(checked.over)}.")
 

@@ -118,7 +118,7 @@ def diff(
         return
     with reader_may_leave(sys.stdout):
         if format is DiffFormat.terminal:
-            from gradscope.report.terminal import make_console
+            from gradscope.document.terminal import make_console
 
             found.print(make_console(sys.stdout, color.wanted), **options)
         else:
@@ -149,6 +149,6 @@ def _text(found: Diff, format: DiffFormat, options: dict[str, Any]) -> str:
         return found.to_json()
     if format is DiffFormat.markdown:
         return found.to_markdown(**options)
-    from gradscope.compare.terminal import to_text
+    from gradscope.document.terminal import to_text
 
-    return to_text(found.view(**options))
+    return to_text(found.document(**options))

@@ -197,7 +197,7 @@ def doctor(
             record = {"ok": diagnosis.ok, **dataclasses.asdict(diagnosis)}
             write_json(sys.stdout, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         else:
-            from gradscope.report.terminal import make_console
+            from gradscope.document.terminal import make_console
 
             _print(diagnosis, make_console(sys.stdout, color.wanted))
     raise typer.Exit(0 if diagnosis.ok else GradscopeError.exit_code)

@@ -160,7 +160,7 @@ def _deliver(report: FitReport, request: FitRequest, stream: TextIO) -> None:
         with reader_may_leave(stream):
             write_json(stream, report.to_json())
         return
-    from gradscope.report.terminal import make_console
+    from gradscope.document.terminal import make_console
 
     unwritten: OutputError | None = None
     if request.json_path is not None:

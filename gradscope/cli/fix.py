@@ -278,7 +278,7 @@ def _print(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdout:
         if to_stdout:
             write_json(stream, report.to_json())
             return
-        from gradscope.report.terminal import make_console
+        from gradscope.document.terminal import make_console
 
         report.print(make_console(stream, request.color), request.diff_path if report.data.diff else None)
 

@@ -90,6 +90,18 @@ MinPercentOption = Annotated[
         rich_help_panel=_REPORT,
     ),
 ]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Every table, and every finding in full.", rich_help_panel=_REPORT)
+]
+ShowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--show",
+        metavar="SECTION,...",
+        help="These in full too: findings, layers, lines, ops, kernels, ledger, memory, saved, retained, held, copies.",
+        rich_help_panel=_REPORT,
+    ),
+]
 ColorOption = Annotated[Color, typer.Option("--color", help="Colour the report.", rich_help_panel=_REPORT)]
 IgnoreOption = Annotated[
     list[str] | None,
@@ -111,9 +123,27 @@ MemoryBudgetOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that gradscope did not write.")]
 
 
-def view_options(depth: int | None, sort: Sort | None, top: int | None, min_percent: float | None) -> dict[str, Any]:
-    """The options that were given, as keyword arguments of ``Report.print``: the report chooses the others."""
+def view_options(
+    depth: int | None,
+    sort: Sort | None,
+    top: int | None,
+    min_percent: float | None,
+    full: bool = False,
+    show: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The options that were given, as keyword arguments of ``Report.print``: the report chooses the others.
+
+    Raises:
+        UsageError: ``show`` names a section that there is not.
+    """
+    sections = tuple(stripped for text in show or () for name in text.split(",") if (stripped := name.strip()))
+    if sections:
+        from gradscope.report.tree import ViewOptions
+
+        ViewOptions(show=sections)
     given = {
+        "full": full or None,
+        "show": sections or None,
         "depth": depth,
         "sort": sort.value if sort is not None else None,
         "top": top,

@@ -17,6 +17,7 @@ from gradscope.cli.options import (
     DepthOption,
     DeviceOption,
     ForceOption,
+    FullOption,
     IgnoreOption,
     MemoryBudgetOption,
     MinPercentOption,
@@ -27,6 +28,7 @@ from gradscope.cli.options import (
     NoSourceOption,
     QuietOption,
     SeedOption,
+    ShowOption,
     SortOption,
     StepsOption,
     TargetArgument,
@@ -105,6 +107,8 @@ def profile(
     sort: SortOption = None,
     top: TopOption = None,
     min_percent: MinPercentOption = None,
+    full: FullOption = False,
+    show_sections: ShowOption = None,
     ignore: IgnoreOption = None,
     color: ColorOption = Color.auto,
 ) -> None:
@@ -141,7 +145,7 @@ def profile(
         source=not no_source,
         open_page=open_page,
         force=force,
-        view=view_options(depth, sort, top, min_percent),
+        view=view_options(depth, sort, top, min_percent, full, show_sections),
         color=color.wanted,
         quiet=quiet,
     )
@@ -211,7 +215,7 @@ def _deliver(report: Report, request: ProfileRequest, stream: TextIO) -> None:
             write_json(stream, report.to_json())
         _write_page(report, request)
         return
-    from gradscope.report.terminal import make_console
+    from gradscope.document.terminal import make_console
 
     unwritten: OutputError | None = None
     try:

@@ -50,7 +50,7 @@ def recipes(
                 sys.stdout, json.dumps(records if name is None else records[0], indent=1, ensure_ascii=False) + "\n"
             )
             return
-        from gradscope.report.terminal import make_console
+        from gradscope.document.terminal import make_console
 
         console = make_console(sys.stdout, color.wanted)
         if name is None:

@@ -45,7 +45,7 @@ def rules(
         if markdown:
             sys.stdout.write(rules_markdown(known.values()))
             return
-        from gradscope.report.terminal import make_console
+        from gradscope.document.terminal import make_console
 
         console = make_console(sys.stdout, color.wanted)
         if chosen is None:
@@ -139,6 +139,6 @@ def _print_text(console: Console, text: str) -> None:
 
 
 def _print_line(console: Console, line: str, style: str | None = None) -> None:
-    from gradscope.report.glyphs import for_encoding
+    from gradscope.document.glyphs import for_encoding
 
     console.print(for_encoding(console.encoding).text(line), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -17,8 +17,10 @@ from gradscope.cli.options import (
     ColorOption,
     DepthOption,
     ForceOption,
+    FullOption,
     IgnoreOption,
     MinPercentOption,
+    ShowOption,
     SortOption,
     TopOption,
     ignored_rules,
@@ -91,6 +93,8 @@ def show(
     sort: SortOption = None,
     top: TopOption = None,
     min_percent: MinPercentOption = None,
+    full: FullOption = False,
+    show_sections: ShowOption = None,
     ignore: IgnoreOption = None,
     color: ColorOption = Color.auto,
 ) -> None:
@@ -99,7 +103,7 @@ def show(
     csv is one table, speedscope a flame graph for https://www.speedscope.app, markdown a text for a pull request,
     html the interactive page (beside RUN.json unless -o says where), json the run itself.
     """
-    view = view_options(depth, sort, top, min_percent)
+    view = view_options(depth, sort, top, min_percent, full, show_sections)
     _check(format, table, view)
     if ignore and format not in _READ:
         raise UsageError(f"--ignore is for what is read by people: {format.value} always holds every finding.")
@@ -123,7 +127,7 @@ def show(
         return
     with reader_may_leave(sys.stdout):
         if format is ShowFormat.terminal:
-            from gradscope.report.terminal import make_console
+            from gradscope.document.terminal import make_console
 
             report.print(make_console(sys.stdout, color.wanted), **view)
         else:
@@ -148,9 +152,9 @@ def _text(report: Report, format: ShowFormat, table: CsvTable | None, view: dict
         return report.to_markdown(**view)
     if format is ShowFormat.speedscope:
         return report.to_speedscope()
-    from gradscope.report.terminal import to_text
+    from gradscope.document.terminal import to_text
 
-    return to_text(report.view(**view))
+    return to_text(report.document(**view))
 
 
 def _head(format: ShowFormat) -> re.Pattern[str]:

@@ -4,52 +4,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradscope import __version__, units
 from gradscope.compare import messages
 from gradscope.compare.budgets import Checked, Judged, allowed_text
 from gradscope.compare.difffile import change_record, run_record
-from gradscope.compare.table import AlignedTable, Field, Row
-from gradscope.compare.terminal import plain, table_lines, warning_lines
-from gradscope.report import glyphs as glyph_sets
-from gradscope.report.glyphs import Glyphs
-from gradscope.report.grid import Line
+from gradscope.compare.document import WARNING
+from gradscope.document.parts import (
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    KeyValues,
+    Row,
+    Section,
+    Style,
+    Table,
+    Words,
+    dim,
+)
 from gradscope.report.runfile import to_record
-from gradscope.report.style import wrapped
-from gradscope.report.terminal import DEFAULT_WIDTH, print_lines
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 CHECK_SCHEMA_VERSION = 1
 _MOST_OK = 20  # rows within their limit that are listed; those over it are listed all
 _RESULTS = {"over": "OVER", "noise": "noise", "ok": "ok"}
 
 
-def print_check(checked: Checked, console: Console | None = None) -> None:
-    """Print on a rich ``console``, by default on stdout."""
-    print_lines(lambda width, marks: check_lines(checked, width, marks), console)
-
-
-def to_text(checked: Checked, width: int = DEFAULT_WIDTH, encoding: str = "utf-8") -> str:
-    """The outcome as plain text of at most ``width`` columns."""
-    return plain(check_lines(checked, width, glyph_sets.for_encoding(encoding)))
-
-
-def check_lines(checked: Checked, width: int, marks: Glyphs) -> list[Line]:
-    """The warnings, what is over its limit, and the rest."""
-    lines: list[Line] = [[(marks.text(f"gradscope {__version__}  check"), "title")]]
+def check_document(checked: Checked) -> Document:
+    """The warnings, what is over its limit, the rest, and the conclusion."""
+    names = [("run", checked.names[0])]
+    warning, notes = "", list(checked.notes)
+    reasons: tuple[str, ...] = ()
     if checked.comparison is not None:
-        warnings = tuple(mismatch.text for mismatch in checked.comparison.mismatches)
-        lines += warning_lines(warnings, width, marks)
-        lines += wrapped(marks.text(str(checked.names[1])), width, marks, first="baseline  ")
-    lines += wrapped(marks.text(checked.names[0]), width, marks, first="run       ")
-    lines += [[], *table_lines(_table(checked), width, marks), []]
-    notes = [*(checked.comparison.notes if checked.comparison is not None else ()), *checked.notes]
-    for note in notes:
-        lines += wrapped(marks.text(note), width, marks, first="- ")
-    return [*lines, *wrapped(conclusion(checked), width, marks, style="strong")]
+        reasons = tuple(mismatch.text for mismatch in checked.comparison.mismatches)
+        warning = WARNING if reasons else ""
+        names.insert(0, ("baseline", str(checked.names[1])))
+        notes = [*checked.comparison.notes, *notes]
+    end: tuple[Words | Bullets, ...] = (
+        Words(conclusion(checked), "strong"),
+        *([Bullets(tuple(notes))] if notes else []),
+    )
+    return Document(
+        title=f"gradscope {__version__}",
+        subject="check",
+        head=KeyValues(tuple(names)),
+        sections=(_limits(checked), Section("result", "Result", "", end)),
+        warning=warning,
+        reasons=reasons,
+    )
 
 
 def conclusion(checked: Checked) -> str:
@@ -66,39 +69,42 @@ def conclusion(checked: Checked) -> str:
     return f"PASSED: {'the value is' if many == 1 else f'all {many} values are'} within the limit."
 
 
-def _table(checked: Checked) -> AlignedTable:
-    fields = (
-        Field("", "left"),
-        Field("layer", "left", least=20, most=56, cut="front"),
-        Field("metric", "left"),
-        Field("before"),
-        Field("after"),
-        Field("change"),
-        Field("limit"),
-        Field("noise", drop=1),
+def _limits(checked: Checked) -> Section:
+    columns = (
+        Column("what", "", align="left"),
+        Column("path", "layer", align="left", least=20, most=56, cut="front"),
+        Column("metric", "metric", align="left"),
+        Column("before", "before"),
+        Column("after", "after"),
+        Column("change", "change"),
+        Column("limit", "limit"),
+        Column("noise", "noise", drop=1),
     )
     listed = [one for one in checked.judged if one.result != "ok"]
     within = [one for one in checked.judged if one.result == "ok"]
     rows = [_row(one) for one in (*listed, *within[:_MOST_OK])]
     if len(within) > _MOST_OK:
-        rows.append(Row(("ok", "dim"), (f"… {len(within) - _MOST_OK} more", "dim"), *[("", "")] * 6))
+        rows.append(Row(dim(["ok", f"… {len(within) - _MOST_OK} more"]), "rest"))
     about = "OVER: beyond the limit and beyond noise; noise: only beyond the limit"
-    return AlignedTable("Limits", about, fields, tuple(rows))
+    return Section("limits", "Limits", about, (Table(columns, tuple(rows)),))
 
 
 def _row(judged: Judged) -> Row:
     change = judged.change
-    style = {"over": "hot", "noise": "warm", "ok": ""}[judged.result]
+    styles: dict[str, Style] = {"over": "hot", "noise": "warm"}
+    style = styles.get(judged.result, "")
     change_text = messages.mark(change) + messages.relative(change) if change.before is not None else units.NOT_MEASURED
     return Row(
-        (_RESULTS[judged.result], style),
-        (_layer_name(judged), ""),
-        (_METRICS[change.metric], ""),
-        (messages.value(change.before, change.unit), ""),
-        (messages.value(change.after, change.unit), style),
-        (change_text, style),
-        (allowed_text(judged), ""),
-        (messages.noise(change), "dim"),
+        (
+            Cell(_RESULTS[judged.result], style),
+            Cell(_layer_name(judged), code=bool(judged.layer)),
+            Cell(_METRICS[change.metric]),
+            Cell(messages.value(change.before, change.unit)),
+            Cell(messages.value(change.after, change.unit), style),
+            Cell(change_text, style),
+            Cell(allowed_text(judged)),
+            Cell(messages.noise(change), "dim"),
+        )
     )
 
 

@@ -12,7 +12,6 @@ from gradscope.compare import messages
 from gradscope.compare.changes import Change, Comparison, Presence
 from gradscope.compare.layers import TIMES, time_change, time_of
 from gradscope.compare.measured import RunSpread
-from gradscope.compare.table import repeated
 from gradscope.report.figures import icicle, plotly_text
 from gradscope.report.figures.flame import (
     METRICS,
@@ -248,7 +247,8 @@ def _removed(found: Sequence[Presence], metric: FlameMetric) -> str:
     if not found:
         return ""
     named = [
-        f"{plotly_text.cut(repeated(one.address, len(one.paths)))} ({_worth(one, metric)})" for one in found[:_NAMED]
+        f"{plotly_text.cut(messages.repeated(one.address, len(one.paths)))} ({_worth(one, metric)})"
+        for one in found[:_NAMED]
     ]
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return f"Removed, and not drawn: {', '.join([*named, *more])}."

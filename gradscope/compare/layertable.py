@@ -9,7 +9,7 @@ from gradscope import units
 from gradscope.compare import messages
 from gradscope.compare.changes import Comparison, GroupChange
 from gradscope.compare.options import DiffOptions
-from gradscope.compare.table import AlignedTable, Field, Row, repeated
+from gradscope.document.parts import Cell, Column, Row, Section, Style, Table, code
 
 
 def is_changed(group: GroupChange) -> bool:
@@ -22,21 +22,21 @@ def is_listed(group: GroupChange) -> bool:
     return is_changed(group) or None in (group.backward.real, group.forward.real)
 
 
-def changed_layers(comparison: Comparison, options: DiffOptions) -> AlignedTable:
+def changed_layers(comparison: Comparison, options: DiffOptions) -> Section | None:
     """Layers whose own time changed, and sums of all others."""
     shown, more, rest = choose(comparison, options)
     before, after = comparison.before.step, comparison.after.step
     scale = units.time_scale(max(before.backward_ns, after.backward_ns, before.forward_ns, after.forward_ns))
-    fields = (
-        Field("layer", "left", least=24, most=56, cut="front"),
-        Field("class", "left", drop=4, least=9, most=24),
-        Field("bwd before"),
-        Field("bwd after"),
-        Field("change"),
-        Field("%", drop=1),
-        Field("noise", drop=3),
-        Field("fwd change"),
-        Field("of step", drop=2),
+    columns = (
+        Column("path", "layer", align="left", least=24, most=56, cut="front"),
+        Column("class", "class", align="left", drop=4, least=9, most=24),
+        Column("backward_before", "bwd before"),
+        Column("backward_after", "bwd after"),
+        Column("change", "change"),
+        Column("percent", "%", drop=1),
+        Column("noise", "noise", drop=3),
+        Column("forward_change", "fwd change"),
+        Column("of_step", "of step", drop=2),
     )
     rows = [_layer_row(group, scale, comparison.before.step.wall_ns) for group in shown]
     if rows or more:
@@ -44,7 +44,7 @@ def changed_layers(comparison: Comparison, options: DiffOptions) -> AlignedTable
     about = f"own time in {scale.unit} a step; {messages.WITHIN_NOISE} within noise"
     if any(None in (group.backward.real, group.forward.real) for group in shown):
         about = f"own time in {scale.unit} a step; {messages.NOT_KNOWN} one step does not say whether it is noise"
-    return AlignedTable("Layers", about, fields, tuple(rows))
+    return Section("layers", "Layers", about, (Table(columns, tuple(rows)),)) if rows else None
 
 
 def choose(
@@ -92,20 +92,31 @@ def _distance(before: int, after: int) -> float:
 def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int) -> Row:
     backward, forward = group.backward, group.forward
     style = style_of(_effect_ns(group)) if is_changed(group) else "dim"
+    changed = style if backward.real else "dim"
     return Row(
-        (repeated(group.address, len(group.paths)), ""),
-        (group.class_name, "dim"),
-        (scale.text(backward.before), ""),
-        (scale.text(backward.after), ""),
-        (messages.mark(backward) + messages.signed_on(scale, backward.difference), style if backward.real else "dim"),
-        (messages.relative(backward), style if backward.real else "dim"),
-        (f"±{scale.text(backward.noise)}" if backward.noise is not None else messages.NOT_KNOWN, "dim"),
-        (messages.mark(forward) + messages.signed_on(scale, forward.difference), style if forward.real else "dim"),
-        (messages.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
+        (
+            layer_cell(group.address, len(group.paths)),
+            code(group.class_name, "dim"),
+            Cell(scale.text(backward.before)),
+            Cell(scale.text(backward.after)),
+            Cell(messages.mark(backward) + messages.signed_on(scale, backward.difference), changed),
+            Cell(messages.relative(backward), changed),
+            Cell(f"±{scale.text(backward.noise)}" if backward.noise is not None else messages.NOT_KNOWN, "dim"),
+            Cell(
+                messages.mark(forward) + messages.signed_on(scale, forward.difference),
+                style if forward.real else "dim",
+            ),
+            Cell(messages.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
+        )
     )
 
 
-def style_of(difference: int) -> str:
+def layer_cell(address: str, repeats: int) -> Cell:
+    """Make the cell of a layer's name: ``h.*.attn ×12``."""
+    return Cell(address, code=True, after=f" ×{repeats}" if repeats > 1 else "")
+
+
+def style_of(difference: int) -> Style:
     """An accent; the sign says the same."""
     return "hot" if difference > 0 else "strong"
 
@@ -133,21 +144,22 @@ def _sums(
     return [*rows, _sum_row("all", whole, scale, before.step.wall_ns, "strong")]
 
 
-def _sum_row(label: str, values: tuple[int, ...], scale: units.TimeScale, step_ns: int, style: str) -> Row:
+def _sum_row(label: str, values: tuple[int, ...], scale: units.TimeScale, step_ns: int, style: Style) -> Row:
     before, after, forward_before, forward_after = values
     backward, forward = after - before, forward_after - forward_before
     percent = messages.signed_percent(backward / before) if before else ""
-    return Row(
-        (label, style),
-        ("", ""),
-        (scale.text(before), style),
-        (scale.text(after), style),
-        (messages.signed_on(scale, backward), style),
-        (percent, style),
-        ("", ""),
-        (messages.signed_on(scale, forward), style),
-        (messages.signed_percent((backward + forward) / step_ns if step_ns else None), style),
+    texts = (
+        label,
+        "",
+        scale.text(before),
+        scale.text(after),
+        messages.signed_on(scale, backward),
+        percent,
+        "",
+        messages.signed_on(scale, forward),
+        messages.signed_percent((backward + forward) / step_ns if step_ns else None),
     )
+    return Row(tuple(Cell(text, style) for text in texts), "whole" if style == "strong" else "rest")
 
 
 def _count(groups: Iterable[GroupChange]) -> int:

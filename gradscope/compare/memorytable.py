@@ -9,38 +9,34 @@ from gradscope.compare import messages
 from gradscope.compare.changes import Change, Comparison, MemoryChange
 from gradscope.compare.groups import OWN_SIZES
 from gradscope.compare.layers import SIZES
-from gradscope.compare.layertable import style_of
+from gradscope.compare.layertable import layer_cell, style_of
 from gradscope.compare.options import DiffOptions
-from gradscope.compare.table import AlignedTable, Cell, Field, Row, repeated
+from gradscope.document.parts import Cell, Column, Row, Section, Table, code, dim
 
 
-def changed_memory(comparison: Comparison, options: DiffOptions) -> AlignedTable:
+def changed_memory(comparison: Comparison, options: DiffOptions) -> Section | None:
     """Layers that save, allocate or copy more or less than before, those that save most of it first."""
-    fields = (
-        Field("layer", "left", least=24, most=56, cut="front"),
-        Field("class", "left", drop=4, least=9, most=24),
-        Field("saved before"),
-        Field("saved after"),
-        Field("change"),
-        Field("allocated"),
-        Field("allocs", drop=2),
-        Field("copied", drop=3),
+    columns = (
+        Column("path", "layer", align="left", least=24, most=56, cut="front"),
+        Column("class", "class", align="left", drop=4, least=9, most=24),
+        Column("saved_before", "saved before"),
+        Column("saved_after", "saved after"),
+        Column("change", "change"),
+        Column("allocated", "allocated"),
+        Column("allocations", "allocs", drop=2),
+        Column("copied", "copied", drop=3),
     )
     found = sorted(comparison.memory, key=_rank)
     shown, more = found[: options.top], found[options.top :]
     rows = [
-        Row(
-            (repeated(group.address, len(group.paths)), ""),
-            (group.class_name, "dim"),
-            *_cells([group]),
-        )
+        Row((layer_cell(group.address, len(group.paths)), code(group.class_name, "dim"), *_cells([group])))
         for group in shown
     ]
     if more:
         count = sum(len(group.paths) for group in more)
-        rows.append(Row((f"… {count} more layers", "dim"), ("", ""), *_cells(more)))
+        rows.append(Row((*dim([f"… {count} more layers", ""]), *_cells(more)), "rest"))
     about = "each layer's own bytes, exact; numbers with a sign are differences"
-    return AlignedTable("Memory of layers", about, fields, tuple(rows))
+    return Section("memory", "Memory of layers", about, (Table(columns, tuple(rows)),)) if rows else None
 
 
 def _rank(group: MemoryChange) -> tuple[int, ...]:
@@ -49,13 +45,13 @@ def _rank(group: MemoryChange) -> tuple[int, ...]:
 
 def _cells(groups: Sequence[MemoryChange]) -> list[Cell]:
     saved = [group.changes["saved_bytes"] for group in groups if "saved_bytes" in group.changes]
-    cells: list[Cell] = [
-        (units.size(sum(change.before or 0 for change in saved) if saved else None), ""),
-        (units.size(sum(change.after or 0 for change in saved) if saved else None), ""),
+    cells = [
+        Cell(units.size(sum(change.before or 0 for change in saved) if saved else None)),
+        Cell(units.size(sum(change.after or 0 for change in saved) if saved else None)),
     ]
     for metric in OWN_SIZES:
         difference = _difference(groups, metric)
-        cells.append((messages.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))
+        cells.append(Cell(messages.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))
     return cells
 
 

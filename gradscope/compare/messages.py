@@ -84,6 +84,11 @@ def verdict(change: Change) -> str:
     return "more" if rises else "less"
 
 
+def repeated(address: str, repeats: int) -> str:
+    """``h.*.attn ×12``."""
+    return f"{address} ×{repeats}" if repeats > 1 else address
+
+
 def layers(count: int) -> str:
     """``12 layers``."""
     return f"{units.count(count)} {'layer' if count == 1 else 'layers'}"

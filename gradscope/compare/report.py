@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gradscope.compare.build import compare
 from gradscope.compare.changes import Comparison
 from gradscope.compare.difffile import DIFF_HEAD, to_json
+from gradscope.compare.document import diff_document
 from gradscope.compare.options import DiffOptions
-from gradscope.compare.view import DiffView, build_view
+from gradscope.document.parts import Document
 from gradscope.errors import UsageError
 from gradscope.report import Report
 from gradscope.report.figures.options import FlameMetric
@@ -42,9 +43,9 @@ class Diff:
 
     def __str__(self) -> str:
         """The comparison as it is printed, 100 columns wide and without colour."""
-        from gradscope.compare.terminal import to_text
+        from gradscope.document.terminal import to_text
 
-        return to_text(self.view())
+        return to_text(self.document())
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -91,9 +92,9 @@ class Diff:
 
         return presence_frame(self.data.removed)
 
-    def view(self, **options: Any) -> DiffView:
-        """What is shown, before it is formatted; ``options`` as in :meth:`print`."""
-        return build_view(self.data, DiffOptions(**options))
+    def document(self, **options: Any) -> Document:
+        """What is shown, before it is known where; ``options`` as in :meth:`print`."""
+        return diff_document(self.data, DiffOptions(**options))
 
     def print(self, console: Console | None = None, **options: Any) -> None:
         """Print on a rich ``console``, by default on stdout.
@@ -101,15 +102,15 @@ class Diff:
         ``options``: ``sort`` ("step", "backward", "forward", "ratio", "memory"), ``top``, ``min_percent``,
         ``within_noise``. Raises :class:`~gradscope.errors.UsageError` for a value without a meaning.
         """
-        from gradscope.compare.terminal import print_diff
+        from gradscope.document.terminal import print_document
 
-        print_diff(self.view(**options), console)
+        print_document(self.document(**options), console)
 
     def _repr_html_(self) -> str:
         """Warnings, totals and changed layers: what Jupyter, VS Code and Colab show."""
-        from gradscope.compare.notebook import to_fragment
+        from gradscope.document.html import to_fragment
 
-        return to_fragment(self.view())
+        return to_fragment(self.document())
 
     def flamegraph(
         self,
@@ -135,9 +136,9 @@ class Diff:
 
     def to_markdown(self, **options: Any) -> str:
         """Markdown for a pull request; ``options`` as in :meth:`print`."""
-        from gradscope.compare.markdown import to_markdown
+        from gradscope.document.markdown import to_markdown
 
-        return to_markdown(self.view(**options))
+        return to_markdown(self.document(**options))
 
     def to_json(self) -> str:
         """The comparison as DIFF.json's text."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from gradscope.document.parts import Document
+
 
 class FitReport:
     """Which batch sizes fit.
@@ -35,9 +37,15 @@ class FitReport:
 
     def __str__(self) -> str:
         """The report as it is printed, 100 columns wide and without colour."""
-        from gradscope.fitting.show import to_text
+        from gradscope.document.terminal import to_text
 
-        return to_text(self.data)
+        return to_text(self.document())
+
+    def document(self) -> Document:
+        """What is shown, before it is known where."""
+        from gradscope.fitting.show import fit_document
+
+        return fit_document(self.data)
 
     @property
     def largest(self) -> int | None:
@@ -56,9 +64,9 @@ class FitReport:
 
     def print(self, console: Console | None = None) -> None:
         """Print on a rich ``console``, by default on stdout."""
-        from gradscope.fitting.show import print_fit
+        from gradscope.document.terminal import print_document
 
-        print_fit(self.data, console)
+        print_document(self.document(), console)
 
     def to_json(self) -> str:
         """The fit as FIT.json's text."""

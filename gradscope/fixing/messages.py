@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradscope import units
+from gradscope.document.parts import Command
 from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.patching.advice import what_to_do
 from gradscope.report.header import MEAN_OF_OUTPUTS, NOT_ITS_LOSS, device_text
-from gradscope.report.nextsteps import NextStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +250,19 @@ def left_out(count: int) -> tuple[str, ...]:
     )
 
 
-def next_steps(data: FixData, diff: str | None) -> list[NextStep]:
+def next_steps(data: FixData, diff: str | None) -> list[Command]:
     """Commands to copy."""
     if data.dry_run:
         found = any(site.status == "found" for site in data.sites)
-        return [NextStep(_command("fix", data), "prove and measure them")] if found else _other(data)
+        return [Command(_command("fix", data), "prove and measure them")] if found else _other(data)
     if data.written:
-        return [NextStep(_command("profile", data), "see what is left")]
+        return [Command(_command("profile", data), "see what is left")]
     if not data.diff:
         return _other(data)
     command = None if diff is None else _patch_command(data, diff)
-    steps = [] if command is None else [NextStep(command, "make the changes")]
+    steps = [] if command is None else [Command(command, "make the changes")]
     if not data.failed:
-        steps.append(NextStep(_command("fix", data, "--write"), "make them, and keep a backup"))
+        steps.append(Command(_command("fix", data, "--write"), "make them, and keep a backup"))
     return steps
 
 
@@ -287,6 +287,6 @@ def _patch_command(data: FixData, diff: str) -> str | None:
     return f"patch -p1 {folder}< {shlex.quote(diff)}"
 
 
-def _other(data: FixData) -> list[NextStep]:
-    profile = [NextStep(_command("profile", data), "why it is slow, by layer and line")] if data.workload.target else []
-    return [*profile, NextStep("gradscope recipes", "what there is to use by hand")]
+def _other(data: FixData) -> list[Command]:
+    profile = [Command(_command("profile", data), "why it is slow, by layer and line")] if data.workload.target else []
+    return [*profile, Command("gradscope recipes", "what there is to use by hand")]

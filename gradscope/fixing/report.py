@@ -21,6 +21,8 @@ from gradscope.report.outfile import write_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gradscope.document.parts import Document
+
 
 @dataclass(frozen=True)
 class Edited:
@@ -173,15 +175,21 @@ class FixReport:
 
     def __str__(self) -> str:
         """The report as it is printed, 100 columns wide and without colour."""
-        from gradscope.fixing.show import to_text
+        from gradscope.document.terminal import to_text
 
-        return to_text(self.data)
+        return to_text(self.document())
+
+    def document(self, diff: str | os.PathLike[str] | None = None) -> Document:
+        """What is shown, before it is known where; ``diff`` is where :meth:`save_diff` wrote."""
+        from gradscope.fixing.show import fix_document
+
+        return fix_document(self.data, None if diff is None else str(diff))
 
     def print(self, console: Console | None = None, diff: str | os.PathLike[str] | None = None) -> None:
         """Print on a rich ``console``, by default on stdout; ``diff`` is where :meth:`save_diff` wrote."""
-        from gradscope.fixing.show import print_fix
+        from gradscope.document.terminal import print_document
 
-        print_fix(self.data, console, None if diff is None else str(diff))
+        print_document(self.document(diff), console)
 
     def to_json(self) -> str:
         """The fix as FIX.json's text."""

@@ -41,8 +41,8 @@ class FindingRow:
     recipe: str
     advice: str
     code: str
-    saving: str  # "saves about 48 ms (32 to 72), 18 % of the step · frees about 95 MB, 7 % of the peak"
-    worth: str  # the same for lists: "saves 18 % of the step"
+    saving: str  # "est. -48 ms/step (32 to 72), 18 % of the step · -95 MB of memory, 7 % of the peak"
+    worth: str  # the same for lists: "-18 % of the step"
 
     @property
     def place(self) -> str:
@@ -56,7 +56,8 @@ class FindingsView:
 
     rows: tuple[FindingRow, ...] = ()
     more: str = ""  # "and 3 smaller ones"
-    command: str = ""  # that shows all of them
+    command: str = ""  # that shows all of them, the small ones too
+    all_command: str = ""  # that shows these in full
     nothing: tuple[str, ...] = ()  # where none is shown: who looked, where the time is, how near the limit
 
 
@@ -72,13 +73,15 @@ def build_findings(
     options = options or ViewOptions()
     shown, small, hints = chosen(run, options)
     rows = tuple(finding_row(finding, run, nodes) for finding in shown)
-    command = "report.print(min_percent=0)"
+    full, every = "report.print(show=['findings'])", "report.print(show=['findings'], min_percent=0)"
     if path is not None:
-        command = f"gradscope show {shlex.quote(str(path))} --min-percent 0"
+        full = f"gradscope show {shlex.quote(str(path))} --show findings"
+        every = f"{full} --min-percent 0"
     return FindingsView(
         rows=rows,
         more=_more(len(small), len(hints), first=not rows),
-        command=command if small or hints else "",
+        command=every if small or hints else "",
+        all_command=full,
         nothing=() if rows else nothing_found(run),
     )
 
@@ -144,21 +147,22 @@ def layers_text(paths: Sequence[str], nodes: Mapping[str, FoldedNode], model: st
 
 
 def saving_text(finding: Finding, run: RunData) -> str:
-    """What is saved and freed, and which part of the step and of the peak that is."""
+    """What a step saves, and which part of the step and of the peak that is: ``est. -57 ms/step (38 to 85), 13 %``."""
     parts = []
     saved, freed = finding.predicted_saving_ns or 0, finding.predicted_saving_bytes or 0
     if saved > 0:
         spread = _range(finding, _unit(saved, _TIMES)[0])
-        parts.append(f"saves about {_about(saved, _TIMES)}{spread}{_part(saved, run.step.wall_ns, 'step')}")
+        parts.append(f"-{_about(saved, _TIMES)}/step{spread}{_part(saved, run.step.wall_ns, 'step')}")
     if freed > 0:
-        parts.append(f"frees about {_about(freed, _SIZES)}{_part(freed, _peak(run), 'peak')}")
-    return " · ".join(parts)
+        parts.append(f"-{_about(freed, _SIZES)} of memory{_part(freed, _peak(run), 'peak')}")
+    return f"est. {' · '.join(parts)}" if parts else ""
 
 
 def _worth_text(finding: Finding, run: RunData) -> str:
+    """The larger of the two, for lists: ``-13 % of the step``."""
     saved, freed = finding.predicted_saving_ns or 0, finding.predicted_saving_bytes or 0
-    parts = (("saves", _part(saved, run.step.wall_ns, "step")), ("frees", _part(freed, _peak(run), "peak")))
-    return next((f"{verb} {part.removeprefix(', ')}" for verb, part in parts if part), "")
+    parts = (_part(saved, run.step.wall_ns, "step"), _part(freed, _peak(run), "peak memory"))
+    return next((f"-{part.removeprefix(', ')}" for part in parts if part), "")
 
 
 def _range(finding: Finding, unit: int) -> str:

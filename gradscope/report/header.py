@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gradscope import units
 from gradscope.report.limited import backward_of, header_text
@@ -25,43 +25,47 @@ def partial_text(run: RunData) -> str:
     return f"PARTIAL: the run ended early; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
 
 
-def header_rows(run: RunData) -> tuple[tuple[str, str], ...]:
-    """(name, text) of each row."""
-    work, step = run.workload, run.step
-    model = work.model or "?"
-    if work.parameters:
-        model += f", {units.count(work.parameters)} parameters"
+def subject(run: RunData) -> str:
+    """What was measured: ``examples/gpt.py · GPT, 3.29 M parameters · batch 4x256 int64``."""
+    work = run.workload
+    parts = [f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target]
+    parts.append((work.model or "?") + (f", {units.count(work.parameters)} parameters" if work.parameters else ""))
     if work.batch:
-        model += f" · batch {work.batch}"
-    ratio = f" · {units.ratio(step.backward_ns / step.forward_ns)} the forward" if step.forward_ns else ""
-    rows = [
-        ("target", f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target),
-        ("model", model),
-        ("device", device_text(run.environment)),
-        ("measured", _measured(run)),
-        ("step", _step(run)),
-        ("backward", units.ns(step.backward_ns) + ratio),
-    ]
+        parts.append(f"batch {work.batch}")
+    return " · ".join(part for part in parts if part)
+
+
+def head_rows(run: RunData, *, full: bool) -> tuple[tuple[str, str], ...]:
+    """(name, text) of each row; the device and how it was measured take one row, or ``full`` ones."""
+    if full:
+        rows = [("device", device_text(run.environment)), ("measured", _measured(run, full=True))]
+    else:
+        rows = [("run", f"{device_text(run.environment, _SHORT_VERSIONS)} · {_measured(run, full=False)}")]
+    rows.append(("step", _step(run)))
     found = backward_of(run.layers)
-    if found is not None and (limit := header_text(found, step.backward_ns)):
+    if found is not None and (limit := header_text(found, run.step.backward_ns)):
         rows.append(("limit", limit))
     if run.memory is not None:
-        rows.append(("memory", _memory(run.memory, work.model)))
-    if work.loss == MEAN_OF_OUTPUTS:
-        rows.insert(2, ("loss", NOT_ITS_LOSS))
+        rows.append(("memory", _memory(run.memory, run.workload.model)))
+    if run.workload.loss == MEAN_OF_OUTPUTS:
+        rows.append(("loss", NOT_ITS_LOSS))
     return tuple(rows)
 
 
 _MODES = {"script": "script", "loop": "own loop"}
 
 
-def device_text(environment: Mapping[str, object]) -> str:
+_VERSIONS = ("torch", "triton", "python")
+_SHORT_VERSIONS = ("torch",)
+
+
+def device_text(environment: Mapping[str, object], versions: Sequence[str] = _VERSIONS) -> str:
     """The device, its threads, versions, the type of the parameters, and what slows it."""
     device, name = str(environment.get("device", "?")), environment.get("device_name")
     parts = [f"{device} ({name})" if name and name != device else device]
     if threads := environment.get("threads"):
         parts.append(f"{threads} {'thread' if threads == 1 else 'threads'}")
-    parts += [f"{key} {environment[key]}" for key in ("torch", "triton", "python") if environment.get(key)]
+    parts += [f"{key} {environment[key]}" for key in versions if environment.get(key)]
     if environment.get("dtype"):
         parts.append(str(environment["dtype"]))
     parts += [words for key, words in _SLOWING.items() if environment.get(key)]
@@ -72,11 +76,14 @@ def device_text(environment: Mapping[str, object]) -> str:
 _SLOWING = {"deterministic": "deterministic algorithms", "anomaly_mode": "anomaly mode ON: backward is slower"}
 
 
-def _measured(run: RunData) -> str:
+def _measured(run: RunData, *, full: bool) -> str:
+    """How many steps, how steady they were, and what profiling cost; ``full``: with figures behind these."""
     work, step = run.workload, run.step
     left_out = work.steps_left_out
     taken = f"{work.steps} of {work.steps + left_out}" if left_out else f"{work.steps}"
-    parts = [f"{taken} {'step' if taken == '1' else 'steps'} after {work.warmup} warm-up"]
+    warmup = f" after {work.warmup} warm-up" if full else ""
+    steps = f"{taken} {'step' if taken == '1' else 'steps'}{warmup}"
+    parts = [steps]
     if left_out:
         parts.append(f"{left_out} left out, interrupted by the system")
     spread = step.spread.get("wall")
@@ -85,18 +92,20 @@ def _measured(run: RunData) -> str:
         unsteady = " (unsteady: is the machine idle?)" if deviation > UNSTEADY else ""
         if is_unreliable(step) and not is_starved(step):
             unsteady = " (too unsteady for alarms and savings: is the machine idle?)"
-        parts.append(f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, ±{units.percent(deviation)}{unsteady}")
+        between = f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, " if full else ""
+        steady = f"{between}±{units.percent(deviation)}{unsteady}"
+        parts = [*parts, steady] if full else [f"{steps} {steady}"]
     if step.waited_ns is not None and is_starved(step):
         share = units.percent(step.waited_ns / step.wall_ns)
         parts.append(f"{share} of it waiting for a core (too much for alarms and savings: is the machine idle?)")
     if step.overhead is None:
-        parts.append("overhead of profiling not measured")
+        parts.append("overhead not measured")
     else:
         bare = step.unprofiled_wall_ns
-        against = f" (unprofiled step {units.ns(bare)})" if bare is not None else ""
+        against = f" (unprofiled step {units.ns(bare)})" if bare is not None and full else ""
         # Nothing gets faster by being profiled: something else slowed the unprofiled steps.
         doubt = " (disturbed: is the machine idle?)" if step.overhead < DISTURBED else ""
-        parts.append(f"overhead of profiling {units.ratio(step.overhead)}{against}{doubt}")
+        parts.append(f"overhead {units.ratio(step.overhead)}{against}{doubt}")
     return " · ".join(parts)
 
 
@@ -109,10 +118,15 @@ def _step(run: RunData) -> str:
         "other": step.other_ns,
     }
     percents = units.percents_of(list(parts.values()), step.wall_ns, decimals=0)
+    if not any(parts.values()):
+        return units.ns(step.wall_ns)
+    ratio = f", {units.ratio(step.backward_ns / step.forward_ns)} forward" if step.forward_ns else ""
     spelled = [
-        f"{name} {units.ns(ns)} ({share})" for (name, ns), share in zip(parts.items(), percents, strict=True) if ns
+        f"{name} {units.ns(ns)} ({share}{ratio if name == 'backward' else ''})"
+        for (name, ns), share in zip(parts.items(), percents, strict=True)
+        if ns
     ]
-    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}" if spelled else units.ns(step.wall_ns)
+    return f"{units.ns(step.wall_ns)} = {' + '.join(spelled)}"
 
 
 def _memory(memory: MemoryInfo, model: str) -> str:

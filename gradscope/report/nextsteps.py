@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
+from gradscope.document.parts import Command
 from gradscope.report.tree import SAVED_MEMORY, Tree
 from gradscope.tables import RunData, WorkloadInfo
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """A command worth running now, and what for."""
-
-    command: str
-    purpose: str
-
-
-def next_steps(run: RunData, tree: Tree, path: str | Path | None) -> tuple[NextStep, ...]:
+def next_steps(run: RunData, tree: Tree, path: str | Path | None, *, full: bool) -> tuple[Command, ...]:
     """Commands for the RUN.json at ``path``; those that need one are left out where there is none."""
-    steps: list[NextStep] = []
+    steps: list[Command] = []
     if any(finding.recipe for finding in run.findings):
-        steps.append(NextStep(_fix(run.workload), "swap in the recipes, and prove it"))
+        steps.append(Command(_fix(run.workload), "swap in the recipes and verify them"))
     if _wants_limits(run):
-        steps.append(NextStep("gradscope doctor --calibrate", "what limits each layer, next time"))
+        steps.append(Command("gradscope doctor --calibrate", "measure this machine's limits for the next profile"))
     if path is None:
         return tuple(steps)
     name = shlex.quote(str(path))
+    if not full:
+        return (*steps, Command(f"gradscope show {name} --full", "every table"))
     if tree.hidden:
-        steps.append(NextStep(f"gradscope show {name} --min-percent 0", "every layer"))
-    steps.append(NextStep(f"gradscope show {name} --sort ratio", "by backward over forward"))
+        steps.append(Command(f"gradscope show {name} --full --min-percent 0", "every layer"))
     if run.memory is not None and tree.metric != SAVED_MEMORY:
-        steps.append(NextStep(f"gradscope show {name} --sort memory", "by what is saved for backward"))
+        steps.append(Command(f"gradscope show {name} --sort memory", "layers by memory saved for backward"))
     flame = shlex.quote(f"{str(path).removesuffix('.json')}.speedscope.json")
-    steps.append(NextStep(f"gradscope show {name} --format speedscope > {flame}", "flame graph (speedscope)"))
+    steps.append(Command(f"gradscope show {name} --format speedscope > {flame}", "flame graph for speedscope"))
     return tuple(steps)
 
 

@@ -11,13 +11,14 @@ from gradscope.report import runfile
 from gradscope.report.figures.options import FlameMetric
 from gradscope.report.outfile import write_text
 from gradscope.report.tree import ViewOptions
-from gradscope.report.view import View, build_view
 from gradscope.tables import RunData
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
     from rich.console import Console
+
+    from gradscope.document.parts import Document
 
 
 class Report:
@@ -39,9 +40,9 @@ class Report:
 
     def __str__(self) -> str:
         """The report as it is printed, 100 columns wide and without colour."""
-        from gradscope.report.terminal import to_text
+        from gradscope.document.terminal import to_text
 
-        return to_text(self.view())
+        return to_text(self.document())
 
     # -- tables ------------------------------------------------------------------------------------------------------
 
@@ -129,27 +130,31 @@ class Report:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def view(self, **options: Any) -> View:
-        """What is shown, before it is formatted; ``options`` as in :class:`~gradscope.report.tree.ViewOptions`."""
-        return build_view(self.data, ViewOptions(**options), self.path)
+    def document(self, **options: Any) -> Document:
+        """What is shown, before it is known where; ``options`` as in :meth:`print`."""
+        from gradscope.report.document import profile_document
+
+        return profile_document(self.data, ViewOptions(**options), self.path)
 
     def print(self, console: Console | None = None, **options: Any) -> None:
         """Print the report on a rich ``console``, by default on stdout.
 
-        ``options``: ``depth``, ``sort`` ("backward", "forward", "ratio", "memory"), ``top``, ``min_percent``,
-        ``lines``. Raises :class:`~gradscope.errors.UsageError` for a value without a meaning.
+        ``options``: ``full``, ``show`` (names of sections to show in full: "findings", "layers", "lines", "ops",
+        "kernels", "ledger", "memory", "saved", "retained", "held", "copies"), ``depth``, ``sort`` ("backward",
+        "forward", "ratio", "memory"), ``top``, ``min_percent``, ``lines``. Raises
+        :class:`~gradscope.errors.UsageError` for a value without a meaning.
         """
-        from gradscope.report.terminal import print_view
+        from gradscope.document.terminal import print_document
 
-        print_view(self.view(**options), console)
+        print_document(self.document(**options), console)
 
     # -- in a notebook -----------------------------------------------------------------------------------------------
 
     def _repr_html_(self) -> str:
-        """The head, the tree of layers and the ledger: what Jupyter, VS Code and Colab show."""
-        from gradscope.report.notebook import to_fragment
+        """The report in short: what Jupyter, VS Code and Colab show."""
+        from gradscope.document.html import to_fragment
 
-        return to_fragment(self.data, self.path)
+        return to_fragment(self.document())
 
     def flamegraph(
         self,
@@ -214,10 +219,10 @@ class Report:
         return to_csv(self.data, table)
 
     def to_markdown(self, **options: Any) -> str:
-        """Layers, lines and ledger as Markdown for a pull request; ``options`` as in :meth:`print`."""
-        from gradscope.report.markdown import to_markdown
+        """The report as Markdown for a pull request; ``options`` as in :meth:`print`."""
+        from gradscope.document.markdown import to_markdown
 
-        return to_markdown(self.view(**options))
+        return to_markdown(self.document(**options))
 
     def to_speedscope(self) -> str:
         """A flame graph of backward and forward in speedscope's file format."""

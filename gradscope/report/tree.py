@@ -18,15 +18,34 @@ from gradscope.report.layer_cost import Amounts, add_up
 Sort = Literal["backward", "forward", "ratio", "memory"]
 SAVED_MEMORY = "saved memory"
 
+# What --show can ask for, in the order of reading.
+SECTIONS = (
+    "findings",
+    "layers",
+    "lines",
+    "ops",
+    "kernels",
+    "ledger",
+    "memory",
+    "saved",
+    "retained",
+    "held",
+    "copies",
+)
+# What fits a screen.
+SHORT_LAYERS, SHORT_LINES, FULL_LINES = 12, 8, 10
+LEAST_PERCENT = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
     """What the reader wants to see.
 
+    ``full``: every section, findings in full. ``show``: these sections too, each in full: see :data:`SECTIONS`.
     ``depth``: levels of the tree below the root; ``None`` is all. ``sort``: the order among siblings, and what a
     share is a share of. ``top``: only the so many layers that cost most by themselves, with the layers above them, and
     as many rows in each table of memory. ``min_percent``: what is below this share is counted, not shown. ``lines``:
-    source lines to show.
+    source lines to show; by default :data:`SHORT_LINES`, in full :data:`FULL_LINES`.
 
     Raises :class:`UsageError` for values without a meaning.
     """
@@ -34,10 +53,14 @@ class ViewOptions:
     depth: int | None = None
     sort: Sort = "backward"
     top: int | None = None
-    min_percent: float = 1.0
-    lines: int = 10
+    min_percent: float = LEAST_PERCENT
+    lines: int | None = None
+    full: bool = False
+    show: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if unknown := [name for name in self.show if name not in SECTIONS]:
+            raise UsageError(f"show knows no {unknown[0]!r}; there are {', '.join(SECTIONS)}.")
         if self.sort not in get_args(Sort):
             raise UsageError(f"sort must be one of {', '.join(get_args(Sort))}; got {self.sort!r}.")
         if self.depth is not None and self.depth < 0:
@@ -46,8 +69,25 @@ class ViewOptions:
             raise UsageError(f"top must be 1 or more; got {self.top}.")
         if not 0 <= self.min_percent <= 100:
             raise UsageError(f"min_percent must be between 0 and 100; got {self.min_percent:g}.")
-        if self.lines < 0:
+        if self.lines is not None and self.lines < 0:
             raise UsageError(f"lines must be 0 or more; got {self.lines}.")
+
+    def whole(self, section: str) -> bool:
+        """Check that a section is shown in full."""
+        return self.full or section in self.show
+
+    @property
+    def most_lines(self) -> int:
+        """Source lines to show."""
+        if self.lines is not None:
+            return self.lines
+        return FULL_LINES if self.whole("lines") else SHORT_LINES
+
+    @property
+    def most_rows(self) -> int | None:
+        """Layers to show; None: as many as the other options leave."""
+        chosen = self.depth is not None or self.top is not None or self.min_percent != LEAST_PERCENT
+        return None if chosen or self.whole("layers") else SHORT_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +204,11 @@ def _hide(roots: Sequence[FoldedNode], options: ViewOptions, shares: _Shares) ->
         visit(root, ())
     if options.top is not None:
         _hide_below_top(candidates, options, reasons)
+    most = options.most_rows
+    if most is not None and len(candidates) > most:
+        # What is below a node costs no more than it: nothing is kept without what is above it.
+        by_total = sorted(candidates, key=lambda candidate: -shares.of(candidate[0].total))
+        reasons.update((id(node), f"below the {most} costliest") for node, _ in by_total[most:])
     return reasons
 
 

@@ -1,7 +1,4 @@
-"""One view of a run, ready to be written down: what the terminal, markdown and later the page all show.
-
-A :class:`View` has words and exact numbers, in the order of reading; it knows nothing of colours, widths or formats.
-"""
+"""What a report shows of a run, chosen and summed: exact numbers, before they are texts of a document."""
 
 from __future__ import annotations
 
@@ -12,30 +9,28 @@ from pathlib import Path
 from gradscope import units
 from gradscope.report.findings import FindingsView, build_findings
 from gradscope.report.fold import FoldedNode, build_tree
-from gradscope.report.header import header_rows, partial_text
 from gradscope.report.layer_cost import Amounts, add_up
 from gradscope.report.memory import MemoryView, build_memory
-from gradscope.report.nextsteps import NextStep, next_steps
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
 from gradscope.tables import ConservationError, Ledger, OpRow, RunData, is_unreliable
 
-__all__ = ["LedgerLine", "LineGroup", "NextStep", "OpGroup", "Sort", "TreeRow", "View", "ViewOptions", "build_view"]
+__all__ = ["LedgerLine", "LineGroup", "OpGroup", "Sort", "TreeRow", "View", "ViewOptions", "build_view"]
 
 # The layers whose operations are listed, and how many of each.
 OP_LAYERS = 3
 OPS_PER_LAYER = 4
 TOP_KERNELS = 5
 
-# Meanings of at most 45 characters, so that they fit beside the numbers in 80 columns.
+# Name and meaning of each part, the meaning of at most 45 characters, so that it fits beside the numbers in 80 columns.
 LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
     "layers_ns": ("layers", "the layers' own backward nodes"),
     "recompute_ns": ("recompute", "forward run again by activation checkpointing"),
-    "gradient_sum_ns": ("gradient sums", "adding gradients of values with several users"),
+    "gradient_sum_ns": ("fan-out sums", "gradient accumulation at fan-out"),
     "accumulate_ns": ("accumulate", "AccumulateGrad: writing the parameters' .grad"),
     "hook_ns": ("backward hooks", "your hooks on modules, tensors and parameters"),
     "outside_modules_ns": ("outside modules", "nodes of no module: a functional loss, say"),
     "communication_ns": ("communication", "collectives of DDP and FSDP"),
-    "engine_ns": ("engine", "autograd's engine, and Python between nodes"),
+    "engine_ns": ("autograd overhead", "the engine, and Python between nodes"),
     "unattributed_ns": ("unattributed", "nodes whose forward was not seen"),
 }
 
@@ -119,26 +114,23 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A whole report in the order of reading."""
+    """What is shown of a run."""
 
-    title: str
+    run: RunData
+    options: ViewOptions
     scale: units.TimeScale  # of every column of times, so that tables can be compared
-    partial: str  # a sentence where the run was cut short, else ""
-    header: tuple[tuple[str, str], ...]  # (name, text)
     tree: Tree
     lines: LineGroup
     ops: tuple[OpGroup, ...]
     kernels: tuple[Kernel, ...]
     ledger: tuple[LedgerLine, ...]
-    backward_ns: int
     memory: MemoryView | None  # None: not measured
     findings: FindingsView
     notes: tuple[str, ...]
-    next_steps: tuple[NextStep, ...]
 
 
 def build_view(run: RunData, options: ViewOptions | None = None, path: str | Path | None = None) -> View:
-    """The view of ``run`` that the reader asked for; ``path`` is where its RUN.json lies, for the next commands.
+    """Choose what the reader asked for; ``path`` is where the RUN.json lies, for the commands that show more.
 
     Raises :class:`ConservationError` if shown and hidden layers do not add up to the layers of the run.
     """
@@ -152,24 +144,20 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
     tree = select(roots, options, step.backward_ns, step.forward_ns, None if memory is None else memory.saved_bytes)
     _check(tree, run)
     addresses = {path: node for root in roots for node in root.walk() for path in node.paths}
-    model = run.workload.model
     return View(
-        title=f"gradscope {run.gradscope}",
+        run=run,
+        options=options,
         scale=units.time_scale(max(step.backward_ns, step.forward_ns)),
-        partial=partial_text(run),
-        header=header_rows(run),
         tree=tree,
         lines=_lines(run, options, addresses),
         ops=_op_groups(run, roots, addresses),
         kernels=_kernels(run, addresses),
         ledger=_ledger(run.ledger),
-        backward_ns=step.backward_ns,
         memory=None
         if memory is None
-        else build_memory(memory, options, lambda layer: _address(layer, addresses, run), model),
+        else build_memory(memory, options, lambda layer: _address(layer, addresses, run), run.workload.model),
         findings=build_findings(run, addresses, options, path),
         notes=notes,
-        next_steps=next_steps(run, tree, path),
     )
 
 
@@ -211,7 +199,7 @@ def _ledger(ledger: Ledger) -> tuple[LedgerLine, ...]:
 def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, FoldedNode]) -> LineGroup:
     whole = run.step.backward_ns
     spending = sorted((line for line in run.lines if line.backward_ns > 0), key=lambda line: -line.backward_ns)
-    shown, more = spending[: options.lines], spending[options.lines :]
+    shown, more = spending[: options.most_lines], spending[options.most_lines :]
     more_ns = sum(line.backward_ns for line in more)
     # Lines can cover a little more than the whole where they were matched by another pass: never print a negative.
     without = max(whole - sum(line.backward_ns for line in spending), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from gradscope.report import glyphs
+from gradscope.document import glyphs
 
 # What plotly takes for markup, as entities that it turns back into the character.
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})

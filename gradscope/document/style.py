@@ -1,12 +1,13 @@
-"""Styles by name, and the few shapes of text that every section of the terminal's report uses."""
+"""Styles by name, and text in lines."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from gradscope.report.glyphs import Glyphs
-from gradscope.report.grid import Line, cut_line
+from gradscope.document.glyphs import Glyphs
+from gradscope.document.grid import Line
+from gradscope.document.parts import Style
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # textwrap breaks at plain spaces only
 
@@ -25,28 +26,9 @@ STYLES: Mapping[str, str] = {
 }
 
 
-def heat(share: float) -> str:
+def heat(share: float) -> Style:
     """The style of a share: only an accent, the number beside it says the same."""
     return "hot" if share >= 0.10 else "warm" if share >= 0.03 else ""
-
-
-def heading(title: str, about: str, width: int, marks: Glyphs) -> Line:
-    """A section's title and what its numbers mean."""
-    line: Line = [(title, "title")]
-    if about:
-        line.append((marks.text(f"  {about}"), "dim"))
-    return cut_line(line, width, marks)
-
-
-def titled(title: str, about: str, width: int, marks: Glyphs) -> list[Line]:
-    """A heading as :func:`heading` makes them, of what must not be cut: in several lines where it is long."""
-    first, *rest = wrapped(about, width, marks, first=f"{title}  ", style="dim")
-    return [[(first[0][0], "title"), *first[1:]], *rest]
-
-
-def share_bar(share: float, marks: Glyphs) -> Callable[[int], Line]:
-    """A cell with a bar for one share, 0..1."""
-    return lambda width: [(marks.bar(share, share, width)[0], "own")]
 
 
 def wrapped(text: str, width: int, marks: Glyphs, first: str = "", style: str = "") -> list[Line]:

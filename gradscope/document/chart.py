@@ -1,4 +1,4 @@
-"""The course of memory over a step as two rows of blocks, with the phases under them and the peak marked."""
+"""Bytes over the time of a step as two rows of blocks, with the phases under them and the peak marked."""
 
 from __future__ import annotations
 
@@ -7,50 +7,47 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from gradscope import units
-from gradscope.report.glyphs import Glyphs
-from gradscope.report.grid import Line
-from gradscope.report.memory import MemoryView, Timeline
-from gradscope.report.style import heading
-from gradscope.tables import TimelinePoint
+from gradscope.document.glyphs import Glyphs
+from gradscope.document.grid import Line
+from gradscope.document.parts import Chart
 
 ROWS = 2
 _LEAST = 16  # columns below which there is nothing to see
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
-def timeline_lines(memory: MemoryView, width: int, marks: Glyphs) -> list[Line]:
-    """Heading, graph from 0 to the peak, phases, and a mark under the peak; nothing without room or without time."""
-    timeline = memory.timeline
-    peak = units.size(timeline.peak_bytes)
+def chart_lines(chart: Chart, width: int, marks: Glyphs) -> list[Line]:
+    """Graph from 0 to the peak, phases, and a mark under the peak; nothing without room or without time."""
+    peak = units.size(chart.peak_bytes)
     columns = width - len(peak) - 1
-    if columns < _LEAST or not timeline.points or timeline.duration_ns <= 0 or timeline.peak_bytes <= 0:
+    if columns < _LEAST or not chart.points or chart.duration_ns <= 0 or chart.peak_bytes <= 0:
         return []
-    at = _column(timeline.peak_ns, timeline.duration_ns, columns)
-    heights = highest(timeline.points, timeline.duration_ns, columns)
-    heights[at] = max(heights[at], timeline.peak_bytes)
-    blocks = _blocks(heights, timeline.peak_bytes, marks)
+    at = _column(chart.peak_ns, chart.duration_ns, columns)
+    heights = highest(chart.points, chart.duration_ns, columns)
+    heights[at] = max(heights[at], chart.peak_bytes)
+    blocks = _blocks(heights, chart.peak_bytes, marks)
     labels = [peak, *[""] * (ROWS - 2), "0 B"]
     pad = len(peak) + 1
-    lines: list[Line] = [heading("Memory over the step", memory.allocations, width, marks)]
+    lines: list[Line] = []
     for label, row in zip(labels, blocks, strict=True):
         lines.append(_trimmed([(f"{label:>{pad - 1}} ", "dim"), (row[:at], ""), (row[at], "hot"), (row[at + 1 :], "")]))
-    lines.append(_trimmed([(" " * pad, ""), (marks.text(_ruler(timeline, columns)), "dim")]))
-    words = f"peak {peak} at {units.ns(timeline.peak_ns)}"
+    lines.append(_trimmed([(" " * pad, ""), (marks.text(_ruler(chart, columns)), "dim")]))
+    words = f"peak {peak} at {units.ns(chart.peak_ns)}"
     lines.append([(" " * pad, ""), (marks.text(_mark(words, at, columns)), "")])
     return lines
 
 
-def highest(points: Sequence[TimelinePoint], duration_ns: int, columns: int) -> list[int]:
+def highest(points: Sequence[tuple[int, int]], duration_ns: int, columns: int) -> list[int]:
     """Most bytes in each of ``columns`` equal stretches of the step; ``points`` are in order of time."""
     result = [0] * columns
-    current, done = points[0].bytes, 0
-    for point in points:
-        column = _column(point.ns, duration_ns, columns)
-        inside = point.ns * columns > column * duration_ns  # else nothing of the column comes before the point
+    current, done = points[0][1], 0
+    for ns, size in points:
+        column = _column(ns, duration_ns, columns)
+        inside = ns * columns > column * duration_ns  # else nothing of the column comes before the point
         for i in range(done, column + inside):
             result[i] = max(result[i], current)
-        result[column] = max(result[column], point.bytes)
-        current, done = point.bytes, column + 1
+        result[column] = max(result[column], size)
+        current, done = size, column + 1
     for i in range(done, columns):
         result[i] = current
     return result
@@ -72,14 +69,14 @@ def _blocks(heights: Sequence[int], top: int, marks: Glyphs) -> list[str]:
     return rows
 
 
-def _ruler(timeline: Timeline, columns: int) -> str:
+def _ruler(chart: Chart, columns: int) -> str:
     """The phases, each from where it starts to where it ends: ``├forward────├backward───``."""
     ruler = [" "] * columns
-    for span in timeline.phases:
-        start, end = (min(max(ns * columns // timeline.duration_ns, 0), columns) for ns in (span.start_ns, span.end_ns))
-        if end <= start or (span.phase == "other" and end - start <= len("other")):
+    for phase, *ends in chart.phases:
+        start, end = (min(max(ns * columns // chart.duration_ns, 0), columns) for ns in ends)
+        if end <= start or (phase == "other" and end - start <= len("other")):
             continue
-        names = (span.phase, _SHORT.get(span.phase, span.phase[:3]), span.phase[:1], "")
+        names = (phase, _SHORT.get(phase, phase[:3]), phase[:1], "")
         name = next(name for name in names if len(name) < end - start)
         ruler[start:end] = f"├{name}".ljust(end - start, "─")
     return "".join(ruler)

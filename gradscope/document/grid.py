@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from rich.cells import cell_len
 
-from gradscope.report.glyphs import Glyphs
+from gradscope.document.glyphs import Glyphs
 
 Piece: TypeAlias = tuple[str, str]
 Line: TypeAlias = list[Piece]
