@@ -91,7 +91,7 @@ def _limits(checked: Checked) -> Section:
 
 def _row(judged: Judged) -> Row:
     change = judged.change
-    styles: dict[str, Style] = {"over": "hot", "noise": "warm"}
+    styles: dict[str, Style] = {"over": "worse", "noise": "warm"}
     style = styles.get(judged.result, "")
     change_text = messages.mark(change) + messages.relative(change) if change.before is not None else units.NOT_MEASURED
     return Row(

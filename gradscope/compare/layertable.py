@@ -118,7 +118,7 @@ def layer_cell(address: str, repeats: int) -> Cell:
 
 def style_of(difference: int) -> Style:
     """An accent; the sign says the same."""
-    return "hot" if difference > 0 else "strong"
+    return "worse" if difference > 0 else "strong"
 
 
 def _sums(

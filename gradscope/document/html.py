@@ -40,7 +40,7 @@ _MATH = re.compile(r"[$\\]")
 _NAME = 80  # characters of a name
 _SENTENCE = 400
 _STYLES: dict[Style, str] = {"dim": MUTED, "warn": f"color:{WARN};font-weight:600"}
-_BOLD = frozenset({"strong", "hot", "warm"})
+_BOLD = frozenset({"strong", "hot", "warm", "worse"})
 
 
 def to_fragment(document: Document) -> str:
@@ -132,7 +132,7 @@ def _fact(fact: Fact) -> str:
     content = text(fact.text, _SENTENCE)
     if not content:
         return ""
-    if fact.kind != "text":
+    if fact.kind in ("source", "code"):
         return f"<code>{content}</code>"
     return f'<span style="{MUTED}">{text(fact.label)}</span> {_styled(content, fact.style)}'
 

@@ -29,7 +29,7 @@ from gradscope.safe_text import visible
 # What begins a list or underlines a title, at the start of a line.
 _LIST = re.compile(r"^(\d*)([-+=.)])(?![^\s=-])")
 _INDENT = "&nbsp;&nbsp;&nbsp;"  # leading blanks vanish in a Markdown table
-_BOLD = frozenset({"strong", "hot"})
+_BOLD = frozenset({"strong", "worse"})
 
 
 def to_markdown(document: Document) -> str:
@@ -98,7 +98,7 @@ def _cell(row: Row, number: int) -> str:
     cell = row.cells[number] if number < len(row.cells) else Cell()
     assert isinstance(cell, Cell)
     text = f"`{_code(cell.text)}`" if cell.code and cell.text else escape(cell.text)
-    text += escape(cell.after)
+    text += f" {escape(cell.after)}" if cell.after else ""
     bold = text.strip() and (row.kind == "whole" or (cell.style in _BOLD and not cell.code))
     return _INDENT * (len(cell.guides) or cell.level) + (f"**{text}**" if bold else text)
 
@@ -117,9 +117,11 @@ def _entry(entry: Entry) -> str:
 
 def _fact(fact: Fact) -> str:
     if fact.kind == "source":
-        return f"`{_code(fact.text)}`" if fact.text else ""
+        return f"`{_code(fact.text)}`"
+    if fact.kind == "names":
+        return " · ".join(f"`{_code(name)}`" for name in fact.text.split(" · "))
     text = escape(fact.text)
-    return f"{fact.label}: {f'*{text}*' if fact.style == 'strong' else text}" if text else ""
+    return f"{fact.label}: {f'*{text}*' if fact.style == 'strong' else text}"
 
 
 def _fenced(code: str, indent: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 # What a text is marked as. The text says everything, a style only repeats it: see gradscope.document.style.STYLES.
-Style = Literal["", "dim", "strong", "hot", "warm", "warn"]
+Style = Literal["", "dim", "strong", "hot", "warm", "warn", "worse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A labelled text of an :class:`Entry`: a sentence, a source line, or lines of code to copy."""
+    """A labelled text of an :class:`Entry`: a sentence, names with dots between, a source line, or code to copy."""
 
     label: str
     text: str
     style: Style = ""
-    kind: Literal["text", "source", "code"] = "text"
+    kind: Literal["text", "names", "source", "code"] = "text"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ STYLES: Mapping[str, str] = {
     "own": "red",
     "below": "dim",
     "warn": "bold yellow",
+    "worse": "bold red",
     "command": "bold cyan",
 }
 
@@ -38,11 +39,12 @@ def wrapped(text: str, width: int, marks: Glyphs, first: str = "", style: str = 
     """
     rest = " " * len(first)
     room = max(width - len(first), 10)
-    for joint in (" · ", " + "):
+    text = marks.text(text)  # which may be longer
+    for joint in (marks.text(" · "), " + "):
         items = text.split(joint)
         if len(items) > 1:
             kept = [item.replace(" ", _NO_BREAK) if len(item) + 2 < room else item for item in items]
             text = f"{joint.rstrip().replace(' ', _NO_BREAK)} ".join(kept)
     parts = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
-    clean = [marks.text(part.replace(_NO_BREAK, " ")) for part in parts]
+    clean = [part.replace(_NO_BREAK, " ") for part in parts]
     return [[(first if i == 0 else rest, "dim"), (part, style)] for i, part in enumerate(clean)]

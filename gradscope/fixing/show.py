@@ -30,7 +30,7 @@ from gradscope.fixing.messages import (
 )
 from gradscope.fixing.result import FixData, StepSide
 
-_STATUS: dict[str, Style] = {"kept": "strong", "undone": "hot", "refused": "dim", "found": "strong"}
+_STATUS: dict[str, Style] = {"kept": "strong", "undone": "worse", "refused": "dim", "found": "strong"}
 
 
 def fix_document(data: FixData, diff: str | None = None) -> Document:

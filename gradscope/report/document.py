@@ -112,7 +112,7 @@ def _entry(number: int, row: FindingRow, *, full: bool) -> Entry:
         brief = tuple(part for part in (row.layers, row.worth) if part)
         return Entry(number, row.severity, row.message, brief=brief, style=style)
     facts = [
-        Fact("where", row.place),
+        Fact("where", row.place, kind="names"),
         Fact("", row.text, kind="source"),
         Fact("why", row.evidence),
         Fact("do", row.advice),

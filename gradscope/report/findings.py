@@ -81,7 +81,7 @@ def build_findings(
         rows=rows,
         more=_more(len(small), len(hints), first=not rows),
         command=every if small or hints else "",
-        all_command=full,
+        all_command=full if rows else "",
         nothing=() if rows else nothing_found(run),
     )
 

@@ -31,22 +31,22 @@ class _Number:
     text: Callable[[Amounts, Amounts], str]
 
 
-def layers_section(view: View) -> Section | None:
-    """Tree, what is hidden, and what no layer accounts for; None where no layer was seen."""
+def layers_section(view: View) -> Section:
+    """Tree, what is hidden, and what no layer accounts for."""
     tree = view.tree
     if not tree.rows:
-        return None
+        return Section("layers", "Layers", "no layers were seen")
     numbers = _numbers(tree, view.scale)
     main, *others = numbers
     # A bar must be wide enough to compare, a name wide enough to recognise.
     columns = (
         Column("path", "layer", align="left", least=32, most=56),
-        Column("class", "class", align="left", drop=6, least=9, most=22),
+        Column("class", "class", align="left", drop=8, least=9, most=22),
         main.column,
         Column("share", "share"),
         Column("bar", "", align="left", drop=3, least=10, most=24),
         *(number.column for number in others),
-        Column("calls", "calls", drop=8),
+        Column("calls", "calls", drop=9),
     )
     rows = [_layer_row(row, numbers) for row in tree.rows]
     rows += [
@@ -56,9 +56,7 @@ def layers_section(view: View) -> Section | None:
     if tree.rest > 0:
         rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
         rows.append(_rest_row("outside the layers", tree.rest_share, [rest]))
-    about = f"{_SHARE[tree.metric]}; bar: █ the layer itself, ░ layers below it"
-    if any(number.column.heading == "limit" for number in numbers):
-        about += f"; limit: {tree.metric} at this machine's limits"
+    about = f"{_SHARE[tree.metric]}; solid: itself, light: layers below it"
     return Section("layers", "Layers", about, (Table(columns, tuple(rows)),))
 
 
@@ -93,10 +91,10 @@ def _numbers(tree: Tree, scale: units.TimeScale) -> list[_Number]:
     forward = _time(Column("forward_total_ns", "fwd", scale.unit, drop=1), scale, lambda own, all_: all_.forward_ns)
     if tree.metric == "forward":
         main, other, limited = forward, backward, top.forward_limited
-        self_time = _time(Column("forward_self_ns", "fwd self", drop=4), scale, lambda own, all_: own.forward_ns)
+        self_time = _time(Column("forward_self_ns", "fwd self", drop=7), scale, lambda own, all_: own.forward_ns)
     else:
         main, other, limited = backward, forward, top.backward_limited
-        self_time = _time(Column("backward_self_ns", "bwd self", drop=4), scale, lambda o, all_: o.backward_self_ns)
+        self_time = _time(Column("backward_self_ns", "bwd self", drop=7), scale, lambda o, all_: o.backward_self_ns)
     return [
         replace(main, column=replace(main.column, drop=0)),
         *(_limits(tree.metric, scale) if limited is not None else ()),
@@ -127,15 +125,15 @@ def _optional_numbers(top: Amounts, scale: units.TimeScale) -> list[_Number]:
         (top.saved_bytes is not None, saved),
         (
             top.flops is not None or top.backward_flops is not None,
-            _Number(Column("flops", "GFLOP/s", drop=10), _rate),
+            _Number(Column("flops", "GFLOP/s", drop=11), _rate),
         ),
         (
             top.accumulate_ns,
-            _time(Column("accumulate_ns", "accum", drop=11), scale, lambda own, all_: all_.accumulate_ns),
+            _time(Column("accumulate_ns", "accum", drop=12), scale, lambda own, all_: all_.accumulate_ns),
         ),
         (
             top.gradient_sum_ns,
-            _time(Column("gradient_sum_ns", "fan-out", drop=12), scale, lambda own, all_: all_.gradient_sum_ns),
+            _time(Column("gradient_sum_ns", "fan-out", drop=13), scale, lambda own, all_: all_.gradient_sum_ns),
         ),
     )
     return [number for present, number in columns if present]
@@ -145,12 +143,12 @@ def _limits(metric: str, scale: units.TimeScale) -> list[_Number]:
     """The time at this machine's limits, how near the layers come to it, and what limits them."""
     return [
         _Number(
-            Column(f"{metric}_limit_ns", "limit", scale.unit, drop=5),
+            Column(f"{metric}_limit_ns", "fwd limit" if metric == "forward" else "bwd limit", drop=5),
             lambda own, total: scale.text(total.limit_ns(metric)),
         ),
-        _Number(Column("reached", "reached", drop=9), lambda own, total: units.percent(total.reached(metric), 0)),
+        _Number(Column("reached", "reached", drop=10), lambda own, total: units.percent(total.reached(metric), 0)),
         _Number(
-            Column("bound_by", "bound by", align="left", drop=7),
+            Column("bound_by", "bound by", align="left", drop=6),
             lambda own, total: total.bound_by(metric) or units.NOT_MEASURED,
         ),
     ]

@@ -77,9 +77,9 @@ def test_interrupted_steps_are_left_out_and_measured_again(
 
 @pytest.mark.unsteady
 def test_the_header_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradscope.report.header import header_rows
+    from gradscope.report.header import head_rows
 
-    text = dict(header_rows(_run(monkeypatch, {1})))["measured"]
+    text = dict(head_rows(_run(monkeypatch, {1}), full=True))["measured"]
     assert text.startswith("4 of 5 steps after 1 warm-up · 1 left out, interrupted by the system · ")
 
 
@@ -118,11 +118,11 @@ def _waiting(monkeypatch: pytest.MonkeyPatch, share: float) -> Any:
 
 @pytest.mark.unsteady
 def test_a_run_that_waited_for_a_core_says_so_and_promises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradscope.report.header import header_rows
+    from gradscope.report.header import head_rows
 
     run = _waiting(monkeypatch, 0.5)
     assert run.step.waited_ns is not None and 0.45 < run.step.waited_ns / run.step.wall_ns < 0.55
-    text = dict(header_rows(run))["measured"]
+    text = dict(head_rows(run, full=True))["measured"]
     assert " % of it waiting for a core (too much for alarms and savings: is the machine idle?)" in text
     assert "the steps waited too long for a core for alarms and savings of time: none are given" in run.notes
     assert not any(finding.predicted_saving_ns for finding in run.findings)

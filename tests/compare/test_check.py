@@ -17,7 +17,8 @@ from gradscope.compare.budgets import (
     percentage,
     regressions,
 )
-from gradscope.compare.checktext import offenders, to_json, to_text
+from gradscope.compare.checktext import check_document, offenders, to_json
+from gradscope.document.terminal import to_text
 from gradscope.errors import UsageError
 from gradscope.tables import RunData
 from tests import report_fixtures
@@ -25,6 +26,10 @@ from tests.diff_fixtures import CPU, MS, around, run
 
 NOTHING = (0, 0, 0, 0, 0)
 FIVE, TEN = Fraction(5, 100), Fraction(10, 100)
+
+
+def shown(checked: Checked) -> str:
+    return to_text(check_document(checked))
 
 
 def judged(before: RunData, after: RunData, **limits: Any) -> list[Judged]:
@@ -259,28 +264,29 @@ ok    the step  peak      2.00 MB  2.02 MB   +1.0 %     +2 %     exact
 ok    the step  saved     1.00 MB  1.01 MB   +1.0 %     +2 %     exact
 ok    the step  peak            -  2.02 MB        -  3.00 MB     exact
 
+Result
 FAILED: 2 of 6 values are over the limit.
 """
 
 
 def test_the_terminals_text(checked: Checked) -> None:
-    assert to_text(checked) == TEXT
+    assert shown(checked) == TEXT
     assert offenders(checked.over) == "backward of the step, backward of a"
 
 
 def test_a_check_that_passes() -> None:
     one = net(90 * MS, MS)
     checked = check(one, one, Budgets(FIVE), ("run.json", "run.json"))
-    assert to_text(checked).endswith("\nPASSED: the value is within the limit.\n")
-    assert "WARNING" not in to_text(checked)
+    assert shown(checked).endswith("\nPASSED: the value is within the limit.\n")
+    assert "WARNING" not in shown(checked)
     checked = check(one, one, Budgets(FIVE, [LayerLimit("*", TEN)]), ("run.json", "run.json"))
-    assert to_text(checked).endswith("\nPASSED: all 4 values are within the limit.\n")
+    assert shown(checked).endswith("\nPASSED: all 4 values are within the limit.\n")
 
 
 def test_a_check_that_passes_by_its_noise() -> None:
     wall = around(0, 10 * MS)
     checked = check(net(97 * MS, wall=wall), net(90 * MS, wall=wall), Budgets(FIVE), ("run.json", "b.json"))
-    text = to_text(checked)
+    text = shown(checked)
     assert text.endswith(
         "\nPASSED: no value of 1 is over its limit beyond noise. 1 is over the limit, but within noise.\n"
     )
@@ -291,7 +297,7 @@ def test_what_is_within_its_limit_is_not_listed_without_end() -> None:
     layers = {"": NOTHING} | {f"l{i}": around(MS, 0) for i in range(30)}
     one = run(layers)
     checked = check(one, one, Budgets(layers=[LayerLimit("l*", FIVE)]), ("run.json", "run.json"))
-    lines = to_text(checked).splitlines()
+    lines = shown(checked).splitlines()
     assert sum(line.startswith("ok ") for line in lines) == 21
     assert any(line.split() == ["ok", "…", "10", "more"] for line in lines)
 

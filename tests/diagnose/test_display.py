@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from gradscope.document.markdown import to_markdown
+from gradscope.document.terminal import to_text
 from gradscope.report import Report
+from gradscope.report.document import profile_document
 from gradscope.report.findings import MOST_HINTS, FindingsView, build_findings, chosen, saving_text
-from gradscope.report.markdown import to_markdown
 from gradscope.report.nextsteps import next_steps
 from gradscope.report.page.data import page_record
-from gradscope.report.terminal import to_text
 from gradscope.report.tree import ViewOptions
 from gradscope.report.view import build_view
 from gradscope.tables import Finding, RunData
@@ -94,7 +95,10 @@ def test_small_ones_are_counted() -> None:
     small = [finding(f"s{i}", 0.004, 0.002) for i in range(3)]
     view = shown(LARGE, *small, finding("lean", 0.001, 0.05), finding("edge", 0.0101))
     assert names(view) == ["large", "edge", "lean"]
-    assert (view.more, view.command) == ("and 3 smaller ones", "gradscope show run.json --min-percent 0")
+    assert (view.more, view.command) == (
+        "and 3 smaller ones",
+        "gradscope show run.json --show findings --min-percent 0",
+    )
     assert names(shown(LARGE, *small, min_percent=0)) == ["large", "s0", "s1", "s2"]
     assert shown(*small[:1]).more == "1 small one"
     assert names(shown(LARGE, finding("mid", 0.05), min_percent=10)) == ["large"]
@@ -110,8 +114,9 @@ def test_hints_do_not_bury_the_rest() -> None:
 
 def test_without_a_file_python_shows_all() -> None:
     view = build_view(with_findings(finding("s", 0.001))).findings
-    assert view.command == "report.print(min_percent=0)"
-    assert "1 small one: report.print(min_percent=0)" in to_text(build_view(with_findings(finding("s", 0.001))))
+    command = "report.print(show=['findings'], min_percent=0)"
+    assert view.command == command
+    assert f"  {command}  shows 1 small one\n" in to_text(profile_document(with_findings(finding("s", 0.001))))
 
 
 @pytest.mark.parametrize(
@@ -153,12 +158,12 @@ def test_repeated_layers_are_folded(layers: tuple[str, ...], words: str) -> None
 @pytest.mark.parametrize(
     ("amounts", "words"),
     [
-        ((48_123_456, 32_000_000, 71_900_000, 95_400_000), "saves about 48 ms (32 to 72) · frees about 95 MB"),
-        ((480_000, None, None, None), "saves about 480 µs"),
-        ((999_600, 1, 2_000_000, None), "saves about 1 ms (0 to 2)"),
-        ((1_234_000_000, 900_000_000, 1_300_000_000, None), "saves about 1.2 s (0.9 to 1.3)"),
-        ((700, 700, 700, 999), "saves about 700 ns · frees about 1 kB"),
-        ((None, None, None, 402_000_000), "frees about 400 MB"),
+        ((48_123_456, 32_000_000, 71_900_000, 95_400_000), "est. -48 ms/step (32 to 72) · -95 MB of memory"),
+        ((480_000, None, None, None), "est. -480 µs/step"),
+        ((999_600, 1, 2_000_000, None), "est. -1 ms/step (0 to 2)"),
+        ((1_234_000_000, 900_000_000, 1_300_000_000, None), "est. -1.2 s/step (0.9 to 1.3)"),
+        ((700, 700, 700, 999), "est. -700 ns/step · -1 kB of memory"),
+        ((None, None, None, 402_000_000), "est. -400 MB of memory"),
         ((-4, None, None, 0), ""),
     ],
 )
@@ -176,10 +181,10 @@ def test_savings_are_estimates(amounts: tuple[int | None, ...], words: str) -> N
 
 def test_shares_of_the_step_and_the_peak() -> None:
     row = shown(LARGE).rows[0]
-    assert row.saving.startswith("saves about ") and ", 18 % of the step · frees about " in row.saving
+    assert row.saving.startswith("est. -") and ", 18 % of the step · -" in row.saving
     assert row.saving.endswith(", 7 % of the peak")
-    assert row.worth == "saves 18 % of the step"
-    assert shown(finding("m", peak=0.3)).rows[0].worth == "frees 30 % of the peak"
+    assert row.worth == "-18 % of the step"
+    assert shown(finding("m", peak=0.3)).rows[0].worth == "-30 % of the peak memory"
     assert shown(finding("f", 0.004), min_percent=0).rows[0].saving.endswith(", 0.4 % of the step")
     assert "of the step" not in shown(finding("more than there is", 1.7)).rows[0].saving
 
@@ -188,7 +193,9 @@ def test_shares_of_the_step_and_the_peak() -> None:
 
 
 def section(width: int = 140, *findings: Finding, encoding: str = "utf-8") -> list[str]:
-    lines = to_text(build_view(with_findings(*findings), None, "run.json"), width, encoding).splitlines()
+    run = with_findings(*findings)
+    options = ViewOptions(show=("findings",))
+    lines = to_text(profile_document(run, options, "run.json"), width, encoding).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("Findings"))
     return lines[start : lines.index("", start)]
 
@@ -196,7 +203,7 @@ def section(width: int = 140, *findings: Finding, encoding: str = "utf-8") -> li
 def test_a_finding_on_the_terminal() -> None:
     text = next(row.text for row in RUN.lines if row.line == 58)
     lines = section(140, LARGE, finding("small", 0.001))
-    assert lines[0] == "Findings  why it is slow and what to do; savings are estimates"
+    assert lines[0] == "Findings  why it is slow and what to do; gains are estimates"
     assert lines[1:8] == [
         "1. critical: large is slow",
         "   where  transformer.h.*.attn ×12 · examples/gpt.py:58",
@@ -208,7 +215,7 @@ def test_a_finding_on_the_terminal() -> None:
     ]
     assert lines[8:] == [
         "   rule   large · recipe attention",
-        "And 1 smaller one: gradscope show run.json --min-percent 0",
+        "  gradscope show run.json --show findings --min-percent 0  shows 1 smaller one",
     ]
 
 
@@ -233,27 +240,30 @@ def test_text_from_outside_is_made_visible() -> None:
 
 def test_markdown() -> None:
     odd = finding("odd", 0.05, message="a | b <c> `d`", code="x = '```'\ny = 1")
-    text = to_markdown(build_view(with_findings(LARGE, odd, finding("s", 0.001)), None, "run.json"))
+    run = with_findings(LARGE, odd, finding("s", 0.001))
+    text = to_markdown(profile_document(run, ViewOptions(show=("findings",)), "run.json"))
     part = text.partition("#### Findings\n\n")[2]
     assert part.startswith(
-        "Savings are estimates.\n\n1. **critical**: large is slow  \n   `transformer.h.*.attn ×12` · "
+        "why it is slow and what to do; gains are estimates\n\n"
+        "1. **critical**: large is slow  \n   `transformer.h.*.attn ×12` · "
     )
-    assert f"\n   *{shown(LARGE).rows[0].saving}*  \n   rule `large` · recipe `attention`\n\n" in part
+    assert f"\n   gain: *{shown(LARGE).rows[0].saving}*  \n   rule: large · recipe attention\n\n" in part
     assert f"   ```python\n   {LARGE.code}\n   ```\n" in part
     assert "2. **info**: a \\| b &lt;c&gt; \\`d\\`  \n" in part
     assert "   ````python\n   x = '```'\n   y = 1\n   ````\n" in part
-    assert "And 1 smaller one: `gradscope show run.json --min-percent 0`\n" in part
+    assert "- shows 1 smaller one: `gradscope show run.json --show findings --min-percent 0`\n" in part
 
 
 def test_notebook() -> None:
-    many = [finding(f"f{i}", 0.05) for i in range(5)]
+    many = [finding(f"f{i}", 0.05) for i in range(8)]
     html = Report(with_findings(LARGE, *many, finding("s", 0.001)))._repr_html_()
     for words in ("critical:", "large is slow", "Put the recipe attention there.", "of the peak", "×12"):
         assert words in html
-    assert "… 1 more finding: print(report) has them; and 1 smaller one: report.print(min_percent=0)" in html
+    more = "shows 2 more and 1 smaller one: <code>report.print(show=[&#x27;findings&#x27;], min_percent=0)</code>"
+    assert more in html
     assert "<code>gradscope.patch(model, batch" in html
     alone = Report(with_findings(finding("s", 0.001)))._repr_html_()
-    assert "1 small one: report.print(min_percent=0)" in alone
+    assert "shows 1 small one: <code>report.print(" in alone
 
 
 def test_frames() -> None:
@@ -292,7 +302,7 @@ def test_the_page_has_all_of_them_and_marks_small_ones() -> None:
 def test_a_recipe_is_put_in_by_a_command_with_a_target(target: str, mode: Any, command: str) -> None:
     run = with_findings(LARGE)
     run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, target=target, mode=mode))
-    assert next_steps(run, build_view(run).tree, None)[0].command == command
-    assert "gradscope fix ''" not in to_text(build_view(run, None, "run.json"))
+    assert next_steps(run, build_view(run).tree, None, full=False)[0].command == command
+    assert "gradscope fix ''" not in to_text(profile_document(run, None, "run.json"))
     without = dataclasses.replace(run, findings=(finding("hint"),))
-    assert not any("fix" in step.command for step in next_steps(without, build_view(run).tree, "run.json"))
+    assert not any("fix" in step.command for step in next_steps(without, build_view(run).tree, "run.json", full=True))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gradscope.document.terminal import to_text
 from gradscope.errors import OutputError
 from gradscope.fitting import FitReport
 from gradscope.fitting.result import FitData, FitRow, LayerGrowth, MeasuredRow
-from gradscope.fitting.show import to_text
+from gradscope.fitting.show import fit_document
 from gradscope.report.outfile import RUN_HEAD
 
 MB = 10**6
@@ -26,6 +27,10 @@ def layers() -> tuple[LayerGrowth, ...]:
         found.append(LayerGrowth(block, "Block", "h", 0, MB, 4 * MB))
         found.append(LayerGrowth(f"{block}.fc", "Linear", block, 10, 3 * MB, 3 * MB))
     return (*found, LayerGrowth("head", "Linear", "", 5, MB, MB))
+
+
+def shown(data: FitData, width: int = 100, encoding: str = "utf-8") -> str:
+    return to_text(fit_document(data), width, encoding)
 
 
 def fitted(**changes: Any) -> FitData:
@@ -88,11 +93,11 @@ outside the layers           1.00 MB  10.0 %  ██
 
 
 def test_the_report() -> None:
-    assert to_text(fitted()).partition("\n\nNotes")[0] + "\n" == TEXT
+    assert shown(fitted()).partition("\n\nNotes")[0] + "\n" == TEXT
 
 
 def notes(**changes: Any) -> list[str]:
-    text = to_text(fitted(**changes), width=2000)
+    text = shown(fitted(**changes), width=2000)
     found = text.partition("\nNotes  what was not measured or is an estimate, and why\n")[2]
     return [line.removeprefix("- ") for line in found.splitlines()]
 
@@ -143,7 +148,7 @@ def test_each_note(changes: dict[str, Any], note: str) -> None:
 
 
 def line(name: str, **changes: Any) -> str:
-    return next(line for line in to_text(fitted(**changes), width=2000).splitlines() if line.startswith(name))
+    return next(line for line in shown(fitted(**changes), width=2000).splitlines() if line.startswith(name))
 
 
 def test_header_of_a_workload_without_an_optimizer() -> None:
@@ -166,13 +171,13 @@ def test_header_without_a_check() -> None:
     ],
 )
 def test_other_answers(changes: dict[str, Any], answer: str) -> None:
-    assert answer in to_text(fitted(**changes)).splitlines()
+    assert answer in shown(fitted(**changes)).splitlines()
 
 
 def test_without_device_memory_only_peaks() -> None:
     rows = tuple(dataclasses.replace(row, fits=None) for row in fitted().rows)
     changes = {"device_memory_bytes": None, "reserve_bytes": None, "largest": None}
-    text = to_text(fitted(rows=rows, **changes))
+    text = shown(fitted(rows=rows, **changes))
     assert "fits" not in text
     assert not re.search(r"^memory", text, re.MULTILINE)
     assert re.search(r"^ +8  130 MB  80\.0 MB  40\.0 MB", text, re.MULTILINE)
@@ -180,28 +185,30 @@ def test_without_device_memory_only_peaks() -> None:
 
 def test_a_range() -> None:
     row = dataclasses.replace(fitted().rows[0], low_bytes=120 * MB, high_bytes=460 * MB, fits="unsure")
-    text = to_text(fitted(rows=(row,)))
+    text = shown(fitted(rows=(row,)))
     assert re.search(r"^ +8  130 MB  120 MB to 460 MB  unsure", text, re.MULTILINE)
 
 
 def test_more_layers_than_are_shown() -> None:
     many = tuple(LayerGrowth(f"l{chr(97 + k)}", "Linear", "", 1, MB, MB) for k in range(12))
-    text = to_text(fitted(layers=(LayerGrowth("", "Net", None, 0, 0, 12 * MB), *many), outside_bytes_per_sample=0))
+    text = to_text(
+        fit_document(fitted(layers=(LayerGrowth("", "Net", None, 0, 0, 12 * MB), *many), outside_bytes_per_sample=0))
+    )
     assert re.search(r"^… 2 more +2\.00 MB  16\.7 %", text, re.MULTILINE)
 
 
 def test_nothing_grows() -> None:
-    assert "What grows" not in to_text(fitted(layers=(), outside_bytes_per_sample=0))
+    assert "What grows" not in shown(fitted(layers=(), outside_bytes_per_sample=0))
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_it_fits_the_terminal(width: int) -> None:
     changed = {"deviation": 0.2, "unmatched_bytes": 100 * MB, "optimizer": None, "adam_bytes": 1, "gradient_bytes": 1}
-    assert max(len(line) for line in to_text(fitted(**changed), width=width).splitlines()) <= width
+    assert max(len(line) for line in shown(fitted(**changed), width=width).splitlines()) <= width
 
 
 def test_plain_ascii() -> None:
-    to_text(fitted(), encoding="ascii").encode("ascii")
+    shown(fitted(), encoding="ascii").encode("ascii")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gradscope.document.terminal import to_text
 from gradscope.errors import RunFileError
 from gradscope.fixing.messages import fold_sites, next_steps, verdict
 from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide, from_json, load_fix, to_json
-from gradscope.fixing.show import to_text
+from gradscope.fixing.show import fix_document
 from gradscope.tables import WorkloadInfo
 
 KEPT = FixSite("", "m.py:7", "attention", "kept", "", 900_000, 2_000_000, 1_000_000, 3_000_000, 2e-7, 3e-7)
@@ -24,6 +25,10 @@ def block(number: int, **changes: Any) -> FixSite:
 
 def side(wall_ns: int, peak_bytes: int | None = 40_000_000, spread_ns: int = 10_000) -> StepSide:
     return StepSide(wall_ns, {"wall_ns": spread_ns}, "in turns", wall_ns // 2, peak_bytes)
+
+
+def shown(data: FixData, width: int = 100, encoding: str = "utf-8", diff: str | None = None) -> str:
+    return to_text(fix_document(data, diff), width, encoding)
 
 
 def fixed(**changes: Any) -> FixData:
@@ -46,12 +51,15 @@ def fixed(**changes: Any) -> FixData:
 
 
 WIDE = """\
-gradscope 0.1.0
+gradscope 0.1.0  fix
 target  m.py
 model   Net, 1.00 M parameters · batch 4x256 int64
 device  cpu · 2 threads · torch 2.13.0
 
-Places  what they save in a step; error: of the worst gradient, and before
+Result
+3 of 4 places replaced: a step is 1.25 times as fast and needs 4.00 times less memory.
+
+Call sites  what they save in a step; error: of the worst gradient, and before
 layer        source  recipe                   time   memory    error   before
 h.*.attn ×3  m.py:7  attention  kept     3.00 ms  9.00 MB  2.0e-07  3.0e-07
 head         m.py:9  rope       refused        -        -        -        -
@@ -63,13 +71,11 @@ before          10.0 ms  ±0.1 %      40.0 MB
 after           8.00 ms  ±0.1 %      10.0 MB
 before / after    ×1.25                ×4.00
 the loss differs by 1.2e-07 of its value
-
-3 of 4 places replaced: a step is 1.25 times as fast and needs 4.00 times less memory.
 """
 
 
 def test_the_whole_report() -> None:
-    found = to_text(fixed(), 140, diff="out.diff")
+    found = shown(fixed(), 140, diff="out.diff")
     head = [" ".join(line.split()) for line in found.partition("\nNotes")[0].splitlines()]
     assert head == [" ".join(line.split()) for line in WIDE.splitlines()]
     assert found.endswith(
@@ -81,7 +87,7 @@ def test_the_whole_report() -> None:
 
 def test_a_time_that_noise_hides_is_no_ratio() -> None:
     """The table says what the sentence below it says."""
-    found = to_text(fixed(time="nothing"), 140)
+    found = shown(fixed(time="nothing"), 140)
     assert "×1.25" not in found and "within noise" in found
     (row,) = [line.split() for line in found.splitlines() if line.startswith("before / after")]
     assert row == ["before", "/", "after", "noise", "×4.00"]
@@ -90,7 +96,7 @@ def test_a_time_that_noise_hides_is_no_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "saved_ns", "shown"),
+    ("told", "saved_ns", "words"),
     [
         (("nothing",), -47_900_000, "noise"),
         (("nothing",), 5_000_000, "noise"),
@@ -101,55 +107,45 @@ def test_a_time_that_noise_hides_is_no_ratio() -> None:
         ((None,), -5_000_000, "-5.00 ms"),  # of a file of before
     ],
 )
-def test_a_places_time_is_told_where_it_is_no_noise(told: tuple[Any, ...], saved_ns: int, shown: str) -> None:
+def test_a_places_time_is_told_where_it_is_no_noise(told: tuple[Any, ...], saved_ns: int, words: str) -> None:
     """Whether the step's is told or not: a place may be kept for its memory alone."""
     sites = tuple(block(k, measured_saving_ns=saved_ns, time=word) for k, word in enumerate(told))
     data = fixed(sites=sites)
-    (row,) = [line for line in to_text(data, 140).splitlines() if line.startswith("h.")]
-    assert f" {shown} " in row.split("kept")[1]
+    (row,) = [line for line in shown(data, 140).splitlines() if line.startswith("h.")]
+    assert f" {words} " in row.split("kept")[1]
     assert from_json(to_json(data)) == data
-
-
-@pytest.mark.parametrize("width", range(50, 141, 5))
-def test_the_heading_names_the_columns_that_are_there(width: int) -> None:
-    name = "first_attention_of_the_network.with_a_long_name"
-    lines = to_text(fixed(sites=(replace(KEPT, path=name),)), width).splitlines()
-    at = next(k for k, line in enumerate(lines) if line.startswith("Places"))
-    head = next(k for k, line in enumerate(lines) if line.startswith("layer"))
-    about, columns = " ".join(lines[at:head]), lines[head].split()
-    assert ("error" in about, "before" in about) == ("error" in columns, "before" in columns)
 
 
 def test_where_it_is_stays_longer_than_how_exact_it_is() -> None:
     sites = (replace(KEPT, path="first_attention_of_the_network.with_a_long_name", recipe="packed_attention"),)
-    shown = []
+    found = []
     for width in range(50, 141):
-        (head,) = [line for line in to_text(fixed(sites=sites), width).splitlines() if line.startswith("layer")]
-        shown.append(tuple(word for word in head.split() if word in ("source", "error")))
-    assert set(shown) == {(), ("source",), ("source", "error")}
+        (head,) = [line for line in shown(fixed(sites=sites), width).splitlines() if line.startswith("layer")]
+        found.append(tuple(word for word in head.split() if word in ("source", "error")))
+    assert set(found) == {(), ("source",), ("source", "error")}
 
 
 def test_a_loss_that_is_not_the_users_is_told() -> None:
-    assert "\nloss " not in to_text(fixed())
+    assert "\nloss " not in shown(fixed())
     ours = replace(fixed().workload, loss="mean of outputs")
-    assert "\nloss    mean of the floating outputs" in to_text(fixed(workload=ours))
+    assert "\nloss    mean of the floating outputs" in shown(fixed(workload=ours))
 
 
 def test_a_step_in_turns_says_what_its_memory_is_also_where_nothing_is_kept() -> None:
     for after in (side(8_000_000), None):
-        assert "the peak above what lived when the step began" in " ".join(to_text(fixed(after=after)).split())
+        assert "the peak above what lived when the step began" in " ".join(shown(fixed(after=after)).split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     data = fixed(curves=LossCurves((2.0, 1.0), (2.0, 1.0), 0.0, True, "The curves are the same."))
-    lines = to_text(data, width, diff="out.diff").splitlines()
+    lines = shown(data, width, diff="out.diff").splitlines()
     assert max(map(len, lines)) <= width
     assert any(line.startswith("h.*.attn ×3") for line in lines)
 
 
 def test_ascii() -> None:
-    to_text(fixed(), encoding="ascii").encode("ascii")
+    shown(fixed(), encoding="ascii").encode("ascii")
 
 
 def test_repeated_blocks_are_one_row() -> None:
@@ -171,18 +167,18 @@ def test_figures_in_a_reason_part_no_blocks() -> None:
 def test_each_place_of_a_module_has_its_own_saving() -> None:
     both = [block(0), block(0, source="m.py:9", recipe="gelu", measured_saving_ns=500_000)]
     assert [row.measured_saving_ns for row in fold_sites(both)] == [1_000_000, 500_000]
-    assert "those of what is kept add up to the step's" in to_text(fixed(sites=tuple(both)), 200)
+    assert "those of what is kept add up to the step's" in shown(fixed(sites=tuple(both)), 200)
 
 
 def test_savings_of_several_models_are_not_the_steps() -> None:
     """Each was measured by itself; the step is that of two profiles."""
     script = replace(fixed().workload, mode="script")
     profiles = {name: replace(side(took), measured="profile") for name, took in (("before", 9_000_000), ("after", 12))}
-    found = to_text(fixed(workload=script, **profiles), 400)
+    found = shown(fixed(workload=script, **profiles), 400)
     last = next(line for line in found.splitlines() if line.startswith("before / after"))
     assert last.split() == ["before", "/", "after", "-", "-", "×1.00"]  # neither time nor backward
     assert "what the whole step saves is not their sum" in found and "add up" not in found
-    assert "add up to the step's" in to_text(fixed(workload=script), 400)
+    assert "add up to the step's" in shown(fixed(workload=script), 400)
 
 
 def test_a_sign_test_decides_the_verdict_where_there_is_one() -> None:
@@ -199,7 +195,9 @@ def test_without_a_sign_test_the_spread_of_either_side_is_noise(wide: str) -> No
 
 
 def test_a_dry_run_predicts_one_pass() -> None:
-    found = to_text(fixed(dry_run=True, sites=(replace(KEPT, status="found"),), before=None, after=None), 140)
+    found = to_text(
+        fix_document(fixed(dry_run=True, sites=(replace(KEPT, status="found"),), before=None, after=None)), 140
+    )
     assert "what they would save in one pass, forward and backward; ~ is predicted" in found
     assert " ".join(found.partition("attention")[2].split()).startswith("found ~900 µs ~2.00 MB ")
 
@@ -254,13 +252,13 @@ def test_verdicts(changes: dict[str, Any], sentence: str) -> None:
 def test_of_a_script_the_model_alone_was_measured() -> None:
     """Neither heading nor verdict says that of a step which holds a loss, data and an optimizer besides."""
     script = WorkloadInfo("train.py", "script", 5, 3, None)
-    found = to_text(fixed(workload=script), 140)
+    found = shown(fixed(workload=script), 140)
     assert "The model's part of a step\n" in found and "whole step" not in found
     assert "replaced: the model's part of a step is 1.25 times as fast and needs 4.00 times less memory." in found
     assert "a loss outside of the model, data and the optimizer come on top" in " ".join(found.split())
     of_two = {name: replace(side(wall_ns), measured="profile") for name, wall_ns in (("before", 10), ("after", 8))}
-    assert "The whole step\n" in to_text(fixed(workload=script, **of_two), 140)
-    assert "The whole step\n" in to_text(fixed(), 140)
+    assert "The whole step\n" in shown(fixed(workload=script, **of_two), 140)
+    assert "The whole step\n" in shown(fixed(), 140)
 
 
 def test_next_steps() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 from gradscope.compare import Diff
 from gradscope.compare.budgets import Budgets, LayerLimit, check, percentage
 from gradscope.compare.build import compare
-from gradscope.compare.checktext import check_lines
+from gradscope.compare.checktext import check_document
 from gradscope.compare.checktext import to_json as check_json
 from gradscope.compare.page import comparison_html
+from gradscope.document.terminal import to_text
 from gradscope.errors import UsageError
 from gradscope.fixing import FixData, FixReport
-from gradscope.fixing.show import to_text as fix_text
-from gradscope.report import Report, glyphs
+from gradscope.fixing.show import fix_document
+from gradscope.report import Report
 from gradscope.report.csvfile import TABLE_NAMES
 from gradscope.report.page import to_html
 from gradscope.report.runfile import to_json
-from gradscope.report.terminal import to_text
 from gradscope.tables import RunData
 
 Mutation = Callable[[random.Random, Any], None]
@@ -283,7 +283,7 @@ def render_run(run: RunData) -> dict[str, str]:
     report = Report(run, "run.json")
     found = {"terminal": str(report), "repr": repr(report), "notebook": report._repr_html_()}
     for options in ({"sort": "memory", "top": 2}, {"sort": "ratio", "depth": 1, "min_percent": 0}):
-        found[f"narrow {options}"] = to_text(report.view(**options), width=40, encoding="ascii")
+        found[f"narrow {options}"] = to_text(report.document(**options), width=40, encoding="ascii")
     found |= {"markdown": report.to_markdown(), "speedscope": report.to_speedscope(), "json": to_json(run)}
     found |= {f"csv {name}": report.to_csv(name) for name in TABLE_NAMES}
     found["page"] = to_html([run])
@@ -307,9 +307,7 @@ def render_diff(before: RunData, after: RunData) -> dict[str, str]:
 
 
 def _diff_text(found: Diff) -> str:
-    from gradscope.compare.terminal import to_text as diff_text
-
-    return diff_text(found.view(sort="ratio", within_noise=True), width=40, encoding="ascii")
+    return to_text(found.document(sort="ratio", within_noise=True), width=40, encoding="ascii")
 
 
 def render_check(run: RunData, baseline: RunData) -> dict[str, str]:
@@ -324,8 +322,7 @@ def render_check(run: RunData, baseline: RunData) -> dict[str, str]:
         except UsageError as error:
             texts[f"error {number}"] = str(error)
             continue
-        lines = check_lines(checked, 80, glyphs.for_encoding("utf-8"))
-        texts[f"check {number}"] = "\n".join("".join(text for text, _ in line) for line in lines)
+        texts[f"check {number}"] = to_text(check_document(checked), 80)
         texts[f"check json {number}"] = check_json(checked)
     return texts
 
@@ -333,7 +330,7 @@ def render_check(run: RunData, baseline: RunData) -> dict[str, str]:
 def render_fix(fix: FixData) -> dict[str, str]:
     """The fix as every format that it has."""
     report = FixReport(fix, None, None, ())
-    narrow = fix_text(fix, 40, "ascii", "run.diff")
+    narrow = to_text(fix_document(fix, "run.diff"), 40, "ascii")
     return {"terminal": str(report), "narrow": narrow, "json": report.to_json(), "repr": repr(report)}
 
 

@@ -18,6 +18,7 @@ from gradscope.cli.show import CsvTable
 from gradscope.errors import UsageError
 from gradscope.report import Report
 from gradscope.report.csvfile import TABLE_NAMES
+from gradscope.report.view import build_view
 from gradscope.tables import RunData
 from tests import report_fixtures as fixtures
 from tests import report_memory_fixtures as memory_fixtures
@@ -160,14 +161,14 @@ def table_of(markdown: str, title: str) -> list[list[str]]:
 
 
 def test_markdown_shows_the_folded_tree_lines_and_ledger() -> None:
-    text = Report(RUNS["gpt"]).to_markdown()
+    text = Report(RUNS["gpt"]).to_markdown(full=True)
     layers = table_of(text, "Layers")
-    assert layers[0][:3] == ["`GPT`", "", layers[0][2]]
+    assert layers[0][:2] == ["`GPT`", ""]
     assert [row[0].replace("&nbsp;", "") for row in layers[:4]] == ["`GPT`", "`transformer`", "`h.0-h.2` ×3", "`attn`"]
     assert layers[-2][0].startswith("… ")
     assert layers[-1][0] == "outside the layers"
     assert table_of(text, "Source lines")[0][0] == "`examples/gpt.py:53`"
-    assert table_of(text, "What the backward is made of")[-1][0] == "**all of backward**"
+    assert table_of(text, "Backward breakdown")[-1][0] == "**all of backward**"
     assert "1. **critical**: attention is computed by hand" in text
 
 
@@ -179,25 +180,26 @@ def test_markdown_rows_add_up(seed: int) -> None:
     for options in ({}, {"min_percent": 25.0}, {"depth": 1}):
         rows = table_of(Report(run).to_markdown(**options), "Layers")
         whole = [row for row in rows if not row[0].startswith(("&nbsp;", "…"))]
-        percents = [float(row[2].removesuffix(" %").lstrip("<")) for row in whole]
+        percents = [float(row[3].removesuffix(" %").removeprefix("&lt;")) for row in whole]
         assert sum(percents) == pytest.approx(100, abs=0.051 * len(percents))
-        selves = [float(row[4].lstrip("<")) for row in rows if row[4]]
-        head = Report(run).to_markdown().split("self ")[1].split(" ")[0]
+        selves = [float(row[4].removeprefix("&lt;")) for row in rows if row[4]]
+        head = Report(run).to_markdown().split("| bwd ")[1].split(" ")[0]
         unit = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[head]
         assert sum(selves) * unit == pytest.approx(run.ledger.layers_ns, abs=0.1 * unit * len(selves))
 
 
 def test_markdown_of_memory() -> None:
-    text = Report(memory_fixtures.gpt(leak=True, cuda=True)).to_markdown()
+    text = Report(memory_fixtures.gpt(leak=True, cuda=True)).to_markdown(full=True)
     assert "- **memory**: peak 22.4 GB in backward (GPT) · saved for backward 17.6 GB · LEAK: 302 MB more" in text
-    assert table_of(text, "Layers")[0][-1] == "17.6 GB"
+    assert table_of(text, "Layers")[0][-2] == "17.6 GB"
     assert table_of(text, "Source lines")[0] == [
         *("`examples/gpt.py:53`", "6.71", "53.3 %", "302 MB", "`lm_head`"),
         "`q, k, v = self.c_attn(x).split(self.n_embd, dim=2)`",
     ]
     assert table_of(text, "Source lines")[-1] == ["no source line", "0.80", "6.3 %", "731 MB", "", ""]
-    assert "22.4 GB in backward, at 5.75 s of 16.8 s, while GPT ran LogSoftmaxBackward0: saved activations" in text
-    assert table_of(text, "Who holds the peak") == [
+    assert "22.4 GB in backward, at 5.75 s of 16.8 s, while GPT ran LogSoftmaxBackward0\n" in text
+    assert "- **by kind**: saved activations" in text
+    assert table_of(text, "Memory at peak, by owner") == [
         ["`transformer.h.*.attn`", "10.6 GB", "47.2 %", "saved activations"],
         ["`GPT`", "1.65 GB", "7.4 %", "saved activations"],
         ["`GPT`", "1.65 GB", "7.4 %", "temporaries"],
@@ -208,18 +210,26 @@ def test_markdown_of_memory() -> None:
         ["**all of the peak**", "**22.4 GB**", "**100.0 %**", ""],
     ]
     assert table_of(text, "Saved for backward")[0] == [
-        *("softmax output 8x12x1024x1024 float32", "4.83 GB", "27.5 %", "12"),
+        *("softmax output 8x12x1024x1024 float32", "4.83 GB", "27.5 %", "12", "403 MB"),
         *("`examples/gpt.py:60`", "`transformer.h.*.attn`"),
     ]
     assert table_of(text, "Retained after the step")[0] == [
-        *("**leak** aten::add, forward", "302 MB", "15.5 %", "12", "`examples/gpt.py:92`", "`transformer.h.*`")
+        *(
+            "LEAK aten::add, forward",
+            "302 MB",
+            "15.5 %",
+            "12",
+            "25.2 MB",
+            "`examples/gpt.py:92`",
+            "`transformer.h.*`",
+        )
     ]
     assert len(table_of(text, "Held by Python")) == 1
     assert table_of(text, "Copies")[-1] == ["… 1 more", "8.19 kB", "0.0 %", "", "", "", ""]
-    assert "#### On cuda:0\n\nallocated 22.4 GB · reserved 24.3 GB, 1.86 GB of it unused" in text
+    assert "#### On cuda:0\n\nat the peak: allocated 22.4 GB · reserved 24.3 GB, 1.86 GB of it unused" in text
     by_memory = Report(memory_fixtures.mlp()).to_markdown(sort="memory")
-    assert table_of(by_memory, "Layers")[-1] == ["outside the layers", "", "13.6 %", *[""] * 5, "1.28 kB"]
-    assert "Who holds" not in Report(RUNS["gpt"]).to_markdown()
+    assert table_of(by_memory, "Layers")[-1] == ["outside the layers", "", "1.28 kB", "13.6 %", *[""] * 7]
+    assert "Memory at peak" not in Report(RUNS["gpt"]).to_markdown()
 
 
 def test_markdown_cannot_be_broken_by_names() -> None:
@@ -268,7 +278,7 @@ def test_communication_of_a_layer_is_counted_once() -> None:
     ops = tuple(dataclasses.replace(op, layer="0") if op.phase == "communication" else op for op in run.ops)
     run = dataclasses.replace(run, ops=ops)
     check_profiles(run, speedscope(run))
-    for group in Report(run).view().ops:
+    for group in build_view(run).ops:
         assert sum(op.ns for op in group.ops) + group.more_ns == group.ns
 
 
@@ -293,5 +303,5 @@ def test_speedscope_stacks_are_the_layers_down_to_the_operation() -> None:
     assert spent[f"{block} > transformer.h.0.attn Attention > BmmBackward0"] == bmm.self_ns
     again = f"{block} > transformer.h.0.attn Attention > (recompute) > aten::addmm"
     assert spent[again] == next(row.recompute_ns for row in run.layers if row.path == "transformer.h.0.attn")
-    assert spent["(outside the layers) > (engine) > (engine)"] == run.ledger.engine_ns
+    assert spent["(outside the layers) > (autograd overhead) > (engine)"] == run.ledger.engine_ns
     assert {"name": "GPT", "file": "examples/gpt.py", "line": 101} in frames

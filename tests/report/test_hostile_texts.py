@@ -91,7 +91,7 @@ def test_formulas_in_a_csv(text: str, cell: str) -> None:
     ],
 )
 def test_code_in_markdown(text: str, shown: str) -> None:
-    from gradscope.report.markdown import _code
+    from gradscope.document.markdown import _code
 
     assert f"`{_code(text)}`" == shown
 
@@ -112,6 +112,6 @@ def test_code_in_markdown(text: str, shown: str) -> None:
     ],
 )
 def test_text_in_markdown(text: str, shown: str) -> None:
-    from gradscope.report.markdown import escape
+    from gradscope.document.markdown import escape
 
     assert escape(text) == shown

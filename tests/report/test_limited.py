@@ -9,18 +9,19 @@ from collections.abc import Callable
 import pytest
 from rich.cells import cell_len
 
+from gradscope.document.html import to_fragment
+from gradscope.document.markdown import to_markdown
+from gradscope.document.terminal import to_text
 from gradscope.report import Report
 from gradscope.report.csvfile import to_csv
+from gradscope.report.document import profile_document
 from gradscope.report.figures.flame import METRICS, layer_words
 from gradscope.report.fold import FoldedNode, build_tree
-from gradscope.report.header import header_rows
+from gradscope.report.header import head_rows
 from gradscope.report.layer_cost import Amounts, add_up, amounts_of
 from gradscope.report.limited import ENOUGH, Limited, backward_of, limited
-from gradscope.report.markdown import to_markdown
-from gradscope.report.notebook import to_fragment
 from gradscope.report.page.data import page_record
-from gradscope.report.terminal import to_text
-from gradscope.report.view import ViewOptions, build_view
+from gradscope.report.view import ViewOptions
 from gradscope.tables import LayerRow, RunData
 from tests import report_fixtures as fixtures
 
@@ -50,7 +51,7 @@ GPT = with_limits(fixtures.gpt(4))
 def text_of(
     run: RunData, width: int = 140, encoding: str = "utf-8", path: str | None = "run.json", **options: object
 ) -> str:
-    return to_text(build_view(run, ViewOptions(**options), path), width, encoding)  # type: ignore[arg-type]
+    return to_text(profile_document(run, ViewOptions(**options), path), width, encoding)  # type: ignore[arg-type]
 
 
 def nodes_of(run: RunData) -> dict[str, FoldedNode]:
@@ -157,7 +158,7 @@ def _row(backward: int, limit: int | None, kind: str | None) -> LayerRow:
 
 
 def test_the_head_compares_the_whole_backward() -> None:
-    limit = dict(header_rows(GPT))["limit"]
+    limit = dict(head_rows(GPT, full=True))["limit"]
     assert limit.startswith("backward ")
     assert "at this machine's limit" in limit
     assert "(50 %)" in limit
@@ -167,7 +168,7 @@ def test_the_head_compares_the_whole_backward() -> None:
 
 def test_the_head_says_how_much_has_no_limit() -> None:
     run = with_limits(fixtures.gpt(4), lambda row: row.class_name == "Linear")
-    limit = dict(header_rows(run))["limit"]
+    limit = dict(head_rows(run, full=True))["limit"]
     spent = sum(row.backward_self_ns for row in run.layers if row.class_name == "Linear")
     rest = round(100 * (1 - spent / run.step.backward_ns))
     assert limit.endswith(f"(50 %) · compute · no limit is known of the other {rest} %")
@@ -175,7 +176,7 @@ def test_the_head_says_how_much_has_no_limit() -> None:
 
 def test_faster_than_the_limit_is_doubted() -> None:
     rows = [dataclasses.replace(row, backward_limit_ns=2 * row.backward_self_ns) for row in GPT.layers]
-    limit = dict(header_rows(dataclasses.replace(GPT, layers=rows)))["limit"]
+    limit = dict(head_rows(dataclasses.replace(GPT, layers=rows), full=True))["limit"]
     assert "(200 %: more than there should be, are the limits of a busy machine?)" in limit
 
 
@@ -185,14 +186,14 @@ def test_faster_than_the_limit_is_doubted() -> None:
 
 
 def test_columns_of_limits_go_before_what_all_need() -> None:
-    heads = {width: head_of(text_of(GPT, width)) for width in (60, 80, 90, 110, 140)}
+    heads = {width: head_of(text_of(GPT, width)) for width in (60, 80, 90, 120, 140)}
     assert all(word in heads[140] for word in ("limit", "reached", "bound by", "class"))
-    assert "limit" in heads[110]
-    assert "bound by" in heads[110]
-    assert "reached" not in heads[110]
-    assert "limit" in heads[80]  # where there is room
+    assert "limit" in heads[120]
+    assert "bound by" in heads[120]
+    assert "reached" not in heads[120]
+    assert "limit" in heads[90]
     assert heads[60] == head_of(text_of(fixtures.gpt(4), 60))
-    assert all("limit     backward" in text_of(GPT, width) for width in heads)
+    assert all("\nlimit  backward" in text_of(GPT, width) for width in heads)
     saved = dataclasses.replace(GPT, layers=[dataclasses.replace(row, saved_bytes=10_000_000) for row in GPT.layers])
     assert head_of(text_of(saved, 80)).split() == ["layer", "bwd", "ms", "share", "fwd", "ms", "bwd:fwd", "saved"]
 
@@ -203,12 +204,12 @@ def test_the_table_says_what_the_sums_say() -> None:
     assert f"{total.backward_ns / 1e6:.1f}" in row
     assert f"{total.backward_limited.limit_ns / 1e6:.1f}" in row  # type: ignore[union-attr]
     assert row[row.index("50") + 1 : row.index("50") + 3] == ["%", "compute"]
-    assert "limit: backward at this machine's limits" in text_of(GPT)
+    assert "bwd limit" in head_of(text_of(GPT))
 
 
 def test_by_forward_the_limits_are_those_of_forward() -> None:
     text = text_of(GPT, sort="forward")
-    assert "limit: forward at this machine's limits" in text
+    assert "fwd limit" in head_of(text)
     row = rows_of(text, "c_fc")
     assert row[row.index("25") + 1 : row.index("25") + 3] == ["%", "compute"]
 
@@ -245,9 +246,9 @@ def test_rows_that_hold_too_much_of_the_unknown_are_blank() -> None:
 def test_without_limits_nothing_is_shown_and_the_next_step_says_how() -> None:
     run = dataclasses.replace(GPT, layers=[_without_limits(row) for row in GPT.layers])
     text = text_of(run)
-    assert "limit     " not in text
+    assert "\nlimit" not in text
     assert "bound by" not in text
-    assert "what limits each layer, next time  gradscope doctor --calibrate\n" in text
+    assert "  gradscope doctor --calibrate    measure this machine's limits for the next profile\n" in text
     assert "gradscope doctor --calibrate" in text_of(run, path=None)
     assert "--calibrate" not in text_of(GPT)
 
@@ -267,21 +268,21 @@ def _without_limits(row: LayerRow) -> LayerRow:
 
 
 def test_markdown_has_the_columns() -> None:
-    text = to_markdown(build_view(GPT))
+    text = to_markdown(profile_document(GPT))
     assert "- **limit**: backward " in text
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert table[0].startswith("| layer | class | share of backward | backward ms | limit ms | reached | bound by |")
+    assert table[0].startswith("| layer | class | bwd ms | share | bwd limit | reached | bound by | bwd self |")
     assert len({line.replace("\\|", "").count("|") for line in table[: table.index(table[1]) + 10]}) == 1
     assert any("`c_fc`" in line and "| 50 % | compute |" in line for line in table)
-    assert "bound by" not in to_markdown(build_view(fixtures.gpt(4)))
+    assert "bound by" not in to_markdown(profile_document(fixtures.gpt(4)))
 
 
 def test_notebooks_have_them() -> None:
-    html = to_fragment(GPT)
+    html = to_fragment(profile_document(GPT))
     assert "bound by" in html
     assert "at this machine&#x27;s limit" in html
     assert "compute" in html
-    assert "bound by" not in to_fragment(fixtures.gpt(4))
+    assert "bound by" not in to_fragment(profile_document(fixtures.gpt(4)))
 
 
 def test_frames_and_csv_have_the_columns_of_the_file() -> None:

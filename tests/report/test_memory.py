@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from gradscope.document.chart import chart_lines, highest
+from gradscope.document.glyphs import for_encoding
+from gradscope.document.parts import Chart, Document
+from gradscope.document.terminal import make_console, print_document, to_text
 from gradscope.report import Report
-from gradscope.report.glyphs import for_encoding
+from gradscope.report.document import profile_document
+from gradscope.report.header import head_rows
 from gradscope.report.memory import OUTSIDE, Holder, KeptTensors, Largest, MemoryView
-from gradscope.report.memorytable import memory_sections
+from gradscope.report.memorysections import memory_sections
 from gradscope.report.memorywords import allocator_words, outside_words, peak_place, peak_words, tensor_words
-from gradscope.report.terminal import make_console, print_view, to_text
-from gradscope.report.timeline import highest, timeline_lines
-from gradscope.report.view import View, ViewOptions, build_view
+from gradscope.report.nextsteps import next_steps
+from gradscope.report.tree import Sort
+from gradscope.report.view import ViewOptions, build_view
 from gradscope.tables import HolderRow, MemoryInfo, PhaseSpan, RunData, TimelinePoint
 from tests import report_fixtures as fixtures
 from tests import report_memory_fixtures as memory_fixtures
@@ -28,6 +33,10 @@ GPT = memory_fixtures.gpt(leak=True, cuda=True)
 MLP = memory_fixtures.mlp()
 RUNS = {"gpt": GPT, "two blocks": memory_fixtures.gpt(2), "mlp": MLP}
 OPTIONS = ({}, {"top": 1}, {"top": 100, "min_percent": 0.0}, {"min_percent": 20.0}, {"min_percent": 100.0})
+
+
+def full_document(run: RunData, options: ViewOptions | None = None) -> Document:
+    return profile_document(run, options or ViewOptions(full=True))
 
 
 def memory_of(run: RunData, **options: Any) -> MemoryView:
@@ -177,23 +186,23 @@ def test_what_is_not_worth_saying_is_left_out_but_for_leaks() -> None:
 
 
 def test_the_header_has_the_peak_and_the_leak() -> None:
-    assert dict(build_view(MLP).header)["memory"] == "peak 64.3 kB in backward (0) · saved for backward 9.48 kB"
-    assert dict(build_view(GPT).header)["memory"] == (
+    assert dict(head_rows(MLP, full=False))["memory"] == "peak 64.3 kB in backward (0) · saved for backward 9.48 kB"
+    assert dict(head_rows(GPT, full=False))["memory"] == (
         "peak 22.4 GB in backward (GPT) · saved for backward 17.6 GB · LEAK: 302 MB more with every step"
     )
-    assert "memory" not in dict(build_view(fixtures.mlp()).header)
+    assert "memory" not in dict(head_rows(fixtures.mlp(), full=False))
 
 
 def test_what_several_passes_save_is_said_to_be_a_sum() -> None:
     """Beside a peak that holds one pass's: the sum may be far above it."""
     run = changed(MLP, backward_passes=6)
     summed = "9.48 kB, summed over 6 backward passes"
-    header = dict(build_view(run).header)["memory"]
+    header = dict(head_rows(run, full=False))["memory"]
     assert header == f"peak 64.3 kB in backward (0) · saved for backward {summed}"
     assert f"Saved for backward  {summed}; each storage once" in memory_text(run, 140)
-    assert f"{summed}; each storage once." in Report(run).to_markdown()
+    assert f"{summed}; each storage once" in Report(run).to_markdown(full=True)
     for passes in (None, 1):
-        assert "backward passes" not in dict(build_view(changed(MLP, backward_passes=passes)).header)["memory"]
+        assert "backward passes" not in dict(head_rows(changed(MLP, backward_passes=passes), full=False))["memory"]
 
 
 # -- columns of the other tables ---------------------------------------------------------------------------------------
@@ -203,30 +212,33 @@ def section(text: str, title: str) -> list[str]:
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(title))
     end = next((i for i in range(start, len(lines)) if not lines[i]), len(lines))
-    return lines[start + 1 : end]
+    body = lines[start + 1 : end]
+    while body and body[0].startswith(" " * (len(title) + 2)):  # what it is about, in a second line
+        body.pop(0)
+    return body
 
 
 def test_layers_have_a_column_for_what_they_save() -> None:
-    rows = section(to_text(build_view(MLP), 100), "Layers")
+    rows = section(to_text(full_document(MLP), 100), "Layers")
     assert [row.split()[-3:-1] for row in rows[:5]] == [
         *(["bwd:fwd", "saved"], ["8.19", "kB"], ["0", "B"], ["0", "B"], ["8.19", "kB"])
     ]
-    heads = {width: section(to_text(build_view(GPT), width), "Layers")[0].split() for width in (60, 80, 140)}
+    heads = {width: section(to_text(full_document(GPT), width), "Layers")[0].split() for width in (60, 80, 140)}
     assert heads[60] == ["layer", "bwd", "s", "share", "fwd", "s", "saved"]
     assert heads[80] == ["layer", "bwd", "s", "share", "fwd", "s", "bwd:fwd", "saved"]
     assert heads[140][-2:] == ["saved", "calls"]
-    assert "saved" not in section(to_text(build_view(fixtures.gpt()), 140), "Layers")[0]
+    assert "saved" not in section(to_text(full_document(fixtures.gpt()), 140), "Layers")[0]
 
 
 def test_lines_have_it_too_and_add_up() -> None:
-    rows = section(to_text(build_view(GPT, ViewOptions(lines=3)), 100), "Source lines")
+    rows = section(to_text(profile_document(GPT, ViewOptions(full=True, lines=3)), 100), "Source lines")
     assert [re.findall(r"[\d.]+ [kMG]?B", row) for row in rows[1:]] == [
         *(["302 MB"], ["604 MB"], ["6.34 GB"], ["9.59 GB"], ["731 MB"])
     ]
     group = build_view(GPT, ViewOptions(lines=3)).lines
     shown = sum(row.saved_bytes or 0 for row in group.rows)
     assert shown + group.more_saved_bytes + group.without_saved_bytes == info_of(GPT).saved_bytes
-    assert "saved" not in section(to_text(build_view(fixtures.gpt()), 140), "Source lines")[0]
+    assert "saved" not in section(to_text(full_document(fixtures.gpt()), 140), "Source lines")[0]
 
 
 def test_a_line_that_only_saves_is_counted() -> None:
@@ -239,16 +251,30 @@ def test_sorting_by_memory_makes_shares_of_what_is_saved() -> None:
     tree = build_view(MLP, ViewOptions(sort="memory")).tree
     assert [(row.node.label, row.node.total.saved_bytes) for row in tree.rows] == [("Sequential", 8_192), ("1", 8_192)]
     assert (tree.whole, tree.rest) == (9_476, 1_284)
-    rows = section(to_text(build_view(MLP, ViewOptions(sort="memory", min_percent=0)), 140), "Layers")
+    rows = section(to_text(profile_document(MLP, ViewOptions(full=True, sort="memory", min_percent=0)), 140), "Layers")
     assert rows[0].split() == [
-        *("layer", "class", "saved", "share", "self", "fwd", "alloc", "bwd", "alloc", "allocs", "copied", "bwd"),
+        *(
+            "layer",
+            "class",
+            "saved",
+            "share",
+            "saved",
+            "self",
+            "fwd",
+            "alloc",
+            "bwd",
+            "alloc",
+            "allocs",
+            "copied",
+            "bwd",
+        ),
         *("µs", "calls"),
     ]
     assert rows[-1].split()[:6] == ["outside", "the", "layers", "1.28", "kB", "13.6"]
-    text = to_text(build_view(GPT, ViewOptions(sort="memory")), 100)
-    assert text.index("Layers ") < text.index("Who holds the peak") < text.index("Source lines")
-    text = to_text(build_view(GPT), 100)
-    assert text.index("Source lines") < text.index("What the backward is made of") < text.index("Who holds the peak")
+    text = to_text(profile_document(GPT, ViewOptions(full=True, sort="memory")), 100)
+    assert text.index("Layers ") < text.index("Memory at peak, by owner") < text.index("Source lines")
+    text = to_text(full_document(GPT), 100)
+    assert text.index("Source lines") < text.index("Backward breakdown") < text.index("Memory at peak, by owner")
 
 
 def test_sorting_by_memory_that_was_not_measured_says_so() -> None:
@@ -258,20 +284,24 @@ def test_sorting_by_memory_that_was_not_measured_says_so() -> None:
 
 
 def test_the_next_step_is_the_other_order() -> None:
-    def commands(view: View) -> list[str]:
-        return [step.command for step in view.next_steps]
+    def commands(run: RunData, sort: Sort = "backward") -> list[str]:
+        tree = build_view(run, ViewOptions(sort=sort)).tree
+        return [step.command for step in next_steps(run, tree, "run.json", full=True)]
 
-    assert "gradscope show run.json --sort memory" in commands(build_view(MLP, path="run.json"))
-    by_memory = build_view(MLP, ViewOptions(sort="memory"), "run.json")
-    assert "gradscope show run.json --sort memory" not in commands(by_memory)
-    assert "gradscope show run.json --sort memory" not in commands(build_view(fixtures.mlp(), path="run.json"))
+    assert "gradscope show run.json --sort memory" in commands(MLP)
+    assert "gradscope show run.json --sort memory" not in commands(MLP, "memory")
+    assert "gradscope show run.json --sort memory" not in commands(fixtures.mlp())
 
 
 # -- the course over the step ------------------------------------------------------------------------------------------
 
 
-def points(*pairs: tuple[int, int]) -> tuple[TimelinePoint, ...]:
+def course(*pairs: tuple[int, int]) -> tuple[TimelinePoint, ...]:
     return tuple(TimelinePoint(ns, size) for ns, size in pairs)
+
+
+def points(*pairs: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    return pairs
 
 
 def test_each_column_shows_its_highest_moment() -> None:
@@ -283,21 +313,21 @@ def test_each_column_shows_its_highest_moment() -> None:
 
 
 def graph(info: MemoryInfo, width: int, encoding: str = "utf-8") -> list[str]:
-    view = memory_of(dataclasses.replace(MLP, memory=dataclasses.replace(info, categories=None)))
-    return ["".join(text for text, _ in line) for line in timeline_lines(view, width, for_encoding(encoding))]
+    run = dataclasses.replace(MLP, memory=dataclasses.replace(info, categories=None))
+    sections = memory_sections(build_view(run))
+    (chart,) = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+    return ["".join(text for text, _ in line) for line in chart_lines(chart, width, for_encoding(encoding))]
 
 
 def test_graph_ruler_and_mark() -> None:
     # 40 columns of 10 µs; 64,340 bytes are 16 steps of 4,021, or 6 steps of 10,723 in ASCII
     assert graph(info_of(MLP), 48) == [
-        "Memory over the step  31 allocations, 91.5 kB i…",
         "64.3 kB     ▁▁▁▄▄▄▄▄▄▄▄▄▄▄▄▄▄█████▄▄▄▄▄▄▄▄▄▄▄▄▄▄",
         "    0 B ▇▇▇▇████████████████████████████████████",
         "        ├forward──├backward───────────├optimizer",
         "                             ▲",
     ]
     assert graph(info_of(MLP), 48, "ascii") == [
-        "Memory over the step  31 allocations, 91.5 kB...",
         "64.3 kB        ......::::::::#####..............",
         "    0 B ########################################",
         "        |forward--|backward-----------|optimizer",
@@ -307,10 +337,10 @@ def test_graph_ruler_and_mark() -> None:
 
 def test_the_mark_has_its_words_where_there_is_room() -> None:
     assert graph(info_of(MLP), 72)[-1] == " " * 8 + " " * 33 + "▲ peak 64.3 kB at 210 µs"
-    late = info_of(MLP, peak_ns=390_000, timeline=points((0, 1_000), (390_000, 64_340)))
+    late = info_of(MLP, peak_ns=390_000, timeline=course((0, 1_000), (390_000, 64_340)))
     assert graph(late, 72)[-1] == " " * 8 + " " * 39 + "peak 64.3 kB at 390 µs ▲"
-    assert graph(late, 72)[1] == "64.3 kB " + " " * 62 + "██"
-    assert graph(late, 72)[2] == "    0 B " + "▁" * 62 + "██"  # 1,000 bytes are less than a step, but not nothing
+    assert graph(late, 72)[0] == "64.3 kB " + " " * 62 + "██"
+    assert graph(late, 72)[1] == "    0 B " + "▁" * 62 + "██"  # 1,000 bytes are less than a step, but not nothing
 
 
 def test_short_phases_are_abbreviated_or_left_blank() -> None:
@@ -323,27 +353,27 @@ def test_short_phases_are_abbreviated_or_left_blank() -> None:
         PhaseSpan("backward", 360_000, 361_000),
         PhaseSpan("forward", 361_000, 400_000),
     )
-    assert graph(info_of(MLP, phases=spans), 48)[3] == "          ├fwd─├backward───────────── ├opt├f├fwd"
+    assert graph(info_of(MLP, phases=spans), 48)[2] == "          ├fwd─├backward───────────── ├opt├f├fwd"
     loading = (PhaseSpan("other", 0, 200_000), PhaseSpan("forward", 200_000, 400_000))
-    assert graph(info_of(MLP, phases=loading), 48)[3] == "        ├other──────────────├forward────────────"
-    assert graph(info_of(MLP, phases=()), 48)[3] == ""
+    assert graph(info_of(MLP, phases=loading), 48)[2] == "        ├other──────────────├forward────────────"
+    assert graph(info_of(MLP, phases=()), 48)[2] == ""
 
 
 def test_no_graph_without_room_points_or_time() -> None:
     assert graph(info_of(MLP), 23) == []
-    assert len(graph(info_of(MLP), 24)) == 5
+    assert len(graph(info_of(MLP), 24)) == 4
     assert graph(info_of(MLP, timeline=()), 48) == []
-    assert graph(info_of(MLP, timeline=points((0, 64_340)), phases=(), peak_ns=0), 48) == []
-    assert graph(info_of(MLP, peak_bytes=0, at_peak=(), timeline=points((0, 0))), 48) == []
-    assert len(graph(info_of(MLP, timeline=points((-5, 3), (10**9, 0))), 48)) == 5
+    assert graph(info_of(MLP, timeline=course((0, 64_340)), phases=(), peak_ns=0), 48) == []
+    assert graph(info_of(MLP, peak_bytes=0, at_peak=(), timeline=course((0, 0))), 48) == []
+    assert len(graph(info_of(MLP, timeline=course((-5, 3), (10**9, 0))), 48)) == 4
 
 
 # -- what it looks like ------------------------------------------------------------------------------------------------
 
 
 def memory_text(run: RunData, width: int, encoding: str = "utf-8") -> str:
-    text = to_text(build_view(run), width, encoding)
-    return text[text.index("Who holds the peak") :]
+    text = to_text(full_document(run), width, encoding)
+    return text[text.index("Memory at peak, by owner") :]
 
 
 @pytest.mark.parametrize(
@@ -359,8 +389,8 @@ def test_a_small_run_word_for_word() -> None:
 
 
 def test_memory_takes_about_thirty_lines() -> None:
-    text = to_text(build_view(memory_fixtures.gpt(memory={"held": (), "held_bytes": 0})), 100)
-    lines = text[text.index("Who holds the peak") :].splitlines()
+    text = to_text(full_document(memory_fixtures.gpt(memory={"held": (), "held_bytes": 0})), 100)
+    lines = text[text.index("Memory at peak, by owner") :].splitlines()
     assert 25 <= len(lines) <= 35
 
 
@@ -371,7 +401,7 @@ def test_colour_changes_nothing_but_colour(monkeypatch: pytest.MonkeyPatch) -> N
 
     def printed(color: bool) -> str:
         stream = io.StringIO()
-        print_view(build_view(GPT), make_console(stream, color))
+        print_document(full_document(GPT), make_console(stream, color))
         return stream.getvalue()
 
     coloured = printed(True)
@@ -386,7 +416,7 @@ def test_colour_changes_nothing_but_colour(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_no_line_is_wider_than_asked(run: RunData, encoding: str, width: int) -> None:
     for sort in ("backward", "memory"):
-        for line in to_text(build_view(run, ViewOptions(sort=sort)), width, encoding).splitlines():
+        for line in to_text(full_document(run, ViewOptions(sort=sort)), width, encoding).splitlines():
             assert cell_len(line) <= width
             assert line == line.rstrip()
             assert encoding == "utf-8" or line.isascii()
@@ -395,8 +425,8 @@ def test_no_line_is_wider_than_asked(run: RunData, encoding: str, width: int) ->
 def test_nothing_is_said_where_memory_was_not_measured() -> None:
     view = build_view(fixtures.gpt())
     assert view.memory is None
-    assert memory_sections(view, 100, for_encoding("utf-8")) == []
-    assert "memory" not in to_text(view).lower().replace("--sort memory", "")
+    assert memory_sections(view) == []
+    assert "memory" not in to_text(full_document(view.run)).lower().replace("--sort memory", "")
 
 
 def test_a_run_that_held_nothing() -> None:
@@ -406,15 +436,15 @@ def test_a_run_that_held_nothing() -> None:
     where: dict[str, Any] = {"device": "cpu", "peak_phase": "other", "peak_layer": None, "peak_op": ""}
     memory = MemoryInfo(**{**empty, **dict.fromkeys(tables, ()), **where})
     report = Report(fixtures.mlp(memory=memory))
-    assert "memory    peak 0 B outside forward, backward and optimizer · saved for backward 0 B" in str(report)
-    assert "Who holds" not in str(report)
-    assert "Who holds" not in report.to_markdown()
+    assert "memory  peak 0 B outside forward, backward and optimizer · saved for backward 0 B" in str(report)
+    assert "Memory at peak" not in str(report)
+    assert "Memory at peak" not in report.to_markdown()
 
 
 def test_names_from_outside_cannot_move_the_cursor() -> None:
     info = info_of(MLP)
     odd = HolderRow("x\x1b[31m", "saved\x07", 64_340)
     row = dataclasses.replace(info.copies[0], op="a\x1bb", line="m\tn.py:1")
-    text = to_text(build_view(changed(MLP, at_peak=(odd,), categories=None, copies=(row,), peak_op="\x1b[2J")), 100)
+    text = to_text(full_document(changed(MLP, at_peak=(odd,), categories=None, copies=(row,), peak_op="\x1b[2J")), 100)
     assert "\x1b" not in text
     assert "\x07" not in text

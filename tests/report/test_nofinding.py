@@ -8,12 +8,13 @@ import re
 
 import pytest
 
-from gradscope.report.markdown import escape, to_markdown
+from gradscope.document.html import to_fragment
+from gradscope.document.markdown import escape, to_markdown
+from gradscope.document.terminal import to_text
+from gradscope.report.document import profile_document
 from gradscope.report.nofinding import nothing_found
-from gradscope.report.notebook import to_fragment
 from gradscope.report.page.data import page_record
 from gradscope.report.runfile import from_json, to_json
-from gradscope.report.terminal import to_text
 from gradscope.report.view import build_view
 from gradscope.tables import Finding, RunData
 from tests import report_fixtures as fixtures
@@ -104,12 +105,12 @@ def test_two_to_four_sentences() -> None:
 def test_every_display_has_the_same_sentences() -> None:
     made = run()
     said = nothing_found(made)
-    view = build_view(made)
+    view = profile_document(made)
     for width in (60, 100, 140):
         assert " ".join(said) in " ".join(to_text(view, width).split())
     assert escape(" ".join(said)) in to_markdown(view)
-    assert "savings are estimates" not in to_text(view)
-    assert all(html.escape(each) in to_fragment(made) for each in said)
+    assert "gains are estimates" not in to_text(view)
+    assert all(html.escape(each) in to_fragment(view) for each in said)
     assert page_record([made])["runs"][0]["nothing_found"] == list(said)
 
 
@@ -118,7 +119,7 @@ def test_where_something_was_found_it_is_not_said(severity: str) -> None:
     found = Finding("a", severity, (), None, "m", "e", predicted_saving_ns=30 * MS)  # type: ignore[arg-type]
     made = run(findings=(found,))
     assert build_view(made).findings.nothing == ()
-    assert "No finding" not in to_text(build_view(made)) + to_markdown(build_view(made))
+    assert "No finding" not in to_text(profile_document(made)) + to_markdown(profile_document(made))
     assert page_record([made])["runs"][0]["nothing_found"] == []
 
 
@@ -126,6 +127,6 @@ def test_where_nobody_looked_nothing_is_said() -> None:
     """A recorded trace, and a file of an older version."""
     made = run(rules=None)
     assert nothing_found(made) == ()
-    assert "Findings" not in to_text(build_view(made))
+    assert "Findings" not in to_text(profile_document(made))
     assert "rules" not in to_json(made)
     assert from_json(to_json(run())).rules == 35

@@ -9,7 +9,9 @@ import pytest
 
 from gradscope.errors import UsageError
 from gradscope.report.fold import FoldedNode, build_tree
-from gradscope.report.tree import Sort
+from gradscope.report.header import head_rows, partial_text, subject
+from gradscope.report.nextsteps import next_steps
+from gradscope.report.tree import SHORT_LAYERS, Sort
 from gradscope.report.view import LEDGER_WORDS, View, ViewOptions, build_view
 from gradscope.tables import ConservationError, Ledger, RunData, Spread, is_unreliable
 from tests import report_fixtures as fixtures
@@ -209,7 +211,7 @@ def test_one_slow_step_makes_no_outlier() -> None:
 
 def test_what_is_hidden_is_said() -> None:
     run = fixtures.gpt()
-    (hidden,) = build_view(run).tree.hidden
+    (hidden,) = build_view(run, ViewOptions(full=True)).tree.hidden
     assert hidden.text == "… 16 layers under 1 %"
     small = {"transformer.wte", "transformer.wpe", "transformer.drop", "transformer.ln_f"}
     small |= {f"transformer.h.{i}.attn.drop" for i in range(12)}
@@ -262,6 +264,11 @@ def test_memory_sorts_and_shares_by_what_is_saved() -> None:
         ({"top": 0}, "top must be 1 or more; got 0."),
         ({"min_percent": 101}, "min_percent must be between 0 and 100; got 101."),
         ({"lines": -2}, "lines must be 0 or more; got -2."),
+        (
+            {"show": ("ops", "op")},
+            "show knows no 'op'; there are findings, layers, lines, ops, kernels, ledger, memory, saved, retained, "
+            "held, copies.",
+        ),
     ],
 )
 def test_options_without_a_meaning(options: dict[str, object], message: str) -> None:
@@ -287,39 +294,59 @@ def test_operations_of_the_costliest_layers() -> None:
 
 def test_the_ledger_leaves_out_zeros_but_never_the_unattributed() -> None:
     parts = [part.name for part in build_view(fixtures.gpt()).ledger]
-    assert parts == ["layers", "gradient sums", "engine", "accumulate", "unattributed"]
+    assert parts == ["layers", "fan-out sums", "autograd overhead", "accumulate", "unattributed"]
     every = {field.name for field in dataclasses.fields(Ledger)} - {"backward_ns"}
     assert every == set(Ledger.PARTS) == set(LEDGER_WORDS)
 
 
-def test_header_says_how_it_was_measured() -> None:
-    header = dict(build_view(fixtures.mlp()).header)
-    assert header["model"] == "Sequential, 4810 parameters"
-    assert header["measured"] == (
-        "5 steps after 3 warm-up · 418 µs to 439 µs, ±1.4 % · overhead of profiling ×1.03 (unprofiled step 414 µs)"
+def test_the_head_says_how_it_was_measured() -> None:
+    run = fixtures.mlp()
+    assert subject(run) == "mlp.py · Sequential, 4810 parameters"
+    head = dict(head_rows(run, full=True))
+    assert head["measured"] == (
+        "5 steps after 3 warm-up · 418 µs to 439 µs, ±1.4 % · overhead ×1.03 (unprofiled step 414 µs)"
     )
-    assert header["step"] == (
-        "426 µs = forward 93.4 µs (22 %) + backward 228 µs (53 %) + optimizer 90.0 µs (21 %) + other 15.0 µs (4 %)"
+    assert head["step"] == (
+        "426 µs = forward 93.4 µs (22 %) + backward 228 µs (53 %, ×2.44 forward) + optimizer 90.0 µs (21 %) + "
+        "other 15.0 µs (4 %)"
     )
-    assert header["backward"] == "228 µs · ×2.44 the forward"
-    wall = dataclasses.replace(fixtures.mlp().step.spread["wall"], std_ns=80_000)
-    step = dataclasses.replace(fixtures.mlp().step, spread={"wall": wall})
-    unsteady = dict(build_view(dataclasses.replace(fixtures.mlp(), step=step)).header)
-    assert "±18.8 % (unsteady: is the machine idle?)" in unsteady["measured"]
-    unmeasured = dict(build_view(fixtures.mlp(overhead=None)).header)
-    assert unmeasured["measured"].endswith("overhead of profiling not measured")
-    assert build_view(fixtures.mlp(partial=True)).partial.startswith("PARTIAL: the run ended early; ")
+    wall = dataclasses.replace(run.step.spread["wall"], std_ns=80_000)
+    unsteady = dataclasses.replace(run, step=dataclasses.replace(run.step, spread={"wall": wall}))
+    for full, name in ((True, "measured"), (False, "run")):
+        assert "±18.8 % (unsteady: is the machine idle?)" in dict(head_rows(unsteady, full=full))[name]
+        assert dict(head_rows(fixtures.mlp(overhead=None), full=full))[name].endswith("overhead not measured")
+    assert partial_text(fixtures.mlp(partial=True)).startswith("PARTIAL: the run ended early; ")
+
+
+def test_in_short_the_head_takes_a_row_for_the_run() -> None:
+    head = head_rows(fixtures.mlp(), full=False)
+    assert [name for name, _ in head] == ["run", "step"]
+    assert head[0][1].endswith("torch 2.13.0+cpu · float32 · 5 steps ±1.4 % · overhead ×1.03")
+
+
+def test_in_short_the_costliest_layers_are_shown_and_all_are_counted() -> None:
+    run = fixtures.many_modules(300)
+    short = build_view(run, ViewOptions()).tree
+    assert len(short.rows) == SHORT_LAYERS
+    kept = sorted((row.share for row in build_view(run, ViewOptions(full=True, min_percent=0)).tree.rows), reverse=True)
+    assert sorted((row.share for row in short.rows), reverse=True) == kept[:SHORT_LAYERS]
+    for chosen in ({"depth": 3}, {"top": 40}, {"min_percent": 0.5}, {"full": True}, {"show": ("layers",)}):
+        assert ViewOptions(**chosen).most_rows is None  # type: ignore[arg-type]
 
 
 def test_next_steps_are_commands_for_this_file() -> None:
-    view = build_view(fixtures.gpt(findings=fixtures.findings()), path="my runs/gpt.json")
-    assert [step.command for step in view.next_steps] == [
+    run, path = fixtures.gpt(findings=fixtures.findings()), "my runs/gpt.json"
+    tree = build_view(run).tree
+    assert [step.command for step in next_steps(run, tree, path, full=False)] == [
         "gradscope fix examples/gpt.py",
-        "gradscope show 'my runs/gpt.json' --min-percent 0",
-        "gradscope show 'my runs/gpt.json' --sort ratio",
+        "gradscope show 'my runs/gpt.json' --full",
+    ]
+    assert [step.command for step in next_steps(run, tree, path, full=True)] == [
+        "gradscope fix examples/gpt.py",
+        "gradscope show 'my runs/gpt.json' --full --min-percent 0",
         "gradscope show 'my runs/gpt.json' --format speedscope > 'my runs/gpt.speedscope.json'",
     ]
-    assert build_view(fixtures.gpt()).next_steps == ()
+    assert next_steps(fixtures.gpt(), tree, None, full=False) == ()
 
 
 def test_a_run_of_nothing() -> None:
