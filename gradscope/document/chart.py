@@ -32,8 +32,7 @@ def chart_lines(chart: Chart, width: int, marks: Glyphs) -> list[Line]:
     for label, row in zip(labels, blocks, strict=True):
         lines.append(_trimmed([(f"{label:>{pad - 1}} ", "dim"), (row[:at], ""), (row[at], "hot"), (row[at + 1 :], "")]))
     lines.append(_trimmed([(" " * pad, ""), (marks.text(_ruler(chart, columns)), "dim")]))
-    words = f"peak {peak} at {units.ns(chart.peak_ns)}"
-    lines.append([(" " * pad, ""), (marks.text(_mark(words, at, columns)), "")])
+    lines.append([(" " * pad, ""), (marks.text(_mark(chart.peak, at, columns)), "")])
     return lines
 
 

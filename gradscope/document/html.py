@@ -111,7 +111,7 @@ def _block(block: Block) -> list[str]:
                 _line(f"{text(step.purpose)}: <code>{text(step.command, _SENTENCE)}</code>") for step in block.steps
             ]
         case Chart():
-            return []
+            return [_line(text(block.peak))]
 
 
 def _styled(content: str, style: str) -> str:

@@ -72,7 +72,7 @@ def _block(block: Block) -> str:
         case Commands():
             return "\n".join(f"- {escape(step.purpose)}: `{_code(step.command)}`" for step in block.steps)
         case Chart():
-            return ""
+            return escape(block.peak)
 
 
 def _bullets(items: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gradscope import units
+
 # What a text is marked as. The text says everything, a style only repeats it: see gradscope.document.style.STYLES.
 Style = Literal["", "dim", "strong", "hot", "warm", "warn", "worse"]
 
@@ -143,13 +145,18 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Bytes over the time of a step, with phases and the peak; where nothing can be drawn it is left out."""
+    """Bytes over the time of a step, with phases and the peak; where nothing can be drawn, the peak in words."""
 
     points: Sequence[tuple[int, int]]  # (ns, bytes) in order of time; the bytes hold until the next one
     phases: Sequence[tuple[str, int, int]]  # (name, start ns, end ns)
     duration_ns: int
     peak_ns: int
     peak_bytes: int
+
+    @property
+    def peak(self) -> str:
+        """``peak 22.4 GB at 5.75 s``."""
+        return f"peak {units.size(self.peak_bytes)} at {units.ns(self.peak_ns)}"
 
 
 Block: TypeAlias = Table | KeyValues | Words | Bullets | Entry | Commands | Chart

@@ -23,7 +23,7 @@ from gradscope.report.view import View
 
 NO_LINE = "no source line"
 # Owners and tensors that are named in short.
-_OWNERS, _TENSORS = 3, 2
+_OWNERS, _TENSORS = 2, 2
 
 
 def memory_in_short(view: View) -> Section | None:
@@ -31,7 +31,7 @@ def memory_in_short(view: View) -> Section | None:
     memory = view.memory
     if memory is None or not memory.holders.whole:
         return None
-    owners = [f"{row.owner} {units.size(row.bytes)}" for row in memory.holders.rows[:_OWNERS]]
+    owners = [f"{units.size(row.bytes)} {row.category} of {row.owner}" for row in memory.holders.rows[:_OWNERS]]
     tensors = [
         f"{units.size(row.bytes)} {row.what}" + (f" ({row.line})" if row.line else "")
         for row in memory.saved.rows[:_TENSORS]
