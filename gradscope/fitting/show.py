@@ -52,7 +52,7 @@ def _optimizer(data: FitData) -> str:
     if data.optimizer is not None:
         return data.optimizer
     adam = f"; Adam's would add {units.size(data.adam_bytes)} (2 x parameters)" if data.adam_bytes else ""
-    return f"none, so its state is not in these figures{adam} · --optimizer adam, adamw or sgd adds one"
+    return f"none, so no optimizer state is included{adam} · add it with --optimizer adam, adamw or sgd"
 
 
 def _device(data: FitData) -> str:
@@ -102,8 +102,8 @@ def notes_of(data: FitData) -> Iterator[str]:
     yield from _checks(data)
     if data.optimizer is None and data.gradient_bytes:
         yield (
-            f"gradients that are kept while forward runs (accumulation over several batches, "
-            f"zero_grad(set_to_none=False)) would add up to {units.size(data.gradient_bytes)}"
+            f"gradients kept during forward (gradient accumulation, "
+            f"zero_grad(set_to_none=False)) would add {units.size(data.gradient_bytes)}"
         )
     if data.environment.get("device") == "cpu" and data.device_memory_bytes is not None:
         yield (
@@ -119,7 +119,7 @@ def _accuracy(data: FitData) -> Iterator[str]:
         yield "the prediction was not checked against a measured batch size"
     elif abs(data.deviation) > UNSTEADY:
         yield (
-            f"memory does not follow the batch size smoothly: at the check the prediction is "
+            f"memory does not grow smoothly with the batch size: at the check the prediction is "
             f"{data.deviation * 100:+.1f} % off. The table gives the range of what any three of the measured sizes "
             "predict; --measure with larger sizes narrows it"
         )
@@ -173,7 +173,7 @@ def _sizes(data: FitData) -> Section:
         Column("check", "fake tensors", align="left", drop=4),
     )
     rows = tuple(_size_row(row, ranged=ranged, judged=judged) for row in data.rows)
-    about = "predicted for one step = saved for backward + model, gradients, optimizer + rest"
+    about = "predicted for one step: saved + model, gradients, optimizer + rest"
     answer = (Words(largest_text(data), "strong"),) if judged else ()
     return Section("sizes", "Peak memory", about, (Table(columns, rows), *answer))
 

@@ -115,7 +115,7 @@ def header_rows(data: FixData) -> list[tuple[str, str]]:
         rows.append(("loss", NOT_ITS_LOSS))
     rows.append(("device", device_text(data.environment)))
     if data.dry_run:
-        rows.append(("plan", "a dry run: nothing is proved, measured or written; savings are estimates"))
+        rows.append(("plan", "dry run: nothing is verified, measured or written; savings are estimates"))
     return rows
 
 
@@ -123,16 +123,16 @@ def verdict(data: FixData) -> str:
     """The whole in one sentence."""
     count, kept = len(data.sites), len(data.kept)
     if not count:
-        return "No recipe matches anything in this model."
-    places = _places(count)
+        return "No recipe matches this model."
+    sites = _call_sites(count)
     if data.dry_run:
         found = sum(site.status == "found" for site in data.sites)
-        return f"{found} of {places} can be replaced."
+        return f"{found} of {sites} can be replaced."
     wrong = _wrong(data)
     if not kept:
-        lead = f"None of {places} was replaced" if count > 1 else "The one place was not replaced"
-        return f"{lead}: {wrong}." if wrong else f"{lead}; the model runs as before."
-    lead = f"{kept} of {places} replaced"
+        lead = f"None of {sites} was replaced" if count > 1 else "The only call site was not replaced"
+        return f"{lead}: {wrong}." if wrong else f"{lead}; the model is unchanged."
+    lead = f"{kept} of {sites} replaced"
     end = f"; {wrong}" if wrong else ""
     before, after = data.before, data.after
     if before is None or after is None:
@@ -145,7 +145,7 @@ def _change(data: FixData, before: StepSide, after: StepSide) -> str:
     step = "the model's part of a step" if model_alone(data) else "a step"
     need = _need(data, before.peak_bytes, after.peak_bytes)
     if data.change == "unknown":
-        gained = "each gains in its own model's part of a step; the time of whole steps was not measured in turns"
+        gained = "each makes its own model faster or smaller; whole steps were not compared"
         return f"{gained}; a step {need}" if need else gained
     if data.change == "less":
         time = f"{step} is {ratio} times as fast"
@@ -175,11 +175,11 @@ def _wrong(data: FixData) -> str:
     wrong = [site for site in data.sites if site.status == "undone" and site.max_grad_error is None]
     if not data.failed or not wrong:
         return ""
-    return f"{len(wrong)} failed the proof and {'was' if len(wrong) == 1 else 'were'} undone"
+    return f"{len(wrong)} failed verification and {'was' if len(wrong) == 1 else 'were'} undone"
 
 
-def _places(count: int) -> str:
-    return f"{count} place{'' if count == 1 else 's'}"
+def _call_sites(count: int) -> str:
+    return f"{count} call site{'' if count == 1 else 's'}"
 
 
 def reason_of(site: FixSite) -> str:
@@ -204,49 +204,51 @@ def notes_of(data: FixData) -> Iterator[str]:
 def _savings(data: FixData) -> str:
     if data.workload.mode == "script" and not model_alone(data):  # of several, which verify measures one by one
         return (
-            "savings are of the part of a step that the place's own model has, measured by itself with one change more "
-            "at a time: what the whole step saves is not their sum"
+            "savings are of each call site's own model, measured alone with one change added at a time: they do not add "
+            "up to the whole step's"
         )
     step = "the model's part of a step" if model_alone(data) else "the whole step"
-    return f"savings are of {step}, measured with one change more at a time: those of what is kept add up to the step's"
+    return f"savings are measured on {step}, adding one change at a time: those that are kept add up to the step's"
 
 
 def _measuring(data: FixData) -> Iterator[str]:
     before, after = data.before, data.after
     if after is not None:
         yield (
-            "time and memory before and after: one process, in turns, the same batch; memory is the peak above what "
-            "lived when the step began"
+            "time and memory before and after: one process, alternating, same batch; memory is the peak above what was "
+            "allocated when the step began"
             if after.measured == "in turns"
-            else "time and memory before and after: two profiles, each in a process of its own; no ratio of times is "
-            "told of them, for what else the machine did meanwhile may be more than the change"
+            else "time and memory before and after: two profiles in separate processes; no time ratio is given, because "
+            "the load of the machine may have changed more than the code"
         )
     elif before is not None and before.measured == "profile":
         yield f"time{' and memory' if before.peak_bytes is not None else ''} of the step: one profile"
     elif before is not None:
-        yield "time and memory: rounds of the same batch; memory is the peak above what lived when the step began"
+        yield (
+            "time and memory: repeated steps on the same batch; memory is the peak above what was allocated when the "
+            "step began"
+        )
     if model_alone(data):
         ours = data.workload.loss == MEAN_OF_OUTPUTS
-        loss = "from the mean of its outputs, for it returns no loss" if ours else "with its own loss"
+        loss = "from the mean of its outputs, because it returns no loss" if ours else "with its own loss"
         yield (
-            f"the model's part of a step is its forward and backward of one batch, {loss}: further batches whose "
-            "gradients are added up, a loss outside of the model, data and the optimizer come on top, in time and in "
-            "memory"
+            f"the model's part of a step is forward and backward of one batch, {loss}: gradient accumulation over "
+            "further batches, a loss outside the model, data loading and the optimizer come on top"
         )
     if any(side is not None and side.peak_bytes is None for side in (before, after)):
-        yield "the peak of memory was not measured: the profile has none"
+        yield "peak memory was not measured: the profile has none"
     if data.loss_difference is not None:
-        yield "the losses are of one batch without dropout, before any step of an optimizer"
+        yield "the losses are of one batch with dropout off, before any optimizer step"
 
 
 def left_out(count: int) -> tuple[str, ...]:
     """Say how many kept places the diff does not hold, and why."""
     if not count:
         return ()
-    places = "1 place is" if count == 1 else f"{count} places are"
+    sites = "1 call site is" if count == 1 else f"{count} call sites are"
     return (
-        f"{places} not in the diff: other modules run the same lines and are left as they are, so that the text must "
-        "stay; gradscope.patch replaces them on their modules alone",
+        f"{sites} not in the diff: other modules run the same lines and stay unpatched, so the source must stay; "
+        "gradscope.patch replaces them on their modules only",
     )
 
 
@@ -254,15 +256,15 @@ def next_steps(data: FixData, diff: str | None) -> list[Command]:
     """Commands to copy."""
     if data.dry_run:
         found = any(site.status == "found" for site in data.sites)
-        return [Command(_command("fix", data), "prove and measure them")] if found else _other(data)
+        return [Command(_command("fix", data), "verify and measure them")] if found else _other(data)
     if data.written:
-        return [Command(_command("profile", data), "see what is left")]
+        return [Command(_command("profile", data), "profile the result")]
     if not data.diff:
         return _other(data)
     command = None if diff is None else _patch_command(data, diff)
-    steps = [] if command is None else [Command(command, "make the changes")]
+    steps = [] if command is None else [Command(command, "apply the diff")]
     if not data.failed:
-        steps.append(Command(_command("fix", data, "--write"), "make them, and keep a backup"))
+        steps.append(Command(_command("fix", data, "--write"), "apply it, keeping a backup"))
     return steps
 
 
@@ -289,4 +291,4 @@ def _patch_command(data: FixData, diff: str) -> str | None:
 
 def _other(data: FixData) -> list[Command]:
     profile = [Command(_command("profile", data), "why it is slow, by layer and line")] if data.workload.target else []
-    return [*profile, Command("gradscope recipes", "what there is to use by hand")]
+    return [*profile, Command("gradscope recipes", "recipes to use in your own code")]

@@ -58,10 +58,10 @@ def _sites(data: FixData) -> Section | None:
     if tried:
         columns += [Column("measured_saving_ns", "time"), Column("measured_saving_bytes", "memory")]
         columns += [Column("max_grad_error", "error", drop=2), Column("original_grad_error", "before", drop=4)]
-        about = "what they save in a step; error: of the worst gradient, and before"
+        about = "saved per step; error: the largest gradient error, before: the original's"
     else:
         columns += [Column("predicted_saving_ns", "~time"), Column("predicted_saving_bytes", "~memory", drop=5)]
-        about = "what they would save in one pass, forward and backward; ~ is predicted"
+        about = "predicted savings of one forward and backward"
     table = Table(tuple(columns), tuple(_site_row(row, tried=tried, noise=data.change == "nothing") for row in rows))
     return Section("sites", "Call sites", about, (table,))
 
@@ -165,7 +165,7 @@ def _curves(data: FixData) -> Section | None:
     if curves.before and curves.after:
         last = f"the last is {_loss(curves.before[-1])} before, {_loss(curves.after[-1])} after"
         words.insert(0, Words(f"{last}; the largest difference is {curves.largest_difference:.1e}"))
-    about = f"of {len(curves.before)} backward passes from the same seed, without dropout"
+    about = f"over {len(curves.before)} backward passes from the same seed, dropout off"
     return Section("loss", "The loss", about, tuple(words))
 
 

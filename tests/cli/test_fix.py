@@ -58,7 +58,7 @@ def test_found_proved_and_written_down(folder: Path, gains: Gains, run: Runner) 
     ran = run("fix", "model.py", *FAST)
     assert (ran.code, ran.err) == (0, "")
     assert row_of(ran.out).startswith("layers.* ×2 model.py:23 attention kept 1.00 ms 8.39 MB ")
-    assert "2 of 2 places replaced: a step is 2.00 times as fast and needs 3.00 times less memory." in ran.out
+    assert "2 of 2 call sites replaced: a step is 2.00 times as fast and needs 3.00 times less memory." in ran.out
     assert "patch -p1 < gradscope-model-fix.diff" in ran.out
     assert files() == {
         "model.py",
@@ -145,7 +145,7 @@ def test_write_refuses_a_file_that_changed(folder: Path, gains: Gains, run: Runn
         "gradscope: error: model.py was changed while it was measured: what was proved is not what stands there now.\n"
         "Nothing was written; run gradscope fix again.\n"
     )
-    assert "2 of 2 places replaced" in ran.out, "what was measured is shown all the same"
+    assert "2 of 2 call sites replaced" in ran.out, "what was measured is shown all the same"
     assert Path("model.py").read_text() == "print('other')\n" and "model.py.bak" not in files()
 
 
@@ -153,9 +153,11 @@ def test_dry_run(folder: Path, gains: Gains, run: Runner) -> None:
     ran = run("fix", "model.py", "--dry-run", "-q")
     assert (ran.code, ran.err) == (0, "")
     assert files() == {"model.py", "train.py"}
-    assert "plan    a dry run: nothing is proved, measured or written; savings are estimates" in ran.out
+    assert "plan    dry run: nothing is verified, measured or written; savings are estimates" in ran.out
     assert row_of(ran.out) == "layers.* ×2 model.py:23 attention found ~2.00 ms ~16.8 MB"
-    assert "2 of 2 places can be replaced." in ran.out and "gradscope fix model.py  prove and measure them" in ran.out
+    assert (
+        "2 of 2 call sites can be replaced." in ran.out and "gradscope fix model.py  verify and measure them" in ran.out
+    )
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def test_a_wrong_recipe_is_exit_5_and_leaves_the_file_alone(
     ran = run("fix", "model.py", "--write", "--only", "attention", *FAST)
     assert ran.code == 5
     assert ran.err == "gradscope: nothing was written into your source: a recipe failed its proof\n"
-    assert "None of 2 places was replaced: 2 failed the proof and were undone." in ran.out
+    assert "None of 2 call sites was replaced: 2 failed verification and were undone." in ran.out
     assert "is off by" in ran.out
     assert Path("model.py").read_text() == MODEL
     assert files() == {"model.py", "train.py", "gradscope-model-fix.json"}
@@ -189,7 +191,7 @@ def test_what_is_slower_is_undone(folder: Path, gains: Gains, run: Runner) -> No
     assert ran.code == 0
     assert ran.err == "gradscope: nothing was written into your source: there is nothing to change\n"
     assert "undone: the step is slower with it" in ran.out
-    assert "None of 2 places was replaced; the model runs as before." in ran.out
+    assert "None of 2 call sites was replaced; the model is unchanged." in ran.out
     found = load_fix("gradscope-model-fix.json")
     assert found.after is None and found.before is not None and found.before.measured == "in turns"
 
@@ -206,7 +208,7 @@ def test_an_earlier_fix_is_taken_back(folder: Path, gains: Gains, run: Runner) -
 @pytest.mark.parametrize(("options", "places"), [(("--only", "attention"), 2), (("--skip", "attention"), 0)])
 def test_only_and_skip(folder: Path, gains: Gains, run: Runner, options: tuple[str, ...], places: int) -> None:
     ran = run("fix", "model.py", "--dry-run", "-q", *options)
-    assert ("2 of 2 places can be replaced." in ran.out) is (places == 2)
+    assert ("2 of 2 call sites can be replaced." in ran.out) is (places == 2)
     assert ("No recipe matches anything in this model." in ran.out) is (places == 0)
 
 

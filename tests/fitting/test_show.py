@@ -77,7 +77,7 @@ device     cpu (Some CPU) · torch 2.13.0 · python 3.11.7
 measured   batch sizes 2, 3, 4 · checked at 8: 130 MB predicted, 129 MB measured, +0.8 %
 memory     500MB · less 10 % in reserve · 450 MB for the tensors of a step
 
-Peak memory  predicted for one step = saved for backward + model, gradients, optimizer + rest
+Peak memory  predicted for one step: saved + model, gradients, optimizer + rest
 batch size    peak  fits    saved    model     rest  fake tensors
          8  130 MB  yes   80.0 MB  40.0 MB  10.0 MB  agrees
         64  700 MB  no     640 MB  40.0 MB  20.0 MB  corrected, +64.0 MB
@@ -126,7 +126,7 @@ def test_notes() -> None:
         ({"deviation": None}, "the prediction was not checked against a measured batch size"),
         (
             {"deviation": -0.12},
-            "memory does not follow the batch size smoothly: at the check the prediction is -12.0 % off. The table "
+            "memory does not grow smoothly with the batch size: at the check the prediction is -12.0 % off. The table "
             "gives the range of what any three of the measured sizes predict; --measure with larger sizes narrows it",
         ),
         (
@@ -138,8 +138,7 @@ def test_notes() -> None:
         ({"notes": ("the batch is a list",)}, "the batch is a list"),
         (
             {"optimizer": None, "adam_bytes": 200, "gradient_bytes": 100},
-            "gradients that are kept while forward runs (accumulation over several batches, "
-            "zero_grad(set_to_none=False)) would add up to 100 B",
+            "gradients kept during forward (gradient accumulation, zero_grad(set_to_none=False)) would add 100 B",
         ),
     ],
 )
@@ -153,8 +152,8 @@ def line(name: str, **changes: Any) -> str:
 
 def test_header_of_a_workload_without_an_optimizer() -> None:
     assert line("optimizer", optimizer=None, adam_bytes=200) == (
-        "optimizer  none, so its state is not in these figures; Adam's would add 200 B (2 x parameters) · "
-        "--optimizer adam, adamw or sgd adds one"
+        "optimizer  none, so no optimizer state is included; Adam's would add 200 B (2 x parameters) · "
+        "add it with --optimizer adam, adamw or sgd"
     )
 
 

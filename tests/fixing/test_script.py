@@ -117,8 +117,8 @@ def test_the_curve_of_checkpointed_layers(
 
 def test_dry_run_in_a_process_of_its_own(folder: Path, run: Runner) -> None:
     ran = run("fix", "train.py", "--dry-run", "-q")
-    assert ran.code == 0 and "2 of 2 places can be replaced." in ran.out
-    assert "gradscope fix train.py  prove and measure them" in ran.out
+    assert ran.code == 0 and "2 of 2 call sites can be replaced." in ran.out
+    assert "gradscope fix train.py  verify and measure them" in ran.out
     assert {path.name for path in Path().iterdir()} == {"model.py", "train.py"}
 
 

@@ -57,9 +57,9 @@ model   Net, 1.00 M parameters · batch 4x256 int64
 device  cpu · 2 threads · torch 2.13.0
 
 Result
-3 of 4 places replaced: a step is 1.25 times as fast and needs 4.00 times less memory.
+3 of 4 call sites replaced: a step is 1.25 times as fast and needs 4.00 times less memory.
 
-Call sites  what they save in a step; error: of the worst gradient, and before
+Call sites  saved per step; error: the largest gradient error, before: the original's
 layer        source  recipe                   time   memory    error   before
 h.*.attn ×3  m.py:7  attention  kept     3.00 ms  9.00 MB  2.0e-07  3.0e-07
 head         m.py:9  rope       refused        -        -        -        -
@@ -79,9 +79,7 @@ def test_the_whole_report() -> None:
     head = [" ".join(line.split()) for line in found.partition("\nNotes")[0].splitlines()]
     assert head == [" ".join(line.split()) for line in WIDE.splitlines()]
     assert found.endswith(
-        "Next\n"
-        "  patch -p1 < out.diff        make the changes\n"
-        "  gradscope fix m.py --write  make them, and keep a backup\n"
+        "Next\n  patch -p1 < out.diff        apply the diff\n  gradscope fix m.py --write  apply it, keeping a backup\n"
     )
 
 
@@ -133,7 +131,7 @@ def test_a_loss_that_is_not_the_users_is_told() -> None:
 
 def test_a_step_in_turns_says_what_its_memory_is_also_where_nothing_is_kept() -> None:
     for after in (side(8_000_000), None):
-        assert "the peak above what lived when the step began" in " ".join(shown(fixed(after=after)).split())
+        assert "the peak above what was allocated when the step began" in " ".join(shown(fixed(after=after)).split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
@@ -167,7 +165,7 @@ def test_figures_in_a_reason_part_no_blocks() -> None:
 def test_each_place_of_a_module_has_its_own_saving() -> None:
     both = [block(0), block(0, source="m.py:9", recipe="gelu", measured_saving_ns=500_000)]
     assert [row.measured_saving_ns for row in fold_sites(both)] == [1_000_000, 500_000]
-    assert "those of what is kept add up to the step's" in shown(fixed(sites=tuple(both)), 200)
+    assert "those that are kept add up to the step's" in shown(fixed(sites=tuple(both)), 200)
 
 
 def test_savings_of_several_models_are_not_the_steps() -> None:
@@ -177,7 +175,7 @@ def test_savings_of_several_models_are_not_the_steps() -> None:
     found = shown(fixed(workload=script, **profiles), 400)
     last = next(line for line in found.splitlines() if line.startswith("before / after"))
     assert last.split() == ["before", "/", "after", "-", "-", "×1.00"]  # neither time nor backward
-    assert "what the whole step saves is not their sum" in found and "add up" not in found
+    assert "they do not add up to the whole step's" in found and "add up" not in found
     assert "add up to the step's" in shown(fixed(workload=script), 400)
 
 
@@ -198,50 +196,49 @@ def test_a_dry_run_predicts_one_pass() -> None:
     found = to_text(
         fix_document(fixed(dry_run=True, sites=(replace(KEPT, status="found"),), before=None, after=None)), 140
     )
-    assert "what they would save in one pass, forward and backward; ~ is predicted" in found
+    assert "predicted savings of one forward and backward" in found
     assert " ".join(found.partition("attention")[2].split()).startswith("found ~900 µs ~2.00 MB ")
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sites": ()}, "No recipe matches anything in this model."),
+        ({"sites": ()}, "No recipe matches this model."),
         (
             {"after": side(9_990_000)},
-            "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
+            "3 of 4 call sites replaced: a step takes as long as before, within noise, and needs as much memory.",
         ),
         (
             {"after": side(20_000_000, 50_000_000)},
-            "3 of 4 places replaced: a step is slower, 0.50 times as fast, and needs 1.25 times as much memory.",
+            "3 of 4 call sites replaced: a step is slower, 0.50 times as fast, and needs 1.25 times as much memory.",
         ),
         (  # enough for a place to be kept is enough to be told
             {"time": "nothing", "after": side(10_000_000, 39_400_000)},
-            "3 of 4 places replaced: a step takes as long as before, within noise, and needs 1.02 times less memory.",
+            "3 of 4 call sites replaced: a step takes as long as before, within noise, and needs 1.02 times less memory.",
         ),
         (
             {"time": "less", "after": side(8_000_000, 40_600_000)},
-            "3 of 4 places replaced: a step is 1.25 times as fast and needs 1.01 times as much memory.",
+            "3 of 4 call sites replaced: a step is 1.25 times as fast and needs 1.01 times as much memory.",
         ),
         (  # a few kilobytes are none
             {"time": "nothing", "before": side(10_000_000, 600_000), "after": side(10_000_000, 585_000)},
-            "3 of 4 places replaced: a step takes as long as before, within noise, and needs as much memory.",
+            "3 of 4 call sites replaced: a step takes as long as before, within noise, and needs as much memory.",
         ),
         (  # two profiles are further apart by themselves
             {"after": replace(side(20_000_000, 39_400_000), measured="profile")},
-            "3 of 4 places replaced: each gains in its own model's part of a step; the time of whole steps was not "
-            "measured in turns; a step needs as much memory.",
+            "3 of 4 call sites replaced: each makes its own model faster or smaller; whole steps were not "
+            "compared; a step needs as much memory.",
         ),
         (
             {"after": replace(side(5_000_000, None), measured="profile")},
-            "3 of 4 places replaced: each gains in its own model's part of a step; the time of whole steps was not "
-            "measured in turns.",
+            "3 of 4 call sites replaced: each makes its own model faster or smaller; whole steps were not compared.",
         ),
-        ({"after": side(5_000_000, None)}, "3 of 4 places replaced: a step is 2.00 times as fast."),
-        ({"dry_run": True, "sites": (replace(KEPT, status="found"),)}, "1 of 1 place can be replaced."),
-        ({"sites": (replace(KEPT, status="refused"),)}, "The one place was not replaced; the model runs as before."),
+        ({"after": side(5_000_000, None)}, "3 of 4 call sites replaced: a step is 2.00 times as fast."),
+        ({"dry_run": True, "sites": (replace(KEPT, status="found"),)}, "1 of 1 call site can be replaced."),
+        ({"sites": (replace(KEPT, status="refused"),)}, "The only call site was not replaced; the model is unchanged."),
         (
             {"failed": True, "sites": (replace(KEPT, status="undone", max_grad_error=None),)},
-            "The one place was not replaced: 1 failed the proof and was undone.",
+            "The only call site was not replaced: 1 failed verification and was undone.",
         ),
     ],
 )
@@ -255,7 +252,7 @@ def test_of_a_script_the_model_alone_was_measured() -> None:
     found = shown(fixed(workload=script), 140)
     assert "The model's part of a step\n" in found and "whole step" not in found
     assert "replaced: the model's part of a step is 1.25 times as fast and needs 4.00 times less memory." in found
-    assert "a loss outside of the model, data and the optimizer come on top" in " ".join(found.split())
+    assert "a loss outside the model, data loading and the optimizer come on top" in " ".join(found.split())
     of_two = {name: replace(side(wall_ns), measured="profile") for name, wall_ns in (("before", 10), ("after", 8))}
     assert "The whole step\n" in shown(fixed(workload=script, **of_two), 140)
     assert "The whole step\n" in shown(fixed(), 140)
