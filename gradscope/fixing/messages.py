@@ -204,8 +204,8 @@ def notes_of(data: FixData) -> Iterator[str]:
 def _savings(data: FixData) -> str:
     if data.workload.mode == "script" and not model_alone(data):  # of several, which verify measures one by one
         return (
-            "savings are of each call site's own model, measured alone with one change added at a time: they do not add "
-            "up to the whole step's"
+            "savings are of each call site's own model, measured alone with one change added at a time: they do not "
+            "add up to the whole step's"
         )
     step = "the model's part of a step" if model_alone(data) else "the whole step"
     return f"savings are measured on {step}, adding one change at a time: those that are kept add up to the step's"
@@ -218,8 +218,8 @@ def _measuring(data: FixData) -> Iterator[str]:
             "time and memory before and after: one process, alternating, same batch; memory is the peak above what was "
             "allocated when the step began"
             if after.measured == "in turns"
-            else "time and memory before and after: two profiles in separate processes; no time ratio is given, because "
-            "the load of the machine may have changed more than the code"
+            else "time and memory before and after: two profiles in separate processes; no time ratio is given, "
+            "because the load of the machine may have changed more than the code"
         )
     elif before is not None and before.measured == "profile":
         yield f"time{' and memory' if before.peak_bytes is not None else ''} of the step: one profile"
