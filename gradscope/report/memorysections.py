@@ -41,7 +41,7 @@ def memory_in_short(view: View) -> Section | None:
         leaks = [row for row in memory.retained.rows if row.leaks]
         what = "".join(f": {row.what} in {row.layer}" + (f", {row.line}" if row.line else "") for row in leaks[:1])
         texts.append(("leak", f"{units.size(memory.leaked_bytes)} more with every step{what}"))
-    about = "the largest owners at the peak, and the largest tensors saved for backward"
+    about = "largest owners at the peak, largest tensors saved for backward"
     return Section("memory", "Memory", about, (KeyValues(tuple(texts)),))
 
 

@@ -16,7 +16,7 @@ def next_steps(run: RunData, tree: Tree, path: str | Path | None, *, full: bool)
     if any(finding.recipe for finding in run.findings):
         steps.append(Command(_fix(run.workload), "swap in the recipes and verify them"))
     if _wants_limits(run):
-        steps.append(Command("gradscope doctor --calibrate", "measure this machine's limits for the next profile"))
+        steps.append(Command("gradscope doctor --calibrate", "measure this machine's limits"))
     if path is None:
         return tuple(steps)
     name = shlex.quote(str(path))

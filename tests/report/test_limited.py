@@ -248,7 +248,7 @@ def test_without_limits_nothing_is_shown_and_the_next_step_says_how() -> None:
     text = text_of(run)
     assert "\nlimit" not in text
     assert "bound by" not in text
-    assert "  gradscope doctor --calibrate    measure this machine's limits for the next profile\n" in text
+    assert "  gradscope doctor --calibrate    measure this machine's limits\n" in text
     assert "gradscope doctor --calibrate" in text_of(run, path=None)
     assert "--calibrate" not in text_of(GPT)
 
