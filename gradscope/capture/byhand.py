@@ -57,10 +57,15 @@ def _names_of(kind: type[nn.Module]) -> list[str]:
     return [
         name
         for name, torchs in own.items()
-        if type(function := getattr(kind, name)) is FunctionType
+        if type(function := _attribute(kind, name)) is FunctionType
         and function is not torchs
         and not _knows_itself(function)
     ]
+
+
+def _attribute(kind: type[nn.Module], name: str) -> Any:
+    """What the class or the first of its bases that has the name holds under it; static methods are not unpacked."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _knows_itself(function: FunctionType) -> bool:
@@ -103,7 +108,7 @@ def _wrap(
     stack: ExitStack,
 ) -> None:
     before = kind.__dict__.get(name, _MISSING)
-    function = cast(Callable[..., Any], getattr(kind, name))
+    function = cast(Callable[..., Any], _attribute(kind, name))
     on = True
 
     @functools.wraps(function)
@@ -121,9 +126,10 @@ def _wrap(
         # Somebody who wrapped ours in the meantime keeps their wrapper; ours passes through.
         if kind.__dict__.get(name) is called:
             if before is _MISSING:
-                delattr(kind, name)
+                type.__delattr__(kind, name)
             else:
-                setattr(kind, name, before)
+                type.__setattr__(kind, name, before)
 
-    setattr(kind, name, called)
+    # A metaclass of the user's is not asked: it may refuse, or do more than to set a name.
+    type.__setattr__(kind, name, called)
     stack.callback(undo)

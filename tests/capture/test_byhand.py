@@ -349,3 +349,66 @@ def test_a_layer_whose_parts_only_backward_calls_alone_is_left_as_it_is() -> Non
     model.append(Plain())
     profiled(Built(model, step))
     assert set(seen) == {__file__}
+
+
+def test_a_forward_or_a_call_that_takes_no_self_is_left_alone() -> None:
+    class Sine(nn.Module):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x.sin()
+
+    class Tanh(nn.Module):
+        @classmethod
+        def __call__(cls, x: Tensor) -> Tensor:
+            return x.tanh()
+
+    data = profiled(in_a_model_called_by_hand(Sine(), Tanh()))
+    assert rows(data)[""].calls == 1 and rows(data)["own"].calls == 1
+
+
+def test_a_metaclass_that_refuses_to_set_names_is_not_asked() -> None:
+    class Frozen(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            raise TypeError(name)
+
+        def __delattr__(cls, name: str) -> None:
+            raise TypeError(name)
+
+    class Sealed(nn.Module, metaclass=Frozen):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin()
+
+    class Inherits(Sealed):
+        pass
+
+    before = dict(vars(Sealed)), dict(vars(Inherits))
+    data = profiled(in_a_model_called_by_hand(Sealed(), Inherits()))
+    assert rows(data)[""].calls == 1 and rows(data)["own"].calls == 1
+    assert (dict(vars(Sealed)), dict(vars(Inherits))) == before
+    assert not any("gradscope failed" in note for note in data.notes)
+
+
+def in_a_model_called_by_hand(*parts: Any) -> Built:
+    """A training step that calls the model and its first part by their ``forward``, and all others as usual."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.parts = nn.Linear(4, 4), nn.ModuleList(parts)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, *others = self.parts
+            x = first.forward(self.own.forward(x))
+            for part in others:
+                x = part(x)
+            return x
+
+    model, x = Model(), torch.rand(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model.forward(x).sum().backward()
+        optimizer.step()
+
+    return Built(model, step)
