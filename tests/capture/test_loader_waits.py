@@ -116,3 +116,18 @@ def test_a_torch_of_another_kind_is_left_alone() -> None:
     for owner in (Other, None):
         with loop._wrapped(owner, "__next__", lambda *_: None):
             assert not hasattr(Other, "__next__")
+
+
+def test_a_wrapper_that_the_user_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataLoader, "__iter__", original := DataLoader.__iter__)
+    seen: list[Any] = []
+    with LoaderWatch(Guard()).installed():
+        ours = DataLoader.__iter__
+
+        def users(loader: Any) -> Any:
+            seen.append(loader)
+            return ours(loader)
+
+        monkeypatch.setattr(DataLoader, "__iter__", users)
+    assert DataLoader.__iter__ is users and users is not original
+    assert len(list(DataLoader(Slow([0], 0)))) == 3 and len(seen) == 1
