@@ -33,7 +33,7 @@ from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import NothingMeasuredError, Terminated
 from gradscope.evidence import known_facts, with_recording
 from gradscope.limits import kept
-from gradscope.process import room_for_files
+from gradscope.process import room_for_files, stops_put_off
 from gradscope.readings import (
     READING_MEMORY,
     READING_SURVEY,
@@ -199,7 +199,7 @@ def read(
 ) -> Outcome:
     """Read a finished capture. Its profilers' events are consumed.
 
-    Who stops the program while reasons are looked for has what was measured, marked partial.
+    Who stops the program meanwhile has what was measured, without reasons and marked partial: the trace is read first.
 
     Args:
         about: what was run; steps and events are filled in from the capture.
@@ -211,6 +211,30 @@ def read(
         found: takes that step and the places that were found in it; without it they are dropped.
     """
     progress = progress or Progress()
+    run: RunData | None = None
+    try:
+        with stops_put_off():
+            run, names = _read_run(capture, about, known, device, progress)
+        progress.phase("looking for reasons")
+        with Guard(capture.failed).over("looking for reasons"):
+            run = _diagnosed(run, capture, names, recorder or Recorder(), found)
+    except (KeyboardInterrupt, Terminated) as stopped:
+        if run is None:  # stopped twice
+            raise
+        error = error or stopped
+        run = replace(run, partial=True, notes=(*run.notes, "stopped while reasons were looked for: no findings"))
+    progress.done()
+    return Outcome(Report(with_failures(run, capture)), error)
+
+
+def _read_run(
+    capture: Capture,
+    about: WorkloadInfo,
+    known: Mapping[str, nn.Module],
+    device: torch.device | None,
+    progress: Progress,
+) -> tuple[RunData, ModuleNames]:
+    """Read the trace, the survey and the memory pass; arguments as of :func:`read`."""
     progress.phase("reading the trace")
     trace = read_timed(capture, known, progress)
     # What a later pass noted is added to what was timed; where that fails, the times stand without it.
@@ -223,16 +247,7 @@ def read(
     memory = None
     with guard.over(READING_MEMORY):
         result, memory = _with_memory(result, capture, trace, memory_pass)
-    run = run_data(capture, about, trace, result, memory, device)
-    progress.phase("looking for reasons")
-    try:
-        with guard.over("looking for reasons"):
-            run = _diagnosed(run, capture, trace.names, recorder or Recorder(), found)
-    except (KeyboardInterrupt, Terminated) as stopped:
-        error = error or stopped
-        run = replace(run, partial=True, notes=(*run.notes, "stopped while reasons were looked for: no findings"))
-    progress.done()
-    return Outcome(Report(with_failures(run, capture)), error)
+    return run_data(capture, about, trace, result, memory, device), trace.names
 
 
 def _timed_with_survey(

@@ -1,4 +1,4 @@
-"""What gradscope asks of its process: room for open files, an end for forked children, warnings left out.
+"""What gradscope asks of its process: room for files, an end for forked children, stops put off, warnings left out.
 
 Data loaders that leak descriptors run into the soft limit in the middle of training. gradscope loads parts of torch and
 of its own then, and writes files at the end: for as long as that takes the limit is raised, towards the hard one.
@@ -16,6 +16,8 @@ import contextlib
 import ctypes
 import os
 import re
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +57,43 @@ def _set(soft: int, hard: int) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+@contextlib.contextmanager
+def stops_put_off() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM to the end of the block, so that what was measured can be read; only the first one.
+
+    What handles them is called then, at a second one at once. Nothing is put off where a signal ends the process as the
+    system does it, and in threads other than the main one, which get none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def later(number: int, frame: Any) -> None:
+        if waiting:
+            _handle(before[signal.Signals(number)], number, frame)
+        else:
+            waiting.append(number)
+
+    ours = [number for number, handler in before.items() if callable(handler)]
+    for number in ours:
+        signal.signal(number, later)
+    try:
+        yield
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is later:
+                signal.signal(number, before[number])
+    for each in waiting:
+        _handle(before[signal.Signals(each)], each, None)
+
+
+def _handle(handler: Any, number: int, frame: Any) -> None:
+    if callable(handler):
+        handler(number, frame)
 
 
 _profiler_ran = False

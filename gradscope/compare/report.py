@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import Console
 
+    from gradscope.report.page.frame import PageFrame
+
 Run: TypeAlias = Report | RunData | str | os.PathLike[str]
 
 
@@ -111,6 +113,13 @@ class Diff:
         from gradscope.document.html import to_fragment
 
         return to_fragment(self.document())
+
+    def page(self, *, source: bool = True, height: int | None = None) -> PageFrame:
+        """Show the interactive page of both runs in a notebook; arguments as of a report's ``page``."""
+        from gradscope.compare.page import comparison_html
+        from gradscope.report.page.frame import HEIGHT, PageFrame
+
+        return PageFrame(comparison_html(self.data, source), height or HEIGHT)
 
     def flamegraph(
         self,

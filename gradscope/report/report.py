@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gradscope.document.parts import Document
+    from gradscope.report.page.frame import PageFrame
 
 
 class Report:
@@ -155,6 +156,18 @@ class Report:
         from gradscope.document.html import to_fragment
 
         return to_fragment(self.document())
+
+    def page(self, *, source: bool = True, height: int | None = None) -> PageFrame:
+        """Show the interactive page in a notebook; ``source=False`` leaves the text of source lines out.
+
+        Args:
+            source: whether source lines are in it.
+            height: of the frame, in pixels.
+        """
+        from gradscope.report.page import to_html
+        from gradscope.report.page.frame import HEIGHT, PageFrame
+
+        return PageFrame(to_html([self.data], source), height or HEIGHT)
 
     def flamegraph(
         self,

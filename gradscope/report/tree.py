@@ -60,7 +60,7 @@ class ViewOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.show if name not in SECTIONS]:
-            raise UsageError(f"show knows no {unknown[0]!r}; there are {', '.join(SECTIONS)}.")
+            raise UsageError(f"no section {unknown[0]!r} to show; there are {', '.join(SECTIONS)}.")
         if self.sort not in get_args(Sort):
             raise UsageError(f"sort must be one of {', '.join(get_args(Sort))}; got {self.sort!r}.")
         if self.depth is not None and self.depth < 0:

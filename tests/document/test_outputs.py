@@ -31,7 +31,7 @@ RUNS = {
     "mlp": fixtures.mlp(partial=True),
     "two roots": fixtures.gan(),
     "nothing": fixtures.RunBuilder().build(),
-    **{f"random {seed}": fixtures.random_run(seed) for seed in range(20)},
+    **{f"random {seed}": fixtures.random_run(seed) for seed in range(8)},
 }
 OPTIONS = (
     ViewOptions(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import signal
 import sys
 import threading
 import warnings
@@ -516,3 +517,38 @@ def test_a_stop_while_reasons_are_looked_for_is_raised_in_a_loop(
     with pytest.raises(stop):
         _ = prof.report
     assert prof.report.data.partial
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("number", "stop"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_stop_while_the_trace_is_read_keeps_what_was_measured(
+    number: signal.Signals, stop: type[BaseException], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one waits until the trace is read; the second one does not. Handlers are as they were afterwards."""
+    from gradscope import pipeline, workload
+
+    def handler(number: int, frame: Any) -> None:
+        raise stop
+
+    read_timed = pipeline.read_timed
+
+    def interrupted(*arguments: Any) -> Any:
+        for _ in range(times):
+            signal.raise_signal(number)
+        return read_timed(*arguments)
+
+    monkeypatch.setattr(pipeline, "read_timed", interrupted)
+    job = workload.Workload(nn.Linear(4, 4), torch.randn(2, 4))
+    before = signal.signal(number, handler)
+    try:
+        if times == 2:
+            with pytest.raises(stop):
+                pipeline.profile_workload(job, Options(steps=2, warmup=1, memory=False))
+        else:
+            outcome = pipeline.profile_workload(job, Options(steps=2, warmup=1, memory=False))
+            assert isinstance(outcome.error, stop) and outcome.report is not None
+            data = outcome.report.data
+            assert data.partial and not data.findings and data.ledger.backward_ns > 0
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)

@@ -65,6 +65,7 @@ def look(browser: Any, path: str, width: int) -> dict[str, Any]:
         "hacked": page.evaluate("window.hacked ?? 0"),
         "body": page.inner_text("body"),
         "colour": page.evaluate("[...document.querySelectorAll('td')].map(e => getComputedStyle(e).color)"),
+        "frames": [frame.inner_text("body") for frame in page.frames[1:]],
         "elements": page.evaluate("document.querySelectorAll('script, style, link, img, iframe, a').length"),
     }
     page.close()

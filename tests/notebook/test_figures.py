@@ -83,7 +83,7 @@ def test_each_layer_has_the_values_of_the_run() -> None:
         # Operations are all of a layer's own time.
         assert sum(child.value for child in frame.children if child.kind == "operation") == own
     parts = {frame.name: frame.value for frame in root.children if frame.kind == "part"}
-    assert parts["engine"] == run.ledger.engine_ns
+    assert parts["autograd overhead"] == run.ledger.engine_ns
 
 
 def test_repeats_are_one_frame_with_their_sum() -> None:

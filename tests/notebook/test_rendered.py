@@ -61,6 +61,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, style in (("light", "background:#fff;color:#000"), ("dark", "background:#111;color:#eee")):
         table = Report(runs.hostile())._repr_html_() + diff(fixtures.gpt(2), runs.hostile())._repr_html_()
         (folder / f"table-{name}.html").write_text(f'<meta charset="utf-8"><body style="{style}">{table}')
+    frames = (
+        Report(memory_fixtures.gpt(12)).page()._repr_html_()
+        + diff(fixtures.gpt(2), runs.hostile()).page()._repr_html_()
+    )
+    (folder / "frames.html").write_text(f'<meta charset="utf-8"><body>{frames}')
     paths = [str(path) for path in sorted(folder.glob("*.html"))]
     narrow = _look(program, NARROW, [str(folder / f"{name}.html") for name in NARROWED])
     return _look(program, 1000, paths) | {f"narrow {name}": narrow[name] for name in NARROWED}
@@ -127,6 +132,12 @@ def test_hostile_names_are_shown_as_they_are(seen: dict[str, Any]) -> None:
     assert "<img src=x onerror=window.hacked=1>" in shown
     assert "</script><script>window_hacked=1</script>" in seen["hostile"]["hover"]
     assert seen["small"]["hover"].startswith("transformer")
+
+
+def test_pages_run_in_a_frame_and_see_nothing_of_the_notebook(seen: dict[str, Any]) -> None:
+    page = seen["frames"]
+    assert (page["hacked"], page["complaints"]) == (0, [])
+    assert len(page["frames"]) == 2 and all("GPT" in text for text in page["frames"])
 
 
 @pytest.mark.parametrize("name", ["table-light", "table-dark"])
