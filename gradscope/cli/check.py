@@ -43,34 +43,42 @@ def check(
     max_saved: Annotated[
         str | None, typer.Option("--max-saved", metavar="SIZE", help="Most that may be saved for backward: 2GiB.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail also where the result is inconclusive: noise hides the limit.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """Fail, with exit code 4, where a run is over its limits beyond noise.
+    """Hold a run against limits, for CI: exit code 4 where it is over one of them beyond noise.
 
-    Limits that are not given here are those of [tool.gradscope.check] in the
-    nearest pyproject.toml.
+    Where the two runs vary too much to see a regression of the size that the
+    limit allows, the result is inconclusive: exit code 0, or 4 with --strict.
+    Limits not given here are read from [tool.gradscope.check] in the nearest
+    pyproject.toml.
     """
     from gradscope.compare.budgets import check as judge
     from gradscope.compare.check_config import find_settings
-    from gradscope.compare.checktext import check_document, offenders, to_json
+    from gradscope.compare.checktext import check_document, hidden, offenders, to_json
     from gradscope.config import working_folder
     from gradscope.report.runfile import load_run
 
     settings = find_settings(working_folder())
     budgets = _budgets(settings, max_regression, max_memory_regression, max_peak, max_saved)
+    strict = strict or settings.strict
     reference = settings.baseline if baseline is None else baseline
     names = (str(run), None if reference is None else str(reference))
     checked = judge(load_run(run), None if reference is None else load_run(reference), budgets, names)
     with reader_may_leave(sys.stdout):
         if as_json:
-            write_json(sys.stdout, to_json(checked))
+            write_json(sys.stdout, to_json(checked, strict=strict))
         else:
             from gradscope.document.terminal import make_console, print_document
 
-            print_document(check_document(checked), make_console(sys.stdout, color.wanted))
+            print_document(check_document(checked, strict=strict), make_console(sys.stdout, color.wanted))
     if checked.over:
         raise BudgetExceededError(f"over the limit: {offenders(checked.over)}.")
+    if strict and checked.inconclusive:
+        raise BudgetExceededError(f"inconclusive, which --strict makes fail: {hidden(checked.inconclusive)}.")
 
 
 def _budgets(

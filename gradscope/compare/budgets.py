@@ -1,4 +1,4 @@
-"""Limits that a run is held against, and what they say: within, over, or over but within noise."""
+"""Limits that a run is held against, and the result of each: ok, over, or inconclusive where noise hides the limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.safe_text import cut, visible
 from gradscope.tables import RunData
 
-Result = Literal["ok", "noise", "over"]
+Result = Literal["ok", "inconclusive", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,13 @@ class Judged:
     limit: int  # the largest value that is within it, in the change's unit
     allowed: Fraction | None  # the regression it was given as; None for an absolute limit
 
+    @property
+    def visible(self) -> float | None:
+        """Return the smallest regression that these runs can show, as a share of the baseline; None: not known."""
+        if not self.change.before or self.change.noise is None:
+            return None
+        return self.change.noise / self.change.before
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -81,6 +88,11 @@ class Checked:
     def over(self) -> Sequence[Judged]:
         """The limits that are exceeded: what makes the check fail."""
         return [one for one in self.judged if one.result == "over"]
+
+    @property
+    def inconclusive(self) -> Sequence[Judged]:
+        """The limits that noise hides: what makes a strict check fail."""
+        return [one for one in self.judged if one.result == "inconclusive"]
 
 
 def check(run: RunData, baseline: RunData | None, budgets: Budgets, names: tuple[str, str | None]) -> Checked:
@@ -108,7 +120,7 @@ def check(run: RunData, baseline: RunData | None, budgets: Budgets, names: tuple
         judged += _layers(comparison, budgets, notes)
         judged += _memory_regressions(comparison, budgets)
     judged += _amounts(run, names[0], budgets)
-    order = {"over": 0, "noise": 1, "ok": 2}
+    order = {"over": 0, "inconclusive": 1, "ok": 2}
     return Checked(run, names, comparison, sorted(judged, key=lambda one: order[one.result]), notes)
 
 
@@ -183,11 +195,18 @@ def _total(comparison: Comparison, metric: str) -> Change:
 
 
 def _judge(change: Change, layer: str | None, allowed: Fraction) -> Judged:
+    """Hold a change against a regression that is allowed.
+
+    Noise hides the limit where it is wider than what is allowed: a regression between the two cannot be told from none.
+    A run so much faster that noise does not lift it over the limit is within it all the same.
+    """
     assert change.before is not None and change.after is not None
     limit = int(change.before * (1 + allowed))
-    if change.after <= limit:
-        return Judged("ok", layer, change, limit, allowed)
-    return Judged("over" if change.real else "noise", layer, change, limit, allowed)
+    noise = change.noise
+    if change.after > limit and change.real:
+        return Judged("over", layer, change, limit, allowed)
+    hidden = noise is None or (noise > limit - change.before and change.after + noise > limit)
+    return Judged("inconclusive" if hidden else "ok", layer, change, limit, allowed)
 
 
 def percentage(text: object, name: str) -> Fraction:

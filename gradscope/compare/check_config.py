@@ -11,7 +11,7 @@ from gradscope.config import FILE, find_table, refuse_unknown
 from gradscope.errors import UsageError
 from gradscope.safe_text import shown_path, shown_repr
 
-_KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved")
+_KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved", "strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class CheckSettings:
     max_memory_regression: str | None = None
     max_peak: str | None = None
     max_saved: str | None = None
+    strict: bool = False
 
     def name(self, key: str) -> str:
         """What messages call a setting."""
@@ -57,6 +58,17 @@ def _settings(file: Path, table: Mapping[str, Any]) -> CheckSettings:
         max_memory_regression=_text(file, ours, "max-memory-regression"),
         max_peak=_text(file, ours, "max-peak"),
         max_saved=_text(file, ours, "max-saved"),
+        strict=_flag(file, ours, "strict"),
+    )
+
+
+def _flag(file: Path, table: Mapping[str, Any], key: str) -> bool:
+    value = table.get(key, False)
+    if isinstance(value, bool):
+        return value
+    raise UsageError(
+        f"{shown_path(file)}: tool.gradscope.check.{key} is not true or false but {shown_repr(value)}.\n"
+        f"Write {key} = true"
     )
 
 

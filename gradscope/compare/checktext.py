@@ -26,13 +26,19 @@ from gradscope.document.parts import (
 )
 from gradscope.report.runfile import to_record
 
-CHECK_SCHEMA_VERSION = 1
-_MOST_OK = 20  # rows within their limit that are listed; those over it are listed all
-_RESULTS = {"over": "OVER", "noise": "noise", "ok": "ok"}
+CHECK_SCHEMA_VERSION = 2
+_MOST = 20  # rows of one result that are listed; those over their limit are listed all
+_RESULTS = {"over": "OVER", "inconclusive": "inconclusive", "ok": "ok"}
+_MORE = "Measure more steps (gradscope profile --steps 20) on a quiet machine, or raise the limit."
 
 
-def check_document(checked: Checked) -> Document:
-    """The warnings, what is over its limit, the rest, and the conclusion."""
+def passes(checked: Checked, *, strict: bool = False) -> bool:
+    """Check that no value is over its limit and, where ``strict``, that noise hides none of the limits."""
+    return not checked.over and not (strict and checked.inconclusive)
+
+
+def check_document(checked: Checked, *, strict: bool = False) -> Document:
+    """The warnings, what is over its limit, the rest, and the conclusion; ``strict`` as of :func:`passes`."""
     names = [("run", checked.names[0])]
     warning, notes = "", list(checked.notes)
     reasons: tuple[str, ...] = ()
@@ -41,8 +47,9 @@ def check_document(checked: Checked) -> Document:
         warning = WARNING if reasons else ""
         names.insert(0, ("baseline", str(checked.names[1])))
         notes = [*checked.comparison.notes, *notes]
+    notes += [f"inconclusive: {hidden_text(one)}" for one in checked.inconclusive[:_MOST]]
     end: tuple[Words | Bullets, ...] = (
-        Words(conclusion(checked), "strong"),
+        Words(conclusion(checked, strict=strict), "strong"),
         *([Bullets(tuple(notes))] if notes else []),
     )
     return Document(
@@ -55,17 +62,29 @@ def check_document(checked: Checked) -> Document:
     )
 
 
-def conclusion(checked: Checked) -> str:
+def hidden_text(judged: Judged) -> str:
+    """``backward of the step: cannot see below 49 %``."""
+    share = judged.visible
+    seen = (
+        "noise is not known" if share is None else f"cannot see below {units.percent(share, 0 if share > 0.1 else 1)}"
+    )
+    return f"{_name(judged)}: {seen}"
+
+
+def conclusion(checked: Checked, *, strict: bool = False) -> str:
     """``FAILED: 2 of 5 limits are exceeded.``"""
     many = len(checked.judged)
-    noisy = sum(1 for one in checked.judged if one.result == "noise")
-    doubt = f" {noisy} {'is' if noisy == 1 else 'are'} over the limit, but within noise." if noisy else ""
+    hidden = len(checked.inconclusive)
     if checked.over:
         over = len(checked.over)
         verb = "is" if over == 1 else "are"
-        return f"FAILED: {over} of {many} {'value' if many == 1 else 'values'} {verb} over the limit.{doubt}"
-    if noisy:
-        return f"PASSED: no value of {many} is over its limit beyond noise.{doubt}"
+        more = f" {hidden} {'is' if hidden == 1 else 'are'} inconclusive: noise hides the limit." if hidden else ""
+        return f"FAILED: {over} of {many} {'value' if many == 1 else 'values'} {verb} over the limit.{more}"
+    if hidden:
+        rest = "" if hidden == many else "; the others are within the limit"
+        failed = "FAILED (--strict): " if strict else ""
+        values = f"{hidden} of {many} {'value is' if many == 1 else 'values are' if hidden > 1 else 'values is'}"
+        return f"{failed}INCONCLUSIVE: {values} inconclusive, because noise hides the limit{rest}. {_MORE}"
     return f"PASSED: {'the value is' if many == 1 else f'all {many} values are'} within the limit."
 
 
@@ -80,18 +99,19 @@ def _limits(checked: Checked) -> Section:
         Column("limit", "limit"),
         Column("noise", "noise", drop=1),
     )
-    listed = [one for one in checked.judged if one.result != "ok"]
-    within = [one for one in checked.judged if one.result == "ok"]
-    rows = [_row(one) for one in (*listed, *within[:_MOST_OK])]
-    if len(within) > _MOST_OK:
-        rows.append(Row(dim(["ok", f"… {len(within) - _MOST_OK} more"]), "rest"))
-    about = "OVER: beyond the limit and beyond noise; noise: only beyond the limit"
+    rows = [_row(one) for one in checked.over]
+    for result in ("inconclusive", "ok"):
+        found = [one for one in checked.judged if one.result == result]
+        rows += [_row(one) for one in found[:_MOST]]
+        if len(found) > _MOST:
+            rows.append(Row(dim([result, f"… {len(found) - _MOST} more"]), "rest"))
+    about = "OVER: beyond the limit and beyond noise; inconclusive: noise hides the limit"
     return Section("limits", "Limits", about, (Table(columns, tuple(rows)),))
 
 
 def _row(judged: Judged) -> Row:
     change = judged.change
-    styles: dict[str, Style] = {"over": "worse", "noise": "warm"}
+    styles: dict[str, Style] = {"over": "worse", "inconclusive": "warm"}
     style = styles.get(judged.result, "")
     change_text = messages.mark(change) + messages.relative(change) if change.before is not None else units.NOT_MEASURED
     return Row(
@@ -120,14 +140,15 @@ _METRICS = {
 }
 
 
-def to_json(checked: Checked) -> str:
+def to_json(checked: Checked, *, strict: bool = False) -> str:
     """The outcome as JSON text that ends in a newline; docs/compare.md says what each field means."""
     comparison = checked.comparison
     record: dict[str, Any] = {
         "kind": "check",
         "schema_version": CHECK_SCHEMA_VERSION,
         "gradscope": __version__,
-        "passed": not checked.over,
+        "passed": passes(checked, strict=strict),
+        "result": "over" if checked.over else "inconclusive" if checked.inconclusive else "ok",
         "run": run_record(checked.run, checked.names[0]),
     }
     if comparison is not None:
@@ -146,10 +167,22 @@ def _judged_record(judged: Judged) -> dict[str, Any]:
     record["limit"] = judged.limit
     if judged.allowed is not None:
         record["allowed"] = float(judged.allowed)
+    if judged.visible is not None and judged.allowed is not None:
+        record["visible"] = judged.visible
     return record
 
 
 def offenders(judged: Sequence[Judged]) -> str:
     """The names of what is over its limit, for one line: ``backward of the step, peak of the step``."""
-    names = list(dict.fromkeys(f"{_METRICS[one.change.metric]} of {_layer_name(one)}" for one in judged))
+    names = list(dict.fromkeys(_name(one) for one in judged))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _name(judged: Judged) -> str:
+    return f"{_METRICS[judged.change.metric]} of {_layer_name(judged)}"
+
+
+def hidden(judged: Sequence[Judged]) -> str:
+    """What noise hides, for one line: ``backward of the step: cannot see below 49 %``."""
+    texts = [hidden_text(one) for one in judged]
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")

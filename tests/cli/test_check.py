@@ -62,6 +62,28 @@ def test_json(run: Runner) -> None:
     assert json.loads(run("check", "same.json", "--max-peak", "1GiB", "--json").out)["passed"] is True
 
 
+def test_a_limit_below_the_noise_is_inconclusive_and_fails_where_strict(run: Runner) -> None:
+    noisy = make_run({"": NOTHING, "h": around(100 * MS, MS)}, wall=around(0, 25 * MS))
+    Report(noisy).save("noisy.json")
+    options = ["check", "noisy.json", "--baseline", "noisy.json", "--max-regression", "5%"]
+    ran = run(*options)
+    assert (ran.code, ran.err) == (0, "")
+    assert "\n- inconclusive: backward of the step: cannot see below 48 %\n" in ran.out
+    assert "PASSED" not in ran.out and "INCONCLUSIVE: 1 of 1 value is inconclusive" in ran.out
+    strict = run(*options, "--strict")
+    assert strict.code == 4 and "FAILED (--strict): INCONCLUSIVE" in strict.out
+    assert strict.err == (
+        "gradscope: error: inconclusive, which --strict makes fail: backward of the step: cannot see below 48 %.\n"
+    )
+    settings("[tool.gradscope.check]\nstrict = true\n")
+    ran = run(*options, "--json")
+    record = json.loads(ran.out)
+    assert (ran.code, record["passed"], record["result"]) == (4, False, "inconclusive")
+    Path("pyproject.toml").unlink()
+    record = json.loads(run(*options, "--json").out)
+    assert (record["passed"], record["result"], record["values"][0]["result"]) == (True, *["inconclusive"] * 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -146,11 +168,15 @@ def test_settings_are_found_upwards(run: Runner, monkeypatch: pytest.MonkeyPatch
         (
             "[tool.gradscope.check]\ncolour = 1\n",
             "tool.gradscope.check has no key colour.\n"
-            "There are baseline, max-regression, max-memory-regression, max-peak, max-saved.",
+            "There are baseline, max-regression, max-memory-regression, max-peak, max-saved, strict.",
         ),
         (
             "[tool.gradscope.check]\nmax-peak = 6\n",
             'tool.gradscope.check.max-peak is not text but 6.\nWrite max-peak = "6GiB"',
+        ),
+        (
+            '[tool.gradscope.check]\nstrict = "yes"\n',
+            "tool.gradscope.check.strict is not true or false but 'yes'.\nWrite strict = true",
         ),
         (
             '[tool.gradscope.check]\nmax-regression = ["5%", 3]\n',
