@@ -66,7 +66,7 @@ def run_data(
 def with_failures(run: RunData, capture: Capture) -> RunData:
     """Say what of gradscope's own failed, whenever that was."""
     notes = [
-        f"gradscope failed at {part} ({text}): what depends on it is missing or incomplete"
+        f"gradscope failed at {part} ({text}): results that depend on it are missing or incomplete"
         for part, text in capture.failed.items()
     ]
     return replace(run, notes=(*run.notes, *notes))
@@ -127,8 +127,8 @@ def _notes(
         notes.append(f"the run ended before the steps that measure memory{_needed(capture)}")
     if capture.given_way:
         notes.append(
-            f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} steps, "
-            "which gradscope did not measure"
+            f"the program's own torch.profiler ran in {capture.given_way} of its {capture.steps_done} "
+            "steps, so gradscope did not measure them"
         )
     if about.loss == "mean of outputs":
         notes.append("no loss was given: the backward pass starts from the mean of the floating outputs")
@@ -138,16 +138,16 @@ def _notes(
 def _of_timed_steps(capture: Capture, trace: TimedTrace) -> list[str]:
     timed, notes = trace.timed, []
     if timed.completed <= SETTLING_STEPS:
-        notes.append("the one step that was measured is the profiler's first, which takes longer than those after it")
+        notes.append("the only measured step is the profiler's first, which takes longer than later ones")
     if trace.stretches > 1:
         notes.append(
-            f"the profiled steps were taken in {trace.stretches} stretches, an unprofiled step between each two: "
-            f"one makes {trace.events // timed.completed:,} rows of trace"
+            f"the profiled steps were split into {trace.stretches} groups with an unprofiled step "
+            f"between them: one step records {trace.events // timed.completed:,} trace events"
         )
     if timed.passes.most_nodes:
         notes.append(
-            f"a backward pass runs more than {timed.passes.most_nodes:,} nodes, the most that can be looked at: whose "
-            "its gradient sums are is not known, nor all that its nodes keep"
+            f"a backward pass runs more than {timed.passes.most_nodes:,} nodes, the most that can be "
+            "inspected: the layers of its gradient accumulation, and some saved tensors, are unknown"
         )
     if capture.left_out:
         notes.append(left_out_note(capture.left_out, capture.rows, capture.options.memory_budget))
@@ -207,16 +207,15 @@ def why_no_steps(target: str, session: Session, finder: StepFinder, children_s: 
         )
     if not capture.steps_done and finder.stepped:
         return (
-            f"{target} ended before its optimizers had stepped twice: "
-            "a training step cannot be told from that.\n"
-            "Let it run longer."
+            f"{target} ended before its optimizers had stepped twice, so a training step cannot be "
+            "identified.\nLet it run longer."
         )
     if not capture.steps_done:
         return (
-            f"{target} went backward {finder.backwards} times, and no optimizer stepped: "
-            "gradscope cannot tell where its training steps end. "
-            "It has built an optimizer, whose step() ends a training step.\n"
-            "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends."
+            f"{target} ran backward {finder.backwards} times, but no optimizer stepped, so gradscope "
+            "cannot tell where training steps end. It created an optimizer, whose step() ends a "
+            "training step.\nFor another kind of loop: with gradscope.profiling() as prof, and "
+            "prof.step() where a step ends."
         )
     return None
 
@@ -233,8 +232,9 @@ def _without_backward(children: float) -> str:
     if children < _WORKED_S:
         return advice
     return (
-        f"Processes that it started worked for {children:.1f} s: only the script's own process is measured.\n"
-        "Let it train there, or profile a file that defines workload() -> (model, batch)."
+        f"Its child processes worked for {children:.1f} s, but only the script's own process is "
+        "measured.\nTrain in that process, or profile a file that defines workload() -> (model, "
+        "batch)."
     )
 
 
@@ -242,9 +242,9 @@ def why_no_result(target: str, capture: Capture) -> str:
     """Return why none of the steps that ran was measured."""
     if capture.given_way:
         return (
-            f"{target} ran a torch.profiler of its own in {capture.given_way} of its {capture.steps_done} steps; "
-            "gradscope gave way to it, and measured nothing.\n"
-            "Turn that profiler off, or let it end earlier: PyTorch has one for a whole process."
+            f"{target} ran its own torch.profiler in {capture.given_way} of its {capture.steps_done} "
+            "steps, so gradscope measured nothing.\nTurn that profiler off, or stop it earlier: "
+            "PyTorch allows one per process."
         )
     if Timed.name in capture.failed:
         return f"{target} could not be measured: {capture.failed[Timed.name]}.\nRun 'gradscope doctor' to see why."

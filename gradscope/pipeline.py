@@ -114,7 +114,7 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     _leave_if_forked(process, error)
     if error is not None and was_stopped(error):
         if not isinstance(error, StopRun):
-            say(f"while it was being stopped the script raised {type(error).__name__}: the report is complete")
+            say(f"the script raised {type(error).__name__} while it was being stopped; the report is complete")
         error = None
     known = modules_in(script.namespace)
     about = WorkloadInfo(target=script.target, mode="script", steps=options.steps, warmup=options.warmup, loss=None)
@@ -122,8 +122,8 @@ def profile_script(script: Script, options: Options, progress: Progress | None =
     session.capture.passed_over = finder.cycles.passed_over
     if finder.cycles.irregular:
         session.capture.notes.append(
-            "the optimizers step in no regular order: a step ends where the one that steps least often has stepped, "
-            "and steps may differ"
+            "the optimizers do not step in a regular order: a training step ends after the least "
+            "frequent one has stepped, so steps may differ"
         )
     why = why_no_steps(script.target, session, finder, _seconds_of_children() - seconds)
     if error is None and why is not None:
@@ -178,13 +178,12 @@ def outcome_of(
     if error is not None:
         return Outcome(None, error)
     raise NothingMeasuredError(
-        f"{about.target or 'the loop'} was measured, but gradscope cannot read what it noted: "
-        f"{guard.failed[_READING]}.\n"
-        "This is a defect of gradscope: GRADSCOPE_DEBUG=1 shows where."
+        f"{about.target or 'the loop'} was measured, but gradscope cannot read its own recording: "
+        f"{guard.failed[_READING]}.\nThis is a bug in gradscope: GRADSCOPE_DEBUG=1 shows where."
     )
 
 
-_READING = "reading what was measured"  # under which the guard notes an error
+_READING = "reading the measurements"  # under which the guard notes an error
 
 
 def read(
@@ -215,14 +214,14 @@ def read(
     try:
         with stops_put_off():
             run, names = _read_run(capture, about, known, device, progress)
-        progress.phase("looking for reasons")
-        with Guard(capture.failed).over("looking for reasons"):
+        progress.phase("running the rules")
+        with Guard(capture.failed).over("running the rules"):
             run = _diagnosed(run, capture, names, recorder or Recorder(), found)
     except (KeyboardInterrupt, Terminated) as stopped:
         if run is None:  # stopped twice
             raise
         error = error or stopped
-        run = replace(run, partial=True, notes=(*run.notes, "stopped while reasons were looked for: no findings"))
+        run = replace(run, partial=True, notes=(*run.notes, "interrupted before or while the rules were running: no findings"))
     progress.done()
     return Outcome(Report(with_failures(run, capture)), error)
 
@@ -293,8 +292,8 @@ def _with_memory(
     )
     if unseen := in_other_threads(trace.skeleton, trace.passes.notes):
         noted.notes.append(
-            f"{' and '.join(unseen)} ran in other threads too: torch does not record what they allocate, so "
-            "the figures of memory leave it out, or do not know its layer"
+            f"{' and '.join(unseen)} also ran in other threads: torch does not record their "
+            "allocations, so the memory figures omit them or do not know their layer"
         )
     return result, memory
 
@@ -323,7 +322,9 @@ def _with_findings(
     facts = known_facts(capture, names)
     notes = []
     if recorder.overflowed:
-        notes.append(f"rules that read torch's calls were left out: the step makes more than {recorder.MOST_CALLS:,}")
+        notes.append(
+            f"rules that need the recorded torch calls were skipped: the step makes more than {recorder.MOST_CALLS:,}"
+        )
     try:
         if found is not None and found.recording is not None:
             facts = with_recording(facts, names, found.recording, run.step.wall_ns, found)
@@ -333,11 +334,11 @@ def _with_findings(
     try:
         run = replace(run, layers=bounded(Case(run, facts, limits)))
     except Exception as error:
-        notes.append(f"what bounds the layers is not known: {type(error).__name__}: {error}")
+        notes.append(f"the layers' limits are unknown: {type(error).__name__}: {error}")
     steady = not is_unreliable(run.step)
     if not steady:
-        why = "waited too long for a core" if is_starved(run.step) else "differ too much"
-        notes.append(f"the steps {why} for alarms and savings of time: none are given")
+        why = "waited too long for a core" if is_starved(run.step) else "vary too much"
+        notes.append(f"the steps {why}, so no time-based findings or time savings are given")
     findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore, steady=steady)
     left_out = {rule.name for rule in every_rule() if rule.of_times and not steady} | set(capture.options.ignore)
     looked = len(every_rule()) - len(left_out) - len(failed)

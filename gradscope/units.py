@@ -191,6 +191,7 @@ def bytes_of(value: str | int, name: str = "--device-memory") -> int:
     amount = int(Fraction(match[1].rstrip(".") if not match[1].startswith(".") else f"0{match[1]}") * factor)
     if amount < 1:
         raise UsageError(
-            f"{name}: {text} is no memory at all.\nGive a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
+            f"{name}: {text} is not a positive amount of memory.\nGive a number with a unit: 6GiB, "
+            "6GB, 24g (GiB), 512MiB."
         )
     return amount

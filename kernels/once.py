@@ -27,9 +27,7 @@ def first_derivative_only(recipe: str, instead: str) -> Callable[[Callable[..., 
         recipe: the function's name, which the message begins with.
         instead: what has a second derivative; ends the message.
     """
-    message = (
-        f"{recipe}: this gradient cannot be differentiated again, for its backward is once_differentiable; {instead}"
-    )
+    message = f"{recipe}: second derivatives are not supported (the backward is once_differentiable); {instead}"
 
     def decorate(backward: Callable[..., G]) -> Callable[..., G]:
         @functools.wraps(backward)

@@ -78,7 +78,7 @@ def _why(unit: str, fewest: tuple[int, int], several: int) -> str:
     threads = "" if fewest[0] == fewest[1] else f" with {'several threads' if several else 'one thread'}"
     if fewest[several] == NEVER:
         return f"torch's own is as fast{threads}"
-    return f"fewer than {fewest[several]:,} {unit}: torch's own is sooner{threads}"
+    return f"fewer than {fewest[several]:,} {unit}: torch's own is faster{threads}"
 
 
 # Made once, for they take longer than the rule.

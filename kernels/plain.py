@@ -31,7 +31,7 @@ def why_torch(values: Collection[Any]) -> str | None:
         values: of any types; tensors also in tuples. Other values are not looked at.
     """
     if torch.compiler.is_compiling():
-        return "torch.export traces" if exports() else None
+        return "torch.export is tracing" if exports() else None
     if derives() or dispatch_depth() or tracing_state() is not None:
         why = _why_now()
         if why is not None:
@@ -68,12 +68,12 @@ def _all_meta(values: Collection[Any]) -> bool:
 def _why_now() -> str | None:
     """Why torch's operations must run now, whatever the arguments are."""
     if transform_running() is not None:
-        return "a torch.func transform runs"
+        return "a torch.func transform is active"
     if forward_ad._current_level >= 0:
-        return "forward-mode derivatives are taken"
+        return "forward-mode AD is active"
     if any(mode.is_infra_mode() for mode in dispatch_modes()):  # a user's mode looks on
-        return "torch traces, or runs without data"
-    return None if tracing_state() is None else "torch.jit traces"
+        return "torch is tracing, or running without data"
+    return None if tracing_state() is None else "torch.jit is tracing"
 
 
 def derives() -> bool:

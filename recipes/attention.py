@@ -28,23 +28,29 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="attention",
-    title="Attention that never holds the scores, with dropout and every common option",
+    title="Attention that never stores the score matrix, with dropout and every common option",
     functions=("attention", "attention_mask", "attention_with_weights"),
     modules=("Attention",),
     replaces=(
         "(q @ k.transpose(-2, -1) * scale).softmax(-1) @ v, with a causal mask or dropout in between",
         "torch.nn.functional.scaled_dot_product_attention where it falls to the math kernel: dropout on the CPU, a "
         "bias with a gradient, a last dimension that is not contiguous",
-        "soft-capped, ALiBi and sliding-window attention by hand",
-        "attention with sinks: a learnt score a head that takes part in the softmax and is dropped after it",
+        "unfused soft-capped, ALiBi and sliding-window attention",
+        "attention with sinks: one learned score per head that takes part in the softmax and is dropped after it",
     ),
-    saves="The scores and the probabilities, queries · keys a head each, are never in memory: backward computes them "
-    "again by blocks from the saved logsumexp. Blocks that a causal mask or a window hides are not computed.",
+    saves=(
+        "The score and probability matrices (queries × keys per head) are never stored: backward "
+        "recomputes them block by block from the saved logsumexp. Blocks that a causal mask or a "
+        "window masks out are skipped."
+    ),
     limits=(
-        "No second derivative, except by backend='math'.",
+        "Second derivatives are supported only by backend='math'.",
         "ALiBi slopes get no gradient.",
-        "The content of a mask is not looked at: a causal one gains by is_causal=True.",
-        "float64 on a GPU, and there head sizes above 256, go to plain operations, which hold all scores.",
+        "The values of a mask are not inspected: for a causal mask, is_causal=True is faster.",
+        (
+            "On a GPU, float64 and head sizes above 256 fall back to unfused operations, which store "
+            "the full score matrix."
+        ),
     ),
     backends=(
         ("flash", "torch's kernel; CPU: without dropout and gradient of the mask; CUDA: float16, bfloat16, no mask"),
@@ -52,7 +58,7 @@ ABOUT = Recipe(
         ("cudnn", "CUDA from compute capability 9.0, float16 and bfloat16 without a mask; not yet run on a GPU"),
         ("efficient", "CUDA, masks and biases; not yet run on a GPU"),
         ("triton", "CUDA from compute capability 8.0, every option; not yet run on a GPU"),
-        ("math", "everywhere, holding all scores; on the CPU for few scores with dropout"),
+        ("math", "everywhere, storing the full score matrix; on the CPU for few scores with dropout"),
     ),
     sources=(
         "Dao, Fu, Ermon, Rudra, Ré: FlashAttention, arXiv:2205.14135",
@@ -92,7 +98,7 @@ def _explain(
         choice = dataclasses.replace(choice, reason=reason_of(choice.backend, given))
     if given.bias is None or is_causal or given.q.shape[2] != given.k.shape[2] or given.q.shape[2] == 1:
         return choice
-    note = "; the mask's content is not looked at: if it is the causal one, is_causal=True skips half of the work"
+    note = "; the mask's values are not inspected: if it is causal, is_causal=True skips half of the work"
     if given.q.device.type == "cuda":
         note += " and lets a faster kernel run"
     return dataclasses.replace(choice, reason=choice.reason + note)

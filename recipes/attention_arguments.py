@@ -49,7 +49,7 @@ class Arguments(NamedTuple):
         return self.bias is not None and self.bias.requires_grad and torch.is_grad_enabled()
 
     def extras(self) -> str | None:
-        """What torch's SDPA has no argument for, in words that follow "no"."""
+        """What torch's SDPA has no argument for, in words that follow "not support"."""
         limited = self.left is not None or self.right is not None
         if self.softcap is None and self.alibi is None and self.sinks is None and not limited:
             return None
@@ -59,7 +59,7 @@ class Arguments(NamedTuple):
             "window": limited,
             "sinks": self.sinks is not None,
         }
-        return " and no ".join(name for name, is_given in given.items() if is_given)
+        return " or ".join(name for name, is_given in given.items() if is_given)
 
 
 def arguments(
@@ -207,7 +207,12 @@ def _checked_slopes(slopes: Tensor, query: Tensor, batch: torch.Size, heads: int
     require_dtype(NAME, "alibi_slopes", slopes)
     require_same_device(NAME, ("query", query), alibi_slopes=slopes)
     if slopes.requires_grad:
-        refuse(NAME, "alibi_slopes", "a tensor that requires a gradient", "one that does not: there is none for it")
+        refuse(
+            NAME,
+            "alibi_slopes",
+            "a tensor that requires a gradient",
+            ("one that does not: no gradient is computed for it"),
+        )
     if tuple(slopes.shape) not in ((heads,), (*batch, heads)):
         refuse(NAME, "alibi_slopes", shape_text(slopes), f"({heads},) or {(*batch, heads)}")
     wide = slopes if slopes.dtype == torch.float64 else slopes.float()

@@ -28,14 +28,16 @@ from gradscope.recipes.attention_sizes import against_own, one_mask
 
 REASONS = {
     "cudnn": "cuDNN's kernel is the fastest on this GPU",
-    "flash": "torch's FlashAttention holds no scores",
-    "efficient": "torch's memory-efficient kernel holds no scores",
-    "cpu": "blocks of keys on the CPU: holds no scores, with dropout and every option",
-    "triton": "our Triton kernel holds no scores, with dropout and every option",
-    "math": "plain operations hold all scores in memory: slow, but nothing else can run here",
+    "flash": "torch's FlashAttention does not store the scores",
+    "efficient": "torch's memory-efficient kernel does not store the scores",
+    "cpu": "blocks of keys on the CPU: does not store the scores, with dropout and every option",
+    "triton": "our Triton kernel does not store the scores, with dropout and every option",
+    "math": "unfused operations store the full score matrix: slow, but nothing else can run here",
 }
-_FEW_SCORES_REASON = "plain operations: so few scores are soon held, and done before blocks have been walked over"
-_ONE_MASK_REASON = "torch's FlashAttention, all that hides as one mask: of so few scores blocks would be slower"
+_FEW_SCORES_REASON = "unfused operations: for so few scores they are faster than iterating over blocks"
+_ONE_MASK_REASON = (
+    "torch's FlashAttention with everything combined into one mask: for so few scores, blocks would be slower"
+)
 _ON_THE_CPU = ("flash", "cpu", "math")  # the others are for CUDA
 # Which kernel "auto" asks first where a mask or a bias is given: torch's memory-efficient one, or ours. No GPU has
 # measured it: benchmarks/gpu.sh does, by the cases "full" of benchmarks/recipe_gpu/ops/attention.py.
@@ -258,7 +260,7 @@ def _against_all(given: Arguments) -> str | None:
     """The reason against all of torch's fused kernels; None where some may take the call."""
     extras = given.extras()
     if extras is not None:
-        return f"it knows no {extras}"
+        return f"it does not support {extras}"
     if given.bias is not None and given.is_causal:
         return "it takes a mask or is_causal, not both"
     return _against_layout(given)
@@ -268,7 +270,7 @@ def _against_layout(given: Arguments) -> str | None:
     """The reason in shapes and strides against all of torch's fused kernels; None where some may take them."""
     q, k, v = given.q, given.k, given.v
     if q.shape[3] != v.shape[3]:
-        return f"the sizes of query ({q.shape[3]}) and value ({v.shape[3]}) differ"
+        return f"the head sizes of query ({q.shape[3]}) and value ({v.shape[3]}) differ"
     if q.numel() == 0 or k.shape[2] == 0:
         return "a dimension is 0"  # torch's CPU kernel divides by it
     if (q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1) and q.shape[3] != 1:
@@ -280,7 +282,7 @@ def _against_flash_cpu(given: Arguments, wanted: str) -> str | None:
     if given.dropout_p > 0:
         return "on the CPU it has no dropout"
     if given.wants_bias_grad:
-        return "it gives the mask no gradient"
+        return "it computes no gradient for the mask"
     why = _against_all(given)
     held = given.softcap is not None or given.sinks is not None
     if why is None or wanted != "auto" or held or _against_layout(given) is not None:
@@ -290,13 +292,13 @@ def _against_flash_cpu(given: Arguments, wanted: str) -> str | None:
 
 
 def _no_cuda(given: Arguments) -> str | None:
-    return None if given.q.device.type == "cuda" else f"the tensors are on {given.q.device}, it is for CUDA"
+    return None if given.q.device.type == "cuda" else f"the tensors are on {given.q.device}, and it is for CUDA"
 
 
 def _not_half(given: Arguments) -> str | None:
     if given.q.dtype in _HALF:
         return None
-    return f"the tensors are {dtype_text(given.q.dtype)}, it takes float16 and bfloat16"
+    return f"the tensors are {dtype_text(given.q.dtype)}, and it takes only float16 and bfloat16"
 
 
 def _against_cudnn(given: Arguments, wanted: str) -> str | None:
@@ -307,13 +309,13 @@ def _against_cudnn(given: Arguments, wanted: str) -> str | None:
     if given.bias is not None:
         return "with a mask its gradients can be NaN (pytorch#196678)"
     if torch.are_deterministic_algorithms_enabled():
-        return "its gradients differ from run to run, and deterministic algorithms are asked for"
+        return "its gradients are nondeterministic, and deterministic algorithms are required"
     if not torch.backends.cudnn.is_available():
         return "cuDNN is not available"
     if wanted == "auto" and torch.cuda.get_device_capability(given.q.device) < (9, 0):
-        return "before compute capability 9.0 FlashAttention is as fast"
+        return "below compute capability 9.0 FlashAttention is as fast"
     if given.q.shape[3] > 128 or given.q.shape[3] % 8:
-        return f"the head size is {given.q.shape[3]}, it takes multiples of 8 up to 128"
+        return f"the head size is {given.q.shape[3]}, and it takes multiples of 8 up to 128"
     return _not_square(given) or _against_all(given)
 
 
@@ -327,13 +329,13 @@ def _against_flash_cuda(given: Arguments) -> str | None:
     if torch.cuda.get_device_capability(given.q.device) < (8, 0):
         return "it needs compute capability 8.0"
     if given.q.shape[3] > 256:
-        return f"the head size is {given.q.shape[3]}, its largest is 256"
+        return f"the head size is {given.q.shape[3]}, and its maximum is 256"
     return _not_square(given) or _against_all(given)
 
 
 def _not_square(given: Arguments) -> str | None:
     if given.is_causal and given.q.shape[2] != given.k.shape[2]:
-        return "it aligns a causal mask otherwise where there are not as many queries as keys"
+        return "it aligns a causal mask differently if the numbers of queries and keys differ"
     return None
 
 
@@ -346,11 +348,11 @@ def _against_efficient(given: Arguments, wanted: str) -> str | None:
     if ours_first and _why_not("triton", given, wanted) is None:
         return "with a mask our Triton kernel is faster"
     if given.q.dtype not in (torch.float32, *_HALF):
-        return f"it does not compute in {dtype_text(given.q.dtype)}"
+        return f"it does not support {dtype_text(given.q.dtype)}"
     if given.grouped:
-        return "it has no grouped heads: key and value would be expanded"
+        return "it does not support grouped heads: key and value would be expanded"
     if torch.are_deterministic_algorithms_enabled():
-        return "its gradients differ from run to run, and deterministic algorithms are asked for"
+        return "its gradients are nondeterministic, and deterministic algorithms are required"
     if given.q.shape[3] % (16 // given.q.element_size()):
-        return f"the head size is {given.q.shape[3]}; it takes multiples of {16 // given.q.element_size()}"
+        return f"the head size is {given.q.shape[3]}, and it takes multiples of {16 // given.q.element_size()}"
     return _against_all(given)

@@ -64,7 +64,7 @@ class AttentionFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_derivative_only("attention", 'backend="math" has a second derivative')
+    @first_derivative_only("attention", 'backend="math" supports second derivatives')
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, alibi, out, logsumexp, seed, sinks = ctx.saved_tensors
         settings: AttentionSettings = ctx.settings

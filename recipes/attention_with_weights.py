@@ -74,16 +74,18 @@ class _Source(Source):
 
     def changed(self) -> str:
         return (
-            "attention_with_weights: the weights are read after the queries, keys or mask were changed in place; they "
-            "are computed when they are first read, so read them before, as in weights = weights.detach()"
+            "attention_with_weights: the weights are computed at their first read, but the queries, "
+            "keys or mask were modified in place before it. Read them earlier, for example with "
+            "weights = weights.detach()"
         )
 
     def partial(self, name: str) -> str:
         if not any(each is not None and each.requires_grad for each in self.tensors()):
             return ""  # no graph: a leaf by now, which the output never had a part in
         return (
-            f"attention_with_weights: {name} asks for the gradient of weights that the output was computed without; "
-            "compute both by plain operations: weights = scores.softmax(-1), output = weights @ value"
+            f"attention_with_weights: {name} needs the gradient of the weights, but the output was "
+            "computed without them. Compute both unfused: weights = scores.softmax(-1), output = "
+            "weights @ value"
         )
 
 

@@ -32,20 +32,22 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="cross_entropy",
-    title="Cross-entropy whose forward leaves the gradient behind, computed in one pass over the logits",
+    title="Cross-entropy whose forward also computes the gradient, in one pass over the logits",
     functions=("cross_entropy",),
     modules=("CrossEntropyLoss",),
     replaces=(
         "torch.nn.functional.cross_entropy and torch.nn.CrossEntropyLoss",
         "F.nll_loss(F.log_softmax(logits, -1), target)",
-        "logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)), and logits.logsumexp(-1) less the logits there",
+        "logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)), and logits.logsumexp(-1) minus the target's logits",
     ),
-    saves="One tensor of the logits' size is held, the gradient, instead of three. Half-precision logits are never "
-    "copied to float32.",
+    saves=(
+        "Only one tensor of the logits' size is stored, the gradient, instead of three. "
+        "Half-precision logits are never copied to float32."
+    ),
     limits=(
-        "Forward computes the gradient too: a loss that is only looked at belongs under torch.no_grad().",
-        "Probabilities as targets go to torch, as do tensors on a GPU without triton.",
-        "A second derivative by torch.autograd.grad raises RuntimeError; torch.func's goes to torch.",
+        "Forward also computes the gradient: compute a loss without backward under torch.no_grad().",
+        "Probability targets, and GPU tensors without triton, fall back to torch.",
+        "A second derivative by torch.autograd.grad raises RuntimeError; torch.func falls back to torch.",
         "The class weight gets no gradient.",
     ),
     backends=(
@@ -63,7 +65,7 @@ ABOUT = Recipe(
 _NAME = "cross_entropy"
 _REASONS = {
     "triton": "one kernel reads the logits once and writes their gradient",
-    "cpu": "a few rows at a time, so that what is read once stays in the cache",
+    "cpu": "processes a few rows at a time, so that they stay in the cache",
     "torch": "torch.nn.functional.cross_entropy",
 }
 
@@ -84,10 +86,10 @@ def _explain(
 ) -> BackendChoice:
     """What :func:`cross_entropy` would do with these arguments, and why."""
     _check(input, target, weight, _reduction(size_average, reduce, reduction), label_smoothing, z_loss, softcap)
-    probabilities = "the target holds probabilities" if target.is_floating_point() else None
+    probabilities = "the target contains probabilities" if target.is_floating_point() else None
     on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
-    extras = "it knows no z_loss and no softcap" if z_loss or softcap is not None else None
-    double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
+    extras = "it does not support z_loss and softcap" if z_loss or softcap is not None else None
+    double = "only the other backends support float64" if input.dtype == torch.float64 else None
     few = None if extras or on_cpu or backend != "auto" else _against_size(input)
     against = {
         "triton": probabilities or double or why_no_triton(input.device),
@@ -235,7 +237,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total if scale is None else total * scale, link
 
     @staticmethod
-    @first_derivative_only(_NAME, 'backend="torch" has a second derivative, but no z_loss and no softcap')
+    @first_derivative_only(_NAME, 'backend="torch" supports second derivatives, but not z_loss and softcap')
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradient, late, _ = ctx.saved_tensors
         rows = ctx.settings.reduction == "none"
@@ -335,7 +337,9 @@ def _check(
     if weight is not None and tuple(weight.shape) != (classes,):
         refuse(_NAME, "weight", shape_text(weight), f"({classes},)")
     if weight is not None and weight.requires_grad:
-        refuse(_NAME, "weight", "a tensor that requires a gradient", "one that does not: there is none for it")
+        refuse(
+            _NAME, "weight", "a tensor that requires a gradient", ("one that does not: no gradient is computed for it")
+        )
     require_same_device(_NAME, ("input", input), target=target, weight=weight)
     require_one_of(_NAME, "reduction", reduction, ("mean", "sum", "none"))
     require_range(_NAME, "label_smoothing", max(label_smoothing, 0.0), 0.0, 1.0)

@@ -18,18 +18,18 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="dropout",
-    title="Dropout that keeps a seed for backward instead of a mask",
+    title="Dropout that saves a seed for backward instead of a mask",
     functions=("dropout",),
     modules=("Dropout",),
     replaces=("F.dropout(x, p, training)", "nn.Dropout(p)"),
     saves=(
-        "The mask, which torch keeps for backward: a byte an element on a GPU, four on a CPU. On a CPU also time: "
-        "torch spends it drawing numbers one after the other."
+        "The mask that torch saves for backward: 1 byte per element on a GPU, 4 on a CPU. On a "
+        "CPU also time: torch generates random numbers one by one."
     ),
     limits=(
-        "Other elements are dropped than by torch with the same seed.",
-        "inplace=True, p=1 and, on a GPU, float64 go to torch; without training nothing is done.",
-        "A different generator than torch's default one cannot be given.",
+        "It drops different elements than torch with the same seed.",
+        "inplace=True, p=1 and (on a GPU) float64 fall back to torch; in evaluation mode nothing is done.",
+        "It supports only torch's default generator.",
     ),
     backends=(("triton", "a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
     sources=(
@@ -41,7 +41,7 @@ ABOUT = Recipe(
 _NAME = "dropout"
 _REASONS = {
     "triton": "the mask is computed from a seed in forward and in backward, and never stored",
-    "cpu": "the mask is hashed from a seed, a chunk in the cache at a time; torch draws and keeps it",
+    "cpu": "the mask is hashed from a seed, one cache-sized chunk at a time; torch generates and saves it",
     "torch": "torch.nn.functional.dropout",
 }
 
@@ -54,10 +54,10 @@ def _explain(
     require_range(_NAME, "p", p, 0.0, 1.0)
     nothing = None
     if inplace:
-        nothing = "inplace=True asks for torch's own"
+        nothing = "inplace=True needs torch's own"
     elif not training or p in (0, 1):
         nothing = "nothing is random: " + ("training is off" if not training else f"p is {p:g}")
-    double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
+    double = "only the other backends support float64" if input.dtype == torch.float64 else None
     on_cpu = None if input.device.type == "cpu" else f"the tensor is on {input.device}"
     few = pays.against(_NAME, elements=input.numel()) if on_cpu is None and backend == "auto" else None
     against = {"triton": nothing or double or why_no_triton(input.device), "cpu": nothing or on_cpu or few}

@@ -15,22 +15,27 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="embedding",
-    title="Embedding whose gradient is added by rows into an existing or tied dense gradient",
+    title="Embedding whose gradient rows are added into an existing or tied dense gradient",
     functions=("embedding",),
     modules=("Embedding",),
     replaces=(
-        "F.embedding(ids, weight), nn.Embedding, with a weight that is also the head's, or accumulates gradients",
+        "F.embedding(ids, weight) or nn.Embedding with a weight tied to the head, or with gradient accumulation",
     ),
     saves=(
-        "No zero-filled gradient of the whole vocabulary, and no addition of it: only the rows of the batch's tokens "
-        "are touched. The parameter's gradient stays dense."
+        "The zero-filled full-vocabulary gradient and its addition: only the rows of the batch's "
+        "tokens are written. The parameter's gradient stays dense."
     ),
     limits=(
-        "A weight that is neither tied nor has a gradient gains nothing: zeros are made for it as torch does.",
-        "float16 and bfloat16 weights, weights with hooks, torch.autograd.grad and create_graph=True get torch's dense "
-        "gradient.",
-        "A second parameter of the same pass whose gradient is the very tensor of the weight's costs a copy.",
-        "Compiled graphs, max_norm, scale_grad_by_freq and sparse=True go to torch.",
+        (
+            "A weight that is neither tied nor already has a gradient gains nothing: its gradient is "
+            "zero-filled as in torch."
+        ),
+        (
+            "float16 and bfloat16 weights, weights with hooks, torch.autograd.grad and "
+            "create_graph=True get torch's dense gradient."
+        ),
+        "If a second parameter in the same pass shares the weight's gradient tensor, it costs one copy.",
+        "Compiled graphs, max_norm, scale_grad_by_freq and sparse=True fall back to torch.",
     ),
     backends=(
         ("rows", "any device; on a GPU not yet run"),
@@ -73,13 +78,13 @@ def _explain(
 
 def _why_no_rows(weight: Tensor, max_norm: float | None, scale_grad_by_freq: bool, sparse: bool) -> str | None:
     if max_norm is not None or scale_grad_by_freq or sparse:
-        return "it knows neither max_norm nor scale_grad_by_freq, and sparse=True asks for torch's own"
+        return "it does not support max_norm, scale_grad_by_freq or sparse=True"
     if torch.compiler.is_compiling():
         return "inside a compiled graph the compiler accumulates gradients"
     if weight.dtype not in EXACT:
-        return f"added row by row, every addition would round to {dtype_text(weight.dtype)}"
+        return f"row-wise accumulation would round every addition to {dtype_text(weight.dtype)}"
     if not weight.is_leaf:
-        return "the weight is computed from other tensors, whose backward needs its whole gradient"
+        return "the weight is computed from other tensors, whose backward needs its full gradient"
     return None
 
 

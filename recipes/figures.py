@@ -90,7 +90,7 @@ def markdown(figures: Sequence[Figure]) -> str:
             for figure in figures
             if figure.machine == machine
         ]
-        head = ["| case | beside | time | | in single rounds | memory | |", "|---|---|---|---|---|---|---|"]
+        head = ["| case | compared with | time | | in single rounds | memory | |", "|---|---|---|---|---|---|---|"]
         parts.append("\n".join([f"{machine}:", "", *head, *rows]))
     if not figures:
         parts.append("Not measured yet.")

@@ -26,7 +26,7 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="gelu",
-    title="GELU, exact or by tanh, alone or of a sum with a bias",
+    title="GELU, exact or tanh, alone or with a bias added first",
     functions=("gelu", "bias_gelu"),
     modules=("GELU", "BiasGELU"),
     replaces=(
@@ -35,13 +35,14 @@ ABOUT = Recipe(
         "F.gelu(x + bias)",
     ),
     saves=(
-        "Written by hand, four tensors are kept for backward; here one is. bias_gelu makes the bias's "
-        "gradient in the same pass on a GPU, and on a CPU writes the input's gradient over the saved sum."
+        "Unfused GELU saves four tensors for backward, this one. bias_gelu computes the bias "
+        "gradient in the same pass on a GPU, and on a CPU writes the input gradient over the "
+        "saved sum."
     ),
     limits=(
-        "gelu is torch's own on every device: one pass there already.",
-        "bias_gelu has no second derivative.",
-        'On a CPU auto takes F.gelu(x + bias); backend="cpu" saves memory in backward, for about its time.',
+        "gelu is torch's own on every device, which is already one pass.",
+        "bias_gelu does not support second derivatives.",
+        'On a CPU, auto uses F.gelu(x + bias); backend="cpu" saves memory in backward and takes about as long.',
     ),
     backends=(
         ("triton", "bias_gelu on a GPU; not yet run on one"),
@@ -61,7 +62,7 @@ def _explain_gelu(input: Tensor, approximate: str = "none", *, backend: str = "a
     """What :func:`gelu` would do with these arguments, and why."""
     require_dtype("gelu", "input", input)
     require_one_of("gelu", "approximate", approximate, _APPROXIMATE)
-    reason = "torch.nn.functional.gelu reads and writes once, and keeps the input alone"
+    reason = "torch.nn.functional.gelu reads and writes once, and saves only the input for backward"
     return choose("gelu", backend, {"torch": reason}, {})
 
 
@@ -89,7 +90,7 @@ def gelu(input: Tensor, approximate: str = "none", *, backend: str = "auto") -> 
 
 
 _BIAS_REASONS = {
-    "triton": "one kernel reads the input once; backward makes both gradients in one pass",
+    "triton": "one kernel reads the input once; backward computes both gradients in one pass",
     "cpu": "torch's own operations, with the gradient written over the saved sum",
     "torch": "torch.nn.functional.gelu(input + bias)",
 }
@@ -101,7 +102,7 @@ def _explain_bias_gelu(
     """What :func:`bias_gelu` would do with these arguments, and why."""
     name = "bias_gelu"
     if promote and bias.dtype != input.dtype:
-        return choose(name, backend, {"torch": "the sum has another dtype than the input"}, {})
+        return choose(name, backend, {"torch": "the sum's dtype differs from the input's"}, {})
     require_dtype(name, "input", input)
     if not input.dim():
         refuse(name, "input", "a scalar", "[..., features]")
@@ -112,7 +113,7 @@ def _explain_bias_gelu(
         refuse(name, "bias", f"of dtype {dtype_text(bias.dtype)}", expected)
     require_same_device(name, ("input", input), bias=bias)
     require_one_of(name, "approximate", approximate, _APPROXIMATE)
-    double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
+    double = "only the other backends support float64" if input.dtype == torch.float64 else None
     on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
     few = pays.against(name, elements=input.numel()) if on_cpu is None and backend == "auto" else None
     against = {"triton": double or why_no_triton(input.device), "cpu": on_cpu or few}
@@ -177,7 +178,7 @@ class _BiasGELU(torch.autograd.Function):
         return output, pre  # pre is returned for first_derivative_only, which needs an output or the inputs saved
 
     @staticmethod
-    @first_derivative_only("bias_gelu", 'backend="torch" has a second derivative')
+    @first_derivative_only("bias_gelu", 'backend="torch" supports second derivatives')
     def backward(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if upstream is None:
             return None, None, None, None, None

@@ -16,7 +16,7 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="heads",
-    title="Split and merge of heads and packed projections that copy nothing twice",
+    title="Split and merge of heads and packed projections without double copies",
     functions=("split", "chunk", "split_qkv", "split_heads", "merge_heads"),
     modules=(),
     replaces=(
@@ -25,19 +25,20 @@ ABOUT = Recipe(
         "y.transpose(1, 2).contiguous().view(batch, tokens, width)",
     ),
     saves=(
-        "The gradients of q, k and v are written once into the projection's: torch first copies each into the layout "
-        "of a part, then concatenates them. Nothing is copied where they already share one buffer."
+        "The gradients of q, k and v are written once into the projection's gradient. Torch "
+        "first copies each, then concatenates them. Nothing is copied if they already share one "
+        "buffer."
     ),
     limits=(
-        "With the gradients that scaled_dot_product_attention gives, torch too copies only once.",
+        "With the gradients of scaled_dot_product_attention, torch also copies only once.",
         "A second derivative raises RuntimeError.",
-        "Under torch.compile the parts are concatenated, for the compiler plans its own buffers.",
+        "Under torch.compile the parts are concatenated, because the compiler plans its own buffers.",
     ),
     backends=(("torch", "every device; views and copies only. Measured on CPU; not yet run on a GPU"),),
     sources=("xformers, ops/unbind.py: a backward that returns a view", "llm.c: one buffer for dq, dk and dv"),
 )
 
-_INSTEAD = "torch's split, unflatten, transpose and flatten have a second derivative"
+_INSTEAD = "torch's split, unflatten, transpose and flatten support second derivatives"
 
 
 @or_torch(torch.split)
@@ -192,7 +193,7 @@ class _Split(torch.autograd.Function):
         return *tensor.split_with_sizes(sections, dim), link
 
     @staticmethod
-    @first_derivative_only("split or chunk", "torch's have a second derivative")
+    @first_derivative_only("split or chunk", "torch's versions support second derivatives")
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
         whole = layout.whole_of(gradients[:-1], ctx.dim)
         if whole is None:

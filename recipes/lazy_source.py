@@ -114,12 +114,16 @@ class LinearSource(Source):
 
     def changed(self) -> str:
         return (
-            "lazy_linear: the logits are read after the head's weight or input was changed in place; they are "
-            "computed when they are first read, so read them before, as in logits = logits.detach()"
+            "lazy_linear: the logits are computed at their first read, but the head's weight or "
+            "input was modified in place before it. Read them earlier, for example with logits = "
+            "logits.detach()"
         )
 
     def partial(self, name: str) -> str:
-        made = f"lazy_linear: {name} asks for the gradient of logits from which a loss was computed without making them"
+        made = (
+            f"lazy_linear: {name} needs the gradient of the logits, but the loss was computed without "
+            "materializing them"
+        )
         return made if self.fused else ""
 
     def _holds_the_same(self) -> bool:

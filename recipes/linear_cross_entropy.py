@@ -18,23 +18,26 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="linear_cross_entropy",
-    title="The last linear layer and cross-entropy, without ever holding the logits",
+    title="The last linear layer and cross-entropy, without materializing the full logits",
     functions=("linear_cross_entropy", "linear_cross_entropy_and_logits", "lazy_linear"),
     modules=("LinearCrossEntropyLoss", "LinearCrossEntropyHead"),
     replaces=(
         "F.cross_entropy(F.linear(x, weight, bias), target)",
         "F.cross_entropy(lm_head(x).view(-1, vocab), target.view(-1))",
-        "torch.nn.functional.linear_cross_entropy (torch 2.13), with options or without",
+        "torch.nn.functional.linear_cross_entropy (torch 2.13), with or without options",
     ),
-    saves="The logits, their logarithmic softmax and its gradient, each [tokens, vocabulary]: one chunk of rows is "
-    "held, which its gradient overwrites. On the CPU rows whose target is ignored are not computed at all.",
+    saves=(
+        "The logits, their log_softmax and its gradient, each [tokens, vocabulary]: only one "
+        "chunk of rows is stored, and its gradient overwrites it. On the CPU, rows with an "
+        "ignored target are skipped."
+    ),
     limits=(
         "Forward computes the gradients too: a loss that is only looked at belongs under torch.no_grad().",
-        'reduction="none" computes the logits a second time in backward.',
-        "Logits returned beside the loss carry no gradient.",
-        "On the CPU fewer than 3,000,000 logits, or 1,000 rows (512 with several threads), go to torch.",
-        "Probabilities as targets and several positions for each input go to torch, which holds all logits.",
-        "A second derivative by torch.autograd.grad raises RuntimeError; torch.func's goes to torch.",
+        'reduction="none" recomputes the logits in backward.',
+        "Logits returned with the loss carry no gradient.",
+        "On the CPU, fewer than 3,000,000 logits or 1,000 rows (512 with several threads) fall back to torch.",
+        "Probability targets, and several positions per input, fall back to torch, which stores the full logits.",
+        "A second derivative by torch.autograd.grad raises RuntimeError; torch.func falls back to torch.",
         "The class weight gets no gradient.",
     ),
     backends=(

@@ -23,9 +23,9 @@ from gradscope.kernels.support import autocasts, why_no_triton
 NAME = "linear_cross_entropy"
 IGNORED = -100  # the target that counts for nothing where ignore_index is None
 REASONS = {
-    "triton": "products by cuBLAS, a few chunks of rows; one kernel turns a chunk's logits into their gradient",
-    "cpu": "products by torch, chunks of rows within the memory budget; their gradient overwrites the logits",
-    "torch": "torch.nn.functional.linear and cross_entropy, which hold all logits",
+    "triton": "cuBLAS matmuls over a few chunks of rows; one kernel turns a chunk's logits into their gradient",
+    "cpu": "torch matmuls over chunks of rows within the memory budget; their gradient overwrites the logits",
+    "torch": "torch.nn.functional.linear and cross_entropy, which store the full logits",
 }
 
 
@@ -51,7 +51,7 @@ def explain(
     if weight is not None and tuple(weight.shape) != (classes,):
         refuse(NAME, "weight", shape_text(weight), f"({classes},)")
     if weight is not None and weight.requires_grad:
-        refuse(NAME, "weight", "a tensor that requires a gradient", "one that does not: there is none for it")
+        refuse(NAME, "weight", "a tensor that requires a gradient", "one that does not: no gradient is computed for it")
     require_same_device(
         NAME, ("input", input), linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight
     )
@@ -63,12 +63,12 @@ def explain(
     if memory_budget is not None:
         require_range(NAME, "memory_budget", memory_budget, 1, float("inf"), open_high=True)
 
-    unusual = "the target holds probabilities" if target.is_floating_point() else None
+    unusual = "the target contains probabilities" if target.is_floating_point() else None
     if linear_weight.dim() > 2:
-        unusual = "the loss has several positions for each input"
-    double = "float64 is computed by the other backends" if input.dtype == torch.float64 else None
+        unusual = "the loss has several positions per input"
+    double = "only the other backends support float64" if input.dtype == torch.float64 else None
     on_cpu = None if input.device.type == "cpu" else f"the tensors are on {input.device}"
-    extras = "it knows no z_loss, no softcap and no memory_budget"
+    extras = "it does not support z_loss, softcap and memory_budget"
     plain = not z_loss and softcap is None and memory_budget is None
     few = _against_size(input, linear_weight) if plain and on_cpu is None and backend == "auto" else None
     against = {
@@ -120,7 +120,7 @@ def _check_target(input: Tensor, linear_weight: Tensor, target: Tensor, ignore_i
     if target.is_floating_point():
         expected = (*batch, linear_weight.shape[0], *positions)
         if ignore_index is not None:
-            refuse(NAME, "ignore_index", ignore_index, "None where target holds probabilities")
+            refuse(NAME, "ignore_index", ignore_index, "None if target contains probabilities")
     elif target.dtype not in (torch.int64, torch.uint8):
         refuse(NAME, "target", f"of dtype {dtype_text(target.dtype)}", "int64 or uint8, or probabilities")
     if tuple(target.shape) != expected:

@@ -76,7 +76,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only(
-        "linear_cross_entropy", 'backend="torch" has a second derivative, but no z_loss and no softcap'
+        "linear_cross_entropy", 'backend="torch" supports second derivatives, but not z_loss and softcap'
     )
     def backward(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: LossSettings = ctx.settings

@@ -33,7 +33,7 @@ __all__ = ["ABOUT", "AddLayerNorm", "AddRMSNorm", "add_layer_norm", "add_rms_nor
 
 ABOUT = Recipe(
     name="norm",
-    title="RMS and layer normalisation, alone or after dropout and the addition to a residual",
+    title="RMS and layer normalization, alone or after dropout and a residual add",
     functions=("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"),
     modules=("AddRMSNorm", "AddLayerNorm"),
     replaces=(
@@ -42,15 +42,15 @@ ABOUT = Recipe(
         "residual = residual + F.dropout(x, p); F.layer_norm(residual, ...), or F.rms_norm",
     ),
     saves=(
-        "The dropout's mask; on a GPU the passes over the sum between the three operations; on a CPU, where torch "
-        "makes RMS normalisation of plain operations, most of its time and memory."
+        "The dropout mask; on a GPU, the extra passes over the sum between the three operations; "
+        "on a CPU, where torch runs RMS norm unfused, most of its time and memory."
     ),
     limits=(
-        "layer_norm alone is torch's kernel on every device, rms_norm alone on a GPU and in compiled graphs.",
-        "layer_norm with exact=True takes longer than torch's own: it stands in the place of a norm by hand.",
-        "No second derivative.",
-        f"On a GPU rows of up to {LARGEST} features; float64 goes to torch there.",
-        "On a CPU add_layer_norm normalises by torch's kernel: what it saves is the mask.",
+        "layer_norm alone is torch's kernel on every device; so is rms_norm alone on a GPU and in compiled graphs.",
+        "layer_norm with exact=True takes longer than torch's own: it replaces an unfused norm.",
+        "Second derivatives are not supported.",
+        f"On a GPU, rows of up to {LARGEST} features; float64 falls back to torch.",
+        "On a CPU, add_layer_norm uses torch's kernel and saves only the mask.",
     ),
     backends=(("triton", "add_* on a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
     sources=(
@@ -61,13 +61,13 @@ ABOUT = Recipe(
 )
 
 _LAYER_REASONS = {
-    "cpu": f"torch's kernel, {SUMMED} rows at a time: one float32 is no exact sum of thousands",
+    "cpu": f"torch's kernel, {SUMMED} rows at a time: a float32 sum over thousands of rows is inexact",
     "torch": "torch.nn.functional.layer_norm reads and writes once",
 }
-_AS_EXACT = "torch's sums over the rows are as exact as is asked: exact=True is for more"
+_AS_EXACT = "torch's sums over the rows are exact enough: exact=True is for higher accuracy"
 
 _REASONS = {
-    "cpu": "a few rows at a time in the cache; torch makes it of plain operations on a CPU",
+    "cpu": "a few rows at a time in the cache; torch runs it unfused on a CPU",
     "torch": "torch.nn.functional.rms_norm",
 }
 
@@ -86,7 +86,7 @@ def _explain_rms_norm(
     check("rms_norm", input, normalized_shape, weight=None if is_apart(promote, input.dtype, weight) else weight)
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
     if least is not None and eps != 0:
-        refuse("rms_norm", "eps", eps, "0 with least: rows are divided by their length then")
+        refuse("rms_norm", "eps", eps, "0 with least: rows are divided by their norm then")
     few = pays.against("rms_norm", elements=input.numel()) if backend == "auto" else None
     no_number = why_no_number(eps) or why_no_number(least)
     return choose("rms_norm", backend, _REASONS, {"cpu": no_number or autocast or why_not_cpu(input) or few})
@@ -171,7 +171,7 @@ def _explain_layer_norm(
     autocast = "autocast chooses the dtype" if torch.is_autocast_enabled(input.device.type) else None
     why = why_no_number(eps) or autocast or why_not_cpu(input)
     if why is None and (weight is None or input.dtype != torch.float32):
-        why = "there is no long sum of float32"
+        why = "there is no long float32 sum"
     if why is None and input.numel() <= SUMMED * math.prod(normalized_shape):
         why = f"up to {SUMMED} rows torch's sums are as exact"
     if why is None and backend == "auto" and not exact:

@@ -25,9 +25,9 @@ from gradscope.recipes.norm_checks import (
 from gradscope.recipes.norm_function import AddNorm, NormSettings
 
 _REASONS = {
-    "triton": "one kernel a pass; the mask of dropout is computed from a seed",
-    "cpu": "the mask of dropout is computed from a seed; normalised input is computed again in backward",
-    "torch": "three operations of torch's",
+    "triton": "one kernel per pass; the dropout mask is computed from a seed",
+    "cpu": "the dropout mask is computed from a seed; the normalized input is recomputed in backward",
+    "torch": "three torch operations",
 }
 
 
@@ -292,14 +292,14 @@ def _choose_added(
         refuse(name, "residual", shape_text(residual), f"{tuple(input.shape)}, as input")
     require_same_device(name, ("input", input), residual=residual)
     require_range(name, "dropout_p", p, 0.0, 1.0)
-    neither = "nothing is left of the input" if p == 1 and training else why_no_number(eps)
+    neither = "dropout with p=1 drops the whole input" if p == 1 and training else why_no_number(eps)
     no_triton = neither
     if no_triton is None and wide == torch.float64:
-        no_triton = "float64 is computed by the other backends"
+        no_triton = "only the other backends support float64"
     elif input.shape[-1] > LARGEST:
-        no_triton = f"a row has {input.shape[-1]} features; it holds up to {LARGEST}"
+        no_triton = f"a row has {input.shape[-1]} features, and it supports at most {LARGEST}"
     elif not input.numel():
-        no_triton = "there is nothing to normalise"
+        no_triton = "there is nothing to normalize"
     few = _against_size(name, input, p, training) if backend == "auto" else None
     against = {"triton": no_triton or why_no_triton(input.device), "cpu": neither or why_not_cpu(input) or few}
     return choose(name, backend, _REASONS, against)

@@ -72,13 +72,13 @@ def why_not_cpu(input: Tensor) -> str | None:
     if torch.compiler.is_compiling():
         return "inside a compiled graph the compiler fuses it"
     if not input.numel():
-        return "there is nothing to normalise"
+        return "there is nothing to normalize"
     return None
 
 
 def why_no_number(eps: float | Tensor | None) -> str | None:
     """Why no kernel can be taken for this ``eps``; None where one can."""
-    return "eps is a tensor, which may want a gradient" if isinstance(eps, Tensor) else None
+    return "eps is a tensor, which may require a gradient" if isinstance(eps, Tensor) else None
 
 
 def composed(

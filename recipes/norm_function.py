@@ -34,7 +34,7 @@ class RMSNorm(torch.autograd.Function):
         return output
 
     @staticmethod
-    @first_derivative_only("rms_norm", 'backend="torch" has a second derivative')
+    @first_derivative_only("rms_norm", 'backend="torch" supports second derivatives')
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, factor, weight = ctx.saved_tensors
         found, of_weight = cpu.rms_backward(upstream, x, factor, weight, ctx.needs_input_grad[1], ctx.most)
@@ -51,7 +51,7 @@ class LayerNorm(torch.autograd.Function):
         return output
 
     @staticmethod
-    @first_derivative_only("layer_norm", 'backend="torch" has a second derivative')
+    @first_derivative_only("layer_norm", 'backend="torch" supports second derivatives')
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         return *cpu.layer_backward(upstream, *ctx.saved_tensors), None
 
@@ -98,7 +98,7 @@ class AddNorm(torch.autograd.Function):
         return output, stream
 
     @staticmethod
-    @first_derivative_only("add_layer_norm or add_rms_norm", 'backend="torch" has a second derivative')
+    @first_derivative_only("add_layer_norm or add_rms_norm", 'backend="torch" supports second derivatives')
     def backward(
         ctx: Any, upstream: Tensor | None, passed: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, None, None]:

@@ -22,30 +22,36 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="packed_attention",
-    title="Attention over a packed q, k, v projection, its gradient written into one buffer",
+    title="Attention over a packed q, k, v projection, with its gradient written into one buffer",
     functions=("packed_attention",),
     modules=("PackedSelfAttention",),
     replaces=(
-        "q, k, v = c_attn(x).split(...), heads viewed and transposed, scaled_dot_product_attention, heads merged",
-        "the same with attention written by hand",
+        "q, k, v = c_attn(x).split(...), split heads, scaled_dot_product_attention, merge heads",
+        "the same with unfused attention",
     ),
     saves=(
-        "The gradients of q, k and v are written into one (batch, tokens, 3 · width) tensor: no concatenation, no "
-        "second copy of that size. On the CPU, whole rows of scores take fewer passes than torch's flash kernel."
+        "The concatenation of the q, k and v gradients: they are written directly into one "
+        "(batch, tokens, 3 · width) tensor. On the CPU, full rows of scores need fewer passes "
+        "than torch's flash kernel."
     ),
     limits=(
-        "On a GPU it is the attention recipe on views: torch's kernels allocate their gradients, so one copy remains.",
+        (
+            "On a GPU it is the attention recipe on views: torch's kernels allocate their own "
+            "gradients, so one copy remains."
+        ),
         "Self-attention only: queries, keys and values have the same number of tokens.",
-        "So it is on the CPU but for 512 to 768 tokens and from 1,000,000 scores on with dropout; and "
-        "without dropout in float16 and bfloat16.",
+        (
+            "The same applies on the CPU, except for 512 to 768 tokens and from 1,000,000 scores "
+            "with dropout; and without dropout in float16 and bfloat16."
+        ),
         "A second derivative raises RuntimeError.",
     ),
     backends=(
         ("cpu", "CPU; measured there"),
-        ("held", "CPU, float32 and float64, without mask and dropout, when asked for; measured"),
-        ("triton", "NVIDIA GPUs from compute capability 8.0 on, when asked for; not yet run on a GPU"),
-        ("attention", "everything else; what the attention recipe takes"),
-        ("math", "torch's plain operations, when asked for: an added mask may ask for it"),
+        ("held", "CPU, float32 and float64, without mask and dropout, if selected; measured"),
+        ("triton", "NVIDIA GPUs from compute capability 8.0, if selected; not yet run on a GPU"),
+        ("attention", "everything else that the attention recipe supports"),
+        ("math", "torch's unfused operations, if selected: an added mask may need it"),
     ),
     sources=(
         "T. Dao et al., FlashAttention (arXiv:2205.14135): flash_attn_qkvpacked_func writes into one dqkv",
@@ -56,11 +62,14 @@ ABOUT = Recipe(
 _NAME = "packed_attention"
 SHORT = 256  # tokens: below, the views are made by torch's operations
 _REASONS = {
-    "held": "many short sequences: all scores are few enough to be held, and each step is one call for all heads",
-    "cpu": "blocks of scores stay in the cache, and gradients go straight into one buffer",
-    "triton": "gradients go straight into one buffer",
+    "held": (
+        "many short sequences: the full score matrix is small enough to store, and each "
+        "operation is one call for all heads"
+    ),
+    "cpu": "blocks of scores stay in the cache, and gradients are written directly into one buffer",
+    "triton": "gradients are written directly into one buffer",
     "attention": "the attention recipe on views of the projection",
-    "math": "the attention recipe on views of the projection, by torch's plain operations",
+    "math": "the attention recipe on views of the projection, using torch's unfused operations",
 }
 
 
@@ -85,16 +94,20 @@ def _explain(
         "triton": triton_launch.why_not(*qkv_views(qkv, heads, kv_heads), attn_mask, AttentionOptions(1.0, kv_heads)),
     }
     if sees is not None:
-        against = dict.fromkeys(against, "queries that see no key get no gradient")
+        against = dict.fromkeys(against, "queries with no visible key get no gradient")
     elif isinstance(scale, Tensor):
-        against = dict.fromkeys(against, "a scale that is a tensor may want a gradient")
+        against = dict.fromkeys(against, "the scale is a tensor, which may require a gradient")
     if backend == "auto":
         plain = attn_mask is None and not dropout_p
         few = _against_size(qkv, heads, dropout_p)
         against["held"] = against["held"] or _against_holding(qkv, heads)
-        short = "torch multiplies this dtype faster" if plain and qkv.dtype in (torch.float16, torch.bfloat16) else None
+        short = (
+            ("torch's matmul is faster in this dtype")
+            if plain and qkv.dtype in (torch.float16, torch.bfloat16)
+            else None
+        )
         against["cpu"] = against["cpu"] or few or short
-        against["triton"] = against["triton"] or "torch's own kernels are faster than one less copy"
+        against["triton"] = against["triton"] or "torch's own kernels save more than the avoided copy"
     return choose(_NAME, backend, _REASONS, against)
 
 
@@ -203,9 +216,9 @@ def _against_held(qkv: Tensor, heads: int, kv_heads: int, attn_mask: Tensor | No
     if qkv.device.type != "cpu":
         return f"the tensors are on {qkv.device}"
     if attn_mask is not None or dropout_p:
-        return "it takes neither a mask nor dropout"
+        return "it supports neither a mask nor dropout"
     if kv_heads != heads:
-        return "it takes as many heads of keys as of queries"
+        return "it needs as many key heads as query heads"
     if not qkv.numel():
         return "a dimension is 0"
     return _against_dtype(qkv)
@@ -213,7 +226,7 @@ def _against_held(qkv: Tensor, heads: int, kv_heads: int, attn_mask: Tensor | No
 
 def _against_dtype(qkv: Tensor) -> str | None:
     if qkv.dtype not in (torch.float32, torch.float64):
-        return f"it does not compute in {dtype_text(qkv.dtype)}"
+        return f"it does not support {dtype_text(qkv.dtype)}"
     return "under autocast the attention recipe runs" if torch.is_autocast_enabled(qkv.device.type) else None
 
 
@@ -286,7 +299,7 @@ class _PackedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_derivative_only(_NAME, "attention(..., backend='math') has a second derivative")
+    @first_derivative_only(_NAME, "attention(..., backend='math') supports second derivatives")
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         qkv, bias, seed, out, logsumexp = ctx.saved_tensors
         wants_bias = ctx.needs_input_grad[1]
@@ -307,7 +320,7 @@ class _HeldAttention(torch.autograd.Function):
         return out, link
 
     @staticmethod
-    @first_derivative_only(_NAME, "attention(..., backend='math') has a second derivative")
+    @first_derivative_only(_NAME, "attention(..., backend='math') supports second derivatives")
     def backward(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if upstream is None:
             return None, None, None, None

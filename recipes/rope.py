@@ -19,30 +19,33 @@ from gradscope.recipes.recipe import Recipe
 
 ABOUT = Recipe(
     name="rope",
-    title="Rotary position embedding of queries and keys, written straight into the result",
+    title="Rotary position embedding of queries and keys, written directly into the result",
     functions=("rope",),
     modules=("RotaryEmbedding",),
     replaces=(
         "q * cos + rotate_half(q) * sin, with rotate_half a concatenation of two slices",
-        "stacked even and odd features (GPT-J), or a product of complex numbers (Llama's original code)",
+        "stacked even and odd features (GPT-J), or a complex multiplication (Llama's original code)",
     ),
     saves=(
-        "rotate_half by hand writes a negated half, a concatenation, two products and a sum, and backward as much "
-        "again; this writes the result, and its backward the gradient."
+        "Unfused rotate_half writes a negated half, a concatenation, two products and a sum, and "
+        "as much again in backward. This recipe writes only the result, and its backward only "
+        "the gradient."
     ),
     limits=(
-        "Beside the complex product it saves nothing on a CPU, where it is that product.",
-        "Below 90,000 features it is torch's operations on a CPU: the call itself would take longer than they do.",
-        "Where cos or sin want a gradient it is torch's operations.",
+        "Compared with a complex multiplication it saves nothing on a CPU, where it is that multiplication.",
+        "On a CPU, below 90,000 features, it falls back to torch's operations: the call overhead would be larger.",
+        "If cos or sin require a gradient, it falls back to torch's operations.",
     ),
     backends=(
         ("triton", "NVIDIA GPUs from compute capability 8.0 on; not yet run on a GPU"),
         (
             "cpu",
-            "every device; interleaved pairs by torch's complex product, halves by a product and two fused "
-            "multiply-adds; measured on CPU",
+            (
+                "every device; interleaved pairs by torch's complex multiplication, halves by a "
+                "multiplication and two fused multiply-adds; measured on CPU"
+            ),
         ),
-        ("torch", "every device; the rotation written out, or a differentiable product of complex numbers"),
+        ("torch", "every device; the unfused rotation, or a differentiable complex multiplication"),
     ),
     sources=(
         "J. Su et al., RoFormer (arXiv:2104.09864), section 3.4.2",
@@ -78,13 +81,13 @@ def _explain(
         if (tensor.shape[0], tensor.shape[2:]) != (first.shape[0], first.shape[2:]):
             got = f"{shape_text(tensor)}, {dtype_text(tensor.dtype)}"
             refuse(_NAME, "x[1]", got, f"as x[0] but for its heads: {tuple(first.shape)}, {dtype_text(first.dtype)}")
-    double = "float64 is computed by the others" if torch.float64 in {t.dtype for t in tensors} else None
+    double = "only the other backends support float64" if torch.float64 in {t.dtype for t in tensors} else None
     reasons = {
         "triton": "one kernel reads each tensor once and writes it once",
         "cpu": WAYS[interleaved],
         "torch": COMPOSED[interleaved],
     }
-    learnt = "the tables want a gradient" if cos.requires_grad or sin.requires_grad else None
+    learnt = "the tables require a gradient" if cos.requires_grad or sin.requires_grad else None
     against = {"triton": double or learnt or why_no_triton(tensors[0].device), "cpu": learnt}
     if backend == "auto" and tensors[0].is_cpu and not learnt:
         against["cpu"] = pays.against(_RULES[interleaved], features=sum(t.numel() for t in tensors))
@@ -405,7 +408,7 @@ def _check_positions(x: Tensor, cos: Tensor, offset: int, positions: Tensor | No
             refuse(_NAME, "cos", shape_text(cos), f"[{batch} or 1, {tokens}, pairs]")
         if offset or positions is not None:
             name = "offset" if positions is None else "positions"
-            refuse(_NAME, name, "given with a table a sample", "a table of positions, [positions, pairs]")
+            refuse(_NAME, name, "given with one table per sample", "a table of positions, [positions, pairs]")
     elif positions is None:
         if tokens > cos.shape[0]:
             refuse(_NAME, "cos", shape_text(cos), f"at least {tokens} positions, for x {shape_text(x)}")

@@ -34,26 +34,27 @@ ABOUT = Recipe(
         "F.gelu(gate) * up",
     ),
     saves=(
-        "silu(gate) or gelu(gate), which torch keeps for backward beside gate and up: a third of what is kept. Of a "
-        "packed tensor swiglu saves also the concatenation of the two gradients: they are written into one buffer."
+        "silu(gate) or gelu(gate), which torch saves for backward in addition to gate and up: a "
+        "third of the saved memory. For a packed tensor, swiglu also avoids concatenating the "
+        "two gradients: they are written into one buffer."
     ),
     limits=(
-        "No second derivative.",
-        'On a CPU auto takes F.gelu(gate) * up for geglu; backend="cpu" saves a quarter of the peak, for more time.',
-        "Compiled graphs on a CPU go to torch: the compiler fuses them as well.",
-        "float64 on a GPU goes to torch.",
+        "Second derivatives are not supported.",
+        'On a CPU, auto uses F.gelu(gate) * up for geglu; backend="cpu" saves a quarter of the peak but takes longer.',
+        "Compiled graphs on a CPU fall back to torch: the compiler fuses them too.",
+        "float64 on a GPU falls back to torch.",
     ),
     backends=(("triton", "a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
     sources=(
         "N. Shazeer, GLU Variants Improve Transformer, 2020, arXiv:2002.05202",
-        "P. Hsu et al., Liger Kernel, 2024, arXiv:2410.10989 (silu computed again in backward)",
+        "P. Hsu et al., Liger Kernel, 2024, arXiv:2410.10989 (silu recomputed in backward)",
     ),
 )
 
 _PACKED = "swiglu of a packed tensor"  # in the table of kernels/pays.py
 _REASONS = {
-    "triton": "one kernel a pass; silu is computed again in backward",
-    "cpu": "a few rows at a time in the cache; silu is computed again in backward",
+    "triton": "one kernel per pass; silu is recomputed in backward",
+    "cpu": "a few rows at a time in the cache; silu is recomputed in backward",
     "torch": "torch.nn.functional.silu(gate) * up",
 }
 _GELU_REASONS = {backend: reason.replace("silu", "gelu") for backend, reason in _REASONS.items()}
@@ -68,7 +69,12 @@ def _explain(gate: Tensor, up: Tensor | None = None, *, backend: str = "auto") -
     if up is not None:
         return _choose("swiglu", gate, up, backend, _REASONS)
     if gate.shape[-1] % 2:
-        refuse("swiglu", "gate", shape_text(gate), "an even last dimension, for up is None and so its second half")
+        refuse(
+            "swiglu",
+            "gate",
+            shape_text(gate),
+            ("an even last dimension, because up is None and gate contains both halves"),
+        )
     few = pays.against(_PACKED, elements=gate.numel() // 2) if backend == "auto" else None
     against = {"triton": _double(gate) or why_no_triton(gate.device), "cpu": _not_cpu(gate) or few}
     return choose("swiglu", backend, _REASONS, against)
@@ -86,7 +92,7 @@ def _explain_geglu(gate: Tensor, up: Tensor, approximate: str = "none", *, backe
 def _choose(name: str, gate: Tensor, up: Tensor, backend: str, reasons: dict[str, str]) -> BackendChoice:
     """Choose a backend for two operands apart."""
     if not _fit(gate, up):
-        refuse(name, "up", shape_text(up), f"{tuple(gate.shape)}, as gate, or what broadcasts with it")
+        refuse(name, "up", shape_text(up), f"{tuple(gate.shape)}, as gate, or a shape that broadcasts with it")
     require_dtype(name, "up", up)
     require_same_device(name, ("gate", gate), up=up)
     mixed = None
@@ -100,7 +106,7 @@ def _choose(name: str, gate: Tensor, up: Tensor, backend: str, reasons: dict[str
 
 
 def _double(gate: Tensor) -> str | None:
-    return "float64 is computed by the other backends" if gate.dtype == torch.float64 else None
+    return "only the other backends support float64" if gate.dtype == torch.float64 else None
 
 
 def _not_cpu(gate: Tensor) -> str | None:
@@ -183,7 +189,7 @@ class _Gated(torch.autograd.Function):
         return launch.forward(gate, up, backend, activation)
 
     @staticmethod
-    @first_derivative_only("swiglu or geglu", 'backend="torch" has a second derivative')
+    @first_derivative_only("swiglu or geglu", 'backend="torch" supports second derivatives')
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         gate, up = ctx.saved_tensors
         of_gate, of_up = launch.backward(upstream, gate, up, ctx.backend, ctx.activation)

@@ -235,22 +235,24 @@ class _Carried:
         if self.misfit_passes:
             passes = "1 backward pass" if self.misfit_passes == 1 else f"{self.misfit_passes} backward passes"
             notes.append(
-                f"{passes} ran the calls of another one, but their values were used otherwise: where gradients are "
-                "added up there, the layer that delivered the last one has the sum"
+                f"{passes} made the same calls as another one but used their values differently: "
+                "accumulated gradients there are attributed to the layer that delivered the last one"
             )
         if self.doubtful:
             notes.append(
-                "steps that ran the same operations ran some of them on other lines: which step ran which is not "
-                "known, and they have no line"
+                "some operations ran on different lines in different steps. Which step used which line "
+                "is unknown, so they have no line"
             )
         if self.steps == 0 or self.exact == self.steps or not self.lines_known:
             return notes
         share = 100.0 * self.matched / max(self.units, 1)
         return [
             *notes,
-            f"{self.steps - self.exact} of {self.steps} steps did not run the same lines and operations as the survey "
-            f"step: their source lines are told call by call, and {share:.1f} % of the operations that Python called "
-            "have one",
+            (
+                f"{self.steps - self.exact} of {self.steps} steps did not run the same lines and "
+                "operations as the survey step: their source lines are matched call by call, and "
+                f"{share:.1f} % of the operations that Python called have one"
+            ),
         ]
 
 

@@ -155,8 +155,8 @@ def _step_times(assigned: Assigned, cells: Cells, by_step: Mapping[Category, Int
     notes = []
     if other_ns < 0:
         notes.append(
-            "several threads worked at the same time: forward and backward are sums over the threads, "
-            "and 'other' is negative by their overlap"
+            "several threads worked at the same time: forward and backward are sums over threads, so "
+            "'other' is negative by their overlap"
         )
     step = StepTimes(
         wall_ns=wall_ns,

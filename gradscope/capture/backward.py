@@ -25,8 +25,8 @@ from gradscope.compat import TraceMarker, graph_task_id, hook_dicts, swap_engine
 Around = Callable[[Any], AbstractContextManager[None]]
 
 
-BACKWARD_PASSES = "looking at a backward pass"  # under which the guard notes an error
-STEP_ENDS = "looking for the ends of steps"  # the same
+BACKWARD_PASSES = "inspecting a backward pass"  # under which the guard notes an error
+STEP_ENDS = "detecting the ends of steps"  # the same
 
 
 class BackwardWatch:

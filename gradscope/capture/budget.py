@@ -146,8 +146,8 @@ class Budget:
         if wanted < min(_WARN_BYTES, self.limit) and not left_out:
             return None
         text = (
-            f"a step draws {self.nodes:,} autograd nodes: measuring it takes about {units.size(wanted)} of memory "
-            f"and {self.seconds(steps, step_ns):.0f} s"
+            f"a step creates {self.nodes:,} autograd nodes: measuring it takes about "
+            f"{units.size(wanted)} of memory and {self.seconds(steps, step_ns):.0f} s"
         )
         if left_out:
             text += f"; {_not_measured(left_out)}, {_within(self.limit)}"
@@ -163,7 +163,7 @@ def left_out_note(left_out: Sequence[str], rows: float, limit: int) -> str:
         rows: of a timed trace that a step makes.
         limit: the budget in bytes.
     """
-    return f"a step makes {rows:,.0f} rows of trace: {_not_measured(left_out)}, {_within(limit)}"
+    return f"a step records {rows:,.0f} trace events: {_not_measured(left_out)}, {_within(limit)}"
 
 
 def _not_measured(left_out: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from gradscope.tree import children_of, modules_of
 
-BY_HAND = "looking for modules called by hand"  # under which the guard notes an error
+BY_HAND = "detecting modules that are called directly"  # under which the guard notes an error
 
 _MISSING = object()
 _UNIMPLEMENTED = nn.Module.forward

@@ -31,7 +31,7 @@ _TURNS, _ROUNDS, _LONG_NS = 3, 3, 200_000_000  # a run that takes longer is not 
 _MOST_NS = 1_000_000_000  # for all that is done here in a step
 _NORMAL = torch.finfo(torch.float32).tiny
 
-_LOOKING = "looking for denormal numbers"
+_LOOKING = "checking for denormal numbers"
 
 R = TypeVar("R")
 

@@ -171,7 +171,7 @@ class SwitchWatch:
             if not self._seen:
                 self.look()
 
-        hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("looking at torch's switches", first))
+        hook = nn.modules.module.register_module_forward_pre_hook(guard.hook("reading torch's settings", first))
         try:
             with no_compile_warning():
                 yield

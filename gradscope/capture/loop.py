@@ -22,7 +22,7 @@ from gradscope.capture.callers import OURS, TORCH, is_users, line_of, stack
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import local_path
 
-DATA_LOADING = "timing the data loading"  # under which the guard notes an error
+DATA_LOADING = "timing data loading"  # under which the guard notes an error
 
 _Key = tuple[str, str, int, bool, bool]
 

@@ -34,8 +34,7 @@ def run_steps(workload: Workload, batches: Iterator[Any], session: Session) -> s
             # In a step that nobody has asked for: it was to show source lines.
             if not isinstance(error, WorkloadError):
                 session.capture.notes.append(
-                    "a step beyond those that were asked for, run to know more source lines, raised "
-                    f"{cut(visible(text_of(error)), 200)}"
+                    f"an extra step, run to find more source lines, raised {cut(visible(text_of(error)), 200)}"
                 )
             return stepper.loss_kind
         if session.boundary():

@@ -123,7 +123,7 @@ class SpanStack(threading.local):
         self.calls: list[tuple[int, Span | None, bool, int, int]] = []
 
 
-MODULE_CALLS = "noting module calls"  # under which the guard notes an error
+MODULE_CALLS = "recording module calls"  # under which the guard notes an error
 
 _NOTHING = CallCost()
 _BELOW = 5  # frames from a hook to that which called the module: the guard's, and three of torch's
@@ -308,7 +308,7 @@ def no_compile_warning() -> AbstractContextManager[None]:
     return unheard(r"Using `torch\.compile\(module\)` when there are global hooks")
 
 
-CALL_COST = "measuring the cost of a module call"  # under which the guard notes an error
+CALL_COST = "measuring the overhead of a module call"  # under which the guard notes an error
 
 _CALLS = 200
 

@@ -27,7 +27,7 @@ from gradscope.tables import Options, Progress
 #: Steps in which the user's own profiler may run before nothing more is waited for.
 MOST_GIVEN_WAY = 100
 
-_KEEPING = "keeping what the report names"  # under which the guard notes an error
+_KEEPING = "storing the names for the report"  # under which the guard notes an error
 
 
 class Session:
@@ -85,7 +85,7 @@ class Session:
             stack.callback(self.run.sampler.stop)
             stack.callback(self.run.line_mode.release)
             # Not when the memory pass begins: that may be inside one of these hooks, which torch is iterating over.
-            note = self.run.guard.hook("noting optimizers", self.surroundings.note_optimizer)
+            note = self.run.guard.hook("recording optimizers", self.surroundings.note_optimizer)
             stack.callback(register_optimizer_step_post_hook(note).remove)
             self.backward.settled = self._settle
             stack.callback(setattr, self.backward, "settled", None)  # else the run would hold itself alive
@@ -180,7 +180,7 @@ class Session:
             with room_for_files():
                 self._leave()
         finally:
-            self.run.guard.close("leaving the run", self._installed)
+            self.run.guard.close("ending the run", self._installed)
             with self.run.guard.over(_KEEPING):
                 self.capture.hold()
             with self.run.guard.over(_KEEPING):
@@ -285,7 +285,7 @@ class Session:
         if here and graph_task_id() == -1:
             self._restart()  # at once, so that none of our rows get into the other's trace
         else:
-            with self.run.guard.over("giving way to another profiler"):
+            with self.run.guard.over("pausing for another profiler"):
                 self.run.stop_profiling()
 
     def _other_ended(self) -> None:
@@ -308,8 +308,8 @@ def _claim(session: Session) -> None:
     with _lock:
         if _current is not None and _current() is not None:
             raise UsageError(
-                "gradscope is measuring in this process already: PyTorch's profiler exists once in a process.\n"
-                "Let the first measurement end before the next begins; this one has changed nothing."
+                "gradscope is already measuring in this process, and PyTorch allows one profiler per "
+                "process.\nWait until the first measurement ends; this one changed nothing."
             )
         require_no_profiler()
         _current = weakref.ref(session)

@@ -46,7 +46,7 @@ class StorageReader:
     def notes(self) -> list[str]:
         """Which tensors could not be looked into, and why."""
         return [
-            f"the memory of {len(found)} tensor{'s' * (len(found) > 1)} of class {kind} is not known: {error}"
+            f"the memory of {len(found)} tensor{'s' * (len(found) > 1)} of class {kind} is unknown: {error}"
             for (kind, error), found in self._untold.items()
         ]
 

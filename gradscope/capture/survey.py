@@ -46,7 +46,7 @@ def _attribute(function: Callable[..., Any]) -> str | None:
     return str(getattr(getattr(function, "__self__", None), "__name__", ""))
 
 
-SOURCE_LINES, FLOPS = "noting source lines", "counting operations"  # under which the guard notes an error
+SOURCE_LINES, FLOPS = "recording source lines", "counting operations"  # under which the guard notes an error
 
 
 class LineTracer:

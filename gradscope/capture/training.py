@@ -284,11 +284,11 @@ class StepFinder:
         if threading.current_thread() is not threading.main_thread():
             self._stops = False
             self._say(
-                "all steps are measured; the script trains in a thread, which cannot be stopped: it runs to its end"
+                "all steps are measured. The script trains in a thread, which cannot be stopped, so it runs to its end"
             )
         elif self._raised:
             self._stops = False
-            self._say("all steps are measured, but the script caught the signal to stop: it runs to its end")
+            self._say("all steps are measured, but the script caught the stop signal, so it runs to its end")
         else:
             self._raised = True
             raise StopRun

@@ -52,8 +52,9 @@ def require() -> None:
     if failed:
         first = failed[0]
         raise UnsupportedTorchError(
-            f"torch {torch.__version__} does not answer as gradscope needs: {first.name}: {first.detail}\n"
-            f"gradscope is tested on {versions.tested()}; run 'gradscope doctor' for the whole list."
+            f"torch {torch.__version__} does not behave as gradscope needs: {first.name}: "
+            f"{first.detail}\ngradscope is tested on {versions.tested()}; run 'gradscope doctor' for "
+            "the full list."
         )
 
 

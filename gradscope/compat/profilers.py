@@ -254,8 +254,8 @@ def require_no_profiler() -> None:
     """Raise :class:`UsageError` where a profiler runs in this process."""
     if profiler_runs():
         raise UsageError(
-            "a torch.profiler is running in this process, and PyTorch's profiler exists once in a process.\n"
-            "Call gradscope outside of it; nothing was changed."
+            "a torch.profiler is already running, and PyTorch allows one per process.\nCall "
+            "gradscope outside of it; nothing was changed."
         )
 
 

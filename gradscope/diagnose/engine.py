@@ -34,7 +34,7 @@ def diagnose(case: Case, ignore: Collection[str] = (), *, steady: bool = True) -
             weighty = [weighed(each, rule, case, steady=steady) for each in rule.find(case)]
             found += [each for each in weighty if each is not None]
         except Exception as error:  # a defect of one rule must not cost the user the report
-            notes.append(f"the rule {rule.name} failed and found nothing: {type(error).__name__}: {error}")
+            notes.append(f"rule {rule.name} failed, so it reports nothing: {type(error).__name__}: {error}")
     return sorted(found, key=_weight, reverse=True), notes
 
 

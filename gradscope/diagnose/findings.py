@@ -86,8 +86,8 @@ def several(number: int, thing: str) -> str:
 
 
 def of_step(ns: int, case: Case) -> str:
-    """ "1.24 ms of a step (3.1 %)"."""
-    return f"{time_text(ns)} of a step ({percent(share(ns, case))})"
+    """ "1.24 ms per step (3.1 %)"."""
+    return f"{time_text(ns)} per step ({percent(share(ns, case))})"
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -98,7 +98,7 @@ def shape_text(shape: Iterable[int]) -> str:
 def where(sources: Sequence[str]) -> str:
     """The lines in words: "line 12", "3 lines, 12 to 20"."""
     if not sources:
-        return "lines that are not known"
+        return "unknown lines"
     if len(sources) == 1:
         return f"line {number_of(sources[0])}"
     files = {source.rpartition(":")[0] for source in sources}

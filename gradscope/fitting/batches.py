@@ -81,11 +81,11 @@ def samples_in(batch: Any) -> int:
     """
     tensors = [(name, leaf) for name, leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     if not tensors:
-        raise WorkloadError("it holds no tensor with a dimension")
+        raise WorkloadError("it contains no tensor with a dimension")
     firsts = Counter(tensor.shape[0] for _, tensor in tensors)
     size = next(iter(firsts)) if len(firsts) == 1 else _commonest(firsts, tensors)
     if size == 0:
-        raise WorkloadError("it holds no samples: the first dimension of its tensors is 0")
+        raise WorkloadError("it contains no samples: the first dimension of its tensors is 0")
     _check_chance(size, tensors)
     return size
 
@@ -100,7 +100,7 @@ def _commonest(firsts: Counter[int], tensors: Sequence[_Named]) -> int:
         leading = [size for size in leading if not any(size in tensor.shape[1:] for _, tensor in tensors)]
     if len(leading) == 1:
         return leading[0]
-    raise WorkloadError(f"its tensors have no first dimension in common ({_shapes(tensors)})")
+    raise WorkloadError(f"its tensors do not share a first dimension ({_shapes(tensors)})")
 
 
 def _check_chance(size: int, tensors: Sequence[_Named]) -> None:
@@ -202,7 +202,7 @@ class ScaledSource:
     def notes(self) -> tuple[str, ...]:
         if is_one_batch(self.workload.batch):
             return ()
-        return (f"the batch is {describe(self.workload.batch)}: its first item, of {self.samples} samples, was scaled",)
+        return (f"the batch is {describe(self.workload.batch)}: its first item ({self.samples} samples) was scaled",)
 
     def at(self, size: int) -> Workload:
         return _with_batch(self.workload, scaled(self._batch, self.samples, size))
@@ -215,7 +215,7 @@ class ScaledSource:
         lines = str(error).strip().splitlines()
         said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         return cannot_scale(
-            f"with {how} as a batch of {size} instead of {self.samples} the model raised {said}", self.target
+            f"with {how} as a batch of {size} instead of {self.samples}, the model raised {said}", self.target
         )
 
 
@@ -262,9 +262,8 @@ def _with_batch(workload: Workload, batch: Any) -> Workload:
 def cannot_scale(reason: str, target: str) -> WorkloadError:
     """The error for a batch that gradscope cannot make in another size."""
     file, _, name = target.rpartition(":") if ":" in target else (target, "", "workload")
-    whose = f"Let {file} make it" if file else "Give gradscope.fit a function that makes it"
+    whose = f"Let {file} create it" if file else "Give gradscope.fit a function that creates it"
     return WorkloadError(
-        f"the batch cannot be made in other sizes: {reason}.\n"
-        f"{whose}, with as many samples as it is asked for:\n"
-        f"    def {name}(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)"
+        f"the batch cannot be resized: {reason}.\n{whose}, with batch_size samples:\n    def "
+        f"{name}(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)"
     )

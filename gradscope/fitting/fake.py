@@ -56,8 +56,8 @@ class BatchShapes:
         first, last = min(self._seen), max(self._seen)
         if _lengths(self._seen[first]) == _lengths(self._seen[last]):
             raise WorkloadError(
-                f"{self._target}: the batches for batch_size={first} and batch_size={last} have the same shapes.\n"
-                "Make a batch of as many samples as batch_size says."
+                f"{self._target}: the batches for batch_size={first} and batch_size={last} have the same "
+                "shapes.\nCreate a batch with batch_size samples."
             )
 
     def empty(self, size: int) -> Any:
@@ -76,7 +76,7 @@ class BatchShapes:
             raise UnknownShapeError(f"{name} changes with the batch size")
         rows = [(*other.shape, *other.stride()) for other in found if isinstance(other, torch.Tensor)]
         if {len(row) for row in rows} != {2 * leaf.dim()} or len(rows) < len(found):
-            raise UnknownShapeError(f"{name} has another number of dimensions at another batch size")
+            raise UnknownShapeError(f"the number of dimensions of {name} changes with the batch size")
         numbers = [self._grown(name, values, size) for values in zip(*rows, strict=True)]
         shape, strides = numbers[: leaf.dim()], numbers[leaf.dim() :]
         made = torch.empty_strided(shape, strides, dtype=leaf.dtype, device=self._devices[name])
@@ -87,7 +87,7 @@ class BatchShapes:
         sizes = list(self._seen)
         slope = Fraction(values[-1] - values[0], sizes[-1] - sizes[0])
         if any(values[0] + slope * (known - sizes[0]) != value for known, value in zip(sizes, values, strict=True)):
-            raise UnknownShapeError(f"the shape of {name} does not grow evenly with the batch size")
+            raise UnknownShapeError(f"the shape of {name} does not grow linearly with the batch size")
         return round(values[0] + slope * (size - sizes[0]))
 
 
@@ -200,7 +200,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 _REASONS = {
-    "DataDependentOutputException": "the model reads a value (.item(), bool() or a comparison) to decide what it does",
+    "DataDependentOutputException": "the model reads a tensor value (.item(), bool() or a comparison) for control flow",
     "DynamicOutputShapeException": "the shape of a result depends on values (nonzero, a mask as an index, unique)",
 }
 

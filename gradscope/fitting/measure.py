@@ -76,7 +76,7 @@ def measure_step(
     if found is None and session.capture.left_out:
         raise NothingMeasuredError(f"{left_out_note(session.capture.left_out, session.capture.rows, memory_budget)}.")
     if found is None:
-        raise NothingMeasuredError("no memory was measured.")
+        raise NothingMeasuredError("memory was not measured.")
     names = name_called(found.recorder.registry, list(found.recorder.roots), {"": workload.model})
     parents = names.calling_parents([names.rows[label] for label in found.recorder.called() if label >= 0])
     blocks, foreign_bytes = _without_foreign(read_memory_pass(found, names, parents).blocks)
@@ -251,7 +251,7 @@ def measure_all(source: SizeSource, settings: FitOptions, progress: Progress) ->
     # Below a hundredth of a step, or a megabyte, nobody would miss them in a prediction.
     if foreign_bytes > max(0.01 * max(run.peak_bytes for run in runs.values()), 1_000_000):
         notes.append(
-            f"tensors of {units.size(foreign_bytes)} that are not the model's were alive in this process: not counted"
+            f"{units.size(foreign_bytes)} of tensors outside the model were alive in this process; they are not counted"
         )
     kept = source.at(settings.measured[-1])
     add_optimizer(kept, settings.optimizer)
@@ -299,4 +299,4 @@ def _check_order(source: ScaledSource, settings: FitOptions) -> None:
         except Exception as error:
             raise source.refusal(sizes[0], error) from error
     if name is not None:
-        raise cannot_scale(f"its first dimension is time to {name}, which has batch_first=False", source.target)
+        raise cannot_scale(f"{name} treats its first dimension as time (batch_first=False)", source.target)

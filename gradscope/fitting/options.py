@@ -190,10 +190,12 @@ def add_optimizer(workload: Workload, name: str | None) -> None:
         return
     if workload.optimizer is not None:
         whose, own = workload.target or "the workload", type(workload.optimizer).__name__
-        raise UsageError(f"--optimizer {name}: {whose} has an optimizer of its own, {own}.\nLeave it out.")
+        raise UsageError(f"--optimizer {name}: {whose} has its own optimizer, {own}.\nOmit the option.")
     parameters = trained(workload.model)
     if not parameters:
-        raise WorkloadError(f"--optimizer {name}: all parameters of the model are frozen, so there is nothing to step.")
+        raise WorkloadError(
+            f"--optimizer {name}: all parameters of the model are frozen, so there is nothing to optimize."
+        )
     workload.optimizer = OPTIMIZERS[name](parameters)  # type: ignore[call-arg]
 
 

@@ -84,7 +84,7 @@ def _source(model: Any, batch: Any, loss: Any, optimizer: torch.optim.Optimizer 
             "Give a model, a gradscope.Workload, or a function that has a parameter batch_size."
         )
     if batch is not None or loss is not None or optimizer is not None:
-        raise UsageError("a function that makes the workload gives its batch, loss and optimizer too: leave them out.")
+        raise UsageError("a function that creates the workload also gives its batch, loss and optimizer: omit them.")
 
     def make(size: int) -> Workload:
         return workload_from(model(batch_size=size), where=f"workload(batch_size={size})", target="")

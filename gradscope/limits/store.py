@@ -98,7 +98,7 @@ def read() -> Store:
     rows = record.get("entries")
     found = [_entry(row) for row in rows] if isinstance(rows, list) else []
     entries = tuple(one for one in found if one is not None)
-    return Store(entries, "" if entries else "it holds no limits")
+    return Store(entries, "" if entries else "it contains no limits")
 
 
 def keep(limits: Limits, threads: int | None, torch_version: str | None = None, now: float | None = None) -> Path:
@@ -127,7 +127,7 @@ def require_writable() -> Path:
     try:
         path = limits_file()
     except RuntimeError as error:
-        raise OutputError("the limits cannot be kept: there is no home folder.\nSet XDG_CACHE_HOME.") from error
+        raise OutputError("the limits cannot be saved: there is no home folder.\nSet XDG_CACHE_HOME.") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,7 +138,7 @@ def require_writable() -> Path:
 
 
 def _unwritable(path: Path, reason: str) -> OutputError:
-    return OutputError(f"{path} cannot be written: {reason}.\nSet XDG_CACHE_HOME to a folder that can be.")
+    return OutputError(f"{path} cannot be written: {reason}.\nSet XDG_CACHE_HOME to a writable folder.")
 
 
 def _replace(path: Path, text: str) -> None:

@@ -20,285 +20,295 @@ from gradscope.recording.graph import Frame
 _NO_GAIN = "nothing to do"
 
 _TODO: dict[str, tuple[str, ...]] = {
-    "hand that value out only where it is wanted: keep it out of what is returned and stored, or put that under a "
-    "condition, as `if return_weights:`": (
-        "the result of {} is kept after the run: it is returned or stored",
+    "do not return or store that value, or do so only under a condition such as `if return_weights:`": (
+        "the result of {} is returned or stored",
         "{} is {} on line {}",
-        "line {} also makes what {} reads",
-        "{} is read again in the next round of the loop",
+        "line {} also creates what {} reads",
+        "{} is read again in the next loop iteration",
         "baddbmm adds a tensor that is used elsewhere",
     ),
-    "do without that value there, or read it only where it is wanted, under a condition": (
+    "do not read that value there, or read it only under a condition": (
         "the result of {} is also read by {}",
         "line {} uses {} on another path",
     ),
-    "read the loss alone, or make the logits once more where they are read": (
+    "read only the loss, or recompute the logits where they are read": (
         "the logits are also read by {}",
-        "two losses read the logits, for each of which they would be computed",
+        "two losses read the logits, so they would be computed twice",
     ),
-    "take the hooks off for the fix, or hook the module around it": (
+    "remove the hooks for the fix, or hook the enclosing module instead": (
         "the {} has hooks, which would no longer be called",
         "{} has hooks, which would no longer be called",
         "{} has hooks, which need its output",
     ),
-    "write the number there, or keep it in an attribute of this module that the method does not assign to": (
-        "line {}: {} may be another number next time",
+    "write the number as a literal, or store it in a module attribute that the method does not assign": (
+        "line {}: the value of {} may change between calls",
         "line {}: {} is not a number",
-        "line {}: {} may not be what it is on line {}",
-        "{} gets its number in {}",
-        "{} is bound anew",
-        "how {} spells its {} is not understood",
-        "how many {} are folded into the batch is not spelled out",
-        "a size of {} is not written where it can be read",
-        "line {}: which of the sizes it is is not understood",
-        "line {}: a size of {} is left to torch",
-        "line {}: {} cannot be read again",
+        "line {}: {} may differ from its value on line {}",
+        "the number that {} uses is set in {}",
+        "{} is reassigned",
+        "cannot tell how the call of {} specifies its {}",
+        "the number of {} folded into the batch is not in the code",
+        "a size of {} cannot be found in the code",
+        "line {}: cannot tell which size this is",
+        "line {}: torch infers a size of {}",
+        "line {}: {} cannot be evaluated again",
     ),
-    "ask an operand, as the query, for its shape or dtype, and not what is made on the way": (
-        "line {} asks for the form of {}, which is not made any more",
-        "a condition asks for {}, which is not made any more",
-        "{} asks for the form of what {} makes, which goes",
-        "line {} reads {}, which would not be made any more",
+    "read the shape or dtype from an operand, such as the query, not from an intermediate tensor": (
+        "line {} reads the shape of {}, which would no longer exist",
+        "a condition reads {}, which would no longer exist",
+        "{} reads the shape of the result of {}, which is removed",
+        "line {} reads {}, which would no longer exist",
     ),
-    "write the whole pattern under one condition, or none of it": (
-        "line {}: both sides of a condition ran",
-        "line {}: which side of the condition ran is not known",
-        "line {}: whether the condition held is not known",
-        "line {}: a condition held in the pattern",
-        "line {}: the condition cannot be asked earlier",
-        "line {} holds a condition",
-        "line {} runs under a condition of its own",
+    "put the whole pattern under one condition, or none of it": (
+        "line {}: both branches of a condition ran",
+        "line {}: cannot tell which branch of the condition ran",
+        "line {}: cannot tell whether the condition was true",
+        "line {}: a condition inside the pattern was true",
+        "line {}: the condition cannot be evaluated earlier",
+        "line {} contains a condition",
+        "line {} runs under a separate condition",
         "line {} uses {} under a condition",
-        "line {} does not always follow line {}",
-        "the same line does different things in one run",
+        "line {} does not always run after line {}",
+        "the same line does different things within one step",
         "the same line also ran without the pattern",
-        "{} may do something else another time, on line {}",
+        "{} may behave differently in another call, on line {}",
     ),
-    "write each step of it as a statement `name = ...` on a line of its own": (
-        "line {} holds several statements",
-        "line {} holds a lambda, a comprehension or an assignment inside",
-        "line {} holds a condition, a lambda or a comprehension",
-        "line {} stands in a lambda or a comprehension",
-        "line {} uses the pattern's parts twice",
+    "write each operation as its own statement `name = ...` on its own line": (
+        "line {} contains several statements",
+        "line {} contains a lambda, a comprehension or an assignment expression",
+        "line {} contains a condition, a lambda or a comprehension",
+        "line {} is in a lambda or a comprehension",
+        "line {} uses an intermediate result of the pattern twice",
         "line {} evaluates an operand that cannot be moved",
-        "line {} assigns to more than a name",
-        "line {} does not assign the sum to a name",
-        "line {} binds {} anew",
-        "line {}: {} would be made twice",
+        "line {} assigns to more than one plain name",
+        "line {} does not assign the sum to a variable",
+        "line {} reassigns {}",
+        "line {}: {} would be computed twice",
         "line {}: the same call also runs {}",
-        "line {} normalises something else than {}",
-        "{} stands in another expression",
-        "{} stands in no expression of {}",
+        "line {} normalizes a tensor other than {}",
+        "{} is part of another expression",
+        "{} appears in no expression of {}",
         "no expression in {} is the tensor that {} reads",
-        "a lambda has no body to edit",
-        "the module that makes the logits also calls {}",
+        "a lambda cannot be edited",
+        "the module that computes the logits also calls {}",
     ),
-    "move that call above or below the pattern": ("line {} also calls {}",),
-    "write the text of several lines above the pattern": ("line {}: a text of several lines cannot be indented",),
-    "write the whole pattern in one block: in a single round of the loop, or inside the `with` or `try`": (
-        "line {} stands behind the result: the pattern spans two rounds of a loop",
-        "line {} runs in a loop, a with or a try of its own",
-        "line {} stands outside of the block in which the result is made",
+    "move that call before or after the pattern": ("line {} also calls {}",),
+    "move the multi-line string above the pattern": ("line {}: a multi-line string cannot be re-indented",),
+    "put the whole pattern in one block: in one loop iteration, or inside the same `with` or `try`": (
+        "line {} comes after the result: the pattern spans two loop iterations",
+        "line {} is in a separate loop, with or try block",
+        "line {} is outside the block that computes the result",
     ),
-    "write the pattern in the module's `forward` itself, or in a plain function of its file, called by its name": (
+    "put the pattern in the module's `forward`, or in a plain function of the same file that is called by its name": (
         "the pattern is spread over several functions",
-        "the code belongs to no module of the model",
-        "the result of {} is made in {}",
+        "the code does not belong to any module of the model",
+        "the result of {} is computed in {}",
         "{} is called neither by its own name nor as an attribute of the module",
         "{} is called by two names",
-        "{} is another function's name",
+        "{} is the name of another function",
         "{} is decorated, or not a method of {}",
-        "{} is decorated in a way that cannot be repeated",
-        "{}, which makes a part of the pattern, is decorated",
-        "{} was replaced on this module already",
-        "{} is called as the class's, and not as the module's own",
-        "{} is a static method, which is given no module",
-        "{} is that of {}, which {} has another for",
-        "a generator or coroutine is not edited",
-        "{}() may read any name",
-        "{} is also a name inside a nested function",
-        "{} is not a local name",
+        "{} has a decorator that cannot be reapplied",
+        "{}, which contains part of the pattern, is decorated",
+        "{} was already replaced on this module",
+        "{} is called through the class, not through the module",
+        "{} is a static method, so it does not receive the module",
+        "{} is defined in {}, but overridden in {}",
+        "generators and coroutines are not edited",
+        "{}() can read any variable",
+        "{} is also a variable of a nested function",
+        "{} is not a local variable",
     ),
-    "make that module a part of the model: an attribute of one of its modules, or in an nn.ModuleList": (
-        "{} is that of {}, which is no part of the model",
+    "register that module in the model: as an attribute of one of its modules, or in an nn.ModuleList": (
+        "{} belongs to {}, which is not part of the model",
     ),
-    "call it by its own name and with its arguments written out, as `F.silu(x)`, or call a module of torch's that the "
-    "model holds, as `self.act(x)` of an nn.SiLU": (
+    (
+        "call it by its own name with explicit arguments, such as `F.silu(x)`, or call a torch "
+        "module that the model holds, such as `self.act(x)` for an nn.SiLU"
+    ): (
         "{} is called with *",
         "{} is called with **",
         "{} is not called by its own name",
         "{} is not called by a module",
-        "how {} is called is not understood",
-        "line {}: the arguments of {} are not understood",
-        "line {}: which module is called there is not understood",
-        "{} is another module when the result is made",
+        "cannot tell how {} is called",
+        "line {}: cannot interpret the arguments of {}",
+        "line {}: cannot tell which module is called",
+        "{} refers to a different module where the result is computed",
     ),
-    "give the file a name for that class, as `from torch import nn`": (
-        "line {}: {} may be a module of another class next time",
+    "import that class in the file, for example with `from torch import nn`": (
+        "line {}: {} may be a module of a different class in another call",
     ),
-    "write down which modules it holds where the class makes it, as `nn.Sequential(nn.SiLU())`": (
-        "line {}: {} may hold other modules next time",
+    "list its modules where the class creates it, such as `nn.Sequential(nn.SiLU())`": (
+        "line {}: {} may contain different modules in another call",
     ),
     "use torch's own module there": (
-        "{} holds modules of its own",
-        "{} is no module of torch: what it does with its settings is not known",
-        "the module that makes the logits is a {}",
+        "{} contains submodules",
+        "{} is not a torch module, so its behavior is not known",
+        "the module that computes the logits is a {}",
         "it is called by {}",
     ),
-    "run it from a file that is not changed meanwhile": (
-        "no source: {}",
-        "source of {} cannot be read: {}",
-        "the source of {} changed since it was imported, or was made by other code",
+    "run it from a source file that does not change meanwhile": (
+        "no source code: {}",
+        "cannot read the source of {}: {}",
+        "the source of {} changed after import, or was generated by other code",
         "the definition of {} was not found in {}",
     ),
-    "use the operation that makes a new tensor, as masked_fill for masked_fill_": (
-        "{} changes a tensor in place that was there before",
-        "{} changes in place what {} read",
-        "{} changes in place what {} reads",
-        "{} changes in place what the head reads",
+    "use the out-of-place operation, such as masked_fill instead of masked_fill_": (
+        "{} modifies an existing tensor in place",
+        "{} modifies in place a tensor that {} read",
+        "{} modifies in place a tensor that {} reads",
+        "{} modifies the head's input in place",
         "it works in place",
-        "{} changes the result in place, which the backward of attention reads",
-        "line {} changes the result in place, which the backward of attention reads",
-        "a part of it is computed in place",
-        "dropout changes its input in place",
-        "scores are assigned to by index",
-        "scores are assigned to by index, at places that are not known to be causal",
+        "{} modifies the result in place, but attention's backward reads it",
+        "line {} modifies the result in place, but attention's backward reads it",
+        "part of it is computed in place",
+        "dropout modifies its input in place",
+        "scores are assigned by index",
+        "scores are assigned by index at positions that may not be causal",
     ),
     "call it with use_reentrant=False, which gives the same gradients": (
-        "it calls a checkpoint with use_reentrant=True, through which the proof gets no gradients",
+        "it calls a checkpoint with use_reentrant=True, which hides gradients from the verification",
     ),
-    "begin and end torch.no_grad() outside the pattern": ("gradients are switched off for a part of the pattern",),
-    "nothing to do: recipes have no second derivative": (
-        "the step takes a second derivative, which recipes do not have",
+    "enter and leave torch.no_grad() outside the pattern": ("gradients are disabled for part of the pattern",),
+    "nothing to do: recipes do not support second derivatives": (
+        "the step computes a second derivative, which recipes do not support",
     ),
-    "nothing to do: that recipe has this code in it": (
-        "it is a part of {} on line {}",
+    "nothing to do: that recipe already covers this code": (
+        "it is part of {} on line {}",
         "two patterns overlap in the source",
     ),
-    "compute it in its input's dtype, or in a larger one, up to the result": (
-        "it is rounded on the way, to a dtype smaller than the input's",
+    "compute it in the input's dtype or a wider one": (
+        "an intermediate result is rounded to a narrower dtype than the input",
     ),
-    "read the tensor by one name all over": ("line {}: {} may be another tensor than the rest of the pattern reads",),
-    "put it into a name of its own before": ("line {}: {} may have another form next time, and has no name to ask",),
-    "nothing to do: the place keeps its code; please report it with this line": (
+    ("use the same name for the tensor everywhere"): (
+        ("line {}: {} may be a different tensor than the rest of the pattern reads"),
+    ),
+    "assign it to its own variable first": (
+        ("line {}: {} may have a different shape in another call, and has no variable to check"),
+    ),
+    "nothing to do: the code stays as it is. Please report this with the line": (
         "{} was not found in the edited source",
         "the edit adds or removes a function",
         "the edited source does not compile: {}",
-        "the rewritten code fails: {}",
-        "with it the step fails: {}",
-        "it could not be run again for the proof: {}",
-        "another output than the recorded one",
-        "a fault planted in the recipe's result was not seen: the proof says nothing",
-        "{} is off by {} of its size, where the original is off by {} and {} is allowed",
-        "{} exists on one side only",
-        "{} is {}, it was {}",
-        "{} does not exist in higher precision",
+        "the rewritten code raises an error: {}",
+        "the step raises an error with it: {}",
+        "it could not be rerun for verification: {}",
+        "the output differs from the recorded one",
+        "an error injected into the recipe's result was not detected, so the verification is inconclusive",
+        "{} has relative error {}; the original has {}, and {} is allowed",
+        "{} exists in only one version",
+        "{} is {} instead of {}",
+        "{} does not exist in the higher-precision reference",
     ),
-    "fix it on an idle machine, with the batch and the threads of your training: there it may": (
-        "the step is neither faster nor leaner with it, beyond noise",
-        "it shows no gain together with the others",
+    "run the fix on an idle machine with your training's batch and thread count: it may gain there": (
+        "neither time nor memory improves beyond noise",
+        "it brings no improvement in combination with the others",
     ),
-    "fix the program without torch.compile, then compile it": ("it runs under torch.compile",),
-    "call the module in every step, or leave the place as it is": ("the module was not called in the second run",),
+    "run the fix without torch.compile, then compile the model": ("it runs under torch.compile",),
+    "call the module in every step, or leave the code as it is": ("the module was not called in the second run",),
     _NO_GAIN: (
         "the step is slower with it",
         "the step needs more memory with it",
-        "on a CPU the recipe is the product of complex numbers that stands here",
-        "fewer than {} logits are sooner made at once on the CPU",
-        "a gradient of {} rows for {} tokens is sooner made and added whole on the CPU",
-        "the embedding has {}, which its own kernel must do",
+        "on a CPU the recipe uses the same complex multiplication as this code",
+        "with fewer than {} logits, computing them at once is faster on the CPU",
+        "a dense gradient of {} rows for {} tokens is faster on the CPU",
+        "the embedding uses {}, which only its own kernel supports",
     ),
-    "bring all its tensors to one floating dtype beforehand": (
-        "the result has another dtype than the input",
-        "the result has a dtype of its own, whatever the input's is, and the file has no name for torch",
-        "a part of it has a dtype of its own, whatever the input's is",
-        "the result has another dtype than the tensor that is turned",
-        "the weight has another dtype than the input",
-        "weight or bias has another dtype than the input",
-        "the residual has another dtype than what is added",
-        "the bias has another dtype than what it is added to",
-        "the gate has another dtype than what it gates",
+    "convert all its tensors to one floating-point dtype first": (
+        "the result's dtype differs from the input's",
+        "the result has a fixed dtype, whatever the input's, and the file does not import torch",
+        "part of it has a fixed dtype, whatever the input's",
+        "the result's dtype differs from that of the rotated tensor",
+        "the weight's dtype differs from the input's",
+        "the dtype of weight or bias differs from the input's",
+        "the residual's dtype differs from that of the added tensor",
+        "the bias's dtype differs from that of the tensor it is added to",
+        "the gate's dtype differs from that of the gated tensor",
         "queries, keys and values have different dtypes",
-        "the scores are multiplied with a tensor of another dtype",
-        "the logarithmic softmax changes the dtype",
+        "the scores are multiplied by a tensor of another dtype",
+        "log_softmax changes the dtype",
         "the head's input is {}",
-        "what is added to the scores is {}",
+        "the tensor added to the scores is {}",
     ),
     "compute the softmax in float32": ("the softmax is computed in float64",),
-    "give targets of int64": ("the targets are {}",),
-    "nothing to do: the recipe takes class numbers as targets": ("the targets are probabilities",),
-    "nothing to do: the recipe has no gradient for it": ("the classes' weights get a gradient",),
-    "give `reduction`, which stands for both": ("size_average and reduce are not taken",),
+    "use int64 targets": ("the targets are {}",),
+    "nothing to do: the recipe takes class indices as targets": ("the targets are probabilities",),
+    "nothing to do: the recipe computes no gradient for them": ("the class weights require a gradient",),
+    "use `reduction`, which replaces both": ("size_average and reduce are not supported",),
     "nothing to do: torch's autocast chooses the dtype here": (
-        "under autocast torch's normalisation gives another dtype",
+        "under autocast, torch's normalization returns another dtype",
     ),
-    "move its tensors to one device": ("the operands are on different devices",),
-    "scale the queries by a number, and add what depends on the place as a mask": (
-        "the scores are multiplied with a tensor",
-        "folded scores are multiplied with a tensor",
-        "baddbmm scales what it adds",
+    "move all its tensors to one device": ("the operands are on different devices",),
+    "scale the queries by a number, and add position-dependent terms as a mask": (
+        "the scores are multiplied by a tensor",
+        "scores with heads or windows folded into the batch are multiplied by a tensor",
+        "baddbmm scales the tensor it adds",
     ),
     "scale the scores first, then mask them": (
         "a mask is added before the scores are scaled",
-        "a mask is applied before the scores are multiplied with a tensor",
-        "a mask is applied before the scores are capped",
-        "the scores are scaled or capped after they were capped",
+        "a mask is applied before the scores are multiplied by a tensor",
+        "a mask is applied before the soft-cap",
+        "the scores are scaled or soft-capped again after the soft-cap",
     ),
-    "cap them as `cap * torch.tanh(scores / cap)`, by a number": (
-        "the scores go through a tanh that does not cap them by one positive number",
+    "write the soft-cap as `cap * torch.tanh(scores / cap)` with a number": (
+        "the scores go through a tanh that is not a soft-cap with one positive number",
     ),
-    "mask with minus infinity": (
-        "masked scores become {}, which does not hide them",
-        "two masks hide by different numbers",
-        "a mask is added, and another hides by a finite number",
+    "mask with -inf": (
+        "masked scores become {}, which does not mask them out",
+        "two masks use different fill values",
+        "one mask is added, and another uses a finite fill value",
     ),
-    "give the mask the shape [batch, heads, queries, keys], or one that expands to it": (
-        "the mask has a single dimension",
+    "give the mask the shape [batch, heads, queries, keys], or one that broadcasts to it": (
+        "the mask has only one dimension",
         "the mask has more dimensions than the scores",
     ),
-    "join sinks as `torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(batch, -1, queries, 1)], -1)`, after masks "
-    "and scale, and drop them as `weights[..., :-1]`": (
-        "a column is joined to the scores, and changed with them before the softmax",
-        "a column is joined to the scores, and is not dropped after the softmax",
-        "the column joined to the scores is not one number for each of several heads",
-        "the weights lose a column that is not joined to the scores just before the softmax",
-        "heads or windows are folded into the batch beside sinks",
+    (
+        "concatenate sinks as `torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(batch, -1, "
+        "queries, 1)], -1)`, after masking and scaling, and drop them with `weights[..., :-1]`"
+    ): (
+        "a column is concatenated to the scores and modified with them before the softmax",
+        "a column is concatenated to the scores but not dropped after the softmax",
+        "the column concatenated to the scores is not one number per head",
+        "the attention weights drop a column that was not concatenated to the scores just before the softmax",
+        "sinks are combined with heads or windows folded into the batch",
     ),
-    "lay all masks over one view of the scores, as [batch, windows, heads, tokens, tokens]": (
-        "{} takes the scores apart otherwise than by heads or windows in the batch",
+    "apply all masks to the same view of the scores, such as [batch, windows, heads, tokens, tokens]": (
+        "{} reshapes the scores other than by unfolding heads or windows from the batch",
         "both heads and windows are folded into the batch",
-        "the windows are taken out of the batch more than once",
+        "the windows are unfolded from the batch more than once",
     ),
-    "give query, key and value as [batch, heads, tokens, size], and take the softmax over the keys, the last": (
+    (
+        "use query, key and value of shape [batch, heads, tokens, size], and take the softmax "
+        "over the last dimension (the keys)"
+    ): (
         "queries, keys and values have different numbers of dimensions",
-        "queries, keys and values have different batches",
-        "queries, keys and values have different heads",
+        "queries, keys and values have different batch sizes",
+        "queries, keys and values have different numbers of heads",
         "the softmax is not over the last dimension",
-        "the weights are transposed before the product with the values",
+        "the weights are transposed before the matmul with the values",
         "{} changes the scores' shape",
     ),
-    "normalise the last dimension alone, with one number for eps added to the mean square": (
-        "more than the last dimension is normalised",
-        "eps is not one number that is added to the mean square or the variance",
-        "it is divided by another number than the count of features: unbiased, or scaled",
+    "normalize only the last dimension, with a single number eps added to the mean square": (
+        "more than the last dimension is normalized",
+        "eps is not a single number added to the mean square or the variance",
+        "the divisor is not the number of features (unbiased variance, or scaled)",
     ),
-    "give both the same shape": ("the residual has another shape than what is added",),
-    "put the classes into the last dimension": (
-        "the softmax is over another dimension than the loss",
-        "the loss has its classes in another dimension than the head",
+    "give both the same shape": ("the residual's shape differs from that of the added tensor",),
+    "put the classes in the last dimension": (
+        "the softmax and the loss use different dimensions",
+        "the loss and the head have the classes in different dimensions",
     ),
-    "apply nn.Dropout once, with a share below 1 that is a number": (
+    "apply nn.Dropout once, with a probability below 1 that is a number": (
         "dropout is applied twice",
-        "the share dropped is a tensor",
-        "dropout drops everything, or a share that is a tensor",
+        "the dropout probability is a tensor",
+        "the dropout probability is 1 or a tensor",
     ),
-    "give the recipe another tensor in evaluation than what dropout was given, or leave the place as it is": (
-        "in evaluation what is dropped and the residual are the same tensor",
-        "in evaluation an operand is the same tensor before and after dropout",
+    "give the recipe a tensor that is not the input of dropout in evaluation mode, or leave the code as it is": (
+        "in evaluation mode the dropout output and the residual are the same tensor",
+        "in evaluation mode an operand is the same tensor before and after dropout",
     ),
-    "use `reshape` for `view` on the result": (
-        "the result is viewed in a form that depends on how it lies in memory",
-        "the result lies in memory in another order than the recipe's",
+    "use `reshape` instead of `view` on the result": (
+        "the result is viewed in a shape that depends on its memory layout",
+        "the result's memory layout differs from the recipe's",
     ),
 }
 
@@ -346,7 +356,7 @@ def attention_switch(match: Match, frame: Frame, owner: nn.Module | None, paths:
         return ""
     models: list[Any] = [each for each in _around(owner, paths) if hasattr(type(each), "_supports_sdpa")]
     if not models:
-        return f"{NOTHING}it stands in no PreTrainedModel, which could be told to take another attention"
+        return f"{NOTHING}it is not part of a PreTrainedModel, which could be switched to another attention"
     refusing = next((each for each in models if not each._supports_sdpa), None)
     if refusing is not None:
         return f"{NOTHING}this version of {_LIBRARY} has no other attention for {type(refusing).__name__}"
@@ -354,10 +364,10 @@ def attention_switch(match: Match, frame: Frame, owner: nn.Module | None, paths:
         return f"{NOTHING}this version of {_LIBRARY} has no other attention for {type(owner).__name__}"
     frames = {place.frame for node in match.nodes for place in node.places}
     if any(each.settings.get("softcap") is not None for each in frames):
-        return f"{NOTHING}it caps the scores, which torch's scaled_dot_product_attention does not"
+        return f"{NOTHING}it soft-caps the scores, which torch's scaled_dot_product_attention cannot do"
     config = getattr(models[0], "config", None)
     if getattr(config, "_attn_implementation", "eager") != "eager":
-        return f"{NOTHING}{type(owner).__name__} takes this attention under every implementation"
+        return f"{NOTHING}{type(owner).__name__} uses this attention with every implementation"
     first = "set output_attentions=False and " if getattr(config, "output_attentions", False) else ""
     return f"{first}load the model with attn_implementation='sdpa'"
 

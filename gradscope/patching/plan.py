@@ -206,5 +206,5 @@ def _chosen(recipes: Iterable[str] | None) -> dict[str, Any]:
     names = list(recipes)
     unknown = sorted(set(names) - set(MATCHERS))
     if unknown:
-        raise UsageError(f"no recipe to patch in is called {unknown[0]!r}; there are {', '.join(MATCHERS)}.")
+        raise UsageError(f"there is no recipe {unknown[0]!r} to patch in. Known recipes: {', '.join(MATCHERS)}.")
     return {name: MATCHERS[name] for name in names}

@@ -126,13 +126,13 @@ class _Finder:
         taken: list[Site] = []
         for site in self.found.values():
             if second:
-                site.reasons.append("the step takes a second derivative, which recipes do not have")
+                site.reasons.append("the step computes a second derivative, which recipes do not support")
             if site.supported:
                 self._check_every_round(site)
             if site.supported:
                 other = next((other for other in taken if _overlap(site, other)), None)
                 if other is not None:
-                    site.reasons.append(f"it is a part of {other.recipe} on line {other.line}")
+                    site.reasons.append(f"it is part of {other.recipe} on line {other.line}")
                 else:
                     taken.append(site)
         for site in taken:
@@ -186,7 +186,7 @@ class _Finder:
             ]
             edit = edit_of(match, self.recording, frame, source, frozenset().union(*same))
             if site.edit is not None and site.edit.key != edit.key:
-                raise Refusal("the same line does different things in one run")
+                raise Refusal("the same line does different things within one step")
             site.edit, site.live.chains[site.number] = edit, chain
         except Refusal as refusal:
             self._refuse(site, str(refusal), match, frame)
@@ -223,7 +223,7 @@ class _Finder:
         frames = frames[frames.index(frame) :]
         links: list[Link] = []
         if not any(isinstance(each.owner, nn.Module) and each.owner in self.paths for each in frames):
-            raise Refusal("the code belongs to no module of the model")
+            raise Refusal("the code does not belong to any module of the model")
         for inner, outer in zip(frames, [*frames[1:], None], strict=True):
             owner = inner.owner
             if isinstance(owner, nn.Module) and owner in self.paths:
@@ -239,7 +239,7 @@ class _Finder:
             if held is not None:
                 return tuple(reversed([*links, held]))
             links.append(_called(inner, outer))
-        raise Refusal("the code belongs to no module of the model")
+        raise Refusal("the code does not belong to any module of the model")
 
     def _check_asks_the_module(self, match: Match, inner: Frame, outer: Frame) -> None:
         """Raise Refusal where the method is called as the class's, which is that of all its modules."""
@@ -249,7 +249,7 @@ class _Finder:
         of_class = isinstance(above, ast.Name) and isinstance(outer.globals.get(above.id), type)
         of_class = of_class or (isinstance(above, ast.Attribute) and above.attr == "__class__")
         if of_class or (isinstance(above, ast.Call) and ast.unparse(above.func) in {"type", "super"}):
-            raise Refusal(f"{inner.code.co_name} is called as the class's, and not as the module's own")
+            raise Refusal(f"{inner.code.co_name} is called through the class, not through the module")
 
     def _held(self, inner: Frame, outer: Frame) -> Link | None:
         """Return the function that ``inner`` runs, as an attribute that a module of the model or its class holds."""
@@ -321,13 +321,13 @@ def _method(owner: nn.Module, frame: Frame) -> Link:
     name = private(frame.code.co_name, frame.code)
     held = getattr(type(owner), name, None)
     if isinstance(inspect.getattr_static(type(owner), name, None), staticmethod):
-        raise Refusal(f"{name} is a static method, which is given no module")
+        raise Refusal(f"{name} is a static method, so it does not receive the module")
     above = next((kind for kind in type(owner).__mro__ if _code_of(kind, name) is frame.code), None)
     if above is not None and getattr(held, "__code__", None) is not frame.code and not hasattr(held, "__wrapped__"):
-        raise Refusal(f"{name} is that of {above.__name__}, which {type(owner).__name__} has another for")
+        raise Refusal(f"{name} is defined in {above.__name__}, but overridden in {type(owner).__name__}")
     own = vars(owner).get(name)
     if own is not None and (not isinstance(own, MethodType) or own.__func__ is not held or own.__self__ is not owner):
-        raise Refusal(f"{name} was replaced on this module already")
+        raise Refusal(f"{name} was already replaced on this module")
     wrappers = []
     while isinstance(held, FunctionType) and held.__code__ is not frame.code and hasattr(held, "__wrapped__"):
         wrappers.append(held)
@@ -335,10 +335,10 @@ def _method(owner: nn.Module, frame: Frame) -> Link:
     if not isinstance(held, FunctionType) or held.__code__ is not frame.code:
         raise Refusal(f"{name} is decorated, or not a method of {type(owner).__name__}")
     if held.__code__.co_name != frame.code.co_name:
-        raise Refusal(f"{name} is another function's name")
+        raise Refusal(f"{name} is the name of another function")
     for wrapper, inner in zip(wrappers, [*wrappers, held][1:], strict=True):
         if not any(inner in bound(cell) for cell in wrapper.__closure__ or ()):
-            raise Refusal(f"{name} is decorated in a way that cannot be repeated")
+            raise Refusal(f"{name} has a decorator that cannot be reapplied")
     return Link(held, name, tuple(wrappers))
 
 
@@ -366,5 +366,5 @@ def _called(inner: Frame, outer: Frame) -> Link:
             return Link(held, name)
     name, owner = inner.code.co_name, inner.owner
     if isinstance(owner, nn.Module):
-        raise Refusal(f"{name} is that of {type(owner).__name__}, which is no part of the model")
+        raise Refusal(f"{name} belongs to {type(owner).__name__}, which is not part of the model")
     raise Refusal(f"{name} is called neither by its own name nor as an attribute of the module")

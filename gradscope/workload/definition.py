@@ -71,7 +71,8 @@ class Workload:
         _check_batch(self.batch)
         if self.loss is not None and not callable(self.loss):
             raise WorkloadError(
-                f"loss is {describe(self.loss)}, which cannot be called.\nGive a function loss(output, batch), or none."
+                f"loss is {describe(self.loss)}, which is not callable.\nGive a function loss(output, "
+                "batch), or omit it."
             )
         if self.loss is not None:
             _check_signature(self.loss)
@@ -105,16 +106,16 @@ def _check_model(model: Any) -> None:
     for name, parameter in named_parameters_of(model):
         if parameter.is_meta:
             raise WorkloadError(
-                f"model has parameters on the meta device, {name} for one: they hold no data to compute with.\n"
-                "Give them storage with model.to_empty(device=...) and initialise them."
+                f"model has parameters on the meta device (such as {name}), which have no data.\nAllocate "
+                "them with model.to_empty(device=...) and initialize them."
             )
 
 
 def _check_batch(batch: Any) -> None:
     if isinstance(batch, list):
         raise WorkloadError(
-            f"batch is {describe(batch)}, which may be one batch or several.\n"
-            "Give tuple(batch) for the positional arguments of one call, iter(batch) for one batch a step."
+            f"batch is {describe(batch)}, which may be one batch or several.\nGive tuple(batch) for "
+            "the positional arguments of one call, or iter(batch) for one batch per step."
         )
     if is_one_batch(batch):
         return

@@ -136,9 +136,7 @@ def _module_level(module: ModuleType, file: str) -> dict[str, Any]:
     names = vars(module)
     missing = [name for name in ("model", "batch") if name not in names]
     if missing:
-        raise WorkloadError(
-            f"{file} was taken for a model file, but left no {missing[0]!r} behind when it was imported."
-        )
+        raise WorkloadError(f"{file} was loaded as a model file, but importing it defined no {missing[0]!r}.")
     parts = {"model": names["model"], "batch": names["batch"]}
     # A tensor or float of that name is a left-over of the user's own, not the function that is meant here.
     if callable(names.get("loss")):
@@ -186,7 +184,7 @@ def _check_arguments(factory: Callable[..., Any], name: str, args: Sequence[str]
         signature.bind(*args, **given)
     except TypeError as error:
         shown = f"given: {' '.join(args)}" if args else "none were given after '--'"
-        raise UsageError(f"the arguments do not fit {name}{signature}: {error}; {shown}.") from None
+        raise UsageError(f"the arguments do not match {name}{signature}: {error}; {shown}.") from None
 
 
 def _no_function_message(module: ModuleType, file: str, name: str) -> str:
@@ -198,6 +196,6 @@ def _no_function_message(module: ModuleType, file: str, name: str) -> str:
     close = difflib.get_close_matches(name, list(vars(module)), n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
     if not own:
-        return f"{file} has no function {name}, nor any other.{guess}"
+        return f"{file} has no function {name}, and no other function either.{guess}"
     shown = ", ".join(own[:8]) + (", ..." if len(own) > 8 else "")
     return f"{file} has no function {name}.{guess}\nIts functions: {shown}"

@@ -114,8 +114,8 @@ def locate_module(name: str) -> ModuleSpec:
     spec = find_module(name)
     if spec is None:
         raise TargetError(
-            f"no module named {name} in {os.getcwd()} or on Python's path.\n"
-            "Start gradscope in the folder that holds the package, or give the file itself."
+            f"no module named {name} in {os.getcwd()} or on Python's path.\nStart gradscope in the "
+            "folder that contains the package, or give the file itself."
         )
     if spec.submodule_search_locations is None:
         return spec

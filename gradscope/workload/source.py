@@ -39,9 +39,9 @@ def parse(path: Path) -> ast.Module:
     """The syntax tree of a file; every fault of its syntax is a :class:`TargetError` of two or three lines."""
     source = _read(path)
     if b"\0" in source:
-        raise TargetError(f"{path} is not Python source: it holds null bytes.\n{_GIVE}")
+        raise TargetError(f"{path} is not Python source: it contains null bytes.\n{_GIVE}")
     if source.lstrip().startswith(b"{") and b'"schema_version"' in source[:_HEAD_BYTES]:
-        raise TargetError(f"{path} is a report of gradscope's, not Python source.\nShow it: gradscope show {path}")
+        raise TargetError(f"{path} is a gradscope report, not Python source.\nTo show it: gradscope show {path}")
     with warnings.catch_warnings():
         # A doubtful escape is for the run itself to report, once.
         warnings.simplefilter("ignore")

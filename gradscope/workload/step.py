@@ -41,8 +41,8 @@ def resolve_device(name: str, model: nn.Module | None = None) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UsageError(
-            f"--device {name}: torch {torch.__version__} finds no CUDA device on this machine.\n"
-            "Use --device cpu; 'gradscope doctor' tells what can be measured here."
+            f"--device {name}: torch {torch.__version__} finds no CUDA device on this machine.\nUse "
+            "--device cpu; 'gradscope doctor' shows what can be measured here."
         )
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s), from cuda:0.")
@@ -110,11 +110,12 @@ class Batches(Iterator[Any]):
 
     def _ended(self) -> str:
         if not self._given:
-            return f"the batch iterator, {describe(self._source)}, gave no batch at all."
+            return f"the batch iterator, {describe(self._source)}, returned no batch."
         needed = "" if self._needed is None else f", but this run needs {self._needed}"
         return (
-            f"the batch iterator ended after {self._given} batch{'es' if self._given > 1 else ''}{needed}.\n"
-            "Give a DataLoader, which starts again, one fixed batch, or fewer --steps and --warmup."
+            f"the batch iterator ended after {self._given} "
+            f"batch{'es' if self._given > 1 else ''}{needed}.\nGive a DataLoader (it restarts), one "
+            "fixed batch, or fewer --steps and --warmup."
         )
 
 
@@ -163,8 +164,9 @@ def call_model(model: Callable[..., Any], batch: Any) -> Any:
             raise
     how = "**batch" if kwargs else "*batch"
     raise WorkloadError(
-        f"{type(model).__name__}.forward cannot be called as model({how}) with {describe(batch)}: {problem}.\n"
-        "What only the loss needs, a target for one, belongs into the loss function, not into the batch."
+        f"{type(model).__name__}.forward cannot be called as model({how}) with {describe(batch)}: "
+        f"{problem}.\nData that only the loss needs, such as targets, belongs in the loss "
+        "function, not in the batch."
     )
 
 
@@ -249,7 +251,7 @@ def _given(value: Any) -> torch.Tensor:
         raise WorkloadError(
             f"loss(output, batch) returned {describe(value)}: a loss is a scalar.\nEnd it with .mean() or .sum()."
         )
-    return _with_gradient(value, "what loss(output, batch) returned")
+    return _with_gradient(value, "the result of loss(output, batch)")
 
 
 def _with_gradient(value: torch.Tensor, what: str) -> torch.Tensor:
@@ -263,8 +265,9 @@ def _mean(output: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
     if not floating:
         holds = f" that holds {describe(tensors[0])}" if tensors and tensors[0] is not output else ""
         raise WorkloadError(
-            f"the model's output is {describe(output)}{holds}, without any floating tensor to make a loss of.\n"
-            "Give a loss: workload() may return (model, batch, loss) with loss(output, batch)."
+            f"the model's output is {describe(output)}{holds}, with no floating-point tensor to "
+            "compute a loss from.\nGive a loss: workload() may return (model, batch, loss) with "
+            "loss(output, batch)."
         )
     means = [_real(tensor).mean() for tensor in floating if tensor.requires_grad and tensor.numel()]
     if not means:

@@ -111,9 +111,9 @@ def _load(given: _Given) -> Factory | Script:
 
 def _load_module_script(target: str, args: Sequence[str]) -> Script:
     if ":" in target:
-        raise UsageError(f"-m runs a whole module as a script.\nTo profile a function of it leave out -m: {target}")
+        raise UsageError(f"-m runs a whole module as a script.\nTo profile one of its functions, omit -m: {target}")
     if not _looks_like_module(target):
-        raise UsageError(f"-m takes a dotted module name, not {target}.\nTo run a file leave out -m.")
+        raise UsageError(f"-m takes a dotted module name, not {target}.\nTo run a file, omit -m.")
     with import_path(Path.cwd()):
         origin = locate_module(target).origin
     if origin and origin.endswith(".py"):
@@ -128,7 +128,7 @@ def _split(target: str) -> tuple[str, str | None]:
     if not colon:
         return target, None
     if not head or not name:
-        raise TargetError(f"{target} lacks a name {'after' if head else 'before'} the colon.\n{_GIVE}")
+        raise TargetError(f"{target} has no name {'after' if head else 'before'} the colon.\n{_GIVE}")
     return head, name
 
 
@@ -157,8 +157,8 @@ def _from_module(given: _Given, module_name: str, name: str) -> Factory:
         spec = find_module(module_name)
         if spec is None:
             raise TargetError(
-                f"no module named {module_name} in {folder} or on Python's path.\n"
-                "Start gradscope in the folder that holds the package, or give the file: path/to/file.py:function"
+                f"no module named {module_name} in {folder} or on Python's path.\nStart gradscope in the "
+                "folder that contains the package, or give the file: path/to/file.py:function"
             )
         if spec.origin and spec.origin.endswith(".py"):
             parse(Path(spec.origin))
@@ -220,8 +220,8 @@ def _check_script_device(script: Script, device: str) -> None:
     if device == "auto" or (device == "cpu" and not torch.cuda.is_available()):
         return
     raise UsageError(
-        f"--device {device} is for model files; {script.target} is a training script and chooses its own device.\n"
-        "Leave it out, or give the script an option of its own after '--'."
+        f"--device {device} is for model files; {script.target} is a training script and chooses "
+        "its own device.\nOmit it, or pass the script's own option after '--'."
     )
 
 
@@ -233,7 +233,7 @@ def _check_script_device(script: Script, device: str) -> None:
 def _folder_message(folder: Path) -> str:
     files = sorted(str(path) for path in folder.glob("*.py") if not path.name.startswith("_"))
     if not files:
-        return f"{folder} is a folder, without Python files.\n{_GIVE}"
+        return f"{folder} is a folder without Python files.\n{_GIVE}"
     shown = ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")
     return f"{folder} is a folder.\nName a file in it: {shown}"
 

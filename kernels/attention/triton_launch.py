@@ -32,14 +32,14 @@ _Kind: TypeAlias = tuple[int, torch.dtype, tuple[int, int] | None, bool]
 def why_not(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions) -> str | None:
     """Why the kernels cannot take these arguments, in words; ``None`` where they can."""
     if q.dtype not in _DTYPES:
-        return f"the kernels compute in float32, and {dtype_text(q.dtype)} needs more"
+        return f"the kernels compute in float32, and {dtype_text(q.dtype)} needs higher precision"
     if not q.dtype == k.dtype == v.dtype:
         return "q, k and v differ in dtype"
     if bias is not None and bias.dtype not in (torch.bool, *_DTYPES):
-        return f"the bias is {dtype_text(bias.dtype)}; the kernels add float32, float16 or bfloat16"
+        return f"the bias is {dtype_text(bias.dtype)}, and the kernels take float32, float16 or bfloat16"
     largest = max(q.shape[-1], v.shape[-1])
     if largest > LARGEST_SIZE:
-        return f"the head size is {largest}, the kernels' largest {LARGEST_SIZE}"
+        return f"the head size is {largest}, and the kernels' maximum is {LARGEST_SIZE}"
     if max(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]) >= 1 << 30:
         return "a length or batch · heads is 2^30 or more"
     return why_no_triton(q.device)

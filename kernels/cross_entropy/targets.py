@@ -25,5 +25,5 @@ def require_classes(function: str, target: Tensor, classes: int, ignore_index: i
     if not known.all():
         wrong = int(target[~known][0])
         raise NoSuchIndexError(
-            f"{function}: target holds {wrong}; expected a class in [0, {classes}) or ignore_index={ignore_index}"
+            f"{function}: target contains {wrong}; expected a class in [0, {classes}) or ignore_index={ignore_index}"
         )

@@ -17,10 +17,10 @@ from gradscope.kernels.rope.layout import empty_as, pairs_of
 SCRATCH_BYTES = 1 << 21  # of a tensor's tokens that are widened or turned at a time
 
 WAYS = {
-    True: "a product of complex numbers, which interleaved pairs are in memory",
-    False: "a product and two fused multiply-adds into the result",
+    True: "a complex multiplication: interleaved pairs are complex numbers in memory",
+    False: "a multiplication and two fused multiply-adds into the result",
 }  # by interleaved
-COMPOSED = {True: "a product of complex numbers of torch's own", False: "the rotation written out"}
+COMPOSED = {True: "torch's own complex multiplication", False: "the unfused rotation"}
 
 
 def rotate(

@@ -15,7 +15,7 @@ from gradscope.tables import RunData
 X = torch.ones(2, 4)
 STEPS = 4
 WALKING = "gradscope.capture.phases.timed.WALKING"
-MISFIT = "their values were used otherwise"
+MISFIT = "used their values differently"
 
 
 def measured(model: nn.Module, sums: dict[str, int] | None = None) -> tuple[RunData, Counter[str], Counter[str]]:

@@ -297,7 +297,7 @@ def test_where_no_lines_are_noted_none_are_said_to_be_told() -> None:
     data = measured(Compiled())
     assert not data.lines
     assert [note for note in data.notes if "source lines" in note] == [
-        "source lines and FLOPs are not measured: the model uses torch.compile"
+        "source lines and FLOPs were not measured: the model uses torch.compile"
     ]
 
 

@@ -132,7 +132,7 @@ def test_the_same_operations_on_other_lines_have_none(warmup: int) -> None:
     lines = {row.line for row in data.lines if row.backward_ns or row.forward_ns}
     assert line_of(Coin.forward, "cosh") in lines
     assert not lines & {line_of(Coin.forward, branch) for branch in ("# odd", "# even")}
-    assert any("ran some of them on other lines" in note for note in data.notes)
+    assert any("some operations ran on different lines in different steps" in note for note in data.notes)
     steady = measured(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), warmup=warmup, memory=True)
     assert not any("other lines" in note for note in steady.notes)
 
@@ -157,7 +157,7 @@ def test_an_error_in_a_step_that_nobody_asked_for_is_a_note(step: int) -> None:
         model.last = last
         report = gradscope.profile(model, batch, steps=STEPS, warmup=1)
         assert not report.data.partial
-        assert any("run to know more source lines, raised RuntimeError: no more" in note for note in report.data.notes)
+        assert any("run to find more source lines, raised RuntimeError: no more" in note for note in report.data.notes)
     with pytest.raises(RuntimeError, match="no more"):
         gradscope.profile(Choosing(), batches(needed - 1), steps=STEPS, warmup=1)
 

@@ -79,11 +79,11 @@ def test_nodes_are_counted() -> None:
 
 def test_warning_comes_with_an_estimate() -> None:
     assert budget_of(200_000).warning(5, 3.3e9, memory=True) == (
-        "a step draws 200,000 autograd nodes: measuring it takes about 3.30 GB of memory and 274 s; "
+        "a step creates 200,000 autograd nodes: measuring it takes about 3.30 GB of memory and 274 s; "
         "input shapes, FLOPs and memory are not measured, to stay within the memory budget of 4.29 GB (--memory-budget)"
     )
     assert budget_of(1_000_000).warning(5, 0.5e9, memory=False) == (
-        "a step draws 1,000,000 autograd nodes: measuring it takes about 12.5 GB of memory and 42 s; "
+        "a step creates 1,000,000 autograd nodes: measuring it takes about 12.5 GB of memory and 42 s; "
         "input shapes, FLOPs and source lines are not measured, "
         "to stay within the memory budget of 4.29 GB (--memory-budget)"
     )
@@ -104,7 +104,7 @@ def test_the_estimate_follows_what_a_step_takes_on_this_machine() -> None:
 
 def test_note() -> None:
     assert left_out_note(["memory"], 1234.4, 10**9) == (
-        "a step makes 1,234 rows of trace: memory is not measured, "
+        "a step records 1,234 trace events: memory is not measured, "
         "to stay within the memory budget of 1.00 GB (--memory-budget)"
     )
 
@@ -121,8 +121,8 @@ def profiled(budget: str, steps: int = 3) -> RunData:
 def test_a_stretch_a_step_measures_the_same() -> None:
     """Rows, calls, lines and memory are those of a run in one stretch; RunData checks that all adds up."""
     whole, parts = profiled("4GiB"), profiled("3MB")
-    assert any("were taken in 3 stretches" in note for note in parts.notes)
-    assert not any("stretches" in note for note in whole.notes)
+    assert any("were split into 3 groups" in note for note in parts.notes)
+    assert not any("groups" in note for note in whole.notes)
     assert parts.workload.steps == whole.workload.steps == 3
     assert parts.workload.events == whole.workload.events
     assert not parts.partial
@@ -191,7 +191,8 @@ def test_bad_option() -> None:
     with pytest.raises(UsageError) as raised:
         memory_budget("0")
     assert str(raised.value) == (
-        "--memory-budget: 0 is no memory at all.\nGive a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
+        "--memory-budget: 0 is not a positive amount of memory.\n"
+        "Give a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
     )
 
 
@@ -234,7 +235,7 @@ def test_steps_between_stretches_are_counted_in(monkeypatch: pytest.MonkeyPatch)
         assert any(f"(a whole report takes {WHOLE + 3} steps; there were {steps})" in note for note in run.notes)
 
 
-FIRST_PROFILED = "the one step that was measured is the profiler's first, which takes longer than those after it"
+FIRST_PROFILED = "the only measured step is the profiler's first, which takes longer than later ones"
 
 
 def test_nothing_measured_says_how_long_a_run_must_be() -> None:

@@ -169,5 +169,5 @@ def test_an_error_in_the_look_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None
     total = (torch.ones(SIZE, SIZE) @ weight).sum()
     with DenormalWatch().watching(guard):
         total.backward()
-    assert kept == [planted] and list(guard.failed) == ["looking for denormal numbers"]
+    assert kept == [planted] and list(guard.failed) == ["checking for denormal numbers"]
     assert weight.grad is not None and float(weight.grad[0, 0]) == SIZE

@@ -27,5 +27,5 @@ def test_memory_of_another_batch_is_said(last: int, monkeypatch: pytest.MonkeyPa
             if prof.step():
                 break
     notes = [note for note in prof.report.data.notes if note.startswith("memory is that of")]
-    said = "memory is that of a step whose batch was 16x8 float32, not 48x8 float32"
+    said = "memory was measured in a step whose batch was 16x8 float32, not 48x8 float32"
     assert notes == ([said] if last == 16 else [])

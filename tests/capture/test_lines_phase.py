@@ -125,6 +125,6 @@ def test_one_that_begins_again_knows_what_was_traced_before() -> None:
 def test_calls_that_could_not_all_be_noted_are_no_lines(failed: bool) -> None:
     phase = lines(Ran(1), None, Ran(1, 2))
     if failed:
-        phase.run.guard.failed["noting module calls"] = "said"
+        phase.run.guard.failed["recording module calls"] = "said"
     phase.keep()
     assert (phase.run.capture.traced is None) is failed

@@ -171,7 +171,7 @@ def test_flops_that_were_not_counted_are_not_known(flops: bool, monkeypatch: pyt
     [
         (["1x8", "6x8"], None),
         ([], None),
-        (["1x8", "2x8"], "memory is that of a step whose batch was 1x8, not 6x8"),
+        (["1x8", "2x8"], "memory was measured in a step whose batch was 1x8, not 6x8"),
     ],
 )
 def test_a_memory_pass_with_another_batch_says_so(seen: list[str], note: str | None) -> None:

@@ -318,8 +318,8 @@ def test_script_whose_optimizer_never_steps() -> None:
     ran = gradscope("profile", "manual.py")
     assert ran.returncode == 3
     assert ran.stderr.endswith(
-        "gradscope: error: manual.py went backward 20 times, and no optimizer stepped: gradscope cannot tell where its "
-        "training steps end. It has built an optimizer, whose step() ends a training step.\n"
+        "gradscope: error: manual.py ran backward 20 times, but no optimizer stepped, so gradscope cannot tell where "
+        "training steps end. It created an optimizer, whose step() ends a training step.\n"
         "For another kind of loop: with gradscope.profiling() as prof, and prof.step() where a step ends.\n"
     )
 
@@ -332,8 +332,8 @@ def test_script_of_one_optimizer_step() -> None:
     ran = gradscope("profile", "once.py")
     assert ran.returncode == 3
     assert ran.stderr.endswith(
-        "gradscope: error: once.py ended before its optimizers had stepped twice: "
-        "a training step cannot be told from that.\nLet it run longer.\n"
+        "gradscope: error: once.py ended before its optimizers had stepped twice, "
+        "so a training step cannot be identified.\nLet it run longer.\n"
     )
 
 
@@ -346,8 +346,8 @@ def test_script_that_trains_in_processes_of_its_own() -> None:
     assert ran.returncode == 3
     assert re.search(
         r"gradscope: error: launch\.py ran to its end without a backward pass: there is nothing to measure\.\n"
-        r"Processes that it started worked for 0\.\d s: only the script's own process is measured\.\n"
-        r"Let it train there, or profile a file that defines workload\(\) -> \(model, batch\)\.\n$",
+        r"Its child processes worked for 0\.\d s, but only the script's own process is measured\.\n"
+        r"Train in that process, or profile a file that defines workload\(\) -> \(model, batch\)\.\n$",
         ran.stderr,
     )
 
@@ -358,7 +358,7 @@ def test_cuda_where_there_is_none(run: Runner, monkeypatch: pytest.MonkeyPatch) 
     assert ran.code == 2
     assert ran.err == (
         f"gradscope: error: --device cuda: torch {torch.__version__} finds no CUDA device on this machine.\n"
-        "Use --device cpu; 'gradscope doctor' tells what can be measured here.\n"
+        "Use --device cpu; 'gradscope doctor' shows what can be measured here.\n"
     )
 
 
@@ -387,7 +387,7 @@ def test_syntax_error(run: Runner) -> None:
     [
         (
             "no_gradient",
-            "what loss(output, batch) returned is a float32 tensor of shape () with requires_grad=False: there is no "
+            "the result of loss(output, batch) is a float32 tensor of shape () with requires_grad=False: there is no "
             "backward pass to measure.\n"
             "Look for torch.no_grad(), .detach(), .item() or parameters that are all frozen.",
         ),
@@ -408,7 +408,7 @@ def test_batches_that_end(run: Runner) -> None:
     assert ran.code == 2
     first, second = ran.err.splitlines()
     assert first.startswith("gradscope: error: the batch iterator ended after 3 batches, but this run needs ")
-    assert second == "Give a DataLoader, which starts again, one fixed batch, or fewer --steps and --warmup."
+    assert second == "Give a DataLoader (it restarts), one fixed batch, or fewer --steps and --warmup."
 
 
 def test_model_that_raises(run: Runner) -> None:

@@ -158,9 +158,9 @@ def test_color(seen: Seen, run: Runner) -> None:
         ),
         (
             ("model.py:transposed", "--batch-sizes", "8"),
-            "the batch cannot be made in other sizes: its tensors have no first dimension in common (batch[0] 3 x 2, "
+            "the batch cannot be resized: its tensors do not share a first dimension (batch[0] 3 x 2, "
             "batch[1] 5 x 4).\n"
-            "Let model.py make it, with as many samples as it is asked for:\n"
+            "Let model.py create it, with batch_size samples:\n"
             "    def transposed(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)",
         ),
         (
@@ -207,7 +207,7 @@ def test_the_users_own_error(folder: None, run: Runner) -> None:
         ),
         (
             (lambda batch_size: None, torch.ones(2)),
-            "a function that makes the workload gives its batch, loss and optimizer too: leave them out.",
+            "a function that creates the workload also gives its batch, loss and optimizer: omit them.",
         ),
     ],
 )

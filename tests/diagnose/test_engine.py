@@ -61,7 +61,7 @@ def test_a_rule_that_fails_costs_its_own_findings_alone(monkeypatch: pytest.Monk
     with_rules(monkeypatch, Rule("a", "", failing), Rule("b", "", lambda case: iter([one("b", 20 * MS)])))
     found, notes = diagnose(priced_case())
     assert [each.rule for each in found] == ["b"]
-    assert notes == ["the rule a failed and found nothing: ZeroDivisionError: of nothing"]
+    assert notes == ["rule a failed, so it reports nothing: ZeroDivisionError: of nothing"]
 
 
 def priced_case() -> Case:
@@ -129,7 +129,7 @@ def test_a_step_of_too_many_calls_is_not_read(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Recorder, "MOST_CALLS", 5)
     given = attention()
     report = gradscope.profile(given["model"], given["batch"], steps=1, warmup=1)  # type: ignore[arg-type]
-    assert "rules that read torch's calls were left out: the step makes more than 5" in report.data.notes
+    assert "rules that need the recorded torch calls were skipped: the step makes more than 5" in report.data.notes
     assert "attention-by-hand" not in {each.rule for each in report.data.findings}
 
 

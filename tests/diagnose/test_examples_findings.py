@@ -69,7 +69,7 @@ def _large_vocabulary(loaded: Workload) -> Workload:
     return replace(loaded, model=model, batch=batch)
 
 
-_SCORES = Planted("attention-by-hand", "F.softmax(scores, dim=-1)", "attention is written out in both")
+_SCORES = Planted("attention-by-hand", "F.softmax(scores, dim=-1)", "unfused attention in both")
 EXAMPLES = {
     "attention.py": Example(
         "attention.py",
@@ -79,7 +79,7 @@ EXAMPLES = {
                 "attention-by-hand",
                 "F.softmax(scores, dim=-1)",
                 "Backward of each of the three slices fills a whole qkv of zeros",
-                evidence="3 parts of one tensor are indexed on 3 lines",
+                evidence="one tensor is indexed 3 times on 3 lines",
             ),
         ),
     ),

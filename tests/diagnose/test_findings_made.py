@@ -47,7 +47,7 @@ def test_layers_are_told_once_and_a_cost_that_is_not_known_is_none() -> None:
 
 def test_words() -> None:
     assert (several(1, "mask"), several(12, "mask")) == ("1 mask", "12 masks")
-    assert of_step(5 * MS, made_case(wall=STEP)) == "5.00 ms of a step (5.0 %)"
+    assert of_step(5 * MS, made_case(wall=STEP)) == "5.00 ms per step (5.0 %)"
     assert (only(["a:1", "a:1"]), only(["a:1", "a:2"]), only([])) == ("a:1", None, None)
     assert where(["a:7"]) == "line 7"
     assert where(["a:12", "a:9"]) == "2 lines, 9 to 12"

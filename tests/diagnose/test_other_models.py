@@ -42,7 +42,7 @@ class Bags(nn.Module):
 def test_tables_of_embedding_bags_are_one_finding() -> None:
     found = findings_of(Bags(5), torch.randint(40_000, (64, 3)))
     (one,) = of_rule(TABLE, found)
-    assert one.message.startswith("the gradients of tables.0.weight, tables.1.weight and 3 more are dense")
+    assert one.message.startswith("The gradients of tables.0.weight, tables.1.weight and 3 more are dense")
     assert one.layers == tuple(f"tables.{index}" for index in range(5))
     assert "192 of 40.0 k rows" in one.evidence and "each of 5 tables" in one.evidence
     make, optimize = one.code.split("; ")
@@ -100,7 +100,7 @@ def test_checkpointing_names_the_blocks_that_are_run_again(reentrant: bool) -> N
     ops = [replace(op, self_ns=1) if "mm" in op.name and op.phase == "recompute" else op for op in case.run.ops]
     (cheap,) = in_case(Case(replace(case.run, ops=ops), case.facts), "checkpoint-share")
     assert "checkpoint fewer layers: blocks.0, blocks.1, blocks.2 take " in cheap.advice
-    assert cheap.advice.endswith(" each, on average.")
+    assert cheap.advice.endswith(" each on average.")
 
 
 class OwnNorm(nn.Module):
@@ -169,7 +169,7 @@ class Scan(nn.Module):
 
 def test_two_tensors_on_one_line_are_both_named() -> None:
     (found,) = of_rule("slices-zero-filled", findings_of(Scan(), torch.randn(4, 24, 16)))
-    assert found.evidence.startswith("24 parts of each of gate and value, of 4x24x16; ")
+    assert found.evidence.startswith("24 slices of each of gate and value, of shape 4x24x16; ")
     assert found.code == "gate_parts = gate.unbind(1); value_parts = value.unbind(1)"
 
 
@@ -220,8 +220,13 @@ def test_a_librarys_line_is_not_to_be_edited() -> None:
         new_text="return gradscope_gelu(input)",
     )
     assert is_of_a_library(place.source) and not is_of_a_library("model.py:12") and not is_of_a_library(None)
-    assert put_in(place) == "The line is a library's: gradscope.patch puts the recipe gelu into this model alone."
-    assert "with gelu of gradscope.recipes as gradscope_gelu; " in put_in(replace(place, source="model.py:12"))
+    assert (
+        put_in(place)
+        == "This line is in an installed package: call gradscope.patch to swap in gelu for this model only."
+    )
+    assert "with `from gradscope.recipes import gelu as gradscope_gelu`; " in put_in(
+        replace(place, source="model.py:12")
+    )
 
 
 def test_a_few_bytes_are_not_spoken_of() -> None:

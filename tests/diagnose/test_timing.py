@@ -91,7 +91,7 @@ def test_a_recurrence_is_not_told_to_run_all_turns_at_once() -> None:
     assert "nn.LSTM" in recurrent.advice
     assert "24 turns" in recurrent.evidence
     (heads,) = _real("heads one by one")
-    assert "batched product" in heads.advice
+    assert "batched matmul" in heads.advice
     assert "32 turns" in heads.evidence
 
 

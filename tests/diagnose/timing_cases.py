@@ -16,7 +16,8 @@ MS = 1_000_000
 
 def check_words(finding: Finding) -> None:
     """How each finding is worded."""
-    assert finding.message[0].islower() or finding.message[0].isdigit() or finding.message.startswith("Python")
+    word = finding.message.split()[0]
+    assert word[0].isupper() or "." in word or "_" in word  # a sentence, or one that begins with a name of code
     assert not finding.message.endswith(".")
     assert finding.advice.endswith(".")
     assert finding.advice.count(". ") == 0

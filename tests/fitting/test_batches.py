@@ -60,10 +60,10 @@ def test_samples(batch: Any, samples: int) -> None:
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        (t(), "it holds no tensor with a dimension"),
-        ({"text": "words"}, "it holds no tensor with a dimension"),
-        ((t(0, 3), t(0)), "it holds no samples: the first dimension of its tensors is 0"),
-        ((t(8, 2), t(5, 3)), "its tensors have no first dimension in common (batch[0] 8 x 2, batch[1] 5 x 3)"),
+        (t(), "it contains no tensor with a dimension"),
+        ({"text": "words"}, "it contains no tensor with a dimension"),
+        ((t(0, 3), t(0)), "it contains no samples: the first dimension of its tensors is 0"),
+        ((t(8, 2), t(5, 3)), "its tensors do not share a first dimension (batch[0] 8 x 2, batch[1] 5 x 3)"),
         (
             {"x": t(16, 16, 4), "mask": t(16, 16)},
             "batch['mask'] is 16 x 16 and batch['x'] 16 x 16 x 4: the first dimension of batch['mask'] may be the "
@@ -144,9 +144,8 @@ def test_the_message_shows_what_to_write() -> None:
     with pytest.raises(WorkloadError) as raised:
         ScaledSource(Workload(nn.Identity(), (t(8, 2), t(5, 3)), target="zoo/model.py:small"))
     assert message(raised) == [
-        "the batch cannot be made in other sizes: its tensors have no first dimension in common (batch[0] 8 x 2, "
-        "batch[1] 5 x 3).",
-        "Let zoo/model.py make it, with as many samples as it is asked for:",
+        "the batch cannot be resized: its tensors do not share a first dimension (batch[0] 8 x 2, batch[1] 5 x 3).",
+        "Let zoo/model.py create it, with batch_size samples:",
         "    def small(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)",
     ]
 
@@ -155,7 +154,7 @@ def test_the_message_in_python() -> None:
     with pytest.raises(WorkloadError) as raised:
         ScaledSource(Workload(nn.Identity(), t()))
     assert message(raised)[1:] == [
-        "Give gradscope.fit a function that makes it, with as many samples as it is asked for:",
+        "Give gradscope.fit a function that creates it, with batch_size samples:",
         "    def workload(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)",
     ]
 
@@ -165,27 +164,27 @@ def test_the_first_item_of_an_iterator_is_scaled() -> None:
     small = source.at(2).batch
     assert isinstance(small, tuple)
     assert [tensor.shape[0] for tensor in small] == [2, 2]
-    assert source.notes == ("the batch is a list_iterator: its first item, of 6 samples, was scaled",)
+    assert source.notes == ("the batch is a list_iterator: its first item (6 samples) was scaled",)
 
 
 @pytest.mark.parametrize(
     ("items", "reason"),
     [
-        ([], "the batch iterator, a list_iterator, gave no batch at all"),
+        ([], "the batch iterator, a list_iterator, returned no batch"),
         (["words"], "item 1 of the batch iterator is a str"),
     ],
 )
 def test_an_opaque_iterator(items: list[Any], reason: str) -> None:
     with pytest.raises(WorkloadError) as raised:
         ScaledSource(Workload(nn.Identity(), iter(items), target="model.py"))
-    assert message(raised)[0] == f"the batch cannot be made in other sizes: {reason}."
+    assert message(raised)[0] == f"the batch cannot be resized: {reason}."
 
 
 def test_an_error_of_the_model_at_another_size() -> None:
     source = ScaledSource(Workload(nn.Identity(), t(8, 2), target="model.py"))
     refusal = source.refusal(2, ValueError("shape '[8, 2]' is invalid\nfor input of size 4"))
     assert str(refusal).splitlines()[0] == (
-        "the batch cannot be made in other sizes: with its first rows as a batch of 2 instead of 8 the model raised "
+        "the batch cannot be resized: with its first rows as a batch of 2 instead of 8, the model raised "
         "ValueError: shape '[8, 2]' is invalid."
     )
     assert "with its rows, repeated, as a batch of 9 instead of 8" in str(source.refusal(9, KeyError()))
@@ -261,8 +260,8 @@ def test_strides_and_kinds_stay() -> None:
     ("second", "third", "reason"),
     [
         ((t(3), 3), (t(4), 4), "batch[1] changes with the batch size"),
-        ((t(4), 2), (t(9), 2), "the shape of batch[0] does not grow evenly with the batch size"),
-        ((t(3, 1), 2), (t(4, 1), 2), "batch[0] has another number of dimensions at another batch size"),
+        ((t(4), 2), (t(9), 2), "the shape of batch[0] does not grow linearly with the batch size"),
+        ((t(3, 1), 2), (t(4, 1), 2), "the number of dimensions of batch[0] changes with the batch size"),
     ],
 )
 def test_shapes_that_follow_no_law(second: Any, third: Any, reason: str) -> None:
@@ -277,5 +276,5 @@ def test_a_factory_that_ignores_the_batch_size() -> None:
         noted((2, t(8, 3)), (3, t(8, 3))).require_growth()
     assert str(raised.value) == (
         "model.py: the batches for batch_size=2 and batch_size=3 have the same shapes.\n"
-        "Make a batch of as many samples as batch_size says."
+        "Create a batch with batch_size samples."
     )

@@ -145,11 +145,11 @@ class Calls(nn.Module):
     [
         (
             lambda x: x * x.max().item(),
-            "the model reads a value (.item(), bool() or a comparison) to decide what it does",
+            "the model reads a tensor value (.item(), bool() or a comparison) for control flow",
         ),
         (
             lambda x: x if x.sum() > 0 else -x,
-            "the model reads a value (.item(), bool() or a comparison) to decide what it does",
+            "the model reads a tensor value (.item(), bool() or a comparison) for control flow",
         ),
         (lambda x: x[x > 0], "the shape of a result depends on values (nonzero, a mask as an index, unique)"),
         (lambda x: x.view(2, -1, 3), "RuntimeError: shape '[2, -1, 3]' is invalid for input of size 32"),
@@ -163,7 +163,7 @@ def test_why_a_model_is_not_checked(function: Any, reason: str) -> None:
 
 def test_an_unchecked_model_says_so_at_every_size() -> None:
     check = check_of(Calls(lambda x: x * x.max().item()), torch.ones(6, 4))
-    assert check.unchecked == "the model reads a value (.item(), bool() or a comparison) to decide what it does"
+    assert check.unchecked == "the model reads a tensor value (.item(), bool() or a comparison) for control flow"
     with pytest.raises(UncheckedError):
         check.agrees(8)
 

@@ -122,7 +122,7 @@ def test_a_data_loader() -> None:
     report = fit(model(), loader)
     # Whatever else this process holds, of other tests too, has a note of its own.
     notes = [note for note in report.data.notes if "were alive in this process" not in note]
-    assert notes == ["the batch is a DataLoader: its first item, of 6 samples, was scaled"]
+    assert notes == ["the batch is a DataLoader: its first item (6 samples) was scaled"]
     assert report.data.deviation == 0
 
 
@@ -192,7 +192,7 @@ def test_a_model_that_fails_at_another_size() -> None:
     with pytest.raises(WorkloadError) as raised:
         fit(Fixed(), torch.randn(6, 32))
     assert str(raised.value).splitlines()[0] == (
-        "the batch cannot be made in other sizes: with its first rows as a batch of 2 instead of 6 the model raised "
+        "the batch cannot be resized: with its first rows as a batch of 2 instead of 6, the model raised "
         "RuntimeError: shape '[6, 8]' is invalid for input of size 16."
     )
     assert isinstance(raised.value.__cause__, RuntimeError)
@@ -211,7 +211,7 @@ def test_a_batch_of_time_first() -> None:
     with pytest.raises(WorkloadError) as raised:
         fit(nn.Sequential(nn.LSTM(4, 4)), torch.randn(7, 5, 4))
     assert str(raised.value).splitlines()[0] == (
-        "the batch cannot be made in other sizes: its first dimension is time to 0 (LSTM), which has batch_first=False."
+        "the batch cannot be resized: 0 (LSTM) treats its first dimension as time (batch_first=False)."
     )
 
 
@@ -412,9 +412,9 @@ def test_a_refusal_of_the_command(folder: None, run: Runner) -> None:
     ran = run("fit", "net.py:transposed", "--batch-sizes", "8", "--device", "cpu", "-q")
     assert ran.code == 2
     assert ran.err.splitlines() == [
-        "gradscope: error: the batch cannot be made in other sizes: its first dimension is time to LSTM (LSTM), which "
-        "has batch_first=False.",
-        "Let net.py make it, with as many samples as it is asked for:",
+        "gradscope: error: the batch cannot be resized: LSTM (LSTM) treats its first dimension "
+        "as time (batch_first=False).",
+        "Let net.py create it, with batch_size samples:",
         "    def transposed(batch_size=8): return Net(), torch.randn(batch_size, 3, 32, 32)",
     ]
 
@@ -425,13 +425,16 @@ def test_tensors_that_are_not_the_models_are_not_counted() -> None:
     beside = gradscope.fit(nn.Linear(64, 64), torch.randn(2, 64), batch_sizes=[16], device="cpu").data
     del dataset
     assert beside.rows[0].peak_bytes == plain.rows[0].peak_bytes
-    assert any(" that are not the model's were alive in this process: not counted" in note for note in beside.notes)
+    assert any(
+        " of tensors outside the model were alive in this process; they are not counted" in note
+        for note in beside.notes
+    )
 
 
 def test_a_step_that_is_too_large_for_the_memory_budget() -> None:
     with pytest.raises(NothingMeasuredError) as raised:
         gradscope.fit(nn.Linear(2, 1), torch.ones(4, 2), batch_sizes="8", memory_budget=1000)
     assert str(raised.value) == (
-        "a step makes 15 rows of trace: memory is not measured, to stay within the memory budget of 1.00 kB "
+        "a step records 15 trace events: memory is not measured, to stay within the memory budget of 1.00 kB "
         "(--memory-budget)."
     )

@@ -134,7 +134,10 @@ def test_notes() -> None:
             "13.0 MB (10.0 %) of the peak at batch size 8 is a trend only: blocks that not every measured size has, or "
             "whose sizes follow no curve",
         ),
-        ({"unchecked": "the model reads a value"}, "no size was checked with fake tensors: the model reads a value"),
+        (
+            {"unchecked": "the model reads a tensor value"},
+            "no size was checked with fake tensors: the model reads a tensor value",
+        ),
         ({"notes": ("the batch is a list",)}, "the batch is a list"),
         (
             {"optimizer": None, "adam_bytes": 200, "gradient_bytes": 100},

@@ -51,7 +51,8 @@ def test_no_memory_at_all(text: str | int) -> None:
     with pytest.raises(UsageError) as raised:
         bytes_of(text)
     assert str(raised.value) == (
-        f"--device-memory: {text} is no memory at all.\nGive a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
+        f"--device-memory: {text} is not a positive amount of memory.\n"
+        f"Give a number with a unit: 6GiB, 6GB, 24g (GiB), 512MiB."
     )
 
 
@@ -159,7 +160,7 @@ def test_an_optimizer_is_not_replaced() -> None:
     workload = Workload(model, torch.ones(3, 2), optimizer=torch.optim.SGD(model.parameters()), target="model.py")
     with pytest.raises(UsageError) as raised:
         add_optimizer(workload, "adam")
-    assert str(raised.value) == "--optimizer adam: model.py has an optimizer of its own, SGD.\nLeave it out."
+    assert str(raised.value) == "--optimizer adam: model.py has its own optimizer, SGD.\nOmit the option."
 
 
 def test_nothing_to_optimize() -> None:
@@ -167,5 +168,5 @@ def test_nothing_to_optimize() -> None:
     with pytest.raises(WorkloadError) as raised:
         add_optimizer(workload, "sgd")
     assert str(raised.value) == (
-        "--optimizer sgd: all parameters of the model are frozen, so there is nothing to step."
+        "--optimizer sgd: all parameters of the model are frozen, so there is nothing to optimize."
     )

@@ -80,8 +80,8 @@ def test_parameters_mark_themselves_where_the_graph_is_too_deep(monkeypatch: pyt
     assert [row.path for row in deep.layers] == [row.path for row in whole.layers]
     assert not deep.partial
     assert (
-        "a backward pass runs more than 9 nodes, the most that can be looked at: whose its gradient sums are is not "
-        "known, nor all that its nodes keep"
+        "a backward pass runs more than 9 nodes, the most that can be inspected: the layers of its gradient "
+        "accumulation, and some saved tensors, are unknown"
     ) in deep.notes
     assert deep.ledger.gradient_sum_ns > 0
     assert not any("runs more than" in note for note in whole.notes)

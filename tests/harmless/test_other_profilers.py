@@ -94,9 +94,9 @@ def test_a_profiler_in_every_step_leaves_nothing_to_measure(tmp_path: Path) -> N
     assert found.returncode == 3
     # The first step shows only that there is one optimizer, three are warm-up; from then on each is waited for.
     assert found.stderr.splitlines()[-2:] == [
-        f"gradscope: error: {tmp_path}/train.py ran a torch.profiler of its own in 8 of its 11 steps; "
-        "gradscope gave way to it, and measured nothing.",
-        "Turn that profiler off, or let it end earlier: PyTorch has one for a whole process.",
+        f"gradscope: error: {tmp_path}/train.py ran its own torch.profiler in 8 of its 11 steps, "
+        "so gradscope measured nothing.",
+        "Turn that profiler off, or stop it earlier: PyTorch allows one per process.",
     ]
 
 
@@ -113,7 +113,7 @@ def test_inside_another_profiler_it_refuses_and_changes_nothing(how: str) -> Non
     model, x = _model(), torch.ones(4, 8)
     wanted = schedule(wait=0, warmup=1, active=1) if how == "prepared" else None
     with profile(activities=_CPU, schedule=wanted, acc_events=True) as prof:
-        with pytest.raises(UsageError, match=r"a torch\.profiler is running in this process"):
+        with pytest.raises(UsageError, match=r"a torch\.profiler is already running"):
             gradscope.profile(model, x)
         if how == "prepared":
             prof.step()
@@ -125,7 +125,7 @@ def test_one_measurement_at_a_time() -> None:
     model, x = _model(), torch.ones(4, 8)
     with gradscope.profiling(model, steps=2, warmup=1) as prof:
         model(x).mean().backward()
-        with pytest.raises(UsageError, match="gradscope is measuring in this process already"):
+        with pytest.raises(UsageError, match="gradscope is already measuring in this process"):
             gradscope.profile(model, x)
         raised: list[BaseException] = []
 

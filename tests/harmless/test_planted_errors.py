@@ -201,8 +201,8 @@ def test_what_cannot_be_read_is_one_clear_error(
     with pytest.raises(NothingMeasuredError) as caught:
         _profiled(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}/train.py was measured, but gradscope cannot read what it noted: Planted: table was called.\n"
-        "This is a defect of gradscope: GRADSCOPE_DEBUG=1 shows where."
+        f"{tmp_path}/train.py was measured, but gradscope cannot read its own recording: Planted: table was called.\n"
+        "This is a bug in gradscope: GRADSCOPE_DEBUG=1 shows where."
     )
 
 

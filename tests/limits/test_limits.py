@@ -77,8 +77,8 @@ FILES = {
     "a list": ("[1]", "it was not written by this version of gradscope"),
     "somebody else's": ('{"limits": 3}', "it was not written by this version of gradscope"),
     "newer": ('{"gradscope_limits": 2, "entries": []}', "it was not written by this version of gradscope"),
-    "no entries": ('{"gradscope_limits": 1}', "it holds no limits"),
-    "entries that are none": ('{"gradscope_limits": 1, "entries": [1, {}, null]}', "it holds no limits"),
+    "no entries": ('{"gradscope_limits": 1}', "it contains no limits"),
+    "entries that are none": ('{"gradscope_limits": 1, "entries": [1, {}, null]}', "it contains no limits"),
 }
 
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_no_text_or_no_file(cache: Path) -> None:
     with pytest.raises(OutputError) as caught:
         keep(CPU, 2)
     assert str(caught.value) == (
-        f"{cache} cannot be written: Is a directory.\nSet XDG_CACHE_HOME to a folder that can be."
+        f"{cache} cannot be written: Is a directory.\nSet XDG_CACHE_HOME to a writable folder."
     )
 
 
@@ -142,7 +142,7 @@ def test_a_failed_write_leaves_the_old_file(cache: Path, monkeypatch: pytest.Mon
     with pytest.raises(OutputError) as caught:
         keep(GPU, None)
     assert str(caught.value) == (
-        f"{cache} cannot be written: No space left on device.\nSet XDG_CACHE_HOME to a folder that can be."
+        f"{cache} cannot be written: No space left on device.\nSet XDG_CACHE_HOME to a writable folder."
     )
     assert cache.read_bytes() == before
     assert os.listdir(cache.parent) == ["limits.json"]

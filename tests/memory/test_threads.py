@@ -14,8 +14,8 @@ from .measuring import in_a_loop
 
 X = torch.ones(8, 4)
 SAID = (
-    " ran in other threads too: torch does not record what they allocate, so the figures of memory leave it out, or do "
-    "not know its layer"
+    " also ran in other threads: torch does not record their allocations, so the memory figures omit them or do "
+    "not know their layer"
 )
 
 

@@ -66,11 +66,11 @@ def test_the_reasons_are_found() -> None:
 @pytest.mark.parametrize(
     ("reason", "begins"),
     [
-        ("score is returned on line 43", "hand that value out only where it is wanted"),
-        ("line 7: self.k may be another number next time", "write the number there"),
-        ("line 7 also calls print", "move that call above or below"),
+        ("score is returned on line 43", "do not return or store that value"),
+        ("line 7: the value of self.k may change between calls", "write the number as a literal"),
+        ("line 7 also calls print", "move that call before or after"),
         ("a mask is added before the scores are scaled; the softmax is computed in float64", "scale the scores first"),
-        ("fewer than 3,000,000 logits are sooner made at once on the CPU", ""),
+        ("with fewer than 3,000,000 logits, computing them at once is faster on the CPU", ""),
         ("x is returned on line 2; load the model with attn_implementation='sdpa'", ""),
         ("words that nobody wrote", ""),
     ],
@@ -218,11 +218,11 @@ def test_weights_that_are_asked_for_are_given_up_first(library: Any) -> None:
         ),
         (
             lambda given: given.Able(given.config(softcap=30.0)),
-            "it caps the scores, which torch's scaled_dot_product_attention does not",
+            "it soft-caps the scores, which torch's scaled_dot_product_attention cannot do",
         ),
         (
             lambda given: given.Attention(given.config()),
-            "it stands in no PreTrainedModel, which could be told to take another attention",
+            "it is not part of a PreTrainedModel, which could be switched to another attention",
         ),
     ],
 )
@@ -235,4 +235,4 @@ def test_no_switch_is_named_where_there_is_none(library: Any, make: Any, why: st
 def test_a_module_that_does_not_follow_the_switch(library: Any, taken: str) -> None:
     library.ALL_ATTENTION_FUNCTIONS[taken] = library.eager_attention_forward
     reason = reason_for(library.Able(library.config(_attn_implementation=taken)))
-    assert reason.endswith("; nothing to do: Attention takes this attention under every implementation")
+    assert reason.endswith("; nothing to do: Attention uses this attention with every implementation")

@@ -190,7 +190,7 @@ made = widened()()
 made = Net()
 made.silu = nn.Tanh()
 """,
-    "another class": """
+    "different class": """
 class Holder:
     def __init__(self):
         self.net = Net()
@@ -242,12 +242,18 @@ def test_a_class_of_the_file_that_is_written_down_is_not_asked_for(tmp_path: Pat
         ("return self.function(self.gate(x)) * self.up(x)\n", "<lambda> is not called by its own name"),
         ("return self.choice(self.gate(x)) * self.up(x)\n", "silu is not called by its own name"),
         ("return FUNCTIONS[self.kind](self.gate(x)) * self.up(x)\n", "silu is not called by its own name"),
-        ("own, _ = self.own, 1\nreturn own(self.gate(x)) * self.up(x)\n", "own may hold other modules next time"),
-        ("i = 0\nreturn self.acts[i](self.gate(x)) * self.up(x)\n", "self.acts[i] may hold other modules next time"),
-        ("return self.by(self.own, self.gate(x)) * self.up(x)\n", "act may be another number next time"),
+        (
+            "own, _ = self.own, 1\nreturn own(self.gate(x)) * self.up(x)\n",
+            "own may contain different modules in another call",
+        ),
+        (
+            "i = 0\nreturn self.acts[i](self.gate(x)) * self.up(x)\n",
+            "self.acts[i] may contain different modules in another call",
+        ),
+        ("return self.by(self.own, self.gate(x)) * self.up(x)\n", "the value of act may change between calls"),
         (
             "return (self.own if self.kind else self.act)(self.gate(x)) * self.up(x)\n",
-            "self.own if self.kind else self.act may hold other modules next time",
+            "self.own if self.kind else self.act may contain different modules in another call",
         ),
     ],
 )
@@ -272,14 +278,16 @@ def test_what_an_argument_becomes_can_be_asked_for_nowhere(tmp_path: Path) -> No
     model = net(tmp_path, text.replace("def forward(self, x):", "def forward(self, x, act=None):"))
     patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64)))
     reasons = [site.reasons[0].rpartition(": ")[2] for site in patches.sites]
-    assert reasons == ["act may hold other modules next time"]
+    assert reasons == ["act may contain different modules in another call"]
 
 
 @pytest.mark.parametrize("name", ["wrapped", "wrapped_silu"])
 def test_a_container_that_is_filled_by_a_choice_is_left_alone(tmp_path: Path, name: str) -> None:
     patches = planned(tmp_path, f"return self.{name}(self.gate(x)) * self.up(x)\n")
-    assert [site.reasons for site in patches.sites] == [[f"line 57: self.{name} may hold other modules next time"]]
-    assert what_to_do(patches.sites[0].reasons[0]).startswith("write down which modules")
+    assert [site.reasons for site in patches.sites] == [
+        [f"line 57: self.{name} may contain different modules in another call"]
+    ]
+    assert what_to_do(patches.sites[0].reasons[0]).startswith("list its modules")
 
 
 @pytest.mark.parametrize("behind", ["", "[:]"])
@@ -307,5 +315,5 @@ def test_a_form_that_is_asked_for_by_a_call(tmp_path: Path) -> None:
     body = ATTENTION.format("s.masked_fill(torch.ones_like(s).triu(2).bool(), -torch.inf).softmax(-1)")
     patches = planned(tmp_path, body.replace("return", "s = q @ k.mT\nreturn"))
     reasons = {reason for site in patches.sites for reason in site.reasons}
-    assert reasons == {"ones_like asks for the form of what matmul makes, which goes"}
-    assert what_to_do(reasons.pop()).startswith("ask an operand, as the query, for its shape")
+    assert reasons == {"ones_like reads the shape of the result of matmul, which is removed"}
+    assert what_to_do(reasons.pop()).startswith("read the shape or dtype from an operand")

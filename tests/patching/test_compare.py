@@ -72,8 +72,8 @@ def test_the_worst_is_the_one_that_is_over_its_limit() -> None:
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ({}, "y exists on one side only"),
-        ({"y": TRUE.float(), "z": TRUE}, "z exists on one side only"),
+        ({}, "y exists in only one version"),
+        ({"y": TRUE.float(), "z": TRUE}, "z exists in only one version"),
         ({"y": TRUE}, r"y is \(2,\) float64, it was \(2,\) float32"),
         ({"y": TRUE.float()[None]}, r"y is \(1, 2\) float32, it was \(2,\) float32"),
     ],

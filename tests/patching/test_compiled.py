@@ -84,7 +84,7 @@ def test_a_compiled_part(compiled: Callable[[Net, Backend], None], backend: Back
     assert [(site.path, site.reasons) for site in found.sites] == [("one", []), ("two", [REASON])]
     assert [site.path for site in found.kept] == ["one"] and found.in_source == [] and found.diff == ""
     assert backend.graphs == []
-    assert what_to_do(REASON) == "fix the program without torch.compile, then compile it"
+    assert what_to_do(REASON) == "run the fix without torch.compile, then compile the model"
 
 
 def test_a_compiled_model(backend: Backend) -> None:

@@ -89,9 +89,9 @@ def test_exact_or_refused_also_next_time(kind, change, later):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (ConditionBoundInside, "the condition cannot be asked earlier"),
-        (HelperWithCondition, "masked may do something else another time"),
-        (OwnDropout, "is no module of torch"),
+        (ConditionBoundInside, "the condition cannot be evaluated earlier"),
+        (HelperWithCondition, "masked may behave differently in another call"),
+        (OwnDropout, "is not a torch module"),
     ],
 )
 def test_refused_with_a_reason(kind, reason):
@@ -123,7 +123,7 @@ def test_another_argument_next_time():
     [
         (Ticks, "also calls tick"),
         (ScaledAfterBias, "a mask is added before the scores are scaled"),
-        (PartWithoutGradient, "gradients are switched off for a part of the pattern"),
+        (PartWithoutGradient, "gradients are disabled for part of the pattern"),
     ],
 )
 def test_more_than_the_pattern_is_refused(kind, reason):
@@ -134,7 +134,7 @@ def test_more_than_the_pattern_is_refused(kind, reason):
 def test_code_that_the_edit_cannot_reach_is_named():
     """A part that the model does not register, and a method of an object that is no module."""
     found = reasons(PartInAList(), x())
-    assert any("forward is that of Attending, which is no part of the model" in each for each in found), found
+    assert any("forward belongs to Attending, which is not part of the model" in each for each in found), found
     found = reasons(OfAnObject(), x())
     words = "attend is called neither by its own name nor as an attribute of the module"
     assert any(words in each for each in found), found

@@ -190,7 +190,7 @@ def test_the_form_of_a_class_is_not_asked_for(tmp_path: Path) -> None:
 
 
 OUTSIDE = "def changed(net):\n    {}\n    return net"
-HELD = "line 25: self.act may hold other modules next time"
+HELD = "line 25: self.act may contain different modules in another call"
 REFUSED = {
     **{
         line: (text_of(line=line, act="nn.Sequential(nn.SiLU())"), HELD)
@@ -239,7 +239,7 @@ REFUSED = {
     **{
         name: (
             text_of("Sub() if other else Net()", below, called="self.do"),
-            "do is that of Net, which Sub has another for",
+            "do is defined in Net, but overridden in Sub",
         )
         for name, below in {
             "a method": "class Sub(Net):\n    def do(self, x):\n        return F.gelu(x)",
@@ -270,7 +270,7 @@ REFUSED = {
             below='if "GRADSCOPE_OTHER" in os.environ:\n    class Act(nn.GELU): pass\n'
             "else:\n    class Act(nn.Module):\n        def forward(self, x): return F.silu(x)",
         ),
-        "line 25: self.act may be a module of another class next time",
+        "line 25: self.act may be a module of a different class in another call",
     ),
 }
 

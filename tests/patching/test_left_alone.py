@@ -12,7 +12,7 @@ ROWS = "t, rows = torch.arange(10) % 5, x.flatten(0, 1)\n"
 LOGITS = f"{ROWS}logits = self.out(x).flatten(0, 1)\n"
 SUM = "h = u + self.drop(x)\n"
 GELU = "y = F.gelu"
-AVERAGE, PROBABILITIES = "size_average and reduce are not taken", "the targets are probabilities"
+AVERAGE, PROBABILITIES = "size_average and reduce are not supported", "the targets are probabilities"
 
 REASONS = [
     ("cross_entropy", f"{ROWS}y = x + F.cross_entropy(rows, u.flatten(0, 1).softmax(-1))", PROBABILITIES),
@@ -22,12 +22,12 @@ REASONS = [
     (
         "cross_entropy",
         "y = x + F.nll_loss(F.log_softmax(x, -1), torch.zeros(2, C, dtype=torch.long))",
-        "the softmax is over another dimension than the loss",
+        "the softmax and the loss use different dimensions",
     ),
     (
         "cross_entropy",
         f"{ROWS}y = x + F.nll_loss(F.log_softmax(rows, -1, dtype=torch.float64), t).float()",
-        "the logarithmic softmax changes the dtype",
+        "log_softmax changes the dtype",
     ),
     (
         "linear_cross_entropy",
@@ -40,12 +40,12 @@ REASONS = [
     (
         "linear_cross_entropy",
         "y = x + F.cross_entropy(self.out(x), torch.zeros(2, C, dtype=torch.long))",
-        "the loss has its classes in another dimension than the head",
+        "the loss and the head have the classes in different dimensions",
     ),
     (
         "linear_cross_entropy",
         f"{LOGITS}y = x + F.cross_entropy(logits, t) + F.cross_entropy(logits, t.flip(0))",
-        "two losses read the logits, for each of which they would be computed",
+        "two losses read the logits, so they would be computed twice",
     ),
     (
         "linear_cross_entropy",
@@ -56,42 +56,54 @@ REASONS = [
         "linear_cross_entropy",
         f"{ROWS}logits = F.linear(rows, self.out.weight, self.b)\nwith torch.no_grad():\n    self.b.add_(1.0)\n"
         "y = x + F.cross_entropy(logits, t)",
-        "add changes in place what the head reads",
+        "add modifies the head's input in place",
     ),
-    ("swiglu", "y = (F.silu(x) * u.double()).float()", "the gate has another dtype than what it gates"),
-    ("swiglu", "y = (F.silu(x.mT) * u.mT).mT", "the result lies in memory in another order than the recipe's"),
-    ("bias_gelu", f"{GELU}(x + self.b.bfloat16())", "the bias has another dtype than what it is added to"),
-    ("bias_gelu", f"{GELU}(x.bfloat16() + self.b).float()", "the bias has another dtype than what it is added to"),
+    ("swiglu", "y = (F.silu(x) * u.double()).float()", "the gate's dtype differs from that of the gated tensor"),
+    ("swiglu", "y = (F.silu(x.mT) * u.mT).mT", "the result's memory layout differs from the recipe's"),
+    ("bias_gelu", f"{GELU}(x + self.b.bfloat16())", "the bias's dtype differs from that of the tensor it is added to"),
+    (
+        "bias_gelu",
+        f"{GELU}(x.bfloat16() + self.b).float()",
+        "the bias's dtype differs from that of the tensor it is added to",
+    ),
     (
         "layer_norm",
         "x = x.mT.contiguous().mT\ny = (x - x.mean(-1, True)) * (x.var(-1, False, True) + 1e-6).rsqrt()",
-        "the result lies in memory in another order than the recipe's",
+        "the result's memory layout differs from the recipe's",
     ),
     (
         "add_norm",
         "y = self.norm(u + F.dropout(x, 1.0, self.training))",
-        "dropout drops everything, or a share that is a tensor",
+        "the dropout probability is 1 or a tensor",
     ),
     (
         "add_norm",
         "y = self.norm(u + F.dropout(x + 0, 0.1, self.training, True))",
-        "dropout changes its input in place",
+        "dropout modifies its input in place",
     ),
     (
         "add_norm",
         "y = F.layer_norm(u.double() + self.drop(x), (C,)).float()",
-        "the residual has another dtype than what is added",
+        "the residual's dtype differs from that of the added tensor",
     ),
-    ("add_norm", "y = self.norm(u[:, :1] + self.drop(x))", "the residual has another shape than what is added"),
-    ("add_norm", "y = F.layer_norm(u + self.drop(x), (5, C))", "more than the last dimension is normalised"),
-    ("add_norm", f"{SUM}if not self.flag:\n    y = self.norm(h)\ny = y + h", "does not always follow line"),
-    ("add_norm", f"{SUM}y = h + (h if self.flag else self.norm(h))", "holds a condition, a lambda or a comprehension"),
+    (
+        "add_norm",
+        "y = self.norm(u[:, :1] + self.drop(x))",
+        "the residual's shape differs from that of the added tensor",
+    ),
+    ("add_norm", "y = F.layer_norm(u + self.drop(x), (5, C))", "more than the last dimension is normalized"),
+    ("add_norm", f"{SUM}if not self.flag:\n    y = self.norm(h)\ny = y + h", "does not always run after line"),
+    (
+        "add_norm",
+        f"{SUM}y = h + (h if self.flag else self.norm(h))",
+        "contains a condition, a lambda or a comprehension",
+    ),
     ("add_norm", f"{SUM}z = h * 2\nh = h\ny = self.norm(h) + z", "binds h anew"),
     ("add_norm", f"{SUM}if not self.flag:\n    z = h.sum()\ny = self.norm(h) + h + z", "uses h under a condition"),
     (
         "add_norm",
         f"{SUM}with torch.no_grad():\n    self.norm.bias.add_(1.0)\ny = self.norm(h) + h",
-        "changes in place what layer_norm reads",
+        "modifies in place a tensor that layer_norm reads",
     ),
     # No site at all.
     ("bias_gelu", f"s = x + self.b\n{GELU}(s) + s", ""),

@@ -230,7 +230,7 @@ def test_the_gate_and_its_approximation(name: str) -> None:
 
 
 LATER: dict[str, tuple[str, Callable[[nn.Module], object]]] = {
-    "another class": ("geglu_gemma_tanh", lambda model: setattr(model, "act_fn", nn.SiLU())),
+    "different class": ("geglu_gemma_tanh", lambda model: setattr(model, "act_fn", nn.SiLU())),
     "the other GELU": ("geglu_gemma_tanh", lambda model: setattr(model, "act_fn", gated_gelus.GELUActivation())),
     "no activation": ("geglu_t5_exact", lambda model: setattr(model, "act", nn.Identity())),
     "a hook": ("geglu_t5_torch", lambda model: model.act.register_forward_hook(lambda module, given, out: out * 2)),
@@ -272,16 +272,16 @@ def test_a_unit_gated_by_gelu_of_other_shapes(name: str, shape: tuple[int, ...])
     swapped.assert_exact(entry, model, torch.randn(*shape, dtype=torch.float64), found, 1e-13)
 
 
-SQUARED = "torch keeps ReLU's result alone: a recipe would keep as much"
-GATED = "torch keeps ReLU's result and what it gates alone: a recipe would keep as much"
+SQUARED = "torch saves only ReLU's output for backward: a recipe would save as much"
+GATED = "torch saves only ReLU's output and the gated tensor for backward: a recipe would save as much"
 LEFT = {
     "like_geglu_reglu": [GATED],
     "like_geglu_reglu_configured": [GATED],
     "like_geglu_squared_relu": [SQUARED],
     "like_geglu_squared_by_name": [SQUARED],
-    "like_geglu_with_a_condition": ["gelu may do something else another time, on line {}"],
+    "like_geglu_with_a_condition": ["gelu may behave differently in another call, on line {}"],
     "like_geglu_gate_read_later": ["the result of gelu is also read by mean"],
-    "like_geglu_gate_changed": ["mul changes in place what gelu read"],
+    "like_geglu_gate_changed": ["mul modifies in place a tensor that gelu read"],
     "like_geglu_bilinear": [],
     "like_geglu_of_itself": [],
     "like_geglu_both_activated": [],
@@ -329,11 +329,11 @@ def test_half_precision_keeps_its_dtype(tmp_path: Path, dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("like_quick_gelu", "a constant is not GELU's: this is another function"),
-        ("like_gelu_off_constant", "a constant is not GELU's: this is another function"),
+        ("like_quick_gelu", "a constant differs from GELU's: this is another function"),
+        ("like_gelu_off_constant", "a constant differs from GELU's: this is another function"),
         ("like_gelu_distribution_kept", "the result of mul is also read by detach"),
         ("like_silu_returned", "the result of silu is also read by mean"),
-        ("like_gelu_twice_differentiated", "the step takes a second derivative, which recipes do not have"),
+        ("like_gelu_twice_differentiated", "the step computes a second derivative, which recipes do not support"),
     ],
 )
 def test_reasons(name: str, reason: str) -> None:
@@ -345,10 +345,10 @@ def test_reasons(name: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("F.gelu(u + self.b.bfloat16())", "the bias has another dtype than what it is added to"),
+        ("F.gelu(u + self.b.bfloat16())", "the bias's dtype differs from that of the tensor it is added to"),
         (
             "p = (u.double() * x).float()\ny = p * torch.sigmoid(x)",
-            "the gate has another dtype than what it gates",
+            "the gate's dtype differs from that of the gated tensor",
         ),
     ],
 )
@@ -371,7 +371,7 @@ def test_what_is_rounded_on_the_way_is_left(tmp_path: Path, body: str, dtype: st
     """As quantisation in training does; the recipe would round nothing."""
     entry = spelled.entry(tmp_path, body.replace("DTYPE", dtype), "activation")
     (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
-    assert site.reasons == ["it is rounded on the way, to a dtype smaller than the input's"]
+    assert site.reasons == ["an intermediate result is rounded to a narrower dtype than the input"]
 
 
 class Recurrence(nn.Module):

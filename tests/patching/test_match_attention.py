@@ -192,7 +192,7 @@ def test_few_capped_scores_are_left_to_the_code_that_stands_there(
     model: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = attention_base.BATCH * attention_base.HEADS * attention_base.TOKENS**2
-    for fewest, idle in ((scores, ""), (scores + 1, "fewer than 2,401 scores: torch's own is sooner")):
+    for fewest, idle in ((scores, ""), (scores + 1, "fewer than 2,401 scores: torch's own is faster")):
         monkeypatch.setitem(pays.FEWEST, "attention with a soft-cap", {"scores": (fewest, fewest)})
         found = plan(Workload(model(), attention_base.tokens()), recipes=["packed_attention", "attention"])
         assert [(site.supported, site.idle) for site in found.sites] == [(True, idle)]

@@ -159,10 +159,10 @@ def _half() -> nn.Module:
     [
         (_Tied, []),
         (_Plain, []),
-        (lambda: _Tied(max_norm=1.0), ["the embedding has max_norm, which its own kernel must do"]),
+        (lambda: _Tied(max_norm=1.0), ["the embedding uses max_norm, which only its own kernel supports"]),
         (
             lambda: _Tied(scale_grad_by_freq=True),
-            ["the embedding has scale_grad_by_freq, which its own kernel must do"],
+            ["the embedding uses scale_grad_by_freq, which only its own kernel supports"],
         ),
         (_hooked, ["the Embedding has hooks, which would no longer be called"]),
         (_InSequential, [f"line {_LINE}: the same call also runs linear"]),

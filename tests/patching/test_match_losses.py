@@ -194,11 +194,11 @@ def test_text(name: str) -> None:
 
 REASONS = {
     "like_auxiliary_loss": "the logits are also read by softmax",
-    "like_two_losses_on_logits": "two losses read the logits, for each of which they would be computed",
+    "like_two_losses_on_logits": "two losses read the logits, so they would be computed twice",
     "like_soft_labels": "the targets are probabilities",
-    "like_classes_not_last": "the loss has its classes in another dimension than the head",
-    "like_input_changed_later": "mul changes in place what the head reads",
-    "like_force_penalty": "the step takes a second derivative, which recipes do not have",
+    "like_classes_not_last": "the loss and the head have the classes in different dimensions",
+    "like_input_changed_later": "mul modifies the head's input in place",
+    "like_force_penalty": "the step computes a second derivative, which recipes do not support",
 }
 
 
@@ -210,28 +210,30 @@ def test_reason(name: str) -> None:
 
 
 MADE = {
-    "like_made_in_a_loop": "line {}: loss_fct may hold other modules next time",
-    "like_made_in_a_try": "line {}: loss_fct may hold other modules next time",
+    "like_made_in_a_loop": "line {}: loss_fct may contain different modules in another call",
+    "like_made_in_a_try": "line {}: loss_fct may contain different modules in another call",
     "like_made_by_an_expression": (
-        "line {}: (CrossEntropyLoss if self.ignored else nn.MultiMarginLoss)() may hold other modules next time"
+        "line {}: (CrossEntropyLoss if self.ignored else nn.MultiMarginLoss)() may contain "
+        "different modules in another call"
     ),
-    "like_made_of_unpacked_settings": "line {}: the arguments of CrossEntropyLoss are not understood",
-    "like_made_weighted_of_two": "line {}: loss_fct may hold other modules next time",
+    "like_made_of_unpacked_settings": "line {}: cannot interpret the arguments of CrossEntropyLoss",
+    "like_made_weighted_of_two": "line {}: loss_fct may contain different modules in another call",
     "like_made_weighted_and_moved": (
-        "line {}: CrossEntropyLoss(weight=self.class_weights).to(labels.device) may hold other modules next time"
+        "line {}: CrossEntropyLoss(weight=self.class_weights).to(labels.device) may contain "
+        "different modules in another call"
     ),
-    "like_made_weighted_and_moved_in_one": "how cross_entropy spells its weight is not understood",
+    "like_made_weighted_and_moved_in_one": "cannot tell how the call of cross_entropy specifies its weight",
     "like_made_weighted_and_hooked": "the CrossEntropyLoss has hooks, which would no longer be called",
     "like_made_weighted_of_an_own_class": (  # it is gone, and with it of which class it was
         "forward is called neither by its own name nor as an attribute of the module"
     ),
-    "like_made_weighted_unpacked": "line {}: the arguments of CrossEntropyLoss are not understood",
-    "like_made_weighted_summed": "line {}: the arguments of CrossEntropyLoss are not understood",
-    "like_made_summed": "line {}: the arguments of CrossEntropyLoss are not understood",
-    "like_made_not_reduced": "line {}: the arguments of CrossEntropyLoss are not understood",
-    "like_made_one_of_two": "line {}: loss_fct may hold other modules next time",
-    "like_made_by_a_method": "line {}: self.make_loss() may hold other modules next time",
-    "like_made_of_an_own_class": "forward is that of OwnLoss, which is no part of the model",
+    "like_made_weighted_unpacked": "line {}: cannot interpret the arguments of CrossEntropyLoss",
+    "like_made_weighted_summed": "line {}: cannot interpret the arguments of CrossEntropyLoss",
+    "like_made_summed": "line {}: cannot interpret the arguments of CrossEntropyLoss",
+    "like_made_not_reduced": "line {}: cannot interpret the arguments of CrossEntropyLoss",
+    "like_made_one_of_two": "line {}: loss_fct may contain different modules in another call",
+    "like_made_by_a_method": "line {}: self.make_loss() may contain different modules in another call",
+    "like_made_of_an_own_class": "forward belongs to OwnLoss, which is not part of the model",
     "like_made_and_hooked": "the CrossEntropyLoss has hooks, which would no longer be called",
     "like_made_with_soft_targets": "the targets are probabilities",
 }
@@ -340,7 +342,7 @@ def test_a_loss_outside_of_the_model_is_not_rewritten() -> None:
         return nn.functional.cross_entropy(output, mask, ignore_index=255)
 
     (site,) = plan(Workload(model, image, loss=loss), recipes=RECIPES).sites
-    assert site.reasons == ["the code belongs to no module of the model"]
+    assert site.reasons == ["the code does not belong to any module of the model"]
 
 
 def test_what_was_replaced_is_not_found_again() -> None:

@@ -271,7 +271,7 @@ def test_what_is_rounded_on_the_way_is_left(tmp_path: Path, dtype: str) -> None:
     assert not swapped.planned(entry, *swapped.built(entry), RECIPES).supported
     entry = spelled.entry(tmp_path, "x * torch.rsqrt(x.pow(2).mean(-1, True, dtype=torch.bfloat16) + 1e-3)", "norm")
     (site,) = swapped.planned(entry, *swapped.built(entry), RECIPES).sites
-    assert site.reasons == ["it is rounded on the way, to a dtype smaller than the input's"]
+    assert site.reasons == ["an intermediate result is rounded to a narrower dtype than the input"]
 
 
 def test_what_is_made_once_is_not_made_twice(tmp_path: Path) -> None:
@@ -365,11 +365,11 @@ def test_autocast_that_changes_the_dtype_is_refused(name: str) -> None:
     [
         (
             "like_layer_norm_unbiased",
-            "it is divided by another number than the count of features: unbiased, or scaled",
+            "the divisor is not the number of features (unbiased variance, or scaled)",
         ),
-        ("like_rms_statistics_stored", "the result of rsqrt is kept after the run: it is returned or stored"),
+        ("like_rms_statistics_stored", "the result of rsqrt is returned or stored"),
         ("like_dropped_used_twice", "the result of dropout is also read by add"),
-        ("like_residual_broadcast", "the residual has another shape than what is added"),
+        ("like_residual_broadcast", "the residual's shape differs from that of the added tensor"),
     ],
 )
 def test_reasons(name: str, reason: str) -> None:
@@ -444,4 +444,4 @@ def test_a_result_in_another_order_is_left(tmp_path: Path, rows: int) -> None:
     )
     model, _ = spelled.entry(tmp_path, body, "order").build()
     (site,) = plan(model, torch.randn(rows, 2, spelled.WIDTH), recipes=["rms_norm"]).sites
-    assert site.reasons == ["the result lies in memory in another order than the recipe's"]
+    assert site.reasons == ["the result's memory layout differs from the recipe's"]

@@ -73,7 +73,7 @@ def test_refused_chain_gives_way_to_attention() -> None:
     entry = swapped.named(attention_packed.ENTRIES, "packed, helpers around")
     model, batch = swapped.built(entry)
     (alone,) = swapped.planned(entry, model, batch, RECIPES).sites
-    assert alone.reasons == ["the result of view is made in _merge_heads"]
+    assert alone.reasons == ["the result of view is computed in _merge_heads"]
     (other,) = swapped.planned(entry, model, batch, BOTH).sites
     assert (other.recipe, other.supported) == ("attention", True)
 

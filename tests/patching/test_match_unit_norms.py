@@ -243,7 +243,7 @@ def test_reason_why_another_bound_is_left(tmp_path: Path) -> None:
     body = "y = x / (x.norm(dim=-1, keepdim=True) * 2).clamp(min=self.eps) * 2 * self.scale * self.w"
     entry = _entry(tmp_path, body)
     (site,) = swapped.planned(entry, *_built(entry), RECIPES).sites
-    assert site.reasons == ["the least of another multiple of a row's length is given"]
+    assert site.reasons == ["the minimum is on another multiple of the row norm"]
 
 
 @pytest.mark.parametrize("later", [0.5, 3.0])

@@ -326,7 +326,7 @@ def test_an_index_of_several_numbers_is_written_or_refused(tmp_path: Path) -> No
     text = text.replace("-x[..., self.half :]", "-x[self.where]")
     model = net(tmp_path, text + textwrap.indent(body, " " * 8))
     patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64), recipes=["rope"]))
-    assert [site.reasons for site in patches.sites] == [["line 24: self.where may be another number next time"]]
+    assert [site.reasons for site in patches.sites] == [["line 24: the value of self.where may change between calls"]]
 
 
 def test_a_held_number_is_looked_at_once_for_each_content() -> None:
@@ -388,7 +388,7 @@ def test_a_function_of_the_files_own_is_no_constant(tmp_path: Path) -> None:
     text = HEAD.replace("\n\nclass", "\n\ndef float(x):\n    return x**0.5\n\n\nclass", 1)
     model = net(tmp_path, text + textwrap.indent(body, " " * 8))
     patches = Patches(plan(model, torch.randn(2, 6, 8, dtype=torch.float64)))
-    assert [site.reasons for site in patches.sites] == [["line 42: float(2) may be another number next time"]]
+    assert [site.reasons for site in patches.sites] == [["line 42: the value of float(2) may change between calls"]]
 
 
 @pytest.mark.parametrize(("kind", "norm"), [("LayerNorm", "add_layer_norm"), ("RMSNorm", "add_rms_norm")])

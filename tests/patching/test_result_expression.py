@@ -90,15 +90,15 @@ def tokens() -> Tensor:
 
 
 # Up to torch 2.12 checkpoint makes an empty tensor of its own, which is seen first.
-CHECKPOINT = ("checkpoint holds modules of its own", "line 49: the same call also runs empty")
+CHECKPOINT = ("checkpoint contains submodules", "line 49: the same call also runs empty")
 
 
 @pytest.mark.parametrize(
     ("build", "batch", "recipe", "reason"),
     [
-        (MadeInAHelper, tokens, "attention", "the result of matmul is made in out"),
+        (MadeInAHelper, tokens, "attention", "the result of matmul is computed in out"),
         (lambda: Tied(nn.Linear(WIDTH, WIDTH)), ids, "embedding", "the same call also runs linear"),
-        (Tied, ids, "embedding", "self.net holds modules of its own"),
+        (Tied, ids, "embedding", "self.net contains submodules"),
         (Checkpointed, ids, "embedding", CHECKPOINT),
     ],
     ids=["helper", "more layers", "a module inside", "checkpoint"],

@@ -35,7 +35,7 @@ def planned(folder: Path, head: str, call: str, *, above: bool = False) -> tuple
     return model, Patches(plan(model, BATCH))
 
 
-_CLASS = "att is called as the class's, and not as the module's own"
+_CLASS = "att is called through the class, not through the module"
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ _CLASS = "att is called as the class's, and not as the module's own"
         ("def att(self, x):", "type(self).att(self, x)", False, _CLASS),
         ("def att(self, x):", "self.__class__.att(self, x)", False, _CLASS),
         ("def att(self, x):", "super().att(x)", True, _CLASS),
-        ("def forward(self, x):", "super().forward(x)", True, "forward is that of Base, which Net has another for"),
+        ("def forward(self, x):", "super().forward(x)", True, "forward is defined in Base, but overridden in Net"),
         (
             "@staticmethod\ndef att(self, x):",
             "self.att(self, x)",
             False,
-            "att is a static method, which is given no module",
+            "att is a static method, so it does not receive the module",
         ),
     ],
 )

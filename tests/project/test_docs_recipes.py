@@ -80,7 +80,7 @@ def test_a_table_of_each_machine() -> None:
     on_gpu = Figure(
         "gelu", "N9", "F.gelu", "cuda", "A card", 2, "2.13.0", "2026-11-22T10:00:00Z", 1.0, 0.5, 1.9, 2.1, 2000, 1000
     )
-    head = "| case | beside | time | | in single rounds | memory | |\n|---|---|---|---|---|---|---|\n"
+    head = "| case | compared with | time | | in single rounds | memory | |\n|---|---|---|---|---|---|---|\n"
     first = (
         "A chip, 2 threads, torch 2.13.0, 2026-11-21:\n\n"
         + head

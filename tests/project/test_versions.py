@@ -103,8 +103,8 @@ def test_a_torch_without_a_private_name(name: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UnsupportedTorchError) as caught:
         again.require()
     first, second = str(caught.value).splitlines()
-    assert first.startswith(f"torch {torch.__version__} does not answer as gradscope needs: ")
-    assert second == "gradscope is tested on torch 2.11 to 2.15; run 'gradscope doctor' for the whole list."
+    assert first.startswith(f"torch {torch.__version__} does not behave as gradscope needs: ")
+    assert second == "gradscope is tested on torch 2.11 to 2.15; run 'gradscope doctor' for the full list."
 
 
 def test_there_are_private_names() -> None:

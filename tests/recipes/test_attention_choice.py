@@ -61,24 +61,24 @@ def test_flash_where_torch_has_it_on_the_cpu(tensors: tuple[torch.Tensor, ...], 
 def test_explain_says_why_and_why_not() -> None:
     x = torch.randn(4, 4, 112, 16)  # 200,704 scores
     assert str(attention.explain(x, x, x, dropout_p=0.1, backend="auto")) == (
-        "cpu: blocks of keys on the CPU: holds no scores, with dropout and every option\n"
-        "not cudnn: the tensors are on cpu, it is for CUDA\n"
+        "cpu: blocks of keys on the CPU: does not store the scores, with dropout and every option\n"
+        "not cudnn: the tensors are on cpu, and it is for CUDA\n"
         "not flash: on the CPU it has no dropout\n"
-        "not efficient: the tensors are on cpu, it is for CUDA"
+        "not efficient: the tensors are on cpu, and it is for CUDA"
     )
     both = attention.explain(X, X, X, softcap=2.0, window=(3, None))
-    assert both.refused["flash"] == "it knows no soft-cap and no window"
+    assert both.refused["flash"] == "it does not support soft-cap or window"
     assert str(attention.explain(X, X, X, backend="cpu")) == "cpu: asked for"
 
 
 def test_few_scores_with_dropout_are_torchs() -> None:
     """The same numbers as SDPA's, from the same generator."""
     assert str(attention.explain(X, X, X, dropout_p=0.1)) == (
-        "math: plain operations: so few scores are soon held, and done before blocks have been walked over\n"
-        "not cudnn: the tensors are on cpu, it is for CUDA\n"
+        "math: unfused operations: for so few scores they are faster than iterating over blocks\n"
+        "not cudnn: the tensors are on cpu, and it is for CUDA\n"
         "not flash: on the CPU it has no dropout\n"
-        "not efficient: the tensors are on cpu, it is for CUDA\n"
-        "not cpu: fewer than 200,000 scores: torch's own is sooner\n"
+        "not efficient: the tensors are on cpu, and it is for CUDA\n"
+        "not cpu: fewer than 200,000 scores: torch's own is faster\n"
         "not triton: Triton has no cpu backend"
     )
     mask = torch.rand(8, 8) > 0.3
@@ -136,7 +136,7 @@ def test_what_runs_is_what_explain_says(given: dict[str, Any], monkeypatch: pyte
 
 def test_explain_says_what_a_causal_mask_would_gain() -> None:
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
-    note = "; the mask's content is not looked at: if it is the causal one, is_causal=True skips half of the work"
+    note = "; the mask's values are not inspected: if it is causal, is_causal=True skips half of the work"
     assert attention.explain(X, X, X, mask).reason == REASONS["flash"] + note
     assert attention.explain(X, X, X, mask, is_causal=True).reason == REASONS["cpu"]
 
@@ -149,7 +149,10 @@ def test_explain_says_what_a_causal_mask_would_gain() -> None:
             {"backend": "flash", "dropout_p": 0.5},
             "attention: backend='flash' cannot run here: on the CPU it has no dropout",
         ),
-        ({"backend": "efficient"}, "attention: backend='efficient' cannot run here: the tensors are on cpu, it is for"),
+        (
+            {"backend": "efficient"},
+            "attention: backend='efficient' cannot run here: the tensors are on cpu, and it is for",
+        ),
         ({"query": X.int()}, "attention: query is of dtype int32; expected float32 or float64 or float16 or bfloat16"),
         ({"query": X[0, 0, 0]}, r"attention: query is of shape \(16,\); expected \(..., heads, length, size\)"),
         ({"key": X.double()}, "attention: key is of dtype float64; expected float32, as query is"),

@@ -282,7 +282,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="sinks is on meta; expected cpu, where query is"):
         attention(q, q, q, sinks=torch.zeros(4, device="meta"))
     for backend in ("flash", "efficient", "cudnn"):
-        with pytest.raises(ValueError, match="it knows no sinks" if backend == "flash" else "the tensors are on cpu"):
+        with pytest.raises(
+            ValueError, match="it does not support sinks" if backend == "flash" else "the tensors are on cpu"
+        ):
             attention(q, q, q, sinks=torch.zeros(4), backend=backend)
 
 
@@ -291,7 +293,7 @@ def test_explain_says_which_and_why() -> None:
     q = torch.randn(1, 4, 1024, 8)
     found = attention.explain(q, q, q, sinks=torch.zeros(4))
     assert found.backend == "cpu"
-    assert found.refused["flash"] == "it knows no sinks"
+    assert found.refused["flash"] == "it does not support sinks"
     assert attention.explain(q[:, :, :5], q, q, sinks=torch.zeros(4)).backend == "math"
 
 

@@ -263,15 +263,15 @@ def test_what_is_refused_and_why(triton_device: torch.device) -> None:
     assert triton_launch.why_not(p.q, p.k, p.v, None, p.options) is None
     double = p.q.double()
     assert triton_launch.why_not(double, double, double, None, p.options) == (
-        "the kernels compute in float32, and float64 needs more"
+        "the kernels compute in float32, and float64 needs higher precision"
     )
     assert triton_launch.why_not(p.q, p.k, p.v.half(), None, p.options) == "q, k and v differ in dtype"
     assert triton_launch.why_not(p.q, p.k, p.v, torch.zeros(4, 4, dtype=torch.float64), p.options) == (
-        "the bias is float64; the kernels add float32, float16 or bfloat16"
+        "the bias is float64, and the kernels take float32, float16 or bfloat16"
     )
     wide = torch.empty(1, 2, 4, 257, device=triton_device)
     assert triton_launch.why_not(wide, wide, p.v, None, replace(p.options, scale=1.0)) == (
-        "the head size is 257, the kernels' largest 256"
+        "the head size is 257, and the kernels' maximum is 256"
     )
 
 

@@ -202,7 +202,7 @@ def test_of_changed_operands_they_are_not_computed() -> None:
     weights = attention_with_weights(given[0], key, given[2])[1]
     with torch.no_grad():
         key.mul_(2.0)
-    with pytest.raises(RuntimeError, match="read after the queries, keys or mask were changed in place"):
+    with pytest.raises(RuntimeError, match="the queries, keys or mask were modified in place before it"):
         weights.sum()
 
 
@@ -210,7 +210,7 @@ def test_of_a_parameter_that_was_written_to_below_autograd_they_are_not_computed
     query = nn.Parameter(torch.randn(2, 4, 5, 8, dtype=torch.float64))
     weights = attention_with_weights(query, *operands()[1:])[1]
     query.data.mul_(2.0)  # counts no version
-    with pytest.raises(RuntimeError, match="read after the queries, keys or mask were changed in place"):
+    with pytest.raises(RuntimeError, match="the queries, keys or mask were modified in place before it"):
         weights.sum()
 
 
@@ -262,7 +262,9 @@ def test_their_own_gradient_is_not_given_in_part(ask: str, read: bool) -> None:
         "grad": lambda: torch.autograd.grad(loss, weights),
         "backward": lambda: loss.backward(inputs=[weights]),
     }
-    with pytest.raises(RuntimeError, match=f"{ask} asks for the gradient of weights that the output was computed with"):
+    with pytest.raises(
+        RuntimeError, match=f"{ask} needs the gradient of the weights, but the output was computed without them"
+    ):
         calls[ask]()
 
 

@@ -161,8 +161,8 @@ TARGET = torch.zeros(4, dtype=torch.int64)
         ({"target": TARGET[1:]}, r"target is of shape \(3,\); expected \(4,\) for input of shape \(4, 5\)"),
         ({"target": torch.zeros(4, 6)}, r"target is of shape \(4, 6\); expected \(4, 5\)"),
         ({"target": TARGET.to("meta")}, r"target is on meta; expected cpu, where input is"),
-        ({"target": TARGET + 5}, r"target holds 5; expected a class in \[0, 5\) or ignore_index=-100"),
-        ({"target": TARGET - 1}, r"target holds -1; expected a class in \[0, 5\) or ignore_index=-100"),
+        ({"target": TARGET + 5}, r"target contains 5; expected a class in \[0, 5\) or ignore_index=-100"),
+        ({"target": TARGET - 1}, r"target contains -1; expected a class in \[0, 5\) or ignore_index=-100"),
         ({"weight": torch.ones(4)}, r"weight is of shape \(4,\); expected \(5,\)"),
         ({"weight": torch.ones(5, requires_grad=True)}, r"weight is a tensor that requires a gradient; expected one"),
         ({"reduction": "average"}, r"reduction is 'average'; expected 'mean' or 'sum' or 'none'"),
@@ -171,10 +171,13 @@ TARGET = torch.zeros(4, dtype=torch.int64)
         ({"z_loss": -1.0}, r"z_loss is -1\.0; expected a number in \[0, inf\)"),
         ({"softcap": 0.0}, r"softcap is 0\.0; expected a number in \(0, inf\)"),
         ({"backend": "cuda"}, r"backend is 'cuda'; expected 'auto' or 'triton' or 'cpu' or 'torch'"),
-        ({"backend": "torch", "z_loss": 0.1}, r"backend='torch' cannot run here: it knows no z_loss and no softcap"),
+        (
+            {"backend": "torch", "z_loss": 0.1},
+            r"backend='torch' cannot run here: it does not support z_loss and softcap",
+        ),
         (
             {"target": torch.zeros(4, 5), "softcap": 3.0},
-            r"nothing can run here: triton: the target holds probabilities",
+            r"nothing can run here: triton: the target contains probabilities",
         ),
     ],
 )
@@ -185,7 +188,7 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 
 def test_explain_tells_why() -> None:
     assert str(cross_entropy.explain(LOGITS, TARGET)) == (
-        "cpu: a few rows at a time, so that what is read once stays in the cache\nnot triton: Triton has no cpu backend"
+        "cpu: processes a few rows at a time, so that they stay in the cache\nnot triton: Triton has no cpu backend"
     )
     assert cross_entropy.explain(LOGITS, torch.zeros(4, 5)).backend == "torch"
 

@@ -128,7 +128,7 @@ def test_rows_that_are_ignored_may_hold_anything() -> None:
 @pytest.mark.parametrize("wrong", [-1, 9, 2**40])
 def test_a_target_that_is_no_class(logits: Tensor, wrong: int) -> None:
     """Case 6."""
-    with pytest.raises(ValueError, match=f"target holds {wrong}; expected a class in"):
+    with pytest.raises(ValueError, match=f"target contains {wrong}; expected a class in"):
         cross_entropy(logits, torch.tensor([0, 1, wrong, 2, 3, 4]))
 
 
@@ -317,7 +317,7 @@ def test_class_weights_of_any_dtype(backend: str, autocast: bool, dtype: torch.d
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_a_byte_that_is_no_class(backend: str) -> None:
-    with pytest.raises(ValueError, match="target holds 244; expected a class in"):
+    with pytest.raises(ValueError, match="target contains 244; expected a class in"):
         cross_entropy(torch.randn(1, 9), torch.tensor([244], dtype=torch.uint8), ignore_index=500, backend=backend)
 
 
@@ -345,7 +345,7 @@ def test_deterministic_mode_and_second_derivatives(logits: Tensor, target: Tenso
         torch.use_deterministic_algorithms(False)
     assert torch.equal(first, second)
     (slope,) = torch.autograd.grad(cross_entropy(logits, target), logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="this gradient cannot be differentiated again"):
+    with pytest.raises(RuntimeError, match="second derivatives are not supported"):
         slope.sum().backward()
 
 

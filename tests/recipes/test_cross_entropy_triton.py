@@ -148,4 +148,4 @@ def test_rows_are_read_in_units_where_both_tensors_have_them() -> None:
 def test_float64_is_not_the_kernels(triton_device: torch.device) -> None:
     logits: Tensor = torch.zeros(2, 3, dtype=torch.float64, device=triton_device)
     choice = cross_entropy.explain(logits, torch.zeros(2, dtype=torch.int64, device=triton_device))
-    assert choice.refused["triton"] == "float64 is computed by the other backends"
+    assert choice.refused["triton"] == "only the other backends support float64"

@@ -222,7 +222,7 @@ WEIGHT = torch.randn(TOKENS, FEATURES)
         (lambda: embedding(IDS, WEIGHT, backend="fast"), "backend is 'fast'; expected 'auto' or 'rows' or 'torch'"),
         (
             lambda: embedding(IDS, WEIGHT, sparse=True, backend="rows"),
-            "backend='rows' cannot run here: it knows neither",
+            "backend='rows' cannot run here: it does not support",
         ),
     ],
 )

@@ -55,15 +55,15 @@ def test_explain_says_why() -> None:
     assert recipes.swiglu.explain(x, up=x.as_subclass(Named)).refused["cpu"] == "a tensor is a Named"
     assert recipes.swiglu.explain(x.to_sparse()).refused["cpu"] == "a tensor's layout is sparse_coo"
     with FakeTensorMode():
-        assert recipes.swiglu.explain(x).refused["cpu"] == "torch traces, or runs without data"
+        assert recipes.swiglu.explain(x).refused["cpu"] == "torch is tracing, or running without data"
     with forward_ad.dual_level():
-        assert recipes.swiglu.explain(x).refused["cpu"] == "forward-mode derivatives are taken"
+        assert recipes.swiglu.explain(x).refused["cpu"] == "forward-mode AD is active"
 
 
 def test_own_code_that_is_asked_for_cannot_run() -> None:
     with pytest.raises(ValueError) as raised:
         torch.func.vmap(lambda row: recipes.swiglu(row, backend="cpu"))(torch.randn(4, 6))
-    assert str(raised.value) == "swiglu: backend='cpu' cannot run here: a torch.func transform runs"
+    assert str(raised.value) == "swiglu: backend='cpu' cannot run here: a torch.func transform is active"
     with pytest.raises(ValueError) as raised:
         recipes.swiglu(torch.empty(4, 6, device="meta"), backend="cqu")
     assert str(raised.value) == "swiglu: backend is 'cqu'; expected 'auto' or 'triton' or 'cpu' or 'torch'"

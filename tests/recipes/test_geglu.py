@@ -101,5 +101,5 @@ def test_bad_input_is_named(approximate: str) -> None:
         geglu(torch.ones(4), torch.ones(4), "fast")
     with pytest.raises(ValueError, match="geglu: gate is a scalar"):
         geglu(torch.tensor(1.0), torch.ones(4), approximate)
-    with pytest.raises(ValueError, match="or what broadcasts with it"):
+    with pytest.raises(ValueError, match="or a shape that broadcasts with it"):
         geglu(torch.ones(4), torch.ones(3), approximate)

@@ -209,7 +209,7 @@ def test_a_bias_is_not_added_to_what_was_changed_since() -> None:
     logits = lazy_linear(o["weight"], o["x"])
     with torch.no_grad():
         o["weight"].mul_(2)
-    with pytest.raises(RuntimeError, match="the logits are read after the head's weight or input was changed in place"):
+    with pytest.raises(RuntimeError, match="the head's weight or input was modified in place before it"):
         logits + o["other"]
 
 

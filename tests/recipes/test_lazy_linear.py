@@ -138,7 +138,7 @@ def test_a_gradient_of_the_logits_before_a_bias_is_refused() -> None:
     weight, x = torch.randn(CLASSES, WIDTH, requires_grad=True), torch.randn(3, WIDTH)
     logits = lazy_linear(weight, x)
     F.cross_entropy(logits + torch.zeros(CLASSES), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(RuntimeError, match="retain_grad asks for the gradient of logits from which a loss"):
+    with pytest.raises(RuntimeError, match="retain_grad needs the gradient of the logits, but the loss"):
         logits.retain_grad()
 
 

@@ -212,9 +212,9 @@ X, W, TARGET = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.
         ({"linear_bias": torch.zeros(4)}, r"linear_bias is of shape \(4,\); expected \(5,\)"),
         ({"target": TARGET[1:]}, r"target is of shape \(3,\); expected \(4,\) for input of shape \(4, 3\) and"),
         ({"target": TARGET.int()}, r"target is of dtype int32; expected int64 or uint8, or probabilities"),
-        ({"target": TARGET + 5}, r"target holds 5; expected a class in \[0, 5\) or ignore_index=-100"),
+        ({"target": TARGET + 5}, r"target contains 5; expected a class in \[0, 5\) or ignore_index=-100"),
         ({"target": TARGET.to("meta")}, r"target is on meta; expected cpu, where input is"),
-        ({"target": torch.zeros(4, 5), "ignore_index": 1}, r"ignore_index is 1; expected None where target holds"),
+        ({"target": torch.zeros(4, 5), "ignore_index": 1}, r"ignore_index is 1; expected None if target contains"),
         ({"weight": torch.zeros(4)}, r"weight is of shape \(4,\); expected \(5,\)"),
         ({"reduction": "average"}, r"reduction is 'average'; expected 'mean' or 'sum' or 'none'"),
         ({"label_smoothing": 1.1}, r"label_smoothing is 1\.1; expected a number in \[0, 1\]"),
@@ -223,7 +223,7 @@ X, W, TARGET = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, dtype=torch.
         ({"memory_budget": 0}, r"memory_budget is 0; expected a number in \[1, inf\)"),
         (
             {"backend": "torch", "memory_budget": 9},
-            r"backend='torch' cannot run here: it knows no z_loss, no softcap and",
+            r"backend='torch' cannot run here: it does not support z_loss, softcap and",
         ),
     ],
 )

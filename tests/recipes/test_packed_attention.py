@@ -214,7 +214,7 @@ def test_a_scale_that_is_learnt_gets_its_gradient(tokens: int, backend: str) -> 
 
 
 def test_a_scale_that_is_learnt_is_refused_where_it_would_get_none() -> None:
-    message = "packed_attention: backend='held' cannot run here: a scale that is a tensor may want a gradient"
+    message = "packed_attention: backend='held' cannot run here: the scale is a tensor, which may require a gradient"
     with pytest.raises(ValueError, match=message):
         packed_attention(torch.randn(2, 5, 48), 2, scale=torch.tensor(0.3), backend="held")  # type: ignore[arg-type]
 
@@ -267,16 +267,16 @@ def test_explain_says_what_runs_and_why() -> None:
     qkv = torch.randn(1, 300, 96)
     assert packed_attention.explain(qkv, 4).backend == "cpu"
     few = packed_attention.explain(qkv[:, :40], 4)
-    assert (few.backend, few.refused["cpu"]) == ("attention", "fewer than 256 tokens: torch's own is sooner")
+    assert (few.backend, few.refused["cpu"]) == ("attention", "fewer than 256 tokens: torch's own is faster")
     long = torch.randn(1, 1_025, 48)
     assert packed_attention.explain(long, 2).refused["cpu"] == "more than 1,024 tokens: torch's own is as fast"
     assert packed_attention.explain(long, 2, dropout_p=0.1).backend == "cpu"
     assert packed_attention.explain(long[:, :1_024], 2).backend == "cpu"
     short = packed_attention.explain(qkv.bfloat16(), 4)
-    assert (short.backend, short.refused["cpu"]) == ("attention", "torch multiplies this dtype faster")
+    assert (short.backend, short.refused["cpu"]) == ("attention", "torch's matmul is faster in this dtype")
     assert packed_attention.explain(qkv.bfloat16(), 4, dropout_p=0.1).backend == "cpu"
     fewer = packed_attention.explain(qkv[:, :64], 4, dropout_p=0.1)
-    assert (fewer.backend, fewer.refused["cpu"]) == ("attention", "fewer than 200,000 scores: torch's own is sooner")
+    assert (fewer.backend, fewer.refused["cpu"]) == ("attention", "fewer than 200,000 scores: torch's own is faster")
     assert packed_attention.explain(qkv, 2, backend="attention").reason == "asked for"
 
 
@@ -285,9 +285,9 @@ def test_scores_are_held_where_that_pays() -> None:
     qkv = torch.randn(64, 13, 192, requires_grad=True)
     cases = [
         (qkv, "held", None),
-        (qkv[:4], "attention", "fewer than 10,000 scores: torch's own is sooner"),
+        (qkv[:4], "attention", "fewer than 10,000 scores: torch's own is faster"),
         (torch.randn(64, 64, 192, requires_grad=True), "attention", "more than 300,000 scores: torch's own is as fast"),
-        (qkv.bfloat16(), "attention", "it does not compute in bfloat16"),
+        (qkv.bfloat16(), "attention", "it does not support bfloat16"),
         (torch.randn(64, 0, 192, requires_grad=True), "attention", "a dimension is 0"),
     ]
     for x, backend, why in cases:
@@ -295,7 +295,7 @@ def test_scores_are_held_where_that_pays() -> None:
         assert (choice.backend, choice.refused.get("held")) == (backend, why)
         node = packed_attention(x, 4, is_causal=True).grad_fn
         assert (type(node).__name__ == "_HeldAttentionBackward") == (backend == "held")
-    assert packed_attention.explain(qkv, 4, dropout_p=0.1).refused["held"] == "it takes neither a mask nor dropout"
+    assert packed_attention.explain(qkv, 4, dropout_p=0.1).refused["held"] == "it supports neither a mask nor dropout"
     assert packed_attention.explain(qkv, 4, kv_heads=4).backend == "held"
     with torch.autocast("cpu"):
         assert packed_attention.explain(qkv, 4).refused["held"] == "under autocast the attention recipe runs"

@@ -86,7 +86,7 @@ def test_few_run_as_explain_says(name: str, few: Callable[[], Any]) -> None:
 
 
 X, WEIGHT, WRONG = torch.zeros(3, 4), torch.zeros(4, 2), torch.tensor([0, 4, 1])
-NO_CLASS = "target holds 4; expected a class in [0, 4) or ignore_index=-100"
+NO_CLASS = "target contains 4; expected a class in [0, 4) or ignore_index=-100"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_the_diagnosis_goes_by() -> None:
 
 def test_words() -> None:
     assert (
-        pays.against("linear_cross_entropy", logits=10, rows=1) == "fewer than 3,000,000 logits: torch's own is sooner"
+        pays.against("linear_cross_entropy", logits=10, rows=1) == "fewer than 3,000,000 logits: torch's own is faster"
     )
     assert pays.against("packed_attention with held scores", scores=10**6) == "torch's own is as fast"
     assert pays.against("packed_attention", tokens=4096) == "more than 768 tokens: torch's own is as fast"
@@ -131,10 +131,10 @@ def test_words() -> None:
 def test_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pays, "FEWEST", {"dropout": {"elements": (8_000, 1_000)}})
     assert pays.against("dropout", elements=2_000) == (
-        "fewer than 8,000 elements: torch's own is sooner with one thread"
+        "fewer than 8,000 elements: torch's own is faster with one thread"
     )
     torch.set_num_threads(2)
     assert pays.against("dropout", elements=2_000) is None
     assert pays.against("dropout", elements=500) == (
-        "fewer than 1,000 elements: torch's own is sooner with several threads"
+        "fewer than 1,000 elements: torch's own is faster with several threads"
     )

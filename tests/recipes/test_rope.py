@@ -356,9 +356,9 @@ def test_module_has_exact_tables_and_no_state() -> None:
 def test_explain() -> None:
     choice = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2))
     assert choice.backend == "cpu" and choice.refused == {"triton": "Triton has no cpu backend"}
-    assert choice.reason == "a product and two fused multiply-adds into the result"
+    assert choice.reason == "a multiplication and two fused multiply-adds into the result"
     turned = rope.explain(torch.randn(1, 2, 3, 4), *tables(3, 2), interleaved=True)
-    assert turned.reason == "a product of complex numbers, which interleaved pairs are in memory"
+    assert turned.reason == "a complex multiplication: interleaved pairs are complex numbers in memory"
 
 
 @pytest.mark.parametrize("element_size", [2, 4])

@@ -39,7 +39,7 @@ X = torch.zeros(2, 3, 7, 8)
         (
             (X, tables(7, 4)[0].requires_grad_(), tables(7, 4)[1]),
             {"backend": "cpu"},
-            "rope: backend='cpu' cannot run here: the tables want a gradient",
+            "rope: backend='cpu' cannot run here: the tables require a gradient",
         ),
     ],
 )

@@ -196,7 +196,7 @@ def test_what_torch_broadcasts(gate: tuple[int, ...], up: tuple[int, ...]) -> No
         try:
             wanted = functional.silu(operands[0]) * operands[1]
         except RuntimeError:
-            with pytest.raises(ValueError, match="or what broadcasts with it"):
+            with pytest.raises(ValueError, match="or a shape that broadcasts with it"):
                 swiglu(*operands)
             continue
         made = swiglu(*operands)
@@ -209,7 +209,7 @@ def test_what_torch_broadcasts(gate: tuple[int, ...], up: tuple[int, ...]) -> No
 def test_explain_says_why() -> None:
     x = torch.randn(3, 4)
     assert str(swiglu.explain(x)).splitlines() == [
-        "cpu: a few rows at a time in the cache; silu is computed again in backward",
+        "cpu: a few rows at a time in the cache; silu is recomputed in backward",
         "not triton: Triton has no cpu backend",
     ]
 
@@ -222,7 +222,7 @@ def test_explain_says_why() -> None:
         (lambda: swiglu(torch.ones(4).long()), "gate is of dtype int64; expected float32"),
         (
             lambda: swiglu(torch.ones(4), torch.ones(2)),
-            "up is of shape (2,); expected (4,), as gate, or what broadcasts",
+            "up is of shape (2,); expected (4,), as gate, or a shape that broadcasts",
         ),
         (lambda: swiglu(torch.ones(4), torch.ones(4).int()), "up is of dtype int32; expected float32 or float64"),
         (lambda: swiglu(torch.ones(4), torch.ones(4, device="meta")), "up is on meta; expected cpu, where gate is"),

@@ -51,7 +51,7 @@ def test_module_without_m() -> None:
 def test_folder() -> None:
     assert message(TargetError, ".") == ". is a folder.\nName a file in it: model.py"
     Path("empty").mkdir()
-    assert message(TargetError, "empty").startswith("empty is a folder, without Python files.\nGive a file, ")
+    assert message(TargetError, "empty").startswith("empty is a folder without Python files.\nGive a file, ")
 
 
 def test_syntax_error() -> None:
@@ -73,22 +73,22 @@ def test_no_such_function() -> None:
         "model.py has no function with_los. Did you mean with_loss?\nIts functions: workload, with_loss, as_dict, plain"
     )
     write("x = 1\n", "empty.py")
-    assert message(TargetError, "empty.py:small") == "empty.py has no function small, nor any other."
+    assert message(TargetError, "empty.py:small") == "empty.py has no function small, and no other function either."
 
 
 def test_no_name_after_the_colon() -> None:
-    assert message(TargetError, "model.py:").startswith("model.py: lacks a name after the colon.\nGive a file, ")
-    assert message(TargetError, ":small").startswith(":small lacks a name before the colon.\nGive a file, ")
+    assert message(TargetError, "model.py:").startswith("model.py: has no name after the colon.\nGive a file, ")
+    assert message(TargetError, ":small").startswith(":small has no name before the colon.\nGive a file, ")
 
 
 def test_missing_module(tmp_path: Path) -> None:
     assert message(TargetError, "zoo.model:small") == (
         f"no module named zoo.model in {tmp_path} or on Python's path.\n"
-        "Start gradscope in the folder that holds the package, or give the file: path/to/file.py:function"
+        "Start gradscope in the folder that contains the package, or give the file: path/to/file.py:function"
     )
     assert message(TargetError, "zoo.train", module=True) == (
         f"no module named zoo.train in {tmp_path} or on Python's path.\n"
-        "Start gradscope in the folder that holds the package, or give the file itself."
+        "Start gradscope in the folder that contains the package, or give the file itself."
     )
 
 
@@ -101,10 +101,10 @@ def test_package_without_main() -> None:
 
 def test_m_with_something_else_than_a_module() -> None:
     assert message(UsageError, "zoo:small", module=True) == (
-        "-m runs a whole module as a script.\nTo profile a function of it leave out -m: zoo:small"
+        "-m runs a whole module as a script.\nTo profile one of its functions, omit -m: zoo:small"
     )
     assert message(UsageError, "zoo/train.py", module=True) == (
-        "-m takes a dotted module name, not zoo/train.py.\nTo run a file leave out -m."
+        "-m takes a dotted module name, not zoo/train.py.\nTo run a file, omit -m."
     )
 
 
@@ -134,8 +134,8 @@ PARTS = {
     "class": ("nn.Linear, 1", "model is the class Linear; it must be a torch.nn.Module. Create it: Net(), not Net."),
     "meta": (
         "nn.Linear(2, 1, device='meta'), torch.ones(3, 2)",
-        "model has parameters on the meta device, weight for one: they hold no data to compute with.\n"
-        "Give them storage with model.to_empty(device=...) and initialise them.",
+        "model has parameters on the meta device (such as weight), which have no data.\n"
+        "Allocate them with model.to_empty(device=...) and initialize them.",
     ),
     "swapped": ("torch.ones(3, 2), nn.Linear(2, 1)", "model is a float32 tensor of shape (3, 2) with "
                 "requires_grad=False; it must be a torch.nn.Module."),
@@ -145,11 +145,11 @@ PARTS = {
     "list": (
         "nn.Linear(2, 1), [torch.ones(2)]",
         "batch is a list of 1, which may be one batch or several.\n"
-        "Give tuple(batch) for the positional arguments of one call, iter(batch) for one batch a step.",
+        "Give tuple(batch) for the positional arguments of one call, or iter(batch) for one batch per step.",
     ),
     "loss": (
         "nn.Linear(2, 1), torch.ones(2), 0.5",
-        "loss is a float, which cannot be called.\nGive a function loss(output, batch), or none.",
+        "loss is a float, which is not callable.\nGive a function loss(output, batch), or omit it.",
     ),
 }  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_workload_built_wrongly_by_the_user() -> None:
 def test_module_level_name_that_is_not_left_behind() -> None:
     write("model = nn.Linear(2, 1)\nif False:\n    batch = 1\n")
     assert message(WorkloadError, "model.py") == (
-        "model.py was taken for a model file, but left no 'batch' behind when it was imported."
+        "model.py was loaded as a model file, but importing it defined no 'batch'."
     )
 
 
@@ -201,11 +201,11 @@ def test_arguments_that_do_not_fit() -> None:
     )
     write("def workload(width, depth='2'):\n    return nn.Linear(2, 1), torch.ones(3, 2)\n")
     assert message(UsageError, "model.py") == (
-        "the arguments do not fit model.py: workload(width, depth='2'): missing a required argument: 'width'; "
+        "the arguments do not match model.py: workload(width, depth='2'): missing a required argument: 'width'; "
         "none were given after '--'."
     )
     assert message(UsageError, "model.py", "1", "2", "3") == (
-        "the arguments do not fit model.py: workload(width, depth='2'): too many positional arguments; given: 1 2 3."
+        "the arguments do not match model.py: workload(width, depth='2'): too many positional arguments; given: 1 2 3."
     )
 
 
@@ -219,7 +219,7 @@ def test_cuda_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     write("raise SystemExit('the model was built first')\ndef workload(): ...\n")
     expected = (
         f"--device cuda: torch {torch.__version__} finds no CUDA device on this machine.\n"
-        "Use --device cpu; 'gradscope doctor' tells what can be measured here."
+        "Use --device cpu; 'gradscope doctor' shows what can be measured here."
     )
     assert message(UsageError, "model.py", device="cuda") == expected
     write("", "train.py")
@@ -239,5 +239,5 @@ def test_script_chooses_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load_target("train.py"), Script)
     assert message(UsageError, "train.py", device="cpu") == (
         "--device cpu is for model files; train.py is a training script and chooses its own device.\n"
-        "Leave it out, or give the script an option of its own after '--'."
+        "Omit it, or pass the script's own option after '--'."
     )

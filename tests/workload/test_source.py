@@ -119,7 +119,7 @@ def test_binary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("model.pt").write_bytes(b"PK\x00\x00")
     with pytest.raises(TargetError) as raised:
         file_kind("model.pt")
-    assert str(raised.value) == f"model.pt is not Python source: it holds null bytes.\n{GIVE}"
+    assert str(raised.value) == f"model.pt is not Python source: it contains null bytes.\n{GIVE}"
 
 
 @pytest.mark.parametrize("head", ['{"schema_version": 3, ', '\n{\n "kind": "fix",\n "schema_version": 1, '])
@@ -129,7 +129,7 @@ def test_a_report_is_no_program(head: str, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(TargetError) as raised:
         file_kind("run.json")
     assert str(raised.value) == (
-        "run.json is a report of gradscope's, not Python source.\nShow it: gradscope show run.json"
+        "run.json is a gradscope report, not Python source.\nTo show it: gradscope show run.json"
     )
 
 

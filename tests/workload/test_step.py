@@ -64,7 +64,7 @@ def test_iterator_that_ends_early() -> None:
         next(batches)
     assert message(lambda: next(batches)) == (
         "the batch iterator ended after 3 batches, but this run needs 14.\n"
-        "Give a DataLoader, which starts again, one fixed batch, or fewer --steps and --warmup."
+        "Give a DataLoader (it restarts), one fixed batch, or fewer --steps and --warmup."
     )
 
 
@@ -81,8 +81,8 @@ def test_loader_starts_again() -> None:
 
 
 def test_nothing_to_iterate() -> None:
-    assert message(lambda: next(Batches(iter([])))) == ("the batch iterator, a list_iterator, gave no batch at all.")
-    assert message(lambda: next(Batches(DataLoader([])))) == "the batch iterator, a DataLoader, gave no batch at all."
+    assert message(lambda: next(Batches(iter([])))) == ("the batch iterator, a list_iterator, returned no batch.")
+    assert message(lambda: next(Batches(DataLoader([])))) == "the batch iterator, a DataLoader, returned no batch."
 
 
 def test_loader_that_is_empty_the_second_time() -> None:
@@ -186,11 +186,11 @@ def test_a_tensor_is_one_argument() -> None:
 def test_batch_that_does_not_fit() -> None:
     assert message(lambda: call_model(Net(), (1, 2, 3))) == (
         "Net.forward cannot be called as model(*batch) with a tuple of 3: too many positional arguments.\n"
-        "What only the loss needs, a target for one, belongs into the loss function, not into the batch."
+        "Data that only the loss needs, such as targets, belongs in the loss function, not in the batch."
     )
     assert message(lambda: call_model(Net(), {"x": 1, "z": 2})) == (
         "Net.forward cannot be called as model(**batch) with a dict of 2: got an unexpected keyword argument 'z'.\n"
-        "What only the loss needs, a target for one, belongs into the loss function, not into the batch."
+        "Data that only the loss needs, such as targets, belongs in the loss function, not in the batch."
     )
 
 
@@ -323,7 +323,7 @@ LOSSES = {
     ),
     "without a gradient": (
         lambda o, b: torch.ones(()),
-        "what loss(output, batch) returned is a float32 tensor of shape () with requires_grad=False: there is no "
+        "the result of loss(output, batch) is a float32 tensor of shape () with requires_grad=False: there is no "
         f"backward pass to measure.\n{LOOK}",
     ),
 }
@@ -336,16 +336,16 @@ def test_loss_that_cannot_be_used(loss: Any, expected: str) -> None:
 
 GIVE = "Give a loss: workload() may return (model, batch, loss) with loss(output, batch)."
 OUTPUTS = {
-    "None": (None, f"the model's output is None, without any floating tensor to make a loss of.\n{GIVE}"),
+    "None": (None, f"the model's output is None, with no floating-point tensor to compute a loss from.\n{GIVE}"),
     "integers": (
         torch.arange(3),
-        "the model's output is an int64 tensor of shape (3,) with requires_grad=False, without any floating tensor "
-        f"to make a loss of.\n{GIVE}",
+        "the model's output is an int64 tensor of shape (3,) with requires_grad=False, with no floating-point "
+        f"tensor to compute a loss from.\n{GIVE}",
     ),
     "integers inside": (
         {"ids": torch.arange(3)},
-        "the model's output is a dict of 1 that holds an int64 tensor of shape (3,) with requires_grad=False, without "
-        f"any floating tensor to make a loss of.\n{GIVE}",
+        "the model's output is a dict of 1 that holds an int64 tensor of shape (3,) with requires_grad=False, with "
+        f"no floating-point tensor to compute a loss from.\n{GIVE}",
     ),
     "no gradient": (
         torch.ones(3, 2),

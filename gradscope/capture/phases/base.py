@@ -108,7 +108,7 @@ class Run:
     def take_census(self) -> None:
         """Count what is alive now that a step has ended; only a pass that measures memory asks for it."""
         if self.capture.options.memory:
-            with self.guard.over("counting what is alive"):
+            with self.guard.over("counting live tensors"):
                 self.capture.census.append(take_census())
 
     def stop_profiling(self) -> None:

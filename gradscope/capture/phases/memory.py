@@ -145,7 +145,7 @@ class Memory(Phase):
         """A note where the step was called with another batch than the one that the report names."""
         for root, batch in self.run.capture.batches.items():
             if batch and seen.get(root) and batch not in seen[root]:
-                return [f"memory is that of a step whose batch was {seen[root][0]}, not {batch}"]
+                return [f"memory was measured in a step whose batch was {seen[root][0]}, not {batch}"]
         return []
 
 

@@ -92,7 +92,7 @@ class Survey(Phase):
         if self.done:
             self.run.take_census()
         if self._compiled:
-            self.run.capture.notes.append("source lines and FLOPs are not measured: the model uses torch.compile")
+            self.run.capture.notes.append("source lines and FLOPs were not measured: the model uses torch.compile")
         if self.done < self.steps or self.run.guard.failed.keys() & {self.name, MODULE_CALLS}:
             return
         self.run.leave_out(self._plan.left_out)

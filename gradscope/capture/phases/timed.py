@@ -26,7 +26,7 @@ SETTLING_STEPS = 1
 
 WALKING = 0.01  # of a step may go to walking the graphs of its passes: as little as steps differ by themselves
 
-OWNERS = "looking for models whose parts are called"  # under which the guard notes an error
+OWNERS = "detecting models whose submodules are called"  # under which the guard notes an error
 
 
 class Timed(Phase):

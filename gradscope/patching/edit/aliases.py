@@ -41,7 +41,9 @@ def check_aliases(match: Match, calls: CallSites) -> None:
             named = isinstance(read, ast.Name) and _is_chosen(read, calls, 0 if len(spellings) > 1 else first, last)
             if (chosen and len(spellings) > 1) or named or len(origins) > 1:
                 text = calls.source.file.of(read)
-                raise Refusal(f"line {read.lineno}: {text} may be another tensor than the rest of the pattern reads")
+                raise Refusal(
+                    f"line {read.lineno}: {text} may be a different tensor than the rest of the pattern reads"
+                )
 
 
 def _casts(value: Value) -> Iterator[Value]:
@@ -86,7 +88,7 @@ def _check_unseen(parts: list[ast.expr], spellings: Set[str], calls: CallSites) 
     texts = {ast.unparse(part) for part in parts}
     if parts and (len(texts | spellings) > 1 or any(isinstance(part, ast.Call) for part in parts)):
         text = calls.source.file.of(parts[0])
-        raise Refusal(f"line {parts[0].lineno}: {text} may be another tensor than the rest of the pattern reads")
+        raise Refusal(f"line {parts[0].lineno}: {text} may be a different tensor than the rest of the pattern reads")
 
 
 def _origin(read: ast.expr, calls: CallSites) -> tuple[str, int]:

@@ -62,7 +62,7 @@ class CallSites:
         place = node.place_in(self.frame)
         found = self.source.at(place.span) if place is not None else None
         if found is None:
-            raise Refusal(f"{node.op} stands in no expression of {self.frame.code.co_name}")
+            raise Refusal(f"{node.op} appears in no expression of {self.frame.code.co_name}")
         return found
 
     def denotes(self, expression: ast.AST, value: Value, at: Node) -> bool:

@@ -105,7 +105,7 @@ def check_method(called: ast.AST | None, calls: CallSites) -> None:
         check_not_replaced(function.attr, calls.frame, file)
     other = other_method(function.attr, calls.frame, file)
     if other is not None:
-        raise Refusal(f"{function.attr} is that of {own.__name__}, which {other} has another for")
+        raise Refusal(f"{function.attr} is defined in {own.__name__}, but overridden in {other}")
 
 
 def check_not_replaced(method: str, frame: Frame, file: SourceFile) -> None:
@@ -155,12 +155,12 @@ def _expression_to_ask(function: ast.expr, module: nn.Module, calls: CallSites) 
         return None
     held = _value(function, calls)
     if _is_own(function, calls) and is_changed(function.attr, calls.source.file):
-        raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
+        raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may contain different modules in another call")
     if isinstance(held, nn.Module) and _is_own(function, calls) and _is_always_alike(function.attr, held, calls):
         return None
     other = held is not None and held is not module  # in a Sequential, say
     if other or isinstance(module, nn.Sequential) or not _is_path(function, calls):
-        raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may hold other modules next time")
+        raise Refusal(f"line {function.lineno}: {ast.unparse(function)} may contain different modules in another call")
     return function
 
 
@@ -177,7 +177,7 @@ def identity_guard(call: ast.Call, calls: CallSites) -> SourceGuard | None:
         return None
     text, name = calls.source.file.of(expression), name_of(type(module), calls)
     if name is None:
-        raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
+        raise Refusal(f"line {expression.lineno}: {text} may be a module of a different class in another call")
     return SourceGuard(expression, f"type({text}) is {name}")
 
 
@@ -203,7 +203,7 @@ def setting_of(name: str, made: ast.Call, module: nn.Module) -> ast.expr | None:
     given.update(zip(names, made.args, strict=False))
     unpacked = None in given or any(isinstance(each, ast.Starred) for each in made.args)
     if unpacked or any(_literal(given[each]) is not None for each in _LEGACY & given.keys()):
-        raise Refusal(f"line {made.lineno}: the arguments of {type(module).__name__} are not understood")
+        raise Refusal(f"line {made.lineno}: cannot interpret the arguments of {type(module).__name__}")
     return given.get(name)
 
 

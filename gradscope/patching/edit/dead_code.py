@@ -86,13 +86,13 @@ def own_statements(match: Match, calls: CallSites) -> OwnStatements:
     for node in match.nodes:
         expression = calls.expression(node)
         if calls.source.statement(expression) is calls.statement and not within(calls.stays, expression):
-            raise Refusal(f"line {calls.statement.lineno} uses the pattern's parts twice")
+            raise Refusal(f"line {calls.statement.lineno} uses an intermediate result of the pattern twice")
     own = OwnStatements()
     for statement in sorted(homes, key=calls.source.file.start):
         own.conditions += _conditions_in(statement, match, calls)
         top = _in_block(statement, calls)
         if calls.block.index(top) > calls.block.index(calls.statement):
-            raise Refusal(f"line {top.lineno} stands behind the result: the pattern spans two rounds of a loop")
+            raise Refusal(f"line {top.lineno} comes after the result: the pattern spans two loop iterations")
         if top not in own.gone:
             own.gone.append(top)
             if isinstance(top, ast.If):
@@ -109,9 +109,9 @@ def _in_block(statement: ast.stmt, calls: CallSites) -> ast.stmt:
     while top not in calls.block:
         top = calls.source.file.parents[top]
         if within(top, calls.statement):
-            raise Refusal(f"line {statement.lineno} stands outside of the block in which the result is made")
+            raise Refusal(f"line {statement.lineno} is outside the block that computes the result")
         if not isinstance(top, ast.If):
-            raise Refusal(f"line {statement.lineno} runs in a loop, a with or a try of its own")
+            raise Refusal(f"line {statement.lineno} is in a separate loop, with or try block")
     assert isinstance(top, ast.stmt)
     return top
 
@@ -120,7 +120,7 @@ def _take_branch(branch: ast.If, homes: set[ast.stmt], own: OwnStatements) -> No
     """Add the side of ``branch`` that ran to ``own``."""
     inside = [bool(homes & set(statements_in(side))) for side in (branch.body, branch.orelse)]
     if all(inside):
-        raise Refusal(f"line {branch.lineno}: both sides of a condition ran")
+        raise Refusal(f"line {branch.lineno}: both branches of a condition ran")
     own.conditions.append(condition_of(branch.test, inside[0]))
     for statement in branch.body if inside[0] else branch.orelse:
         if isinstance(statement, ast.If) and homes & set(statements_in([statement])):
@@ -135,13 +135,13 @@ def _conditions_in(statement: ast.stmt, match: Match, calls: CallSites) -> Itera
     """Yield the conditional expressions in ``statement`` that ``match`` ran under."""
     for part in walked(statement):
         if isinstance(part, HIDES) and not is_the_same_for_each(part):
-            raise Refusal(f"line {part.lineno} holds a lambda, a comprehension or an assignment inside")
+            raise Refusal(f"line {part.lineno} contains a lambda, a comprehension or an assignment expression")
         if isinstance(part, ast.BoolOp) and _made_in(part, match, calls):
-            raise Refusal(f"line {part.lineno} holds a condition")
+            raise Refusal(f"line {part.lineno} contains a condition")
         if isinstance(part, ast.IfExp) and (made := _made_in(part, match, calls)):
             inside = [any(within(side, each) for each in made) for side in (part.body, part.orelse)]
             if all(inside) or any(within(part.test, each) for each in made):
-                raise Refusal(f"line {part.lineno}: both sides of a condition ran")
+                raise Refusal(f"line {part.lineno}: both branches of a condition ran")
             yield condition_of(part.test, inside[0])
 
 
@@ -149,14 +149,14 @@ def _check_unconditional(match: Match, calls: CallSites) -> None:
     """Raise Refusal where the result, or a part of it, is evaluated under a condition or several times."""
     for part in walked(calls.stays):
         if isinstance(part, HIDES) or (isinstance(part, (ast.IfExp, ast.BoolOp)) and _made_in(part, match, calls)):
-            raise Refusal(f"line {part.lineno} holds a condition, a lambda or a comprehension")
+            raise Refusal(f"line {part.lineno} contains a condition, a lambda or a comprehension")
     if calls.source.inside(calls.stays, HIDES):
-        raise Refusal(f"line {calls.stays.lineno} stands in a lambda or a comprehension")
+        raise Refusal(f"line {calls.stays.lineno} is in a lambda or a comprehension")
     above: ast.AST = calls.stays
     while not isinstance(above, ast.stmt):
         above = calls.source.file.parents[above]
         if isinstance(above, (ast.IfExp, ast.BoolOp)):
-            raise Refusal(f"line {calls.stays.lineno} runs under a condition of its own")
+            raise Refusal(f"line {calls.stays.lineno} runs under a separate condition")
 
 
 def _made_in(part: ast.AST, match: Match, calls: CallSites) -> list[ast.AST]:
@@ -167,7 +167,7 @@ def _made_in(part: ast.AST, match: Match, calls: CallSites) -> list[ast.AST]:
 def condition_of(test: ast.expr, outcome: bool) -> Condition:
     """Return ``test`` as a condition of the new code; with another outcome the old code runs."""
     if not reads_only(test):
-        raise Refusal(f"line {test.lineno}: the condition cannot be asked earlier")
+        raise Refusal(f"line {test.lineno}: the condition cannot be evaluated earlier")
     return test, outcome
 
 
@@ -293,11 +293,11 @@ def _skipped(statement: ast.stmt, calls: CallSites) -> Condition | None:
     """
     if isinstance(statement, ast.If):
         if statement.orelse:
-            raise Refusal(f"line {statement.lineno}: which side of the condition ran is not known")
+            raise Refusal(f"line {statement.lineno}: cannot tell which branch of the condition ran")
         if _ran(statement.body, calls):
-            raise Refusal(f"line {statement.lineno}: a condition held in the pattern")
+            raise Refusal(f"line {statement.lineno}: a condition inside the pattern was true")
         if not any(calls_something(each) for each in statement.body):
-            raise Refusal(f"line {statement.lineno}: whether the condition held is not known")
+            raise Refusal(f"line {statement.lineno}: cannot tell whether the condition was true")
         return condition_of(statement.test, False)
     value = statement.value if isinstance(statement, ast.Assign) else None
     if not isinstance(value, ast.IfExp) or len(targets(statement)) != 1:
@@ -327,9 +327,9 @@ def check_asked_first(test: ast.expr, dead: DeadCode, calls: CallSites) -> None:
     end = max(file.start(test), file.start(calls.statement))
     name = min(names_in(test) & dead.bound, default=None)
     if name is not None:
-        raise Refusal(f"a condition asks for {name}, which is not made any more")
+        raise Refusal(f"a condition reads {name}, which would no longer exist")
     if bound_between(test, removal_start(dead, calls), end, calls):
-        raise Refusal(f"line {test.lineno}: the condition cannot be asked earlier")
+        raise Refusal(f"line {test.lineno}: the condition cannot be evaluated earlier")
 
 
 # Which names that removed statements bind are live: read later, in the function or in one inside it.
@@ -356,7 +356,7 @@ def _is_live(read: ast.Name, dead: DeadCode, calls: CallSites) -> bool:
         looping = source.inside(calls.stays, LOOPS)
         if not looping or not isinstance(read.ctx, ast.Load) or _is_bound_above(read, calls):
             return False
-        raise Refusal(f"{name} is read again in the next round of the loop")
+        raise Refusal(f"{name} is read again in the next loop iteration")
     if home is own and isinstance(read.ctx, ast.Store):
         return False
     if name in targets(own) and not (home is own and isinstance(read.ctx, ast.Load)):
@@ -393,12 +393,12 @@ def _check_nested(name: str, calls: CallSites) -> None:
     """Raise Refusal where code that is not followed may read ``name``."""
     source = calls.source
     if name in source.not_local:
-        raise Refusal(f"{name} is not a local name")
+        raise Refusal(f"{name} is not a local variable")
     if any(is_name(inner, name) for part in source.nested for inner in walked(part)):
-        raise Refusal(f"{name} is also a name inside a nested function")
+        raise Refusal(f"{name} is also a variable of a nested function")
     for reader in ("locals", "eval", "exec", "vars"):
         if source.names(reader):
-            raise Refusal(f"{reader}() may read any name")
+            raise Refusal(f"{reader}() can read any variable")
 
 
 def conditions_of_later_reads(dead: DeadCode, calls: CallSites, bound: str | None = None) -> Iterator[Condition]:

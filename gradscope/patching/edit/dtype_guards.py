@@ -143,7 +143,7 @@ def _torch(calls: CallSites) -> str:
     local = calls.frame.code.co_varnames
     names = [name for name, held in calls.frame.globals.items() if held is torch and name not in local]
     if not names:
-        raise Refusal("the result has a dtype of its own, whatever the input's is, and the file has no name for torch")
+        raise Refusal("the result has a fixed dtype, whatever the input's, and the file does not import torch")
     return "torch" if "torch" in names else names[0]
 
 

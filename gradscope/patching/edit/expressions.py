@@ -56,7 +56,7 @@ def number_of(scalar: Scalar, calls: CallSites) -> ast.expr | str:
             return found
         if scalar.otherwise:
             return scalar.otherwise
-    raise Refusal(f"how {node.op} spells its {scalar.name or 'number'} is not understood")
+    raise Refusal(f"cannot tell how the call of {node.op} specifies its {scalar.name or 'number'}")
 
 
 def _number_below(scalar: Scalar, calls: CallSites) -> ast.expr | str:
@@ -76,14 +76,14 @@ def _number_below(scalar: Scalar, calls: CallSites) -> ast.expr | str:
     own = inner.owner is not None and inner.owner is calls.frame.owner
     names = {each.id for each in (part,) if isinstance(each, ast.Name)} | set(_first(calls))
     if not own or names != set(inner.code.co_varnames[:1]) or isinstance(found, ast.Name):
-        raise Refusal(f"{scalar.node.op} gets its number in {inner.code.co_name}")
+        raise Refusal(f"the number that {scalar.node.op} uses is set in {inner.code.co_name}")
     if any(
         isinstance(each.ctx, ast.Store)
         for text in (calls.source, source)
         for name in names
         for each in text.names(name)
     ):
-        raise Refusal(f"{min(names)} is bound anew")
+        raise Refusal(f"{min(names)} is reassigned")
     return source.file.of(found)
 
 
@@ -95,7 +95,7 @@ def size_of(size: Size, calls: CallSites) -> ast.expr | None:
     """
     call = calls.innermost(size.node)
     if not isinstance(call, ast.Call) or call.keywords:
-        raise Refusal(f"a size of {size.node.op} is not written where it can be read")
+        raise Refusal(f"a size of {size.node.op} cannot be found in the code")
     sizes = sizes_of(size.node, calls)
     stars = [index for index, each in enumerate(sizes) if isinstance(each, ast.Starred)]
     if not stars and len(sizes) == size.count:
@@ -103,11 +103,11 @@ def size_of(size: Size, calls: CallSites) -> ast.expr | None:
     elif stars and size.count - size.position < len(sizes) - stars[-1]:
         found = sizes[size.position - size.count]
     else:
-        raise Refusal(f"line {call.lineno}: which of the sizes it is is not understood")
+        raise Refusal(f"line {call.lineno}: cannot tell which size this is")
     if is_left(found):
         return None
     if names_in(found) & _bound_inside(found, calls) or not reads_only(found):
-        raise Refusal(f"line {found.lineno}: {calls.source.file.of(found)} cannot be read again")
+        raise Refusal(f"line {found.lineno}: {calls.source.file.of(found)} cannot be evaluated again")
     return found
 
 
@@ -372,7 +372,7 @@ def _asked_elsewhere(
     name: ast.Name, above: ast.AST | None, higher: ast.AST | None, match: Match, calls: CallSites
 ) -> tuple[ast.AST, str]:
     assert isinstance(above, (ast.Attribute, ast.Call)) and higher is not None
-    reason = f"line {name.lineno} asks for the form of {name.id}, which is not made any more"
+    reason = f"line {name.lineno} reads the shape of {name.id}, which would no longer exist"
     like = match.like
     held = {
         place.names[name.id]
@@ -406,7 +406,7 @@ def _name_of(value: Value, near: ast.Name, match: Match, calls: CallSites) -> st
     here, there = sorted([file.start(near), file.start(calls.expression(at))])
     plain = isinstance(expression, ast.Name) and not bound_between(expression, here, there, calls)
     if not plain or names_in(expression) & {near.id}:
-        raise Refusal(f"line {near.lineno} asks for the form of {near.id}, which is not made any more")
+        raise Refusal(f"line {near.lineno} reads the shape of {near.id}, which would no longer exist")
     return file.of(expression)
 
 

@@ -97,7 +97,7 @@ class GuardWriter:
         written = index.elts if isinstance(index, ast.Tuple) else [index]
         values = value if isinstance(value, tuple) else (value,)
         if len(written) != len(values) or any(isinstance(each, ast.Starred) for each in written):
-            raise Refusal(f"line {index.lineno}: {calls.source.file.of(index)} may be another number next time")
+            raise Refusal(f"line {index.lineno}: the value of {calls.source.file.of(index)} may change between calls")
         for part, held in _bounds(written, values):
             guard = self.of_value(part, held, calls, False)
             if guard is not None:
@@ -144,7 +144,7 @@ class GuardWriter:
             return None
         text = self.text(expression, calls)
         if any(self.calls.source.file.bound[name] for name in ("isinstance", "float", "int")):
-            raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
+            raise Refusal(f"line {expression.lineno}: the value of {text} may change between calls")
         return SourceGuard(expression, _test(expression, text, value, multiplies))
 
     def of_class(self, node: Node) -> SourceGuard | None:
@@ -162,7 +162,7 @@ class GuardWriter:
             return None
         text, name = self.text(expression, calls), name_of(type(node.caller), self.calls)
         if name is None:
-            raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
+            raise Refusal(f"line {expression.lineno}: {text} may be a module of a different class in another call")
         return SourceGuard(expression, f"type({text}) is {name}")
 
     def of_settings(self, node: Node, read: set[str]) -> Iterator[SourceGuard]:
@@ -204,7 +204,9 @@ class GuardWriter:
                 text, kind = self.text(expression, calls), type(module)
                 name = name_of(kind, self.calls)
                 if name is None and is_given(kind.__name__, kind.__name__, self.calls.source.file):
-                    raise Refusal(f"line {expression.lineno}: {text} may be a module of another class next time")
+                    raise Refusal(
+                        f"line {expression.lineno}: {text} may be a module of a different class in another call"
+                    )
                 # That a mapping of a library gave it, as Transformers' ACT2FN, leaves the file without its name.
                 test = f'type({text}).__name__ == "{kind.__name__}"' if name is None else f"type({text}) is {name}"
                 yield SourceGuard(expression, test)
@@ -217,7 +219,7 @@ class GuardWriter:
         guard = choice_guard(inner, source, call, calls) if calls is self.calls else None
         if guard is None:
             name, line = inner.frame.code.co_name, source.definition.lineno
-            raise Refusal(f"{name} may do something else another time, on line {line}")
+            raise Refusal(f"{name} may behave differently in another call, on line {line}")
         if guard.test:
             yield guard
 
@@ -233,7 +235,7 @@ class GuardWriter:
     def text(self, expression: ast.expr, calls: CallSites) -> str:
         text = calls.source.file.of(expression)
         if calls is not self.calls and not self._same_owner(expression, calls.frame):
-            raise Refusal(f"line {expression.lineno}: {text} may be another number next time")
+            raise Refusal(f"line {expression.lineno}: the value of {text} may change between calls")
         return text
 
     def calls_at(self, node: Node) -> CallSites:

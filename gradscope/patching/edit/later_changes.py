@@ -46,16 +46,14 @@ def check_changed_later(match: Match, recording: Recording, calls: CallSites) ->
     shown = {match.output}
     for node in recording.nodes[match.last.index + 1 :]:
         if node.changed & {value.storage for value in shown}:
-            raise Refusal(f"{node.op} changes the result in place, which the backward of attention reads")
+            raise Refusal(f"{node.op} modifies the result in place, but attention's backward reads it")
         if node.op in _SHOWING and node.inputs and node.inputs[0] in shown:
             shown.update(node.outputs)
     shows = _Shows(calls, shown)
     for part in walked(calls.source.definition):
         changed = [*_changed(part), *_changed_by_module(part, calls)]
         if any(shows.after(each) and shows.result(_root(each)) for each in changed):
-            raise Refusal(
-                f"line {changed[0].lineno} changes the result in place, which the backward of attention reads"
-            )
+            raise Refusal(f"line {changed[0].lineno} modifies the result in place, but attention's backward reads it")
 
 
 def _changed(part: ast.AST) -> list[ast.expr]:

@@ -154,7 +154,7 @@ class NewCall:
             text = self._spelled(size, "size", piece.node)
             return f"({text})" if bracketed and isinstance(size, ast.BinOp) and not text.isidentifier() else text
         if not piece.rest:
-            raise Refusal(f"line {self.stays.lineno}: a size of {piece.node.op} is left to torch")
+            raise Refusal(f"line {self.stays.lineno}: torch infers a size of {piece.node.op}")
         parts = (
             self._size(each, bracketed=True) if isinstance(each, Size) else self._piece(each) for each in piece.rest
         )
@@ -163,7 +163,7 @@ class NewCall:
     def _operand(self, piece: Of) -> str:
         expression, at = operand_of(piece.value, self.match.nodes | self.match.later, self.calls)
         if piece.again and expression not in self._names and not reads_only(expression):
-            raise Refusal(f"line {expression.lineno}: {piece.role} would be made twice")
+            raise Refusal(f"line {expression.lineno}: {piece.role} would be computed twice")
         text = self._spelled(expression, piece.role, at)
         plain = text.isidentifier() or isinstance(expression, (ast.Name, ast.Call, ast.Attribute, ast.Subscript))
         return f"{text if plain or not (piece.suffix or piece.bracketed) else f'({text})'}{piece.suffix}"
@@ -184,13 +184,13 @@ class NewCall:
         called = self.calls.called_module(call, piece.node) if isinstance(call, ast.Call) else None
         text = self.source.file.of(module)
         if isinstance(module, ast.Name) and not still_holds(module, self.calls):
-            raise Refusal(f"{text} is another module when the result is made")
+            raise Refusal(f"{text} refers to a different module where the result is computed")
         if is_hooked(called):
             raise Refusal(f"{text} has hooks, which would no longer be called")
         if isinstance(called, nn.Module) and any(children_of(called)):
-            raise Refusal(f"{text} holds modules of its own")
+            raise Refusal(f"{text} contains submodules")
         if isinstance(piece, Setting) and piece.node.caller is not called:
-            raise Refusal(f"{text} is no module of torch: what it does with its settings is not known")
+            raise Refusal(f"{text} is not a torch module, so its behavior is not known")
         self.spelled.append(module)
         return f"{text}.{piece.attribute}" if isinstance(piece, Setting) else text
 
@@ -231,7 +231,7 @@ class NewCall:
         called = self.calls.called_module(call) if isinstance(call, ast.Call) else None
         local = isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Subscript)) and called is None
         if not isinstance(call, ast.Call) or not (called is piece.node.caller or (local and not piece.certain)):
-            raise Refusal(f"line {self.stays.lineno}: which module is called there is not understood")
+            raise Refusal(f"line {self.stays.lineno}: cannot tell which module is called")
         text = self.source.file.of(call.func)
         if is_hooked(piece.node.caller):
             raise Refusal(f"{text} has hooks, which need its output")
@@ -241,15 +241,15 @@ class NewCall:
     def _given(self, piece: Given) -> str:
         call = self.calls.expression(piece.node)
         if not isinstance(call, ast.Call):
-            raise Refusal(f"how {piece.node.op} is called is not understood")
+            raise Refusal(f"cannot tell how {piece.node.op} is called")
         if piece.node.caller is None and not self.calls.is_call_of(call, piece.node):
             raise Refusal(f"{piece.node.op} is not called by its own name")
         names = {keyword.arg for keyword in call.keywords}
         starred = None in names or any(isinstance(argument, ast.Starred) for argument in call.args)
         if starred or len(call.args) > piece.positional or not names <= piece.names or len(call.args) < piece.skipped:
-            raise Refusal(f"line {call.lineno}: the arguments of {piece.node.op} are not understood")
+            raise Refusal(f"line {call.lineno}: cannot interpret the arguments of {piece.node.op}")
         if call is not self.stays:
-            raise Refusal(f"{piece.node.op} stands in another expression")
+            raise Refusal(f"{piece.node.op} is part of another expression")
         file = self.source.file
         parts: list[ast.expr | ast.keyword] = [*call.args[piece.skipped :], *call.keywords]
         if not parts:
@@ -272,7 +272,7 @@ class NewCall:
         if at is self.match.also:
             first, last = self.source.file.start(self.stays), self.source.file.start(expression)
             if not reads_only(expression) or bound_between(expression, first, last, self.calls):
-                raise Refusal(f"line {expression.lineno}: {text} may not be what it is on line {self.stays.lineno}")
+                raise Refusal(f"line {expression.lineno}: {text} may differ from its value on line {self.stays.lineno}")
         if home is self.statement and within(self.stays, expression):
             return _wrapped(text, expression)
         if isinstance(expression, ast.Name):
@@ -298,7 +298,7 @@ class NewCall:
         if not gone:
             return text
         if not only_forms(expression, gone):
-            raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would not be made any more")
+            raise Refusal(f"line {expression.lineno} reads {min(gone)}, which would no longer exist")
         start, written = self.source.file.start(expression), text.encode()
         asked = shape_queries(expression, gone, self.match, self.calls)
         for old, new in sorted(asked, key=lambda each: self.source.file.start(each[0]), reverse=True):
@@ -385,20 +385,20 @@ def pair_of(match: Match, calls: CallSites, parts: list[ast.stmt], spelled: set[
     cast = match.given.cast
     dtype = "" if cast is None else _dtype_of(calls.expression(cast), parts, spelled)
     if not isinstance(own, _SIMPLE) or not isinstance(stays, ast.expr):
-        raise NoPair(f"line {own.lineno} is no assignment and no return")
+        raise NoPair(f"line {own.lineno} is neither an assignment nor a return")
     target = own.targets[0] if isinstance(own, ast.Assign) and len(own.targets) == 1 else None
     if name in targets(own):
-        raise NoPair(f"line {own.lineno} binds {name} anew")
+        raise NoPair(f"line {own.lineno} reassigns {name}")
     if isinstance(target, ast.Name) and own.value is stays and not match.suffix:
         return Pair(target.id, name, target, target.id, dtype)
     file = calls.source.file
     if file.text[file.line_starts[own.lineno] : file.start(own)].strip():
-        raise NoPair(f"line {own.lineno} holds several statements")
+        raise NoPair(f"line {own.lineno} contains several statements")
     for part in walked(own):
         if not isinstance(part, ast.expr) or file.end(part) > file.start(stays):
             continue
         if not isinstance(getattr(part, "ctx", None), ast.Store) and not reads_only(part):
-            raise NoPair(f"line {own.lineno} evaluates something before the output")
+            raise NoPair(f"line {own.lineno} evaluates something else before the output")
     output = "attended"
     while output in file.identifiers | taken:
         output += "_"
@@ -417,7 +417,7 @@ def _name_of(match: Match, calls: CallSites, parts: list[ast.stmt]) -> str:
             (target,) = part.targets
             if isinstance(target, ast.Name) and not any(target.id in targets(each) for each in parts[place + 1 :]):
                 return target.id
-    raise NoPair(f"the result of {maker.op} has no name of its own")
+    raise NoPair(f"the result of {maker.op} is not assigned to a variable")
 
 
 def _dtype_of(cast: ast.expr | ast.stmt, parts: list[ast.stmt], spelled: set[str]) -> str:
@@ -430,7 +430,7 @@ def _dtype_of(cast: ast.expr | ast.stmt, parts: list[ast.stmt], spelled: set[str
         return f"weights_dtype={name}.dtype"
     makers = [part for part in parts if name in targets(part) and part.lineno < cast.lineno]
     if not makers or any(_casts(part) for maker in makers for part in walked(maker)):
-        raise NoPair(f"line {cast.lineno} casts to a dtype that is not an operand's")
+        raise NoPair(f"line {cast.lineno} casts to a dtype that no operand has")
     return 'weights_dtype="result"'
 
 
@@ -462,23 +462,23 @@ def second_of(match: Match, recording: Recording, calls: CallSites, *, condition
     source, own = calls.source, calls.statement
     expression = calls.expression(node)
     if conditional:
-        raise Refusal(f"line {own.lineno} runs under a condition of its own")
+        raise Refusal(f"line {own.lineno} runs under a separate condition")
     if not isinstance(own, ast.Assign) or len(own.targets) != 1 or own.value is not calls.stays:
-        raise Refusal(f"line {own.lineno} does not assign the sum to a name")
+        raise Refusal(f"line {own.lineno} does not assign the sum to a variable")
     target = own.targets[0]
     if not isinstance(target, ast.Name) or not isinstance(expression, ast.Call) or node.grad != match.last.grad:
-        raise Refusal(f"line {own.lineno} does not assign the sum to a name")
+        raise Refusal(f"line {own.lineno} does not assign the sum to a variable")
     home, block = source.statement(expression), calls.block
     if home not in block or block.index(home) <= block.index(own) or not isinstance(home, _WITH_AUGMENTED):
-        raise Refusal(f"line {expression.lineno} does not always follow line {own.lineno}")
+        raise Refusal(f"line {expression.lineno} does not always run after line {own.lineno}")
     above: ast.AST = expression
     while above is not home:
         above = source.file.parents[above]
         if isinstance(above, _UNDER):
-            raise Refusal(f"line {expression.lineno} holds a condition, a lambda or a comprehension")
+            raise Refusal(f"line {expression.lineno} contains a condition, a lambda or a comprehension")
     read = expression.args[0] if expression.args else None
     if not isinstance(read, ast.Name) or read.id != target.id:
-        raise Refusal(f"line {expression.lineno} normalises something else than {target.id}")
+        raise Refusal(f"line {expression.lineno} normalizes a tensor other than {target.id}")
     _check_between(match, recording, block[block.index(own) + 1 : block.index(home)], target.id)
     name = f"normed_{target.id}"
     while name in source.file.identifiers:
@@ -491,11 +491,11 @@ def _check_between(match: Match, recording: Recording, statements: list[ast.stmt
     for statement in statements:
         stored = [part for part in walked(statement) if isinstance(part, ast.Name) and part.id == name]
         if any(not isinstance(part.ctx, ast.Load) for part in stored):
-            raise Refusal(f"line {statement.lineno} binds {name} anew")
+            raise Refusal(f"line {statement.lineno} reassigns {name}")
         if not isinstance(statement, _WITH_AUGMENTED) and name in names_in(statement):
             raise Refusal(f"line {statement.lineno} uses {name} under a condition")
     assert match.also is not None
     storages = {value.storage for value in match.also.inputs}
     for node in recording.nodes[match.last.index + 1 : match.also.index]:
         if node.changed & storages:
-            raise Refusal(f"{node.op} changes in place what {match.also.op} reads")
+            raise Refusal(f"{node.op} modifies in place a tensor that {match.also.op} reads")

@@ -99,7 +99,7 @@ def edit_of(
 def _edit(match: Match, recording: Recording, frame: Frame, source: FunctionSource, taken: frozenset[str]) -> Edit:
     """Return the edit that replaces all calls of ``match`` in one way."""
     if frame.suspends:
-        raise Refusal("a generator or coroutine is not edited")
+        raise Refusal("generators and coroutines are not edited")
     check_run(match, recording, frame, source)
     calls = CallSites(source, frame, recording.executed_in(frame), match.last)
     _check_result(match, calls)
@@ -131,7 +131,7 @@ def _check_result(match: Match, calls: CallSites) -> None:
     """Raise Refusal where the result is made in another function, or its expression runs another call."""
     last = match.last
     if last.places[0].frame is not calls.frame:
-        raise Refusal(f"the result of {last.op} is made in {last.places[0].frame.code.co_name}")
+        raise Refusal(f"the result of {last.op} is computed in {last.places[0].frame.code.co_name}")
     own = {node.op for node in match.nodes}
     for node in calls.nodes:
         place = node.places[0]
@@ -145,7 +145,7 @@ def _check_guards(guards: list[SourceGuard], dead: DeadCode, calls: CallSites) -
     for each in guards:
         if not reads_only(each.expression):
             text = calls.source.file.of(each.expression)
-            raise Refusal(f"line {each.expression.lineno}: {text} may be another number next time")
+            raise Refusal(f"line {each.expression.lineno}: the value of {text} may change between calls")
     for each in guards:
         if within(calls.source.definition, each.expression):
             check_asked_first(each.expression, dead, calls)
@@ -268,7 +268,7 @@ def _removal(statement: ast.stmt, asked: dict[ast.stmt, list[Replacement]], rewr
     line_start, line_end = file.line_starts[statement.lineno], file.line_starts[(statement.end_lineno or 0) + 1]
     rest = file.text[end:line_end].strip()
     if file.text[line_start:start].strip() or (rest and not rest.startswith(b"#")):
-        raise Refusal(f"line {statement.lineno} holds several statements")
+        raise Refusal(f"line {statement.lineno} contains several statements")
     return Replacement(line_start, line_end, "")
 
 
@@ -286,7 +286,7 @@ def check_can_be_indented(statement: ast.stmt) -> None:
     """Raise Refusal where ``statement`` holds a string of several lines, which another indent would change."""
     for part in walked(statement):
         if isinstance(part, (ast.Constant, ast.JoinedStr)) and part.lineno != part.end_lineno:
-            raise Refusal(f"line {part.lineno}: a text of several lines cannot be indented")
+            raise Refusal(f"line {part.lineno}: a multi-line string cannot be re-indented")
 
 
 def _blank_lines(found: list[Replacement], rewrite: Rewrite) -> list[Replacement]:
@@ -394,7 +394,7 @@ def with_fallback(rewrite: Rewrite, made: list[Replacement]) -> Replacement:
             check_can_be_indented(each)
     shared = file.text[file.end(statement) : end].strip().startswith(b";")
     if shared or (file.text[start : file.start(statement)].strip() and not rewrite.dead.gone):
-        raise Refusal(f"line {statement.lineno} holds several statements")
+        raise Refusal(f"line {statement.lineno} contains several statements")
     new = edited(file.text[start:end], moved_by(start, made))
     conditions = rewrite.conditions
     tests = dict.fromkeys(spelled_condition(file.of(test), test, outcome) for test, outcome in conditions)

@@ -40,7 +40,7 @@ def check_run(match: Match, recording: Recording, frame: Frame, source: Function
     _check_escapes(match)
     _check_changes(match, recording.nodes)
     if len({node.grad for node in match.nodes if node.inputs}) > 1:
-        raise Refusal("gradients are switched off for a part of the pattern")
+        raise Refusal("gradients are disabled for part of the pattern")
     files = {source.file.name: source.file}
     _check_helpers(match, frame, files)
     for scalar in match.fixed:
@@ -56,11 +56,11 @@ def _check_escapes(match: Match) -> None:
     for value in match.inner:
         others = [user for user in value.users if user not in match.nodes and not is_asked_for_form(user, value)]
         if others and others[0].op in LIKE:
-            raise Refusal(f"{others[0].op} asks for the form of what {_maker(value.producer)} makes, which goes")
+            raise Refusal(f"{others[0].op} reads the shape of the result of {_maker(value.producer)}, which is removed")
         if others and not _is_no_cast(value):
             raise Refusal(f"the result of {_maker(value.producer)} is also read by {others[0].op}")
         if value.alive and value.content not in stays:
-            raise Refusal(f"the result of {_maker(value.producer)} is kept after the run: it is returned or stored")
+            raise Refusal(f"the result of {_maker(value.producer)} is returned or stored")
 
 
 def _check_changes(match: Match, nodes: list[Node]) -> None:
@@ -70,12 +70,12 @@ def _check_changes(match: Match, nodes: list[Node]) -> None:
     changing = [node for node in nodes[: match.last.index + 1] if node.changed]
     for node in match.nodes:
         if node.changed & outside:
-            raise Refusal(f"{node.op} changes a tensor in place that was there before")
+            raise Refusal(f"{node.op} modifies an existing tensor in place")
         for value in node.inputs:
             for other in changing:
                 late = other.index > node.index and value.storage in other.changed
                 if late and other not in match.nodes:
-                    raise Refusal(f"{other.op} changes in place what {node.op} read")
+                    raise Refusal(f"{other.op} modifies in place a tensor that {node.op} read")
 
 
 def _check_helpers(match: Match, frame: Frame, files: dict[str, SourceFile]) -> None:
@@ -101,10 +101,10 @@ def _check_helpers(match: Match, frame: Frame, files: dict[str, SourceFile]) -> 
             if not is_itself and any(
                 not isinstance(each, ast.Name) or each.id != "staticmethod" for each in definition.decorator_list
             ):
-                raise Refusal(f"{code.co_name}, which makes a part of the pattern, is decorated")
+                raise Refusal(f"{code.co_name}, which contains part of the pattern, is decorated")
             for statement in definition.body if choice_of(definition) is None else ():
                 if not is_straight(statement):
-                    raise Refusal(f"{code.co_name} may do something else another time, on line {statement.lineno}")
+                    raise Refusal(f"{code.co_name} may behave differently in another call, on line {statement.lineno}")
 
 
 def _check_identities(calls: CallSites) -> None:
@@ -114,7 +114,7 @@ def _check_identities(calls: CallSites) -> None:
             guard = identity_guard(part, calls)
             if guard is not None:
                 text = calls.source.file.of(guard.expression)
-                raise Refusal(f"line {part.lineno}: {text} may hold other modules next time")
+                raise Refusal(f"line {part.lineno}: {text} may contain different modules in another call")
 
 
 def _check_hooks(module: object) -> None:
@@ -130,7 +130,7 @@ def _check_fixed(scalar: Scalar, recording: Recording, files: dict[str, SourceFi
     source = FunctionSource.of(frame.code, files)
     found = number_of(scalar, CallSites(source, frame, recording.executed_in(frame), scalar.node))
     if not isinstance(found, str) and not is_fixed(found):
-        raise Refusal(f"line {found.lineno}: {source.file.of(found)} may be another number next time")
+        raise Refusal(f"line {found.lineno}: the value of {source.file.of(found)} may change between calls")
 
 
 def check_feeds_match(match: Match, calls: CallSites, parts: list[ast.stmt]) -> None:
@@ -138,7 +138,7 @@ def check_feeds_match(match: Match, calls: CallSites, parts: list[ast.stmt]) -> 
     own = {(calls.expression(node), node.op) for node in match.nodes}
     for statement in parts:
         if not bound_names(statement):
-            raise Refusal(f"line {statement.lineno} assigns to more than a name")
+            raise Refusal(f"line {statement.lineno} assigns to more than one plain name")
         for found, node in calls.calls_in(statement):
             # The same call in another round of a loop is part of a match of its own.
             if node in match.nodes or (found, node.op) in own:
@@ -147,7 +147,7 @@ def check_feeds_match(match: Match, calls: CallSites, parts: list[ast.stmt]) -> 
                 raise Refusal(f"line {statement.lineno} also calls {node.op}")
             reader = _reader_that_stays(node, match, calls, parts)
             if reader is not None:
-                raise Refusal(f"line {statement.lineno} also makes what {reader.op} reads")
+                raise Refusal(f"line {statement.lineno} also creates what {reader.op} reads")
 
 
 def _reader_that_stays(node: Node, match: Match, calls: CallSites, parts: list[ast.stmt]) -> Node | None:

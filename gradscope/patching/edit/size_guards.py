@@ -110,7 +110,9 @@ def _text(expression: ast.expr, calls: CallSites) -> str:
 def form_guard(expression: ast.expr, test: str, calls: CallSites) -> SourceGuard:
     if not reads_only(expression):
         name = calls.source.file.of(expression)
-        raise Refusal(f"line {expression.lineno}: {name} may have another form next time, and has no name to ask")
+        raise Refusal(
+            f"line {expression.lineno}: {name} may have a different shape in another call, and has no variable to check"
+        )
     return SourceGuard(expression, test)
 
 

@@ -24,7 +24,7 @@ _LONGEST = 40  # calls of a pattern; those that are written have up to fifteen
 # recurrence makes them in each of its steps, and looking at one takes 1 ms there.
 _FRUITLESS = 40
 
-NOT_CONTIGUOUS = "the result lies in memory in another order than the recipe's"
+NOT_CONTIGUOUS = "the result's memory layout differs from the recipe's"
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Region:
         """Say why no call that gives the main operand's dtype, contiguous, can replace these."""
         reasons = []
         if self.output.dtype != self.x.dtype:
-            reasons.append("the result has another dtype than the input")
+            reasons.append("the result's dtype differs from the input's")
         if self._is_identity_seen:
-            reasons.append("in evaluation an operand is the same tensor before and after dropout")
+            reasons.append("in evaluation mode an operand is the same tensor before and after dropout")
         if any(made.dtype.itemsize < self.x.dtype.itemsize for node in self.nodes for made in node.outputs):
-            reasons.append("it is rounded on the way, to a dtype smaller than the input's")
+            reasons.append("an intermediate result is rounded to a narrower dtype than the input")
         if any(value.device != self.output.device for value in self.given):
             reasons.append("the operands are on different devices")
         return reasons

@@ -211,9 +211,9 @@ LEAST_BYTES = 0.01
 _FEW_BYTES = 16 << 10
 
 SLOWER = "the step is slower with it"
-NO_GAIN = "the step is neither faster nor leaner with it, beyond noise"
+NO_GAIN = "neither time nor memory improves beyond noise"
 HUNGRIER = "the step needs more memory with it"
-NOT_TOGETHER = "it shows no gain together with the others"
+NOT_TOGETHER = "it brings no improvement in combination with the others"
 
 Group = tuple[Site, ...]  # the same change of the same text, wherever it is run
 

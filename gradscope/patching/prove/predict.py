@@ -99,7 +99,7 @@ class Replay:
         for outputs in (self._replayed(), self._called()):
             for made, output in zip(outputs, self.outputs, strict=True):
                 if tuple(made.shape) != output.shape or made.dtype != output.dtype:
-                    raise ValueError("another output than the recorded one")
+                    raise ValueError("the output differs from the recorded one")
 
     def _backward(self, outputs: list[Tensor]) -> None:
         leaves = [tensor for tensor in self.given.values() if tensor.requires_grad]

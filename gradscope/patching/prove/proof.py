@@ -80,7 +80,7 @@ def compare(new: Outcome, original: Outcome, truth: Outcome) -> Errors:
     """
     if set(new) != set(original):
         missing = sorted(set(new) ^ set(original))
-        raise ValueError(f"{missing[0]} exists on one side only")
+        raise ValueError(f"{missing[0]} exists in only one version")
     sizes = {
         kind: max((_rms(true) for name, true in truth.items() if name.startswith(GRADIENT) is kind), default=0.0)
         for kind in (False, True)
@@ -89,9 +89,9 @@ def compare(new: Outcome, original: Outcome, truth: Outcome) -> Errors:
     for name, value in original.items():
         other, true = new[name], truth.get(name)
         if other.shape != value.shape or other.dtype != value.dtype:
-            raise ValueError(f"{name} is {_kind(other)}, it was {_kind(value)}")
+            raise ValueError(f"{name} is {_kind(other)} instead of {_kind(value)}")
         if true is None:
-            raise ValueError(f"{name} does not exist in higher precision")
+            raise ValueError(f"{name} does not exist in the higher-precision reference")
         found.append(_of(name, other, value, true, sizes[name.startswith(GRADIENT)]))
     return Errors(tuple(found))
 
@@ -163,8 +163,8 @@ def prove(swap: Swap, unit: Unit, files: dict[str, SourceFile]) -> dict[Site, Er
 def _why_not_again(error: Exception) -> str:
     """Return why the module's own code did not run for the proof, which asks for gradients of chosen tensors."""
     if isinstance(error, RuntimeError) and "use_reentrant=True" in str(error):
-        return "it calls a checkpoint with use_reentrant=True, through which the proof gets no gradients"
-    return f"it could not be run again for the proof: {first_line(error)}"
+        return "it calls a checkpoint with use_reentrant=True, which hides gradients from the verification"
+    return f"it could not be rerun for verification: {first_line(error)}"
 
 
 def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dict[str, SourceFile]) -> Errors | str:
@@ -176,16 +176,19 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dic
             worst = errors.worst
             if worst is not None and not worst.within:
                 return (
-                    f"{worst.name} is off by {worst.new:.1e} of its size, where the original is off by "
-                    f"{worst.original:.1e} and {worst.limit:.1e} is allowed"
+                    f"{worst.name} has relative error {worst.new:.1e}; the original has {worst.original:.1e}, "
+                    f"and {worst.limit:.1e} is allowed"
                 )
         for site in swap.sites:
             one = _apart(site, swap, files)
             with _on(one), _recipes(one, _without_dropout), _recipes(one, _planted, [getattr(recipes, site.function)]):
                 if not _seen(unit, original, truth):
-                    return NoProof("a fault planted in the recipe's result was not seen: the proof says nothing")
+                    return NoProof(
+                        "an error injected into the recipe's result was not detected, so the verification is "
+                        "inconclusive"
+                    )
     except Exception as error:
-        return f"the rewritten code fails: {first_line(error)}"
+        return f"the rewritten code raises an error: {first_line(error)}"
     return errors
 
 

@@ -122,7 +122,7 @@ def _proved(held: Sequence[Swap], step: _Step, plan: Plan, say: Callable[[str], 
     found: dict[Site, Result] = {}
     for number, swap in enumerate(held, 1):
         recipes = ", ".join(dict.fromkeys(site.recipe for site in swap.sites))
-        say(f"proving {recipes} in {swap.sites[0].path or 'the model'} ({number} of {len(held)})")
+        say(f"verifying {recipes} in {swap.sites[0].path or 'the model'} ({number} of {len(held)})")
         unit = step.unit if swap in wide else units.get(swap.module)
         if unit is None:
             proofs: dict[Site, Errors | str] = dict.fromkeys(
@@ -243,7 +243,7 @@ class _Step:
                 if error is None:
                     standing.append(swap)
                 else:
-                    why |= dict.fromkeys(swap.sites, f"with it the step fails: {first_line(error)}")
+                    why |= dict.fromkeys(swap.sites, f"the step raises an error with it: {first_line(error)}")
         return why
 
     def _fails(self, held: Sequence[Swap]) -> Exception | None:

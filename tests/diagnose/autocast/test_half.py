@@ -112,8 +112,8 @@ GOOD: dict[str, Weights] = {
 @pytest.mark.parametrize("name", BAD)
 def test_scores_that_may_overflow(name: str) -> None:
     (finding,) = found(Heads(BAD[name]))
-    assert "before they are scaled, and may overflow" in finding.message
-    assert finding.evidence.startswith("each score is a sum of 8 products of unscaled numbers")
+    assert "before scaling and may overflow" in finding.message
+    assert finding.evidence.startswith("each score sums 8 products of unscaled values")
     assert finding.severity == ("info" if name == "all in float16" else "warning")
 
 
@@ -129,13 +129,13 @@ def test_bfloat16_does_not_overflow(name: str) -> None:
 
 def test_autocast_multiplies_in_float16() -> None:
     (finding,) = found(Autocast(BAD["all in float16"]))
-    assert "before they are scaled" in finding.message
+    assert "before scaling" in finding.message
     assert found(Autocast(GOOD["queries scaled first"])) == []
 
 
 def test_scores_that_nothing_scales_are_not_said_to_be() -> None:
     (finding,) = found(Heads(lambda q, k: (q @ k.mT).float().softmax(-1)))
-    assert finding.message.startswith("attention scores are multiplied in float16 without being scaled")
+    assert finding.message.startswith("Attention scores are computed in float16 without scaling")
     assert finding.code == "y = F.scaled_dot_product_attention(q, k, v, scale=1.0)"
     assert "queries" not in finding.advice
 

@@ -1,4 +1,4 @@
-"""Layers too small to fill the device, on runs made by hand; and normalisations that autocast runs in float32."""
+"""Layers too small to fill the device, on runs made by hand; and normalization that autocast runs in float32."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_layers_whose_calls_take_the_time() -> None:
     check_words(finding)
     assert list(finding.layers) == [f"layers.{i}" for i in range(4)] and finding.severity == "warning"
     assert finding.evidence == (
-        "layers.0, layers.1, layers.2 and 1 more: 160 calls a step, 250 µs each, where the smallest takes "
-        "1.00 µs; 40.0 ms in all, 40.0 % of the step"
+        "layers.0, layers.1, layers.2 and 1 more: 160 calls per step, 250 µs each; the smallest possible call takes "
+        "1.00 µs; 40.0 ms in total, 40.0 % of the step"
     )
     assert finding.predicted_saving_ns is None and finding.predicted_high_ns == 160_000
 
@@ -135,7 +135,7 @@ def test_kernels_that_do_not_fill_the_gpu() -> None:
     (finding,) = found(on_gpu())
     check_words(finding)
     assert finding.evidence == (
-        "h.0, h.1, h.2 and 1 more: 400 kernels a step, 4.00 µs each; the GPU had nothing to do in 32.0 ms of 40.0 ms "
+        "h.0, h.1, h.2 and 1 more: 400 kernels per step, 4.00 µs each; the GPU was idle for 32.0 ms of 40.0 ms "
         "of backward; 60.0 % of the step"
     )
     assert finding.predicted_high_ns == 32 * MS and "reduce-overhead" in finding.code
@@ -193,8 +193,8 @@ def test_norms_that_autocast_raises() -> None:
     check_words(finding)
     assert list(finding.layers) == ["norm"] and finding.line == "model.py:12"
     assert finding.evidence == (
-        "1 normalisations of bfloat16 computed in float32, the results of 1 cast down again; casting their inputs "
-        "takes 6.00 ms of a step, forward and backward"
+        "1 normalization calls with bfloat16 inputs run in float32; the results of 1 are cast back down; "
+        "casting their inputs takes 6.00 ms per step in forward and backward"
     )
     estimate = (finding.predicted_low_ns, finding.predicted_saving_ns, finding.predicted_high_ns)
     assert estimate == (3 * MS, 4_800_000, 5_700_000) and finding.cost_ns == 6 * MS

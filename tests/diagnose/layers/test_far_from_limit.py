@@ -25,16 +25,16 @@ def test_layers_far_from_their_limit_are_one_finding() -> None:
     (finding,) = found_in(case(run()))
     assert finding.rule == "far-from-limit"
     assert finding.layers == ("h.0", "h.1")
-    assert finding.message == "forward and backward take 600 ms, at this machine's limit it would be 60.0 ms"
+    assert finding.message == "Forward and backward take 600 ms; at this machine's limit they would take 60.0 ms"
     assert finding.evidence == (
-        "h.0, h.1: 94.9 % of the step; forward 200 ms against 20.0 ms, backward 400 ms against 40.0 ms where only its "
-        "products would take time; dearest: aten::addmm, 2 calls, 200 ms"
+        "h.0, h.1: 94.9 % of the step; forward 200 ms (limit 20.0 ms), backward 400 ms (limit 40.0 ms), counting "
+        "only its matmuls; most expensive: aten::addmm, 2 calls, 200 ms"
     )
     assert finding.line == "model.py:5"
     assert finding.severity == "warning"
     assert finding.predicted_saving_ns is finding.predicted_low_ns is None
     assert finding.predicted_high_ns == 540 * MS
-    assert finding.advice.startswith("Give it fewer and larger products") and finding.advice.endswith(".")
+    assert finding.advice.startswith("Use fewer, larger matmuls") and finding.advice.endswith(".")
     assert finding.code == ""
 
 
@@ -42,8 +42,8 @@ def test_layers_of_bandwidth_are_told_of_fewer_passes() -> None:
     calls = [replace(WIDE, layer="h.0"), replace(PLAIN, layer="b")]  # b moves 20 MB: 2 ms
     (finding,) = found_in(case(run(slow=1), calls))
     assert finding.layers == ("b",)
-    assert finding.message == "forward and backward take 32.0 ms, at this machine's limit it would be 2.00 ms"
-    assert "where only moving its bytes would take time" in finding.evidence
+    assert finding.message == "Forward and backward take 32.0 ms; at this machine's limit they would take 2.00 ms"
+    assert "counting only its memory traffic" in finding.evidence
     assert finding.code == "model.get_submodule('b').compile()"
     assert "torch.compile" in finding.advice
 
@@ -110,7 +110,7 @@ def test_a_real_run_far_from_its_limit_has_one() -> None:
     (finding,) = found_in(replace(steady, limits=Limits("cpu", {"float32": rate}, 1e12, 0.01)))
     assert finding.layers == ("",)
     assert finding.line is not None and "test_far_from_limit.py:" in finding.line
-    assert "Passes: " in finding.evidence and "moving its bytes" in finding.evidence
+    assert "Passes: " in finding.evidence and "its memory traffic" in finding.evidence
     assert finding.code == "model.compile()"
 
 

@@ -93,7 +93,7 @@ def test_a_kept_loss_holds_its_graph() -> None:
     check_words(found)
     assert found.severity == "warning"
     assert _line(found) == "loss = (output - y).pow(2).mean()"
-    assert "the graph behind them stays too" in found.evidence
+    assert "their autograd graph stays too" in found.evidence
     assert found.code == "losses.append(loss.item())"
 
 
@@ -149,7 +149,7 @@ def test_a_loss_that_is_kept_with_its_graph_and_detached_for_something_else(late
             total.add_(loss.detach())
 
     (found,) = leak.find(loop_case(step, model))
-    assert "the graph behind them stays too" in found.evidence
+    assert "their autograd graph stays too" in found.evidence
     assert len(kept) > 3
 
 

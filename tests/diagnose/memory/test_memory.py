@@ -57,7 +57,7 @@ def of(rule: str, findings: list[Finding]) -> list[Finding]:
 def test_the_bad_twin_is_found_and_well_worded(twin: Any) -> None:
     (one,) = of(twin.rule, findings_of(**twin.bad()))
     assert one.layers and one.line is not None and "twins_memory.py:" in one.line
-    assert one.message[0].islower() or one.message[0].isdigit()
+    assert one.message[0].isupper()
     assert not one.message.endswith(".") and one.advice.endswith(".") and one.advice[0].isupper()
     assert one.code and any(sign.isdigit() for sign in one.evidence)
     if one.predicted_saving_ns is not None:
@@ -96,10 +96,10 @@ def test_repeated_blocks_are_one_finding_that_names_the_tensor() -> None:
     model = nn.Sequential(Gate(sliced=True), Gate(sliced=True))
     (one,) = found("slices-zero-filled", model, memory=False)
     assert list(one.layers) == ["0", "1"]
-    assert one.message == "2 parts of one tensor are indexed: backward fills the whole with zeros for each"
+    assert one.message == "One tensor is indexed 2 times: backward zero-fills a full-size gradient for each slice"
     assert one.code == "a, b = h.chunk(2, dim=2)"
-    assert one.advice == "Take all parts with one split, whose backward writes the whole gradient once."
-    assert "2 parts of a tensor of 8x64x512, 2 times a step" in one.evidence
+    assert one.advice == "Take all slices with one split, whose backward writes the whole gradient once."
+    assert "2 slices of a tensor of shape 8x64x512, 2 times per step" in one.evidence
 
 
 def test_parts_of_unequal_size_are_split_by_their_sizes() -> None:
@@ -195,8 +195,8 @@ def test_heads_are_copied_for_attention() -> None:
         lambda h: F.scaled_dot_product_attention(*[h.unflatten(-1, (4, -1)).transpose(1, 2).contiguous()] * 3)
     )
     (one,) = found("copies", model)
-    assert one.message == "heads are copied before attention, which reads the view as well"
-    assert one.evidence.startswith("1 copy, 524 kB a step")
+    assert one.message == "Heads are copied before attention, which can read the view directly"
+    assert one.evidence.startswith("1 copy, 524 kB per step")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_small_masks_are_left_alone() -> None:
 def test_what_is_kept_twice_is_what_the_linear_layer_keeps() -> None:
     (one,) = found("saved-activation-inputs", Wide())
     assert one.predicted_saving_bytes == 8 * 64 * 4 * WIDTH * 4 and one.severity == "info"
-    assert one.message == "both the input and the result of GELU are kept for backward"
+    assert one.message == "Both the input and the output of GELU are saved for backward"
     assert one.code == "checkpoint(lambda h: self.down(F.gelu(h)), h, use_reentrant=False)"
 
 
@@ -349,12 +349,12 @@ def test_products_that_are_run_again(case: Case) -> None:
     asked = round(sum(row.calls for row in rows) * 2 * 6_000)  # the policy, in forward and again
     assert one.predicted_saving_ns == number * 4_000_000 - asked and one.severity == "critical"
     assert one.cost_ns == timed.run.ledger.recompute_ns
-    assert one.message == "checkpointing runs forward again, most of it matrix products"
+    assert one.message == "Checkpointing recomputes the forward pass, mostly expensive matmuls"
     assert one.code == (
         "checkpoint(block, x, use_reentrant=False, "
         "context_fn=functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]))"
     )
-    assert "of the step; products are" in one.evidence and "kept instead" in one.evidence
+    assert "of the step; products are" in one.evidence and "saving these layers' tensors instead" in one.evidence
 
 
 @pytest.mark.parametrize(
@@ -372,13 +372,13 @@ def test_every_kind_of_product_that_is_run_again(case: Case, name: str, called: 
     timed = _timed(case, product_ns=4_000_000, other_ns=1_000_000)
     ops = [replace(row, name=f"aten::{name}") if row.name == "aten::addmm" else row for row in timed.run.ops]
     (one,) = RULES["checkpoint-share"].find(Case(replace(timed.run, ops=tuple(ops)), timed.facts))
-    assert one.message == "checkpointing runs forward again, most of it matrix products"
+    assert one.message == "Checkpointing recomputes the forward pass, mostly expensive matmuls"
     assert one.code is not None and f"[torch.ops.aten.{called}.default]" in one.code
 
 
 def test_cheap_operations_that_are_run_again(case: Case) -> None:
     (one,) = RULES["checkpoint-share"].find(_timed(case, product_ns=0, other_ns=5_000_000))
-    assert one.predicted_saving_ns is None and one.message == "checkpointing runs forward again"
+    assert one.predicted_saving_ns is None and one.message == "Checkpointing recomputes the forward pass"
     assert list(RULES["checkpoint-share"].find(_timed(case, product_ns=0, other_ns=2_000_000))) == []
 
 
@@ -431,7 +431,7 @@ def test_about_what_would_be_kept_is_what_is_kept_without(case: Case) -> None:
 
 def test_a_kept_loss_is_a_warning_for_its_graph() -> None:
     (one,) = found("leak", Remembering(leaks=True))
-    assert one.severity == "warning" and "the graph behind them stays too" in one.evidence
+    assert one.severity == "warning" and "their autograd graph stays too" in one.evidence
     assert one.code == "losses.append(loss.item())"
 
 
@@ -509,6 +509,6 @@ def test_the_optimizers_part_is_saved_too() -> None:
         low, saving, high = each.predicted_low_ns, each.predicted_saving_ns, each.predicted_high_ns
         assert low is not None and saving is not None and high is not None and low < saving <= high
     assert (one.predicted_saving_ns or 0) < (one.predicted_high_ns or 0)
-    assert one.message == "the gradient of table.weight is dense, and nearly all of it is zeros"
-    assert "a batch touches at most 256 of 40.0 k rows (0.6 %)" in one.evidence
+    assert one.message == "The gradient of table.weight is dense but almost entirely zero"
+    assert "a batch uses at most 256 of 40.0 k rows (0.6 %)" in one.evidence
     assert one.code == "nn.Embedding(40000, 32, sparse=True); torch.optim.SparseAdam([model.table.weight])"

@@ -164,11 +164,13 @@ def of_what_was_there(parts: list[Tensor]) -> Tensor:
 )
 def test_what_to_write(gather: Callable[[list[Tensor]], Tensor], count: int, shape: str, code: str) -> None:
     (one,) = found(gather)
-    assert one.message == f"a tensor is written in {count} parts: backward copies its whole gradient for each"
-    assert one.evidence.startswith(f"{count} parts of a tensor of {shape}")
+    assert (
+        one.message == f"A tensor is filled by {count} slice assignments: backward copies the whole gradient for each"
+    )
+    assert one.evidence.startswith(f"{count} slices of a tensor of shape {shape}")
     assert one.code == code
     where = "last" if gather is on_lines_of_their_own else "loop"
-    assert one.advice.startswith(f"Append the parts to a list and join them once, behind the {where}")
+    assert one.advice.startswith(f"Append the parts to a list and join them once after the {where}")
     assert ("read from the list" in one.advice) == (gather is all_but_the_first)
     assert ("zeros" in one.advice) == (gather is all_but_the_first)
 
@@ -182,7 +184,7 @@ def written(y: Tensor, parts: list[Tensor]) -> Tensor:
 def test_tensors_that_one_line_writes_are_told_apart() -> None:
     """One of them is not covered, which the advice says."""
     (one,) = found(lambda parts: written(torch.zeros(12, 4, 16), parts) + written(torch.zeros(16, 4, 16), parts)[4:])
-    assert one.evidence.startswith("12 parts of a tensor of 12x4x16, 2 times a step; ")
+    assert one.evidence.startswith("12 slices of a tensor of shape 12x4x16, 2 times per step; ")
     assert "zeros" in one.advice
 
 

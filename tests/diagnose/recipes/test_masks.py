@@ -85,18 +85,18 @@ def test_a_causal_mask_that_no_batch_changes(name: str) -> None:
     case = case_with(CAUSAL[name])
     assert [call.mask for call in case.facts.calls if "dot_product" in call.op] == ["causal"]
     (finding,) = found(case, places=False)
-    assert finding.advice == "Leave the mask out and say is_causal=True."
+    assert finding.advice == "Pass `is_causal=True` instead of the mask."
     assert finding.code == "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)"
-    assert "a mask of " in finding.evidence and finding.line is not None and finding.line.startswith("tests/")
+    assert " mask in " in finding.evidence and finding.line is not None and finding.line.startswith("tests/")
     (finding,) = found(case)
-    assert finding.advice.startswith("Leave the mask out and say is_causal=True")
-    assert finding.advice.count("mask") == 1 or "which looks at the mask in each step" in finding.advice
+    assert finding.advice.startswith("Pass `is_causal=True` instead of the mask")
+    assert finding.advice.count("mask") == 1 or "which checks the mask in every step" in finding.advice
 
 
 @pytest.mark.parametrize("name", OPEN)
 def test_a_mask_that_hides_nothing(name: str) -> None:
     (finding,) = found(case_with(OPEN[name]))
-    assert finding.message == "attention is given a mask that hides nothing: it is read for every score"
+    assert finding.message == "Attention gets a mask that masks nothing, but it is still read for every score"
     assert finding.code == "y = F.scaled_dot_product_attention(q, k, v)"
     assert (finding.predicted_low_ns or 0) <= (finding.predicted_saving_ns or 0) <= (finding.predicted_high_ns or 0)
 
@@ -110,7 +110,7 @@ def test_a_buffer_of_a_window_is_causal_only_here() -> None:
     case = case_with(lambda module, x, t: module.window[:t, :t])
     for finding in found(case):
         assert "in this step" in finding.message and "is_causal" not in finding.code
-        assert "Leave the mask out" not in finding.advice
+        assert "Remove the mask" not in finding.advice
     assert found(case, places=False) == []
 
 
@@ -120,7 +120,7 @@ def test_padding_that_this_batch_does_not_have_is_no_reason_to_leave_a_mask_out(
 
     case = case_with(mask)
     assert found(case, places=False) == []
-    assert not any("Leave the mask out" in finding.advice for finding in found(case))
+    assert not any("Remove the mask" in finding.advice for finding in found(case))
 
 
 @pytest.mark.parametrize("mask", [CAUSAL["made each step"], CAUSAL["a buffer's part"], OPEN["all true"]])
@@ -140,7 +140,7 @@ def test_repeats_are_one_finding() -> None:
     case = case_of(Two(), torch.randn(2, TOKENS, 16))
     (finding,) = found(case)
     assert list(finding.layers) == ["layers.0", "layers.1"]
-    assert finding.evidence.startswith("a mask of 1.02 kB in 2 calls")
+    assert finding.evidence.startswith("a 1.02 kB mask in 2 calls")
 
 
 def test_a_line_that_others_go_through_counts_by_its_part() -> None:

@@ -49,7 +49,7 @@ def test_attention_in_a_layout_of_its_own_is_found_without_a_recipe() -> None:
     (found,) = in_case(case, BY_HAND)
     assert case.lines[str(found.line)].text == "weights = F.softmax(scores, dim=2)"
     assert found.recipe is None and "scaled_dot_product_attention" in found.code
-    assert found.evidence.startswith("scores of 1x576x576 on 3 lines, ")
+    assert found.evidence.startswith("scores of shape 1x576x576 on 3 lines, ")
     assert (found.predicted_saving_ns or 0) > 0 and (found.predicted_saving_bytes or 0) >= 576 * 576 * 4
     assert not of_rule(BY_HAND, findings_of(ByBmm(), torch.randn(1, 16, 8, 8)))  # few are done at once sooner
 
@@ -81,7 +81,7 @@ def test_a_library_with_a_switch_is_told_of_by_its_switch() -> None:
     assert 'attn_implementation="sdpa"' in found.code and found.recipe is None
     places = [replace(each, supported=False, reasons=("weights is returned on line 72",)) for each in places]
     (found,) = in_case(Case(case.run, replace(case.facts, places=places)), BY_HAND)
-    assert found.evidence.endswith("; no recipe can be put in: weights is returned on line 72")
+    assert found.evidence.endswith("; no recipe can replace it: weights is returned on line 72")
 
 
 def test_the_advice_hands_on_the_mask_that_is_there() -> None:
@@ -127,7 +127,7 @@ def test_without_a_recipe_too_one_kernel_is_run_alone(saving: int, found: int, m
 def test_dropout_on_a_cpu_is_no_case_for_torchs_own_kernel() -> None:
     case = timed_by_operations(case_of(Kept(p=0.1), torch.randn(2, 256, 64)))
     (found,) = in_case(case, BY_HAND)
-    assert found.advice.startswith("Call attention of gradscope.recipes with query")
+    assert found.advice.startswith("Call attention from gradscope.recipes with query")
     reason = "weights is stored; load the model with attn_implementation='sdpa'"
     places = [replace(each, supported=False, reasons=(reason,)) for each in case.facts.places]
     assert not in_case(Case(case.run, replace(case.facts, places=places)), BY_HAND)
@@ -152,8 +152,8 @@ def test_weights_of_multihead_attention_that_nobody_reads() -> None:
     (found,) = in_case(case, MATH)
     assert case.lines[str(found.line)].text == "y, weights = self.attention(x, x, x, **self.given)"
     assert found.layers == ("attention",)
-    assert "its weights are asked for" in found.message and "need_weights=False" in found.advice
-    assert "8 matrices of 256x256 scores a call" in found.evidence
+    assert "it returns attention weights that nothing reads" in found.message and "need_weights=False" in found.advice
+    assert "8 score matrices of shape 256x256 per call" in found.evidence
     assert (found.predicted_saving_ns or 0) > 0 and (found.predicted_saving_bytes or 0) > 2_000_000
     for model in (Multi(need_weights=False), Multi(reads=True)):
         assert not of_rule(MATH, findings_of(model, x))

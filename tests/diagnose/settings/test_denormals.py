@@ -77,8 +77,10 @@ def test_says_how_many_there_are_and_what_they_cost() -> None:
     (finding,) = _found()
     check_words(finding)
     assert (finding.line, finding.layers, finding.code) == ("model.py:7", ("head",), "torch.set_flush_denormal(True)")
-    assert finding.evidence.startswith("92.0 % of an operand of 2048x50257 are below 1.2e-38; 2 products of backward")
-    assert "32.0 ms of a step (32.0 %)" in finding.evidence
+    assert finding.evidence.startswith(
+        "92.0 % of the elements of a 2048x50257 operand are below 1.2e-38; 2 matmuls in backward"
+    )
+    assert "32.0 ms per step (32.0 %)" in finding.evidence
     assert finding.evidence.endswith("run alone, took 16.0 ms, and 500 µs without them")
     # Flushing left a 32nd of the part: 31 ms of the 32 would go.
     assert (finding.predicted_low_ns, finding.predicted_saving_ns, finding.predicted_high_ns) == (
@@ -116,7 +118,7 @@ def test_gradients_of_a_model_are_found_with_their_line() -> None:
     case, (finding,) = _really(1e-40)
     assert finding.layers == ("head",)
     assert finding.line is not None and case.lines[finding.line].text == "return self.head(x) * self.scale"
-    assert finding.evidence.startswith("100.0 % of an operand of 256x256")
+    assert finding.evidence.startswith("100.0 % of the elements of a 256x256 operand")
 
 
 @pytest.mark.usefixtures("slow_processor")

@@ -41,17 +41,16 @@ def test_anomaly_mode_is_named_with_its_searches() -> None:
     batch = during(lambda: torch.autograd.set_detect_anomaly(True), torch.ones(16, 32))
     (finding,) = of_rule(findings_of(stack(), batch), "anomaly-mode")
     assert finding.message == (
-        "anomaly mode is on: each node of the graph keeps the text of a Python stack, "
-        "and each gradient is searched for NaN"
+        "Anomaly mode is on: every autograd node stores a Python stack trace, and every gradient is checked for NaN"
     )
-    assert "searches for NaN took" in finding.evidence
+    assert "NaN checks took" in finding.evidence
     assert finding.predicted_saving_ns is not None and finding.predicted_saving_ns > 0
 
 
 def test_anomaly_mode_without_the_search_for_nan() -> None:
     batch = during(lambda: torch.autograd.set_detect_anomaly(True, check_nan=False), torch.ones(16, 32))
     (finding,) = of_rule(findings_of(stack(), batch), "anomaly-mode")
-    assert finding.message == "anomaly mode is on: each node of the graph keeps the text of a Python stack"
+    assert finding.message == "Anomaly mode is on: every autograd node stores a Python stack trace"
     assert "NaN" not in finding.evidence
 
 
@@ -93,8 +92,8 @@ def test_zeros_in_a_loop_of_ones_own(how: str) -> None:
                 break
     (finding,) = of_rule(prof.report.data.findings, "zero-grad-fills")
     assert finding.line is not None and finding.line.startswith("tests/diagnose/settings/test_settings.py:")
-    assert finding.evidence.startswith("4 gradients of 8.40 MB are filled in ")
-    assert "adding to them in backward takes" in finding.evidence
+    assert finding.evidence.startswith("4 gradients (8.40 MB) are zero-filled in ")
+    assert "accumulating into them in backward takes" in finding.evidence
     assert finding.predicted_saving_ns is None  # on a CPU: gradients made anew may cost as much
     assert finding.predicted_high_ns
 
@@ -120,7 +119,9 @@ def test_casts_are_counted() -> None:
     (finding,) = of_rule(findings_of(Repeated(cache=False), torch.ones(8, 256)), "autocast-casts")
     assert list(finding.layers) == ["layer"]
     # Six uses of a weight of 256 · 256 and a bias of 256.
-    assert finding.evidence.startswith("12 casts of weights a step where 2 would do: 1.97 MB read and written")
+    assert finding.evidence.startswith(
+        "12 weight casts per step where 2 are enough: 1.97 MB of unnecessary reads and writes"
+    )
 
 
 def test_casts_of_a_context_entered_again_and_again() -> None:
@@ -153,12 +154,12 @@ def test_float16_scores_are_named_with_their_copy() -> None:
     case = case_of(HalfAttention(first=False), torch.ones(2, 48, 32, dtype=torch.float16))
     (finding,) = RULES["float16-softmax"].find(case)
     assert finding.message == (
-        "attention scores are multiplied in float16 before they are scaled, and may overflow; "
-        "then they are copied to float32 for the softmax"
+        "Attention scores are computed in float16 before scaling and may overflow; "
+        "the scores are then copied to float32 for the softmax"
     )
     assert finding.evidence == (
-        "each score is a sum of 32 products of unscaled numbers; the largest float16 is 65504; "
-        "the float32 scores are 18.4 kB, beside the float16 ones"
+        "each score sums 32 products of unscaled values; the largest float16 value is 65504; "
+        "the float32 scores take 18.4 kB in addition to the float16 ones"
     )
     assert finding.predicted_saving_bytes == 2 * 48 * 48 * 4
     assert finding.line is not None and "twins_settings.py:" in finding.line

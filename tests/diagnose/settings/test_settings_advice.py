@@ -84,7 +84,7 @@ def test_one_module_that_nothing_uses_is_named_whole() -> None:
     del model.shift
     (finding,) = unused(model)
     assert finding.code == "model.get_submodule('branches.three').requires_grad_(False)"
-    assert finding.advice.startswith("Freeze what is not to be trained, as a target network")
+    assert finding.advice.startswith("Freeze parameters that are not trained, such as a target network")
 
 
 def test_gradients_without_an_optimizer_are_frozen_by_the_code() -> None:
@@ -147,7 +147,7 @@ def test_an_optimizer_holds_the_tensors_of_all_its_groups() -> None:
 
 def test_foreach_and_fused_exclude_each_other() -> None:
     (finding,) = RULES["optimizer-unfused"].find(made_case([STEP], optimizers=[replace(ADAMW, foreach=True)]))
-    assert finding.advice == "Pass fused=True to the optimizer, in place of foreach=True."
+    assert finding.advice == "Replace `foreach=True` by `fused=True`."
 
 
 def test_classes_of_others_are_not_torchs() -> None:
@@ -203,13 +203,13 @@ def test_each_backward_pass_needs_a_cast_of_its_own() -> None:
     assert accumulating(Repeated(cache=True), 4) == []
     assert accumulating(Repeated(times=1, cache=False), 4) == []
     (finding,) = accumulating(Repeated(times=3, cache=False), 4)
-    assert finding.evidence.startswith("24 casts of weights a step where 8 would do")
+    assert finding.evidence.startswith("24 weight casts per step where 8 are enough")
 
 
 def test_weights_that_the_code_casts_again() -> None:
     (finding,) = of_rule(findings_of(CastByHand(often=True), torch.ones(8, 256)), "autocast-casts")
-    assert finding.message == "the code casts the same float32 weights again at each use"
-    assert finding.evidence.startswith("7 casts of weights a step where 1 would do")
+    assert finding.message == "The same float32 weights are cast again at every use"
+    assert finding.evidence.startswith("7 weight casts per step where 1 are enough")
     assert finding.line is not None
     with open(finding.line.rpartition(":")[0]) as file:  # of the two, the one in the loop
         assert "if self.often" in file.read().splitlines()[int(finding.line.rpartition(":")[2]) - 1]

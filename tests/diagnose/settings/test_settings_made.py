@@ -114,7 +114,7 @@ def test_deterministic_mode_names_the_operations() -> None:
     check_words(finding)
     assert finding.severity == "warning"
     assert list(finding.layers) == ["body"]
-    assert finding.evidence == ("2 index_put_: 20.0 ms of a step (20.0 %); each new uninitialized tensor is filled")
+    assert finding.evidence == ("2 index_put_: 20.0 ms per step (20.0 %); every new uninitialized tensor is filled")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_tf32_off_counts_the_products() -> None:
     assert finding.severity == "critical"
     assert finding.predicted_saving_ns == 20_000_000
     assert finding.evidence == (
-        "12 products of float32, forward and backward, 40.0 ms of a step (40.0 %), on compute capability 9.0"
+        "12 float32 matmuls in forward and backward, 40.0 ms per step (40.0 %); compute capability 9.0"
     )
 
 
@@ -179,7 +179,7 @@ ADAMW = OptimizerFact("AdamW", None, None, 40, 1_000_000)
 def test_unfused_optimizer_is_measured() -> None:
     (finding,) = found("optimizer-unfused", made_case([STEP], optimizers=[ADAMW], device="cpu"))
     check_words(finding)
-    assert finding.evidence == "10.0 ms of a step (10.0 %) for 40 tensors of 1.00 M elements"
+    assert finding.evidence == "10.0 ms per step (10.0 %) for 40 tensors of 1.00 M elements"
     assert finding.predicted_saving_ns == 7_000_000
     assert finding.code == "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)"
 
@@ -219,7 +219,7 @@ def test_layouts_that_are_turned_are_named() -> None:
     (finding,) = found("channels-last", made_case(calls=[CONV], kernels=[TURN]))
     check_words(finding)
     assert list(finding.layers) == ["conv"] and finding.line == "model.py:7"
-    assert finding.evidence == "8 kernels turn the layout in 1 layer, 5.00 ms of a step"
+    assert finding.evidence == "8 layout-conversion kernels in 1 layer, 5.00 ms per step"
     assert finding.severity == "warning"
 
 

@@ -30,8 +30,8 @@ def found(rows: list[OpRow], calls: list[Node], **settings: Any) -> list[Finding
 def test_convolutions_have_a_switch_of_their_own() -> None:
     (finding,) = found(ROWS, [CONV], conv_fp32="none", matmul_fp32="none", matmul_precision="highest")
     check_words(finding)
-    assert finding.message == "convolutions of float32 do not use the GPU's tensor cores: TF32 is off"
-    assert finding.evidence.startswith("8 convolutions of float32, forward and backward, 30.0 ms of a step (30.0 %)")
+    assert finding.message == "Float32 convolutions do not use the GPU's tensor cores because TF32 is off"
+    assert finding.evidence.startswith("8 float32 convolutions in forward and backward, 30.0 ms per step (30.0 %)")
     assert finding.code == "torch.backends.cudnn.allow_tf32 = True"
     assert finding.predicted_saving_ns == 15_000_000
     assert found(ROWS, [CONV], cudnn_tf32=False, matmul_precision="high")[0].code == finding.code

@@ -270,8 +270,8 @@ def entry(name, model, sites=ATTENTION, refused="", batch=tokens):
     return Entry(f"sinks: {name}", lambda: (model(), batch()), sites, squares, refused)
 
 
-_JUST_BEFORE = "a column that is not joined to the scores just before the softmax"
-_OF_HEADS = "is not one number for each of several heads"
+_JUST_BEFORE = "a column that was not concatenated to the scores just before the softmax"
+_OF_HEADS = "is not one number per head"
 
 ENTRIES = [
     entry("gpt-oss", GptOss, batch=masked),
@@ -282,10 +282,10 @@ ENTRIES = [
     entry("filled", Filled, batch=lambda: (tokens(), torch.rand(TOKENS, TOKENS) < 0.3)),
     entry("computed", MadeSinks),
     entry("none, shifted", Shifted),
-    entry("not dropped", NotDropped, (), "a column is joined to the scores, and is not dropped"),
+    entry("not dropped", NotDropped, (), "a column is concatenated to the scores but not dropped"),
     entry("of each query", OfEachQuery, (), _OF_HEADS),
     entry("of each sample", OfEachSample, (), _OF_HEADS),
-    entry("scaled together", ScaledTogether, (), "and changed with them before the softmax"),
+    entry("scaled together", ScaledTogether, (), "and modified with them before the softmax"),
     entry("shifted before", ShiftedBefore, ()),
     entry("last key dropped", LastKeyDropped, (), _JUST_BEFORE),
     entry("first dropped", FirstDropped, ()),

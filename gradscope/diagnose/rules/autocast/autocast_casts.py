@@ -105,10 +105,10 @@ def _finding(case: Case, kind: _Caster, found: list[_Repeated]) -> Finding:
         line=only(each.line for each in found),
         message=kind.message,
         evidence=(
-            f"{counted(sum(each.casts for each in found))} casts of weights a step where "
-            f"{counted(sum(each.needed for each in found))} would do: "
-            f"{size_text(sum(each.bytes for each in found))} read and written for nothing, {time_text(spent)} of a "
-            "step, forward and backward"
+            f"{counted(sum(each.casts for each in found))} weight casts per step where "
+            f"{counted(sum(each.needed for each in found))} are enough: "
+            f"{size_text(sum(each.bytes for each in found))} of unnecessary reads and writes, "
+            f"{time_text(spent)} per step in forward and backward"
         ),
         advice=kind.advice,
         code=kind.code.format(device="cuda" if case.on_cuda else "cpu"),
@@ -209,16 +209,16 @@ def _named(rows: list[OpRow]) -> dict[str, OpRow]:
 _KINDS = (
     _Caster(
         _by_autocast,
-        "autocast casts the same float32 weights again at each use: its cache is off, or emptied in between",
-        "Enter torch.autocast once around the whole forward pass, and leave cache_enabled at True.",
+        "Autocast casts the same float32 weights at every use: its cache is off or cleared in between",
+        "Enter torch.autocast once around the whole forward pass and keep cache_enabled=True.",
         'with torch.autocast("{device}", dtype=torch.bfloat16): loss = step(batch)',
     ),
     _Caster(
         _by_code,
-        "the code casts the same float32 weights again at each use",
-        "Cast each weight once before its first use, and use the result.",
+        "The same float32 weights are cast again at every use",
+        "Cast each weight once before its first use, and reuse the result.",
         "weight = self.weight.to(x.dtype)  # once, before the loop",
     ),
 )
 
-RULE = Rule("autocast-casts", "weights that are cast again and again", find, edits=True)
+RULE = Rule("autocast-casts", "weights that are cast again at every use", find, edits=True)

@@ -61,13 +61,13 @@ def find(case: Case) -> Iterator[Finding]:
     spent = sum(_casts_ns(case, path, len(each)) for path, each in layers.items())
     kept = _kept(case, set(layers))
     back = sum(any(map(_is_lowered, call.outputs[0].users)) for call in calls)
-    evidence = f"{counted(len(calls))} normalisations of {calls[0].inputs[0].dtype_name} computed in float32"
+    evidence = f"{counted(len(calls))} normalization calls with {calls[0].inputs[0].dtype_name} inputs run in float32"
     if back:
-        evidence += f", the results of {counted(back)} cast down again"
+        evidence += f"; the results of {counted(back)} are cast back down"
     if spent:
-        evidence += f"; casting their inputs takes {time_text(spent)} of a step, forward and backward"
+        evidence += f"; casting their inputs takes {time_text(spent)} per step in forward and backward"
     if kept:
-        evidence += f"; {size_text(2 * kept)} of float32 inputs are kept for backward"
+        evidence += f"; {size_text(2 * kept)} of float32 inputs are saved for backward"
     kinds = list(dict.fromkeys(call.op for call in calls))
     yield make_finding(
         RULE.name,
@@ -75,9 +75,12 @@ def find(case: Case) -> Iterator[Finding]:
         parts_of(spent, _OF_CASTS, kept),
         layers=tuple(layers),
         line=only(call.source for call in calls),
-        message="autocast runs normalisations in float32: each copies its input up and keeps the copy",
+        message="Autocast runs normalization in float32: each call saves a float32 copy of its input for backward",
         evidence=evidence,
-        advice="Normalise outside autocast, in the input's dtype: torch computes mean and variance in float32 anyway.",
+        advice=(
+            "Run the normalization outside autocast in the input's dtype: torch computes mean and "
+            "variance in float32 anyway."
+        ),
         code=f'with torch.autocast("cuda", enabled=False): y = {_CODE[kinds[0]]}',
         cost_ns=spent,
     )
@@ -117,4 +120,4 @@ def _kept(case: Case, layers: set[str]) -> int:
     )
 
 
-RULE = Rule("autocast-norms", "normalisations that autocast runs in float32", find)
+RULE = Rule("autocast-norms", "normalization that autocast runs in float32", find)

@@ -78,18 +78,18 @@ def _finding(case: Case, source: str | None, found: list[_Scores]) -> Finding:
         if each.upcast is not None:
             upcasts[each.product.layer] = max(upcasts.get(each.product.layer, 0), 4 * each.upcast.elements)
     scaled = any(each.scaled for each in found)
-    when = "before they are scaled" if scaled else "without being scaled"
-    message = f"attention scores are multiplied in float16 {when}, and may overflow"
+    when = "before scaling" if scaled else "without scaling"
+    message = f"Attention scores are computed in float16 {when} and may overflow"
     evidence = (
-        f"each score is a sum of {counted(inner)} products of unscaled numbers; the largest float16 is {_FLOAT16_MOST}"
+        f"each score sums {counted(inner)} products of unscaled values; the largest float16 value is {_FLOAT16_MOST}"
     )
-    advice = "Use scaled_dot_product_attention, which scales in float32 and keeps no scores"
+    advice = "Use scaled_dot_product_attention, which scales in float32 and does not store the scores"
     advice += ", or scale the queries first." if scaled else "."
     extra = 0
     if upcasts:
-        message += "; then they are copied to float32 for the softmax"
+        message += "; the scores are then copied to float32 for the softmax"
         size = sum(upcasts.values())
-        evidence += f"; the float32 scores are {size_text(size)}, beside the float16 ones"
+        evidence += f"; the float32 scores take {size_text(size)} in addition to the float16 ones"
         extra = size if any(each.product.grad for each in found) else 0
     return make_finding(
         RULE.name,
@@ -226,4 +226,4 @@ def _factor(call: Node) -> float:
     return max((each for each in call.args if isinstance(each, (int, float))), default=0.0)
 
 
-RULE = Rule("float16-softmax", "attention scores in float16 that may overflow", find, beyond_numbers=True)
+RULE = Rule("float16-softmax", "float16 attention scores that may overflow", find, beyond_numbers=True)

@@ -52,16 +52,16 @@ _KNOWN = (
     (
         "index_put",
         (
-            "adds the rows back one by one",
-            "Look rows up with index_select or, on a GPU, F.embedding, and look up each row once where rows repeat",
+            "accumulates rows one at a time",
+            "Use index_select (on a GPU: F.embedding) for the lookup, and look up repeated rows only once",
             "rows = table.index_select(0, index)",
         ),
     ),
     (
         "embedding",
         (
-            "adds repeated rows one by one",
-            "Where the table is small, multiply one-hot rows with it: one product",
+            "accumulates repeated rows one at a time",
+            "If the table is small, multiply it with one-hot rows: one matmul",
             "rows = F.one_hot(tokens, len(table)).to(table.dtype) @ table",
         ),
     ),
@@ -69,7 +69,7 @@ _KNOWN = (
         "cumprod_backward",
         (
             "divides and sums over every prefix",
-            "Where the factors are positive, take the sum of logarithms",
+            "If all factors are positive, sum their logarithms instead",
             "torch.exp(torch.cumsum(torch.log(x), dim))",
         ),
     ),
@@ -196,18 +196,18 @@ def _finding(case: Case, layers: list[_Slow], excess: int) -> Finding:
     by_hand = _is_written_by_hand(case.ops.get((paths[0], "backward"), []))
     if known is not None:
         what, advice, code = known
-        message = f"the backward pass is slow for what its forward pass does: {_plain(cause.name)} {what}"
+        message = f"Backward is unusually slow compared with forward: {_plain(cause.name)} {what}"
     elif by_hand is not None:
-        message = f"the backward pass of {by_hand.removesuffix('Backward')} is slow for what its forward pass does"
-        advice = f"Look at why its backward needs {_plain(cause.name)}, and compute the same with less of it"
+        message = f"The backward of {by_hand.removesuffix('Backward')} is unusually slow compared with its forward"
+        advice = f"Find out why its backward calls {_plain(cause.name)}, and call it less"
         code = f"class {by_hand.removesuffix('Backward')}(torch.autograd.Function): ...  # look at backward"
     else:
-        message = f"the backward pass is slow for what its forward pass does, by {_plain(cause.name)}"
-        advice = f"Write this forward in another way, so that its backward needs no {_plain(cause.name)}"
+        message = f"Backward is unusually slow compared with forward; most of the excess is {_plain(cause.name)}"
+        advice = f"Rewrite this forward so that its backward does not call {_plain(cause.name)}"
         code = f"# find what calls {_plain(cause.name)} in the backward pass of {first(paths, 1) or 'the model'}"
     calls = sum(each.cause.calls for each in layers)
     spent = sum(each.cause.self_ns for each in layers)
-    times = ratio_text(backward / forward) if forward else "much more"
+    times = ratio_text(backward / forward) if forward else "no ratio"
     return make_finding(
         RULE.name,
         case,
@@ -216,8 +216,9 @@ def _finding(case: Case, layers: list[_Slow], excess: int) -> Finding:
         line=_line(case, paths),
         message=message,
         evidence=(
-            f"forward {time_text(forward)}, backward {time_text(backward)}: {times}, where "
-            f"{ratio_text(layers[0].norm)} is usual; {cause.name} takes {time_text(spent)} in {round(calls)} calls"
+            f"forward {time_text(forward)}, backward {time_text(backward)}: {times}, usual is "
+            f"{ratio_text(layers[0].norm)}; {cause.name} takes {time_text(spent)} in {round(calls)} "
+            "calls"
         ),
         cost_ns=backward,
         advice=f"{advice}.",
@@ -232,5 +233,5 @@ def _line(case: Case, paths: tuple[str, ...]) -> str | None:
 
 
 RULE = Rule(
-    "backward-ratio", "a backward pass far slower than its forward pass explains", find, of_times=True, edits=True
+    "backward-ratio", "layers whose backward is far slower than their forward suggests", find, of_times=True, edits=True
 )

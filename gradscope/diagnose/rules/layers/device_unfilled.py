@@ -65,13 +65,13 @@ def _of_cpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
         severity="warning",
         layers=(row.path for row in rows),
         line=None,
-        message="layers are so small that making their calls takes longer than what these compute",
+        message="Layers are so small that call overhead takes longer than the computation",
         evidence=(
-            f"{_names(rows)}: {counted(round(calls))} calls a step, {time_text(spent / calls)} each, where the "
-            f"smallest takes {time_text(case.limits.call_ns)}; {time_text(spent)} in all, "
-            f"{percent(share(spent, case))} of the step"
+            f"{_names(rows)}: {counted(round(calls))} calls per step, {time_text(spent / calls)} "
+            f"each; the smallest possible call takes {time_text(case.limits.call_ns)}; "
+            f"{time_text(spent)} in total, {percent(share(spent, case))} of the step"
         ),
-        advice="Take a larger batch, or let torch.compile make one call of several.",
+        advice="Use a larger batch, or let torch.compile fuse several calls into one.",
         code="model = torch.compile(model)",
         cost_ns=spent,
     )
@@ -90,13 +90,13 @@ def _of_gpu(case: Case, rows: Sequence[LayerRow], spent: int) -> Finding | None:
         severity="warning",
         layers=(row.path for row in rows),
         line=None,
-        message="kernels are too small to fill the GPU: it waits for their launches",
+        message="Kernels are too small to fill the GPU, so it waits for kernel launches",
         evidence=(
-            f"{_names(rows)}: {counted(round(calls))} kernels a step, {time_text(working / calls)} each; the GPU had "
-            f"nothing to do in {time_text(idle)} of {time_text(backward)} of backward; "
+            f"{_names(rows)}: {counted(round(calls))} kernels per step, {time_text(working / calls)} "
+            f"each; the GPU was idle for {time_text(idle)} of {time_text(backward)} of backward; "
             f"{percent(share(spent, case))} of the step"
         ),
-        advice="Take a larger batch, or let torch.compile record CUDA graphs, which launch many kernels at once.",
+        advice="Use a larger batch, or let torch.compile record CUDA graphs, which launch many kernels at once.",
         code='model = torch.compile(model, mode="reduce-overhead")',
         cost_ns=spent,
     )

@@ -124,13 +124,13 @@ def _finding(case: Case, tables: list[_Table]) -> Finding:
     most = (spent + optimizing) * untouched
     several = len(tables) > 1
     saving = round((_OF_BACKWARD * spent + _OF_OPTIMIZER * optimizing) * untouched)
-    evidence = f"a batch touches at most {counted(indices)} of {counted(rows)} rows ({percent(indices / rows)})"
+    evidence = f"a batch uses at most {counted(indices)} of {counted(rows)} rows ({percent(indices / rows)})"
     if several:
         evidence += f" of each of {len(tables)} tables"
     if spent:
-        evidence += f"; {'their' if several else 'its'} backward takes {time_text(spent)} of a step"
+        evidence += f"; {'their' if several else 'its'} backward takes {time_text(spent)} per step"
     if optimizing:
-        evidence += f", {'their' if several else 'its'} part of the optimizer about {time_text(optimizing)}"
+        evidence += f", {'their' if several else 'its'} share of the optimizer step about {time_text(optimizing)}"
     paths = first([table.path for table in tables], 2)
     kind = "EmbeddingBag" if one.calls[0].op == "embedding_bag" else "Embedding"
     mode = f', mode="{one.calls[0].argument(6, "mode", "mean")}"' if kind == "EmbeddingBag" else ""
@@ -141,17 +141,21 @@ def _finding(case: Case, tables: list[_Table]) -> Finding:
         layers=layers,
         line=one.source,
         message=(
-            f"the gradients of {paths} are dense, and nearly all zeros"
+            f"The gradients of {paths} are dense but almost entirely zero"
             if several
-            else f"the gradient of {paths} is dense, and nearly all of it is zeros"
+            else f"The gradient of {paths} is dense but almost entirely zero"
         ),
         evidence=evidence,
         advice=(
-            "Make the embeddings with sparse=True and give their weights an optimizer of their own that takes sparse "
-            "gradients and no weight decay; it updates only the rows of the batch."
+            (
+                "Create the embeddings with `sparse=True` and give their weights a separate optimizer "
+                "that supports sparse gradients, without weight decay; it updates only the batch's rows."
+            )
             if several
-            else "Make the embedding with sparse=True and give its weight an optimizer of its own that takes sparse "
-            "gradients and no weight decay; it updates only the rows of the batch."
+            else (
+                "Create the embedding with `sparse=True` and give its weight a separate optimizer that "
+                "supports sparse gradients, without weight decay; it updates only the batch's rows."
+            )
         ),
         code=f"nn.{kind}({rows}, {width}{mode}, sparse=True); torch.optim.SparseAdam({_weights(case, tables, kind)})",
         cost_ns=spent + optimizing,
@@ -182,4 +186,6 @@ def _optimizer_ns(case: Case, elements: int) -> int:
     return round(case.run.step.optimizer_ns * elements / updated) if updated >= elements else 0
 
 
-RULE = Rule("embedding-dense-gradient", "a large embedding whose dense gradient is nearly all zeros", find, edits=True)
+RULE = Rule(
+    "embedding-dense-gradient", "a large embedding whose dense gradient is almost entirely zero", find, edits=True
+)

@@ -42,9 +42,10 @@ _WITNESS = 0.03  # of the step: such a layer, near its limit, shows what the mac
 _DISTURBED = 1.5
 
 _ADVICE = {
-    "compute": "Give it fewer and larger products: a larger batch, sizes that are multiples of 64, no loop over small "
-    "matrices.",
-    "bandwidth": "Let it pass over its tensors less often: torch.compile makes one loop of neighbouring operations.",
+    "compute": (
+        "Use fewer, larger matmuls: a larger batch, sizes that are multiples of 64, no loop over small matrices."
+    ),
+    "bandwidth": "Make fewer passes over its tensors: torch.compile fuses adjacent operations.",
 }
 
 
@@ -81,13 +82,13 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
     forward_limit = sum(row.forward_limit_ns or 0 for row in rows)
     backward_limit = sum(row.backward_limit_ns or 0 for row in rows)
     evidence = (
-        f"{first(names)}: {percent(share(spent, case))} of the step; forward {time_text(forward)} against "
-        f"{time_text(forward_limit)}, backward {time_text(backward)} against {time_text(backward_limit)} where only "
-        f"{_LIMITS[bound]} would take time"
+        f"{first(names)}: {percent(share(spent, case))} of the step; forward {time_text(forward)} "
+        f"(limit {time_text(forward_limit)}), backward {time_text(backward)} (limit "
+        f"{time_text(backward_limit)}), counting only {_LIMITS[bound]}"
     )
     dearest = _dearest(case, rows)
     if dearest is not None:
-        evidence += f"; dearest: {dearest[0]}, {calls_text(dearest[1])} calls, {time_text(dearest[2])}"
+        evidence += f"; most expensive: {dearest[0]}, {calls_text(dearest[1])} calls, {time_text(dearest[2])}"
     severity: Severity = "warning" if share(spent - limit, case) >= _WARNING else "info"
     return make_finding(
         RULE.name,
@@ -96,7 +97,9 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
         severity=severity,
         layers=(row.path for row in rows),
         line=_line(case, rows),
-        message=f"forward and backward take {time_text(spent)}, at this machine's limit it would be {time_text(limit)}",
+        message=(
+            f"Forward and backward take {time_text(spent)}; at this machine's limit they would take {time_text(limit)}"
+        ),
         evidence=evidence,
         advice=_ADVICE[bound],
         code=_code(case, rows[0], bound),
@@ -104,7 +107,7 @@ def _finding(case: Case, rows: Sequence[LayerRow], bound: str, spent: int, limit
     )
 
 
-_LIMITS = {"compute": "its products", "bandwidth": "moving its bytes"}
+_LIMITS = {"compute": "its matmuls", "bandwidth": "its memory traffic"}
 
 
 def _code(case: Case, row: LayerRow, bound: str) -> str:

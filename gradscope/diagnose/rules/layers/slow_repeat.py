@@ -143,7 +143,7 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
     what = "Python code, such as a hook" if name == "(python)" else name
     more = {
         "new": "which none of the others runs",
-        "more": "which the others run less often",
+        "more": "which the others call less often",
         "dear": "which is faster",
     }
     shown = [layer_code(case, path), layer_code(case, others[0].row.path)]
@@ -155,16 +155,16 @@ def _finding(case: Case, slow: _Block, others: list[_Block], cause: _Cause, savi
         layers=(path,),
         line=slow.row.source,
         message=(
-            f"{path} is slower than the {len(others)} other blocks like it, by {what}, {more[cause.kind]}"
+            f"{path} is slower than the {len(others)} other blocks like it because of {what}, {more[cause.kind]}"
             + (" in the others" if cause.kind == "dear" else "")
         ),
         evidence=(
-            f"{time_text(round(total))} of a usual step against a median of {time_text(round(usual))}, "
+            f"{time_text(round(total))} per step compared with a median of {time_text(round(usual))}, "
             f"{ratio_text(total / max(usual, 1))}; {where} takes {time_text(cause.ns)} more, "
             f"{calls_text(cause.calls)} calls"
         ),
         cost_ns=saving,
-        advice=f"Look for what sets {path} apart: a setting, a dtype, a hook or other input.",
+        advice=f"Find out how {path} differs from the others: a setting, a dtype, a hook or a different input.",
         code=f"print({', '.join(shown)})" if all(shown) else "",
     )
 
@@ -193,4 +193,4 @@ def _dearer(slow: _Block, others: list[_Block]) -> _Cause | None:
     return max(found, key=lambda each: each.ns, default=None)
 
 
-RULE = Rule("slow-repeat", "one of several equal blocks that is slower than the others", find, of_times=True)
+RULE = Rule("slow-repeat", "one of several identical blocks that is slower than the others", find, of_times=True)

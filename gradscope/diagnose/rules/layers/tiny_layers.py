@@ -73,10 +73,10 @@ def _judged(case: Case, calls: list[Node]) -> Finding | None:
     low, high = (0.3, 0.9) if in_turn else (0.7, 1 - 1 / rounds)
     saving = round(spent * (low + high) / 2)
     if in_turn:
-        advice = "Use nn.LSTM, nn.GRU or a scan where one fits, torch.compile the loop, or take a larger batch"
+        advice = "Use nn.LSTM, nn.GRU or a scan where one fits, torch.compile the loop, or use a larger batch"
         code = "model = torch.compile(model)"
     else:
-        advice = "Put all turns into one call with a batched product, or torch.compile the loop"
+        advice = "Replace the loop by one batched matmul, or torch.compile it"
         code = "torch.einsum('bhqd,bhkd->bhqk', q, k)  # all heads at once, instead of one by one"
     most = max(lines, key=lambda source: case.lines_ns([source]))
     return make_finding(
@@ -85,11 +85,11 @@ def _judged(case: Case, calls: list[Node]) -> Finding | None:
         Estimate(saving, round(spent * low), round(spent * high)),
         layers=(call.layer for call in looped),
         line=most,
-        message="a Python loop calls many tiny operations: the time goes into the calls, not into what they compute",
+        message="A Python loop calls many tiny operations: call overhead takes longer than the computation",
         evidence=(
-            f"{counted(len(looped))} calls a step on {several(len(lines), 'line')}, "
-            f"{counted(rounds)} turns; {time_text(mean)} a call with its backward, {time_text(spent)} in all, "
-            f"{percent(share(spent, case))} of the step"
+            f"{counted(len(looped))} calls per step on {several(len(lines), 'line')}, "
+            f"{counted(rounds)} iterations; {time_text(mean)} per call including backward, "
+            f"{time_text(spent)} in total, {percent(share(spent, case))} of the step"
         ),
         cost_ns=spent,
         advice=f"{advice}.",
@@ -169,4 +169,4 @@ def _needs(case: Case, turns: list[Node]) -> bool:
     return earlier.index in reached
 
 
-RULE = Rule("tiny-layers", "a loop of many operations that are too small to be worth their call", find, edits=True)
+RULE = Rule("tiny-layers", "a loop of operations so small that call overhead dominates", find, edits=True)

@@ -75,19 +75,19 @@ def _finding(case: Case, parameter: str, shape: tuple[int, ...], calls: list[Nod
     added = (padded - classes) / classes
     low, saving, high = (round(spent * max(part - added, 0.0)) for part in _PARTS)
     multiple = _CPU_MULTIPLE if on_cpu else _MULTIPLE
-    evidence = f"{classes:,} classes are {padded - classes} fewer than {padded:,}"
+    evidence = f"{classes:,} classes; the next multiple is {padded:,} ({padded - classes} more)"
     if spent:
-        evidence += f"; the product that fills the logits takes {time_text(spent)} of a step"
+        evidence += f"; the matmul for the logits takes {time_text(spent)} per step"
     return make_finding(
         RULE.name,
         case,
         Estimate(saving, low, high) if estimated else None,
         layers=layers,
         line=calls[0].source,
-        message=f"the head has {classes:,} outputs, which is no multiple of {multiple}: its product is slower for it",
+        message=f"Vocabulary size {classes:,} is not a multiple of {multiple}, so the matmul is slower",
         evidence=evidence,
         cost_ns=spent,
-        advice=f"Pad {parameter} to {padded:,} rows and mask or never use the added classes.",
+        advice=f"Pad {parameter} to {padded:,} rows and mask the padding logits.",
         code=_code(calls[0].source, classes, width, padded),
     )
 
@@ -96,9 +96,7 @@ def _code(source: str | None, classes: int, width: int, padded: int) -> str:
     """Return what pads the head; of a model of transformers its own method."""
     if source is not None and is_of_a_library(source) and "transformers" in source:
         return f"model.resize_token_embeddings(pad_to_multiple_of={_MULTIPLE})"
-    return (
-        f"nn.Linear({width}, {padded})  # logits[..., {classes}:] are of no class: logits[..., {classes}:] = -torch.inf"
-    )
+    return f"nn.Linear({width}, {padded})  # mask the padding: logits[..., {classes}:] = -torch.inf"
 
 
 def _product_ns(case: Case, calls: list[Node]) -> int:
@@ -107,4 +105,4 @@ def _product_ns(case: Case, calls: list[Node]) -> int:
     return ops_ns(case, paths, _MATMUL_ROWS.__contains__, phases=("forward",))
 
 
-RULE = Rule("vocabulary-multiple", "a head whose number of classes does not suit matrix products", find)
+RULE = Rule("vocabulary-multiple", "a vocabulary size that makes the head's matmul slow", find)

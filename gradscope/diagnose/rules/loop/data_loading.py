@@ -85,9 +85,9 @@ def find(case: Case) -> Iterator[Finding]:
         line=reason.line,
         message=reason.message,
         evidence=(
-            f"{time_text(other)} of {time_text(step.wall_ns)}, {percent(share(other, case))} of the step, against "
-            f"{time_text(step.forward_ns)} forward, {time_text(step.backward_ns)} backward and "
-            f"{time_text(step.optimizer_ns)} in the optimizer{reason.evidence}"
+            f"{time_text(other)} of {time_text(step.wall_ns)}, {percent(share(other, case))} of the "
+            f"step, compared with {time_text(step.forward_ns)} forward, {time_text(step.backward_ns)} "
+            f"backward and {time_text(step.optimizer_ns)} optimizer{reason.evidence}"
         ),
         cost_ns=other,
         advice=reason.advice,
@@ -120,9 +120,9 @@ def _python(case: Case, other: int) -> _Reason | None:
     return _Reason(
         low=0,
         high=python,
-        message="much of the step is spent between the phases, in Python",
-        evidence=told + (f"; torch's operations are {time_text(torch_ns)} of it" if torch_ns else ""),
-        advice=f"Look at what {place} does between the steps, and do what is not needed in each step less often.",
+        message="Much of the step is Python code outside forward, backward and optimizer",
+        evidence=told + (f"; torch operations take {time_text(torch_ns)} of it" if torch_ns else ""),
+        advice=f"Check what {place} does between the steps, and do less often what is not needed every step.",
         code=f"python -m cProfile -s tottime {_script(case)}",
         line=line,
         estimated=False,
@@ -139,10 +139,10 @@ def _alone(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Reas
         return _Reason(
             low=0,
             high=round(ns * _HIDDEN_HIGH),
-            message="the next batch is made while nothing is computed: its DataLoader has no workers",
-            evidence=f"; {time_text(ns)} in the DataLoader of {loader['dataset']}{told}; 1 core for this process",
-            advice="Do less for each sample, or do it once before training: a worker needs a core of its own.",
-            code="samples = [prepare(sample) for sample in samples]  # once, or kept in a file",
+            message="Training waits while each batch is loaded: the DataLoader has no workers",
+            evidence=f"; {time_text(ns)} in the DataLoader of {loader['dataset']}{told}; this process may use 1 core",
+            advice="Do less work per sample, or do it once before training: a worker needs a core of its own.",
+            code="samples = [prepare(sample) for sample in samples]  # once; or load the result from a file",
             line=line or loader["line"],
             estimated=False,
         )
@@ -150,9 +150,9 @@ def _alone(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Reas
     return _Reason(
         low=_overlapped(case, ns, phases),
         high=round((phases + ns - max(phases, ns // workers)) * _HIDDEN_HIGH),
-        message="the next batch is made while nothing is computed: its DataLoader has no workers",
+        message="Training waits while each batch is loaded: the DataLoader has no workers",
         evidence=f"; {time_text(ns)} in the DataLoader of {loader['dataset']}{told}",
-        advice="Let workers make the next batches while this one is computed.",
+        advice="Add worker processes that load the next batches during the step.",
         code=_code(case, loader, workers),
         line=line or loader["line"],
     )
@@ -166,18 +166,18 @@ def _waiting(case: Case, loader: Mapping[str, Any], ns: int, phases: int) -> _Re
     evidence += f" of {loader['dataset']}; {needed} would keep up"
     high = ns
     if more > workers:
-        advice, code = "Start more workers.", _code(case, loader, more)
+        advice, code = "Use more workers.", _code(case, loader, more)
         high = min(ns, case.step_ns - case.step_ns * workers // more)
     else:
         advice = (
-            f"Do less for each sample, or do it once before training: more workers than the {cores} "
-            f"core{'s' * (cores > 1)} that this process may use are no help."
+            f"Do less work per sample, or do it once before training: more workers than the {cores} "
+            f"core{'s' * (cores > 1)} this process may use do not help."
         )
-        code = "samples = [prepare(sample) for sample in samples]  # once, or kept in a file"
+        code = "samples = [prepare(sample) for sample in samples]  # once; or load the result from a file"
     return _Reason(
         low=0,
         high=round(high * _HIDDEN_HIGH),
-        message="the step waits for the next batch: the workers of its DataLoader are slower than the step",
+        message="The step waits for the next batch: the DataLoader's workers are slower than the step",
         evidence=evidence,
         advice=advice,
         code=code,
@@ -189,9 +189,9 @@ def _restarted(case: Case, loader: Mapping[str, Any], ns: int) -> _Reason:
     return _Reason(
         low=round(ns * _HIDDEN_LOW),
         high=round(ns * _HIDDEN_HIGH),
-        message="the workers of a DataLoader are started again each time it is looped over",
-        evidence=f"; {time_text(ns)} a step until {loader['workers']} of them are there",
-        advice="Keep the workers from one epoch to the next.",
+        message="The DataLoader restarts its workers for every epoch",
+        evidence=f"; {time_text(ns)} per step until {loader['workers']} workers have started",
+        advice="Keep the workers alive between epochs.",
         code=_code(case, loader, int(loader["workers"])),
         line=loader["line"],
     )
@@ -241,4 +241,4 @@ def _code(case: Case, loader: Mapping[str, Any], workers: int) -> str:
     return f"DataLoader(dataset, batch_size, {', '.join(settings)})"
 
 
-RULE = Rule("data-loading", "time between the phases: data loading, or Python", find, of_times=True)
+RULE = Rule("data-loading", "time outside forward, backward and optimizer: data loading or Python", find, of_times=True)

@@ -43,11 +43,11 @@ _READS = {
     "__bool__": "if",
     "__float__": "float()",
     "__int__": "int()",
-    "__index__": "an index",
+    "__index__": "indexing",
     "__complex__": "complex()",
     "__contains__": "in",
-    "__repr__": "as a text",
-    "__format__": "in a text",
+    "__repr__": "repr()",
+    "__format__": "format()",
     "is_nonzero": "is_nonzero",
     "equal": "torch.equal",
     "allclose": "torch.allclose",
@@ -138,16 +138,16 @@ def _finding(case: Case, source: str, calls: list[tuple[Node, str]]) -> Finding 
     # One look at the loss, or a copy of the batch, is common, and at the end of it there is little left to wait for.
     copied = bool(on_device) and all(_is_copied(call) for call, _ in calls)
     severity: Severity = "warning" if on_device and (layers or (len(calls) > 1 and not copied)) else "info"
-    evidence = f"{told} a step"
+    evidence = f"{told} per step"
     if not on_device:
-        message = "the content of tensors is read one by one, which costs a call each"
-        evidence += f"; reading takes {time_text(_reading_ns(case, calls))}"
+        message = "Single tensor values are read one by one, each with its own call"
+        evidence += f"; the reads take {time_text(_reading_ns(case, calls))}"
     elif copied:
-        message = "Python waits for the GPU to copy a tensor there, and then the GPU for Python"
+        message = "A blocking copy to the GPU: Python waits for the GPU, then the GPU waits for Python"
         sizes = [shape_text(call.outputs[0].shape) or "1" for call, _ in calls]
         evidence += f", {', '.join(dict.fromkeys(sizes))} elements"
     else:
-        message = "Python waits for the GPU to learn the content of a tensor, and then the GPU for Python"
+        message = "A tensor's value is read from the GPU: Python waits for the GPU, then the GPU waits for Python"
     advice, code = _advice(calls, bool(on_device))
     reading = 0 if on_device else _reading_ns(case, calls)
     return make_finding(
@@ -188,35 +188,35 @@ def _times(count: int) -> str:
 def _advice(calls: list[tuple[Node, str]], on_device: bool) -> tuple[str, str]:
     call = calls[0][0]
     if call.op in SHOWS:
-        return "Print once in many steps, or after training.", "if step % 100 == 0: print(loss.item())"
+        return "Print every 100 steps or so, or after training.", "if step % 100 == 0: print(loss.item())"
     if call.op in ("getitem", "setitem", "where", *_SIZES):
         return (
-            "Keep the shape: choose with torch.where or multiply by the mask, and divide by its sum.",
+            "Keep the shape: select with torch.where or multiply by the mask, and divide by its sum.",
             "total = torch.where(mask, x, 0.0).sum()",
         )
     if call.op == "repeat_interleave":
-        return "Say how large the result is.", "torch.repeat_interleave(x, repeats, output_size=length)"
+        return "Pass the size of the result.", "torch.repeat_interleave(x, repeats, output_size=length)"
     if on_device and _is_copied(call) and call.layer is None:
         return (
-            "Copy from pinned memory while the GPU works.",
+            "Copy from pinned memory with `non_blocking=True`, so that the copy overlaps with computation.",
             "x = x.to(device, non_blocking=True)  # from DataLoader(..., pin_memory=True)",
         )
     if on_device and _is_copied(call):
         return (
-            "Make the tensor on the device, or once: as a buffer it moves with the module.",
+            "Create the tensor on the device, or create it once: a registered buffer moves with the module.",
             'self.register_buffer("mask", mask)',
         )
     if call.op == "__bool__":
         return (
-            "Decide with torch.where instead of if, or look only every hundredth step.",
+            "Use torch.where instead of `if`, or check only every 100 steps.",
             "x = torch.where(condition, one, other)",
         )
     if on_device:
         return (
-            "Keep the value on the device with detach, and read it once in many steps.",
+            "Keep the value on the device with `.detach()`, and read it only every 100 steps or so.",
             "total += loss.detach()  # total.item() when it is printed",
         )
-    return "Collect the values in one tensor and read them once.", "values = torch.stack(found).tolist()"
+    return "Collect the values in one tensor and read it once.", "values = torch.stack(found).tolist()"
 
 
-RULE = Rule("host-sync", "Python waits for the content of a tensor", find, edits=True)
+RULE = Rule("host-sync", "reads of tensor values that make Python wait", find, edits=True)

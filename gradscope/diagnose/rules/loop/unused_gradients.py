@@ -70,13 +70,13 @@ def _unused(case: Case, parameters: list[ParameterFact]) -> Finding:
         layers=layers,
         line=None,
         message=(
-            f"{_parameters(parameters)} no gradient in this step: nothing that the loss needs uses "
+            f"{_parameters(parameters)} no gradient in this step: the loss does not depend on "
             f"{'it' if len(parameters) == 1 else 'them'}"
         ),
         evidence=f"{_sum(parameters)} in {_count_layers(layers)}{never}",
         advice=(
-            "Freeze what is not to be trained, as a target network: no time is lost to it; DistributedDataParallel "
-            "around it fails over it, or must search for it in each step."
+            "Freeze parameters that are not trained, such as a target network; they cost no time "
+            "here, but DistributedDataParallel fails on them or must search for them in every step."
         ),
         code=_code(case, parameters, "each.grad is not None"),
     )
@@ -90,9 +90,9 @@ def _wasted(case: Case, parameters: list[ParameterFact]) -> Finding:
     backward = sum(row.backward_self_ns for row in rows)
     low, high = round(writing * _OF_WRITING / 2), writing + backward
     saving = round(writing * _OF_WRITING) + backward // 2
-    evidence = f"{_sum(parameters)} in {_count_layers(layers)}, held by no optimizer"
+    evidence = f"{_sum(parameters)} in {_count_layers(layers)}, in no optimizer"
     if backward:
-        evidence += f"; the backward pass of these layers takes {time_text(high)} of a step"
+        evidence += f"; the backward of these layers takes {time_text(high)} per step"
     size = sum(_elements(each) * item_bytes(each.dtype) for each in parameters)
     evidence += f"; their gradients are {size_text(size)}"
     return make_finding(
@@ -122,7 +122,7 @@ def _parameters(parameters: list[ParameterFact]) -> str:
 
 
 def _sum(parameters: list[ParameterFact]) -> str:
-    return f"{first([each.path for each in parameters])}: {counted(sum(map(_elements, parameters)))} numbers"
+    return f"{first([each.path for each in parameters])}: {counted(sum(map(_elements, parameters)))} elements"
 
 
 def _count_layers(layers: tuple[str, ...]) -> str:
@@ -186,4 +186,4 @@ def _above(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
-RULE = Rule("unused-gradients", "parameters that get no gradient, or one that no optimizer uses", find)
+RULE = Rule("unused-gradients", "parameters without a gradient, or with one that no optimizer uses", find)

@@ -53,20 +53,20 @@ def find(case: Case) -> Iterator[Finding]:
     most = filled_ns + added_ns // backwards
     saving = round(filled_ns * _OF_FILLS) + added_ns // backwards // 2
     held = sum(each.bytes for each in gradients)
-    evidence = f"{counted(len(gradients))} gradients of {size_text(held)} are filled"
+    evidence = f"{counted(len(gradients))} gradients ({size_text(held)}) are zero-filled"
     if filled_ns:
         evidence += f" in {time_text(filled_ns)}"
     if additions:
-        evidence += f"; adding to them in backward takes {time_text(added_ns)}"
+        evidence += f"; accumulating into them in backward takes {time_text(added_ns)}"
     yield make_finding(
         RULE.name,
         case,
         Estimate(saving, filled_ns // 2, most) if case.on_cuda else at_most(most),
         layers=(),
         line=clears[0].source,
-        message="gradients are filled with zeros and added to, instead of dropped and made anew",
+        message="zero_grad fills gradients with zeros instead of freeing them, so backward must add to them",
         evidence=evidence,
-        advice="Leave set_to_none at True, its default, and check for None where the code reads .grad.",
+        advice="Use the default `set_to_none=True`, and check for None where the code reads .grad.",
         code="optimizer.zero_grad()",
         cost_ns=filled_ns + added_ns,
     )
@@ -91,4 +91,4 @@ def _maker(tensor: Value) -> str:
     return ""
 
 
-RULE = Rule("zero-grad-fills", "gradients that are filled with zeros", find)
+RULE = Rule("zero-grad-fills", "gradients that zero_grad fills with zeros", find)

@@ -63,13 +63,13 @@ def find(case: Case) -> Iterator[Finding]:
     if not worth and share(again, case) < LEAST_OF_CHEAP:
         return
     held, results = _bytes_of(case, set(layers))
-    evidence = f"forward is run again for {time_text(again)}, {percent(share(again, case))} of the step"
+    evidence = f"recomputing forward takes {time_text(again)}, {percent(share(again, case))} of the step"
     if saving:
-        evidence += f"; products are {time_text(saving)} of that"
+        evidence += f"; matmuls are {time_text(saving)} of that"
     if held:
-        evidence += f"; kept instead, the layers' tensors would be about {size_text(held)}"
+        evidence += f"; saving these layers' tensors instead would take about {size_text(held)}"
         if results and saving:
-            evidence += f", of which the products' results are {size_text(results)}"
+            evidence += f", of which matmul outputs are {size_text(results)}"
     units = _units(case)
     gain = Estimate(saving - asking, round((saving - asking) / 1.5), again - asking) if worth else None
     yield make_finding(
@@ -78,12 +78,12 @@ def find(case: Case) -> Iterator[Finding]:
         gain,
         layers=units,
         line=_line(case, set(layers)),
-        message="checkpointing runs forward again" + (", most of it matrix products" if worth else ""),
+        message="Checkpointing recomputes the forward pass" + (", mostly expensive matmuls" if worth else ""),
         evidence=evidence,
         advice=(
-            "Keep the products' results and run only the cheap operations again."
+            "Save the matmul outputs and recompute only the cheap operations (selective checkpointing)."
             if worth
-            else f"Where memory allows, checkpoint fewer layers: {_costs(units)}."
+            else f"If memory allows, checkpoint fewer layers: {_costs(units)}."
         ),
         code=_code(products) if worth else "checkpoint(block, x, use_reentrant=False) if index % 2 else block(x)",
         cost_ns=again,
@@ -104,10 +104,10 @@ def _units(case: Case) -> dict[str, int]:
 
 def _costs(units: dict[str, int]) -> str:
     if not units:
-        return "each costs its own forward once more"
+        return "each costs one extra forward"
     if len(units) == 1:
         return f"{first(list(units))} takes {time_text(sum(units.values()))}"
-    return f"{first(list(units))} take {time_text(sum(units.values()) // len(units))} each, on average"
+    return f"{first(list(units))} take {time_text(sum(units.values()) // len(units))} each on average"
 
 
 def _is_product(case: Case, row: OpRow) -> bool:
@@ -169,4 +169,4 @@ def _mask_bytes(case: Case, call: Node) -> int:
     return call.outputs[0].elements if case.on_cuda else call.outputs[0].bytes
 
 
-RULE = Rule("checkpoint-share", "checkpointing that runs dear products again", find)
+RULE = Rule("checkpoint-share", "checkpointing that recomputes expensive matmuls", find)

@@ -42,28 +42,28 @@ _ROWS = frozenset({"aten::copy_", "aten::clone", "aten::contiguous", "aten::repe
 # kind: message, advice, code
 _WORDS = {
     "attention": (
-        "heads are copied before attention, which reads the view as well",
-        "Leave the copy out: scaled_dot_product_attention takes any layout whose last dimension is contiguous.",
+        "Heads are copied before attention, which can read the view directly",
+        "Remove the copy: scaled_dot_product_attention accepts any layout whose last dimension is contiguous.",
         "F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))",
     ),
     "clone": (
-        "a tensor is cloned, and neither it nor the clone is written to",
-        "Leave the clone out: both names can stand for one tensor.",
+        "A tensor is cloned, but neither the tensor nor the clone is modified",
+        "Remove the clone and use the original tensor.",
         "y = x",
     ),
     "chain": (
-        "a result grows by a cat in each round, which copies all that was there",
-        "Append the parts to a list and cat them once after the loop.",
+        "A tensor grows by torch.cat in every iteration, which copies all of it each time",
+        "Append the parts to a list and call torch.cat once after the loop.",
         "parts.append(part); out = torch.cat(parts, dim)",
     ),
     "repeat": (
-        "a tensor is repeated for an operation that broadcasts by itself",
-        "Leave the repeat out, or use expand, which copies nothing.",
+        "A tensor is repeated for an operation that broadcasts anyway",
+        "Remove the repeat, or use expand, which does not copy.",
         "x + y.expand_as(x)",
     ),
     "heads": (
-        "heads are computed one after the other and copied together",
-        "Compute all heads at once: one projection of all their widths, and a view with a dimension of heads.",
+        "Heads are computed one by one and then concatenated",
+        "Compute all heads at once: one projection for all heads, and a view with a head dimension.",
         "q = self.q(x).unflatten(-1, (heads, -1)).transpose(1, 2)",
     ),
 }
@@ -149,7 +149,7 @@ def _findings(case: Case, kind: str, source: str, calls: list[Node]) -> Iterator
     if share(round(spent), case) < LEAST_TIME and not of_weight:
         return
     message, advice, code = _WORDS[kind]
-    evidence = f"{counted(len(calls))} cop{'y' if len(calls) == 1 else 'ies'}, {size_text(total)} a step"
+    evidence = f"{counted(len(calls))} cop{'y' if len(calls) == 1 else 'ies'}, {size_text(total)} per step"
     if spent:
         evidence += f", {time_text(spent)} of forward"
     saving = round(spent * (1 - _left(kind, calls)))
@@ -200,4 +200,4 @@ def _forward_ns(case: Case, source: str) -> int:
     return 0 if row is None else row.forward_ns
 
 
-RULE = Rule("copies", "copies that nothing needs", find, edits=True)
+RULE = Rule("copies", "unnecessary copies", find, edits=True)

@@ -57,11 +57,13 @@ def _kept(case: Case) -> Iterator[Finding]:
         return  # numbers that are kept on the device on purpose
     grave = part >= LEAK_SHARE or graph
     severity: Severity = "critical" if part >= _CRITICAL_SHARE else "warning" if grave else "info"
-    evidence = f"each step leaves {size_text(total)} behind, {size_text(1000 * total)} after 1000 steps"
+    evidence = (
+        f"{size_text(total)} more memory stays allocated after each step: {size_text(1000 * total)} after 1000 steps"
+    )
     if lines:
-        evidence += f"; made on {first([where([line]) for line in lines])}"
+        evidence += f"; created on {first([where([line]) for line in lines])}"
     if graph:
-        evidence += "; the graph behind them stays too"
+        evidence += "; their autograd graph stays too"
     text = text_at(case, source)
     yield make_finding(
         RULE.name,
@@ -70,9 +72,12 @@ def _kept(case: Case) -> Iterator[Finding]:
         severity=severity,
         layers=(row.layer for row in rows),
         line=source,
-        message="tensors of a step stay alive after it, and every step adds more",
+        message="Tensors stay alive after their step, so memory grows with every step",
         evidence=evidence + (f" ({text})" if text else ""),
-        advice=f"Keep numbers or detached copies instead of what {_where(source)} makes, or drop the old ones.",
+        advice=(
+            f"Keep Python numbers or detached copies instead of what {_where(source)} creates, or "
+            "delete the old tensors."
+        ),
         code="losses.append(loss.item())" if scalars else "kept.append(x.detach().cpu())",
     )
 
@@ -99,9 +104,12 @@ def _sums(case: Case) -> Iterator[Finding]:
                 severity="warning",
                 layers=(),
                 line=call.source,
-                message="a sum over the steps holds the graph of every step that was added to it",
-                evidence="1 number with a gradient is added to that of the steps before, and no backward pass reads it",
-                advice="Add the number without its graph.",
+                message="A running sum keeps the autograd graph of every step",
+                evidence=(
+                    "a scalar that requires a gradient is added to the sum of the earlier steps, and no "
+                    "backward pass uses it"
+                ),
+                advice="Add the detached value.",
                 code="total += loss.detach()  # or loss.item()",
             )
 
@@ -135,4 +143,4 @@ def _where(source: str | None) -> str:
     return where([source]) if source is not None else "the step"
 
 
-RULE = Rule("leak", "tensors that outlive their step, more with every step", find, beyond_numbers=True, grows=True)
+RULE = Rule("leak", "tensors that outlive their step, so memory grows", find, beyond_numbers=True, grows=True)

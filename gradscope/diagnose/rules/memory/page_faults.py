@@ -53,19 +53,21 @@ def find(case: Case) -> Iterator[Finding]:
         Estimate(saving, low, high),
         layers=(),
         line=None,
-        message="freed memory goes back to the system, which hands it out again in the next step, page by page",
+        message="Freed memory goes back to the operating system and is page-faulted in again in every step",
         evidence=(
-            f"{counted(faults)} page faults in a step without a profiler, for {size_text(faults * _PAGE_BYTES)} "
-            f"of memory; {time_text(spent)} of system time, of {several(threads, 'thread')} together"
+            f"{counted(faults)} page faults per unprofiled step, for "
+            f"{size_text(faults * _PAGE_BYTES)} of memory; {time_text(spent)} of system time over "
+            f"{several(threads, 'thread')}"
         ),
         cost_ns=spent,
         advice=(
-            "Let the process keep it: start it with these variables, or preload jemalloc or TCMalloc, or call "
-            "mallopt before the first tensor is made; then profile again, for other savings will be smaller."
+            "Keep freed memory in the process: set these environment variables, preload jemalloc or "
+            "TCMalloc, or call mallopt before the first tensor is created; then profile again: other "
+            "savings will be smaller."
         ),
         code="MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 python train.py\n"
         "libc = ctypes.CDLL(None); libc.mallopt(-4, 0); libc.mallopt(-1, 2**31 - 1)",
     )
 
 
-RULE = Rule("page-faults", "memory that goes back to the system in each step", find)
+RULE = Rule("page-faults", "memory returned to the operating system in every step", find)

@@ -117,9 +117,9 @@ def _finding(
     part = percent(total / max(memory.saved_bytes, 1))
     results = several(len(kept), "result")
     summed = over_passes(memory.backward_passes)
-    evidence = f"{results}, {size_text(total)}, {part} of what is kept for backward{summed}"
+    evidence = f"{results}, {size_text(total)}, {part} of what is saved for backward{summed}"
     if again:
-        evidence += f"; making {'it' if len(kept) == 1 else 'them'} again takes about {time_text(again)} of a step"
+        evidence += f"; recomputing {'it' if len(kept) == 1 else 'them'} takes about {time_text(again)} per step"
     inner, outer = _names(case, call, users[0], kept[0])
     return make_finding(
         RULE.name,
@@ -128,9 +128,11 @@ def _finding(
         severity="info",
         layers=layers,
         line=source,
-        message=f"both the input and the result of {name} are kept for backward",
+        message=f"Both the input and the output of {name} are saved for backward",
         evidence=evidence,
-        advice=f"If memory is short, checkpoint {name} with the linear layer after it: only {name} is run again.",
+        advice=(
+            f"If memory is short, checkpoint {name} together with the linear layer after it: only {name} is recomputed."
+        ),
         code=f"checkpoint(lambda h: {outer}({inner}), h, use_reentrant=False)",
     )
 
@@ -166,7 +168,7 @@ def _name(path: str, above: str) -> str:
 
 RULE = Rule(
     "saved-activation-inputs",
-    "input and result of a cheap operation both kept for backward",
+    "a cheap operation whose input and output are both saved for backward",
     find,
     trades=True,
     edits=True,

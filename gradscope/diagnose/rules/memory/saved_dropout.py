@@ -89,9 +89,9 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
     part = total / max(memory.saved_bytes, 1)
     masks = several(len(kept), "mask")
     summed = over_passes(memory.backward_passes)
-    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is kept for backward{summed}"
+    evidence = f"{masks}, {size_text(total)}, {percent(part)} of what is saved for backward{summed}"
     if drawing:
-        evidence += f"; drawing them takes {time_text(drawing)} of a step"
+        evidence += f"; generating them takes {time_text(drawing)} per step"
     freed = alive_at_peak(kept)
     severity: Severity = "warning" if freed >= 0.1 * memory.peak_bytes else "info"
     return make_finding(
@@ -101,11 +101,11 @@ def _finding(case: Case, memory: MemoryInfo, source: str | None, kept: list[Save
         severity=severity,
         layers=layers,
         line=source,
-        message="the masks of dropout are kept for backward",
+        message="Dropout masks are saved for backward",
         evidence=evidence,
-        advice="Use the recipe dropout, which keeps a seed and makes the mask again in backward.",
+        advice=("Use the dropout recipe: it saves a seed instead of the mask and recomputes the mask in backward."),
         code="from gradscope.recipes import Dropout" if module else "from gradscope.recipes import dropout",
     )
 
 
-RULE = Rule("saved-dropout", "dropout masks kept for backward", find, edits=True)
+RULE = Rule("saved-dropout", "dropout masks saved for backward", find, edits=True)

@@ -218,21 +218,24 @@ def _finding(case: Case, lines: tuple[str, ...], found: list[_Written], weights:
     wholes = sum(len(written.calls) * written.whole.elements for written in found)
     parts = sum(written.covered * written.whole.elements for written in found)
     saving = round(spent * wholes / max(wholes + parts, 1))
-    evidence = f"{counted(len(one.calls))} parts of a tensor of {shape_text(one.whole.shape)}"
+    evidence = f"{counted(len(one.calls))} slices of a tensor of shape {shape_text(one.whole.shape)}"
     if len(found) > 1:
-        evidence += f", {counted(len(found))} times a step"
+        evidence += f", {counted(len(found))} times per step"
     if len(lines) > 1:
         numbers = sorted(map(number_of, lines))
         evidence += f", on lines {', '.join(map(str, numbers[:4]))}"
     if spent:
-        evidence += f"; {time_text(spent)} of backward copy its gradient"
+        evidence += f"; backward spends {time_text(spent)} copying its gradient"
     return make_finding(
         RULE.name,
         case,
         Estimate(saving, round(saving / _WITHIN), round(spent)),
         layers=(call.layer for each in found for call in each.calls),
         line=lines[0],
-        message=f"a tensor is written in {counted(len(one.calls))} parts: backward copies its whole gradient for each",
+        message=(
+            f"A tensor is filled by {counted(len(one.calls))} slice assignments: backward copies the "
+            "whole gradient for each"
+        ),
         evidence=evidence,
         advice=_advice(found, len(lines)),
         code=_code(one, text_at(case, lines[0])),
@@ -253,11 +256,11 @@ def _copies_ns(case: Case, lines: Sequence[str], found: Sequence[_Written], weig
 
 
 def _advice(found: Sequence[_Written], lines: int) -> str:
-    advice = "Append the parts to a list and join them once, behind " + ("the loop" if lines == 1 else "the last")
+    advice = "Append the parts to a list and join them once after " + ("the loop" if lines == 1 else "the last one")
     if any(written.is_read for written in found):
-        advice += "; what was written is read from the list"
+        advice += "; read earlier parts from the list"
     return advice + (
-        "." if all(each.covered == 1 for each in found) else "; what is never written, zeros say, is a part too."
+        "." if all(each.covered == 1 for each in found) else "; append parts that are never written (zeros) too."
     )
 
 
@@ -296,4 +299,9 @@ def _spelled(text: str) -> tuple[str, str]:
     return name, "part" if reads_it or value is None else value
 
 
-RULE = Rule("slices-written", "a tensor written part by part, whose backward copies it for each", find, edits=True)
+RULE = Rule(
+    "slices-written",
+    "a tensor filled by slice assignment, whose backward copies its gradient for each slice",
+    find,
+    edits=True,
+)

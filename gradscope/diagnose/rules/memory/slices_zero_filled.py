@@ -177,14 +177,14 @@ def _finding(
     names = _names(_read_at(case, lines[0]))
     several = len(names) > 1 and len(found) % len(names) == 0 and len(sources) == 1
     which = f"each of {' and '.join(names)}, " if several else "a tensor "
-    evidence = f"{counted(number)} parts of {which}of {shape_text(one.whole.shape)}"
+    evidence = f"{counted(number)} slices of {which}of shape {shape_text(one.whole.shape)}"
     times = len(found) // (len(names) if several else 1)
     if times > 1:
-        evidence += f", {counted(times)} times a step"
+        evidence += f", {counted(times)} times per step"
     if len(lines) > 1:
         evidence += f", on lines {', '.join(str(number_of(line)) for line in lines[:4])}"
     if spent:
-        evidence += f"; {time_text(spent)} of backward make zeros and add the parts' gradients"
+        evidence += f"; backward spends {time_text(spent)} on zero-filling and adding the slices' gradients"
     how = "unbind" if one.kind == "select" or one.stride > 1 else "split"
     return make_finding(
         RULE.name,
@@ -192,9 +192,11 @@ def _finding(
         Estimate(saving, round(saving / _WITHIN), round(spent)),
         layers=(call.layer for parts in found for call in parts.calls),
         line=lines[0],
-        message=f"{counted(number)} parts of one tensor are indexed: backward fills the whole with zeros for each",
+        message=(
+            f"One tensor is indexed {counted(number)} times: backward zero-fills a full-size gradient for each slice"
+        ),
         evidence=evidence,
-        advice=f"Take all parts with one {how}, whose backward writes the whole gradient once.",
+        advice=f"Take all slices with one {how}, whose backward writes the whole gradient once.",
         code="; ".join(
             _code(one, _read_at(case, lines[0]), name)
             for name in (names if several or len(names) == 1 else ["x"])  # it is not plain which of several it is
@@ -258,6 +260,4 @@ def _names(text: str) -> list[str]:
     return list(dict.fromkeys(each[1] for each in found)) if plain else []
 
 
-RULE = Rule(
-    "slices-zero-filled", "parts of a tensor indexed one by one, each with a backward of zeros", find, edits=True
-)
+RULE = Rule("slices-zero-filled", "slices of one tensor, each with a full-size zero-filled gradient", find, edits=True)

@@ -21,10 +21,12 @@ from gradscope.diagnose.rules.recipes.places import found_places
 from gradscope.tables import Finding
 
 _MESSAGES = {
-    "gelu": "GELU is written out: every operation makes and keeps a tensor of its own",
-    "bias_gelu": "the bias and GELU each pass over the same tensor, and both results are kept",
-    "geglu": "GELU of the gate and its product are passes of their own, and GELU's result is kept",
-    "swiglu": "silu of the gate and its product are passes of their own, and silu's result is kept",
+    "gelu": "Unfused GELU: every operation saves a tensor for backward",
+    "bias_gelu": "Unfused bias + GELU: two passes over the same tensor, both results saved for backward",
+    "geglu": "Unfused GeGLU: GELU and the multiplication are separate passes, and GELU's output is saved for backward",
+    "swiglu": (
+        "Unfused SwiGLU: silu and the multiplication are separate passes, and silu's output is saved for backward"
+    ),
 }
 
 
@@ -33,4 +35,4 @@ def find(case: Case) -> Iterator[Finding]:
     yield from found_places(case, RULE.name, set(_MESSAGES), lambda place: _MESSAGES[place.recipe])
 
 
-RULE = Rule("activation-by-hand", "GELU, SwiGLU or GeGLU made of plain operations", find)
+RULE = Rule("activation-by-hand", "unfused GELU, SwiGLU or GeGLU", find)

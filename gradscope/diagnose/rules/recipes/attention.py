@@ -15,7 +15,7 @@ from gradscope.tables import PlaceFact
 
 ATTENTION_RECIPES = frozenset({"attention", "packed_attention"})
 
-NO_GRADIENT = "torch's other kernel on the CPU gives the mask no gradient"
+NO_GRADIENT = "torch's fused CPU kernel computes no gradient for the mask"
 
 # Fewer are of no weight in a step, by whatever way.
 FEWEST_SCORES = 200_000
@@ -40,7 +40,7 @@ OF_LEARNT_PASSES = (0.0, 0.4, 0.9)
 # Of the products' time.
 _MADE_AGAIN = 1 / 6
 
-NO_DROPOUT = "torch's other kernel on the CPU has no dropout"
+NO_DROPOUT = "torch's fused CPU kernel has no dropout"
 
 
 def saved_of_passes(
@@ -96,7 +96,7 @@ def why_math(case: Case, call: Node) -> str:
     mask, dropout = call.argument(3, "attn_mask"), call.argument(4, "dropout_p", 0.0)
     drops = isinstance(dropout, (int, float)) and dropout > 0
     if len(query.shape) != 4:
-        return f"query has {len(query.shape)} dimensions, and the other kernels take 4"
+        return f"query has {len(query.shape)} dimensions, and the fused kernels need 4"
     if query.device.type == "cuda":
         return _why_math_on_cuda(call, query, value)
     masked = isinstance(mask, Value)
@@ -114,17 +114,17 @@ def why_math(case: Case, call: Node) -> str:
 
 def _why_math_on_cuda(call: Node, query: Value, value: Value) -> str:
     if query.dtype == torch.float64:
-        return "the other kernels do not compute in float64"
+        return "the fused kernels do not support float64"
     if query.dtype == torch.float32 and call.argument(7, "enable_gqa", False):
-        return "in float32 the other kernels have no grouped heads"
+        return "the fused kernels do not support grouped heads in float32"
     if query.dtype == torch.float32 and query.shape[-1] % 4:
-        return f"in float32 the other kernels take heads of multiples of 4, not of {query.shape[-1]}"
+        return f"in float32 the fused kernels need a head size that is a multiple of 4, not {query.shape[-1]}"
     return _why_math_anywhere(call, query, value)
 
 
 def _why_math_anywhere(call: Node, query: Value, value: Value) -> str:
     if query.device.type != "cuda" and query.shape[-1] != value.shape[-1]:
-        return f"the sizes of query ({query.shape[-1]}) and value ({value.shape[-1]}) differ"
+        return f"the head sizes of query ({query.shape[-1]}) and value ({value.shape[-1]}) differ"
     if any(each.strides is not None and each.strides[-1] != 1 for each in call.inputs[:3]):
         return "the last dimension of query, key or value is not contiguous"
     return ""

@@ -41,7 +41,7 @@ from gradscope.tables import Finding, PlaceFact
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
 
-_MESSAGE = "attention is written out: it makes and keeps the scores of every query and key"
+_MESSAGE = "Unfused attention: the full score matrix is stored for backward"
 
 # What scores go through before the softmax, and weights after it.
 _BEFORE = frozenset(
@@ -119,7 +119,10 @@ def _sliced(case: Case, place: PlaceFact) -> str:
     lines = sorted({call.source for call in parts if call.source is not None})
     if count < 2:
         return ""
-    return f"; {count} parts of one tensor are indexed on {where(lines)}: backward fills the whole with zeros for each"
+    return (
+        f"; one tensor is indexed {count} times on {where(lines)}: backward zero-fills a "
+        "full-size gradient for each slice"
+    )
 
 
 def _by_hand(case: Case, place: PlaceFact) -> bool:
@@ -241,43 +244,44 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_ByHand]) -> F
     if estimate is None:
         return None
     shape = shape_text(attentions[0].softmax.outputs[0].shape)
-    evidence = f"scores of {shape} on {where(lines)}"
+    evidence = f"scores of shape {shape} on {where(lines)}"
     spent = case.lines_ns(lines)
     if spent:
-        evidence += f", {time_text(spent)} of a step, forward and backward"
+        evidence += f", {time_text(spent)} per step in forward and backward"
     if len(layers) > 1:
         evidence += f", in {len(layers)} layers"
     kept = _kept(case, calls, lines)
     if kept:
-        evidence += f"; {size_text(kept)} of scores are kept for backward"
+        evidence += f"; {size_text(kept)} of scores are saved for backward"
     reason = attentions[0].reason
-    advice = (
-        "Call scaled_dot_product_attention of torch with query, key and value, each of 4 dimensions with its heads."
-    )
-    mask, says = "", "is_causal=True for a causal mask"
+    advice = "Call torch's scaled_dot_product_attention with query, key and value as [batch, heads, tokens, size]."
+    mask, says = "", "pass is_causal=True for a causal mask"
     if _is_masked(attentions):
         mask, says = (
             ", attn_mask=mask",
-            "is_causal=True in place of a causal mask, and a boolean one is True for what is seen",
+            "pass is_causal=True instead of a causal mask; in a boolean mask, True means attend",
         )
     code = f"y = F.scaled_dot_product_attention(q, k, v{mask})  # batch, heads, tokens, size; {says}"
     if _drops_on_cpu(attentions):
         advice = (
-            "Call attention of gradscope.recipes with query, key and value, each of 4 dimensions with its heads: "
-            "torch's own has no kernel for dropout on a CPU."
+            "Call attention from gradscope.recipes with query, key and value as [batch, heads, "
+            "tokens, size]: torch has no fused CPU kernel with dropout."
         )
         code = f"y = attention(q, k, v{mask}, dropout_p=p)  # batch, heads, tokens, size; {says}"
     if _SWITCH in reason:
         if _drops_on_cpu(attentions):  # that would run as plain operations as well
             return None
-        advice = f"Load the model with {_SWITCH}='sdpa', which calls scaled_dot_product_attention of torch."
+        advice = f"Load the model with {_SWITCH}='sdpa', which uses torch's scaled_dot_product_attention."
         code = f'AutoModel.from_pretrained(name, {_SWITCH}="sdpa")'
     elif reason:
-        evidence += f"; no recipe can be put in: {reason.partition(_NOTHING)[0].removesuffix('; ')}"
+        evidence += f"; no recipe can replace it: {reason.partition(_NOTHING)[0].removesuffix('; ')}"
     if _NOTHING in reason:
-        advice, code = f"There is no option that changes it: {reason.partition(_NOTHING)[2]}.", ""
+        advice, code = f"No option changes this: {reason.partition(_NOTHING)[2]}.", ""
     elif source is not None and not reason and is_of_a_library(source):
-        advice = "It is a package's code: see whether that can be told to call scaled_dot_product_attention of torch."
+        advice = (
+            "This code is in an installed package: check whether it has an option to use torch's "
+            "scaled_dot_product_attention."
+        )
         code = ""
     return make_finding(
         RULE.name,
@@ -293,4 +297,4 @@ def _finding(case: Case, source: str | None, attentions: Sequence[_ByHand]) -> F
     )
 
 
-RULE = Rule("attention-by-hand", "attention that makes and keeps all scores", find)
+RULE = Rule("attention-by-hand", "unfused attention, which stores the full score matrix", find)

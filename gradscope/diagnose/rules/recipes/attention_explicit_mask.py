@@ -44,12 +44,12 @@ _GAINS = {"causal": (0.1, 0.3, 0.5), "open": (0.0, 0.1, 0.35)}
 _LOOKS = "attention_mask("
 
 _MESSAGES = {
-    "causal": "attention is given a causal mask as a tensor: no kernel can skip the half that it hides",
-    "open": "attention is given a mask that hides nothing: it is read for every score",
+    "causal": "Attention gets its causal mask as a tensor, so no kernel can skip the masked half",
+    "open": "Attention gets a mask that masks nothing, but it is still read for every score",
 }
 _ADVICE = {
-    "causal": "Leave the mask out and say is_causal=True.",
-    "open": "Leave the mask out: without one the fastest kernels can run.",
+    "causal": "Pass `is_causal=True` instead of the mask.",
+    "open": "Remove the mask: the fastest kernels do not take one.",
 }
 _CODE = {
     "causal": "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)",
@@ -65,17 +65,15 @@ def find(case: Case) -> Iterator[Finding]:
             return put_in(place)
         if _LOOKS in place.new_text:
             return (
-                f"Leave the mask out and say is_causal=True, or put the recipe {place.recipe} there, which looks at "
-                "the mask in each step: gradscope fix does that and proves the gain."
+                "Pass `is_causal=True` instead of the mask. Or run `gradscope fix FILE` to swap in and "
+                f"verify {place.recipe}, which checks the mask in every step."
             )
         return f"{_ADVICE['causal']} {put_in(place)}"
 
     def message(place: PlaceFact) -> str:
         if _is_certain(case, place):
             return _MESSAGES["causal"]
-        return (
-            "attention is given a mask as a tensor, and it was causal in this step: half of the scores were not needed"
-        )
+        return "Attention gets its mask as a tensor; it was causal in this step, so half of the scores are not needed"
 
     yield from found_places(case, RULE.name, ATTENTION_RECIPES, message, wanted=is_causal_mask, advice=advice)
     known = {index for place in case.facts.places if _holds(case, place) for index in place.calls}
@@ -103,9 +101,9 @@ def _finding(case: Case, source: str | None, mask: str, calls: Sequence[Node]) -
     every = [call for call in case.facts.calls if call.op == ATTENTION and call.source == source]
     part = spent * sum(map(_scores, calls)) / max(sum(map(_scores, every)), 1)
     largest = max(_bytes(call) for call in calls)
-    evidence = f"a mask of {size_text(largest)} in {several(len(calls), 'call')}"
+    evidence = f"a {size_text(largest)} mask in {several(len(calls), 'call')}"
     if spent:
-        evidence += f"; the line takes {time_text(spent)} of a step, forward and backward"
+        evidence += f"; the line takes {time_text(spent)} per step in forward and backward"
     return make_finding(
         RULE.name,
         case,
@@ -132,4 +130,4 @@ def _bytes(call: Node) -> int:
     return int(call.inputs[0].shape[-2]) * int(call.inputs[1].shape[-2]) * size
 
 
-RULE = Rule("attention-explicit-mask", "a mask given as a tensor that is causal, or hides nothing", find, edits=True)
+RULE = Rule("attention-explicit-mask", "an attention mask tensor that is causal or masks nothing", find, edits=True)

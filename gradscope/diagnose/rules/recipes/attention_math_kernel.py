@@ -97,26 +97,26 @@ def _finding_of_modules(
     kept = scores_kept(case, {source}, [_form(call) for call in calls])
     whys, advice = [], []
     if asked:
-        whys.append("its weights are asked for, and nobody reads them")
-        advice.append("Pass need_weights=False")
+        whys.append("it returns attention weights that nothing reads")
+        advice.append("Pass `need_weights=False`")
     if dropped:
         whys.append(NO_DROPOUT)
-        advice.append("Set its dropout to 0 where training allows it; that of the residual stays")
+        advice.append("Set its attention dropout to 0 if training allows it (residual dropout can stay)")
     form, one = shape_text(_form(calls[0])), _scores(calls[0]) // _area(calls[0])
-    evidence = f"{counted(one)} matrices of {form} scores a call"
+    evidence = f"{counted(one)} score matrices of shape {form} per call"
     if len(calls) > 1:
         evidence += f", {counted(len(calls))} calls"
     if passes:
-        evidence += f"; softmax, masks and dropout take {time_text(passes)} of a step, forward and backward"
+        evidence += f"; softmax, masks and dropout take {time_text(passes)} per step in forward and backward"
     if kept:
-        evidence += f", and {size_text(kept)} of scores are kept"
+        evidence += f", and {size_text(kept)} of scores are saved for backward"
     return make_finding(
         RULE.name,
         case,
         parts_of(passes, _OF_PASSES, kept),
         layers=layers,
         line=source,
-        message=f"torch's MultiheadAttention makes and keeps all scores: {' and '.join(whys)}",
+        message=f"MultiheadAttention stores the full score matrix for backward: {' and '.join(whys)}",
         evidence=evidence,
         advice=f"{'. '.join(advice)}.",
         code="attention(query, key, value, need_weights=False)" if asked else _WITHOUT_DROPOUT,
@@ -153,14 +153,14 @@ def _runs_softmax(case: Case, call: Node) -> bool:
 def _finding(
     case: Case, source: str | None, why: str, calls: Sequence[Node], places: Sequence[PlaceFact]
 ) -> Finding | None:
-    message = f"torch's attention runs as plain operations, which make and keep all scores: {why}"
+    message = f"Attention falls back to torch's math kernel, which stores the full score matrix: {why}"
     spent = case.lines_ns([source] if source else [])
     kept = _kept(case, calls)
     evidence = "torch ran aten::_scaled_dot_product_attention_math"
     if spent:
-        evidence += f"; the line takes {time_text(spent)} of a step, forward and backward"
+        evidence += f"; the line takes {time_text(spent)} per step in forward and backward"
     if kept:
-        evidence += f", and keeps {size_text(kept)} of scores"
+        evidence += f", and saves {size_text(kept)} of scores for backward"
     if places:  # both ways may have been run alone
         found = finding_of(
             case,
@@ -174,10 +174,13 @@ def _finding(
     if is_of_a_library(source) and why != NO_DROPOUT:
         return None  # nothing there is a setting
     estimate = _estimate(case, calls, spent, why)
-    advice, code = "Call attention of gradscope.recipes with the same arguments: it makes no scores.", _RECIPE
+    advice, code = (
+        "Call attention from gradscope.recipes with the same arguments: it does not store the score matrix.",
+        _RECIPE,
+    )
     if is_of_a_library(source) and why == NO_DROPOUT:
-        advice = "Set the model's dropout of attention to 0 where training allows it: the line is a library's."
-        code = "config.attention_dropout = 0.0  # attn_pdrop, attention_probs_dropout_prob: models name it differently"
+        advice = "Set the model's attention dropout to 0 if training allows it: this line is in an installed package."
+        code = "config.attention_dropout = 0.0  # in other models: attn_pdrop, attention_probs_dropout_prob"
     return make_finding(
         RULE.name,
         case,
@@ -207,4 +210,4 @@ def _kept(case: Case, calls: Sequence[Node]) -> int:
     return scores_kept(case, lines, [(call.inputs[0].shape[-2], call.inputs[1].shape[-2]) for call in calls])
 
 
-RULE = Rule("attention-math-kernel", "torch's attention that runs as plain operations, and why", find)
+RULE = Rule("attention-math-kernel", "torch attention that falls back to the math kernel, and why", find)

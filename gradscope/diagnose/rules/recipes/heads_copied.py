@@ -33,7 +33,7 @@ def find(case: Case) -> Iterator[Finding]:
         copied = _copied(case, places[str(finding.line)])
         if copied == 0 or (finding.predicted_saving_ns is None and finding.predicted_saving_bytes is None):
             continue
-        copies = "" if copied is None else f"; {size_text(copied)} are copied there in a step"
+        copies = "" if copied is None else f"; {size_text(copied)} are copied there per step"
         yield replace(finding, evidence=f"{finding.evidence}{copies}")
 
 
@@ -52,7 +52,7 @@ def _copied(case: Case, place: PlaceFact) -> int | None:
 
 
 def _message(place: PlaceFact) -> str:
-    return "heads are merged by copies, and the gradients of query, key and value joined into one tensor again"
+    return "Merging heads copies them, and backward concatenates the query, key and value gradients"
 
 
-RULE = Rule("heads-copied", "heads split and merged by copies around torch's attention", find)
+RULE = Rule("heads-copied", "copies that split and merge heads around torch's attention", find)

@@ -47,8 +47,8 @@ def _is_large(case: Case, place: PlaceFact) -> bool:
 
 def _message(place: PlaceFact) -> str:
     if place.recipe == "linear_cross_entropy":
-        return "the logits of every token and word are made and kept, although only the loss reads them"
-    return "the loss keeps a second copy of the logits, and makes a third in backward"
+        return "Full logits are materialized just for the loss"
+    return "The loss saves a second copy of the logits for backward and creates a third there"
 
 
 def _calls(case: Case, place: PlaceFact) -> list[Node]:
@@ -64,4 +64,4 @@ def _passes(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
     return Estimate(found, round(found * 0.5), round(found * 1.6), memory) if found else None
 
 
-RULE = Rule("logits-materialised", "logits of a large vocabulary that only a loss reads", find)
+RULE = Rule("logits-materialised", "logits of a large vocabulary, materialized just for the loss", find)

@@ -30,11 +30,11 @@ def find(case: Case) -> Iterator[Finding]:
 def _message(case: Case, place: PlaceFact) -> str:
     if place.recipe == "add_norm":
         dropped = "dropout, " if any(case.call(index).op == "dropout" for index in place.calls) else ""
-        return f"{dropped}the residual sum and the normalisation each pass over the same tensor"
-    kind = "an RMS" if place.recipe == "rms_norm" else "a layer"
+        return f"Unfused {dropped}residual add and normalization: each passes over the same tensor"
+    kind = "RMS" if place.recipe == "rms_norm" else "layer"
     if all(case.call(index).op == place.recipe for index in place.calls):
-        return f"torch computes {kind} normalisation on the CPU in plain operations, each of which keeps a tensor"
-    return f"{kind} normalisation is written out: every operation makes a tensor of its own"
+        return f"PyTorch runs {kind} norm unfused on the CPU: every operation saves a tensor for backward"
+    return f"Unfused {kind} norm: every operation creates a new tensor"
 
 
-RULE = Rule("norm-by-hand", "a normalisation made of plain operations", find)
+RULE = Rule("norm-by-hand", "unfused normalization", find)

@@ -100,11 +100,11 @@ def finding_of(
     estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
     evidence = f"{_calls(one)} on {where(lines)}"
     if spent:
-        evidence += f", {time_text(spent)} of a step, forward and backward"
+        evidence += f", {time_text(spent)} per step in forward and backward"
     if len(places) > 1:
         evidence += f", in {len(places)} layers"
     if estimate.bytes >= Floor().bytes:
-        evidence += f"; {size_text(estimate.bytes)} are held that the recipe does not hold"
+        evidence += f"; {size_text(estimate.bytes)} more than {one.recipe} keeps"
     return make_finding(
         rule,
         case,
@@ -180,23 +180,37 @@ def _top(case: Case, path: str) -> str:
 def put_in(place: PlaceFact) -> str:
     """Advise to put the recipe in: by the line that does it, where that is short and the user's own."""
     if is_of_a_library(place.source):
-        return f"The line is a library's: gradscope.patch puts the recipe {place.recipe} into this model alone."
-    return f"{_written(place)}; gradscope fix does it and proves the gain."
+        return (
+            f"This line is in an installed package: call gradscope.patch to swap in {place.recipe} for this model only."
+        )
+    return _by_fix(place)
 
 
 def _of_a_script(place: PlaceFact) -> str:
     """Advise the same for what gains with a loss that no model of the script computes."""
-    does = "gradscope.patch puts it" if is_of_a_library(place.source) else f"{_written(place)}; gradscope.patch puts it"
-    return f"{does} into the model and proves the gain, given the loss: gradscope fix sees a script's models alone."
+    written = "" if is_of_a_library(place.source) else _written(place)
+    by_hand = f"Write {written}, or call" if written else "Call"
+    return (
+        f"{by_hand} gradscope.patch with the model and the loss to swap in {place.recipe} and verify it: "
+        "`gradscope fix` sees only a script's models, not its loss."
+    )
+
+
+def _by_fix(place: PlaceFact) -> str:
+    written = _written(place)
+    if not written:
+        return f"Run `gradscope fix FILE` to swap in {place.recipe} and verify it."
+    return f"Write {written}; `gradscope fix FILE` does this and verifies it."
 
 
 def _written(place: PlaceFact) -> str:
+    """Spell the new line and its import; empty where it is too long to be advice."""
     text = "; ".join(place.new_text.splitlines())
     if not text or len(text) > _LONGEST:
-        return f"Put the recipe {place.recipe} there"
+        return ""
     own = f"gradscope_{place.function}"  # where the file has that name already
-    name = f"{place.function} of gradscope.recipes" + (f" as {own}" if own in text else "")
-    return f"Write `{text}` with {name}"
+    imported = f"from gradscope.recipes import {place.function}" + (f" as {own}" if own in text else "")
+    return f"`{text}` with `{imported}`"
 
 
 def lines_of(case: Case, places: Sequence[PlaceFact]) -> list[str]:

@@ -26,7 +26,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _message(place: PlaceFact) -> str:
-    return "rotary positions are written out: halves are copied, negated and joined again"
+    return "Unfused rotary embedding: halves are copied, negated and concatenated"
 
 
-RULE = Rule("rope-by-hand", "rotary positions made of plain operations", find)
+RULE = Rule("rope-by-hand", "unfused rotary position embedding", find)

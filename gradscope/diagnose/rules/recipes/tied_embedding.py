@@ -39,12 +39,12 @@ def find(case: Case) -> Iterator[Finding]:
         ids, weight = call.inputs[:2]
         rows, tokens = counted(weight.shape[0]), counted(ids.elements)
         whole = weight.bytes
-        evidence = f"a gradient of {rows} rows, {size_text(whole)}, is zeroed, filled and added for {tokens} tokens"
+        evidence = f"a gradient of {rows} rows ({size_text(whole)}) is zero-filled and added for only {tokens} tokens"
         yield replace(finding, evidence=evidence)
 
 
 def _message(place: PlaceFact) -> str:
-    return "the tied embedding makes a gradient of the whole vocabulary, which is then added to the head's"
+    return "The tied embedding creates a full-vocabulary gradient, which is then added to the head's"
 
 
 def _call(case: Case, place: PlaceFact) -> Node:
@@ -64,4 +64,4 @@ def _dense(case: Case, places: Sequence[PlaceFact]) -> Estimate | None:
     return Estimate(likely, low, high) if found else None
 
 
-RULE = Rule("tied-embedding", "a tied embedding's gradient of the whole vocabulary", find)
+RULE = Rule("tied-embedding", "a tied embedding with a full-vocabulary gradient", find)

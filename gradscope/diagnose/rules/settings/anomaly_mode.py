@@ -38,13 +38,13 @@ _MOST = 0.9
 # name of the setting -> what is wrong, what to do, how.
 _SWITCHES = {
     "launch_blocking": (
-        "CUDA_LAUNCH_BLOCKING is set: the CPU waits for each kernel before it starts the next",
-        "Unset it unless you are looking for the kernel that fails.",
+        "CUDA_LAUNCH_BLOCKING is set: the CPU waits for every kernel to finish",
+        "Unset it unless you are debugging a failing kernel.",
         "unset CUDA_LAUNCH_BLOCKING",
     ),
     "no_caching": (
-        "PYTORCH_NO_CUDA_MEMORY_CACHING is set: each tensor is taken from the driver, which waits for the GPU",
-        "Unset it unless you are looking for a wrong access with compute-sanitizer.",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every allocation goes to the driver, which waits for the GPU",
+        "Unset it unless you are debugging memory accesses with compute-sanitizer.",
         "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
     ),
 }
@@ -67,7 +67,7 @@ def find(case: Case) -> Iterator[Finding]:
                     layers=(),
                     line=None,
                     message=message,
-                    evidence="the variable is set",
+                    evidence="the environment variable is set",
                     advice=advice,
                     code=code,
                 )
@@ -78,16 +78,16 @@ def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
     search_ns = sum(row.self_ns for row in searches)
     most = case.run.step.forward_ns * _MOST
     low, likely, high = (search_ns + round(min(nodes * each, most)) for each in _STACK_NS)
-    message = "anomaly mode is on: each node of the graph keeps the text of a Python stack"
-    evidence = f"{counted(round(nodes))} nodes a step"
+    message = "Anomaly mode is on: every autograd node stores a Python stack trace"
+    evidence = f"{counted(round(nodes))} nodes per step"
     if searches:
         calls = sum(row.calls for row in searches if row.name == _SIGN)
-        message += ", and each gradient is searched for NaN"
-        evidence += f"; {counted(round(calls))} searches for NaN took {time_text(search_ns)}"
+        message += ", and every gradient is checked for NaN"
+        evidence += f"; {counted(round(calls))} NaN checks took {time_text(search_ns)}"
     line = None
     if "anomaly" in case.facts.settings.get("inside_step", ()):
         line = next((call.source for call in case.facts.calls if call.op == "backward" and call.source), None)
-        evidence += "; it is on inside the step only"
+        evidence += "; it is on only inside the step"
     return make_finding(
         RULE.name,
         case,
@@ -96,7 +96,7 @@ def _anomaly(case: Case, searches: list[OpRow]) -> Finding:
         line=line,
         message=message,
         evidence=evidence,
-        advice="Turn anomaly mode off, and on again only to find where a NaN comes from.",
+        advice="Turn anomaly mode off, except to find the source of a NaN.",
         code="torch.autograd.set_detect_anomaly(False)",
     )
 
@@ -106,4 +106,4 @@ def _is_node(name: str) -> bool:
     return "::" not in name and name.rstrip("0123456789").endswith("Backward")
 
 
-RULE = Rule("anomaly-mode", "debugging switches that were left on", find)
+RULE = Rule("anomaly-mode", "debugging settings left on", find)

@@ -52,12 +52,12 @@ def find(case: Case) -> Iterator[Finding]:
         parts_of(spent, _OF_TURNS),
         layers=turned,
         line=only(call.source for call in calls if call.layer in turned),
-        message="convolutions run on images that lie channel by channel, and turn them around for their kernels",
+        message="Convolutions run in NCHW and transpose internally",
         evidence=(
-            f"{calls_text(sum(row.calls for row in turns))} kernels turn the layout in "
-            f"{several(len(turned), 'layer')}, {time_text(spent)} of a step"
+            f"{calls_text(sum(row.calls for row in turns))} layout-conversion kernels in "
+            f"{several(len(turned), 'layer')}, {time_text(spent)} per step"
         ),
-        advice="Put the model and its images into channels_last; a view that flattens them must become a reshape.",
+        advice="Convert the model and its images to channels_last; replace a view that flattens them by reshape.",
         code="model = model.to(memory_format=torch.channels_last)  # and images.to(memory_format=torch.channels_last)",
         cost_ns=spent,
     )
@@ -76,4 +76,4 @@ def _is_nchw(tensor: Value) -> bool:
     return channels > 1 and height * width > 1 and tensor.strides[1] == height * width and tensor.strides[3] == 1
 
 
-RULE = Rule("channels-last", "convolutions that turn the layout of images", find)
+RULE = Rule("channels-last", "convolutions that convert the memory layout", find)

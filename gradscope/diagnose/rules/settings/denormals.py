@@ -50,13 +50,17 @@ def find(case: Case) -> Iterator[Finding]:
         parts_of(sum(map(_saved_ns, slowed)), _PARTS),
         layers=(call.layer for call in calls) if line is not None else (),
         line=line,
-        message="products are slowed down by denormal numbers, smaller than any that this processor computes fast with",
+        message="Denormal (subnormal) numbers slow down matmuls on this CPU",
         evidence=(
-            f"{percent(dearest['share'])} of an operand of {shape_text(dearest['operand'])} are below 1.2e-38; "
-            f"{several(number, 'product')} of backward with such numbers: {of_step(spent, case)}; a part of one, "
-            f"run alone, took {time_text(dearest['kept_ns'])}, and {time_text(dearest['flushed_ns'])} without them"
+            f"{percent(dearest['share'])} of the elements of a {shape_text(dearest['operand'])} "
+            f"operand are below 1.2e-38; {several(number, 'matmul')} in backward with such operands: "
+            f"{of_step(spent, case)}; part of one, run alone, took {time_text(dearest['kept_ns'])}, "
+            f"and {time_text(dearest['flushed_ns'])} with denormals flushed"
         ),
-        advice="Flush them to zero, before the first product: threads that torch has started go on as they are.",
+        advice=(
+            "Flush them to zero before the first matmul: the setting does not reach threads that "
+            "torch has already started."
+        ),
         code="torch.set_flush_denormal(True)",
         cost_ns=spent,
     )
@@ -80,4 +84,4 @@ def _calls(case: Case, operand: tuple[int, ...]) -> Iterator[Node]:
             yield call
 
 
-RULE = Rule("denormals", "products slowed down by numbers too small to be normal", find)
+RULE = Rule("denormals", "matmuls slowed down by denormal numbers", find)

@@ -61,9 +61,9 @@ def find(case: Case) -> Iterator[Finding]:
     if share(spent, case) < _LEAST:
         return
     fills = bool(case.facts.settings.get("fill_uninitialized"))
-    advice = "Turn it off where runs need not repeat bit for bit"
+    advice = "Turn it off if runs need not be bitwise reproducible"
     if fills:
-        advice += "; where they must, torch.utils.deterministic.fill_uninitialized_memory = False saves the filling"
+        advice += "; otherwise set torch.utils.deterministic.fill_uninitialized_memory = False to skip the filling"
     yield make_finding(
         RULE.name,
         case,
@@ -71,8 +71,8 @@ def find(case: Case) -> Iterator[Finding]:
         severity="warning" if share(spent, case) >= _WARNING else "info",
         layers=(row.layer for row in slow),
         line=None,
-        message="deterministic algorithms are on, and the step runs operations whose deterministic variant is slower",
-        evidence=_evidence(case, slow, spent) + ("; each new uninitialized tensor is filled" if fills else ""),
+        message="Deterministic algorithms are on, and some of the step's operations are slower that way",
+        evidence=_evidence(case, slow, spent) + ("; every new uninitialized tensor is filled" if fills else ""),
         advice=f"{advice}.",
         code="torch.use_deterministic_algorithms(False)",
     )
@@ -86,4 +86,4 @@ def _evidence(case: Case, slow: Sequence[OpRow], spent: int) -> str:
     return f"{shown}: {of_step(spent, case)}"
 
 
-RULE = Rule("deterministic-mode", "deterministic algorithms where slower variants run", find)
+RULE = Rule("deterministic-mode", "operations that are slower because deterministic algorithms are on", find)

@@ -65,16 +65,16 @@ def find(case: Case) -> Iterator[Finding]:
         Estimate(likely, low, high),
         layers=(),
         line=None,
-        message=f"{names} is not fused: it reads and writes the parameters in many operations",
+        message=f"{names} is not fused: each step makes many passes over the parameters",
         evidence=(f"{of_step(spent, case)} for {counted(tensors)} tensors of {counted(elements)} elements"),
         advice=(
-            "Pass fused=True to the optimizer, in place of foreach=True."
+            "Replace `foreach=True` by `fused=True`."
             if any(each.foreach for each in optimizers)
-            else "Pass fused=True to the optimizer, beside what it is given."
+            else "Add `fused=True`."
         ),
         code=f"optimizer = torch.optim.{optimizers[0].class_name}(model.parameters(), lr=lr, fused=True)"
         if len(optimizers) == 1
-        else f"torch.optim.{optimizers[0].class_name}(..., fused=True)  # and so each of them",
+        else f"torch.optim.{optimizers[0].class_name}(..., fused=True)  # for each optimizer",
         cost_ns=spent,
     )
 
@@ -113,4 +113,4 @@ def _sparse_embedding(op: str, args: tuple[object, ...]) -> bool:
     return place is not None and len(args) > place and args[place] is True
 
 
-RULE = Rule("optimizer-unfused", "an optimizer that could be fused", find)
+RULE = Rule("optimizer-unfused", "an optimizer without fused=True", find)

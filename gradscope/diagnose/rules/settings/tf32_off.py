@@ -57,7 +57,7 @@ class _Switched:
 _KINDS = (
     _Switched(
         "matmul",
-        "products of float32 matrices",
+        "Float32 matmuls",
         MATMULS,
         ATEN_MATMULS,
         'torch.set_float32_matmul_precision("high")',
@@ -65,7 +65,7 @@ _KINDS = (
     ),
     _Switched(
         "conv",
-        "convolutions of float32",
+        "Float32 convolutions",
         CONVOLUTIONS,
         ATEN_CONVOLUTIONS | {"aten::convolution_backward"},
         "torch.backends.cudnn.allow_tf32 = True",
@@ -110,13 +110,13 @@ def _finding(case: Case, kind: _Switched, capability: tuple[int, ...]) -> Findin
         parts_of(spent, _GAINS) if known else None,
         layers=(row.layer for row in rows),
         line=None,
-        message=f"{kind.text} do not use the GPU's tensor cores: TF32 is off",
+        message=f"{kind.text} do not use the GPU's tensor cores because TF32 is off",
         evidence=(
-            f"{counted(number)} {'products' if kind.name == 'matmul' else 'convolutions'} of float32, forward and "
-            f"backward, {of_step(spent, case)}, on compute capability "
+            f"{counted(number)} float32 {'matmuls' if kind.name == 'matmul' else 'convolutions'} "
+            f"in forward and backward, {of_step(spent, case)}; compute capability "
             f"{capability[0]}.{capability[1]}"
         ),
-        advice="Allow TF32: inputs of products are rounded to 10 bits after the point, sums stay float32.",
+        advice="Allow TF32: inputs are rounded to a 10-bit mantissa, accumulation stays float32.",
         code=kind.newer if case.facts.settings.get(f"{kind.name}_fp32") == "ieee" else kind.older,
         cost_ns=spent,
     )
@@ -136,4 +136,4 @@ def _is_float32(call: Node) -> bool:
     return not call.autocast and all(each.dtype == torch.float32 and each.device.type == "cuda" for each in tensors)
 
 
-RULE = Rule("tf32-off", "products or convolutions of float32 without tensor cores", find)
+RULE = Rule("tf32-off", "float32 matmuls or convolutions that do not use tensor cores", find)

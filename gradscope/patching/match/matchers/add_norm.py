@@ -65,15 +65,15 @@ class _Sum:
         reasons = []
         share = number(self.dropout.argument(1, "p", 0.5))
         if share is None or share >= 1:
-            reasons.append("dropout drops everything, or a share that is a tensor")
+            reasons.append("the dropout probability is 1 or a tensor")
         if self.dropout.argument(3, "inplace", False) or self.dropout.changed:
-            reasons.append("dropout changes its input in place")
+            reasons.append("dropout modifies its input in place")
         if len({self.input.dtype, self.residual.dtype, self.output.dtype}) > 1:
-            reasons.append("the residual has another dtype than what is added")
+            reasons.append("the residual's dtype differs from that of the added tensor")
         if self.input.shape != self.output.shape or self.residual.shape != self.output.shape:
-            reasons.append("the residual has another shape than what is added")
+            reasons.append("the residual's shape differs from that of the added tensor")
         if self.residual.content == self.input.content:
-            reasons.append("in evaluation what is dropped and the residual are the same tensor")
+            reasons.append("in evaluation mode the dropout output and the residual are the same tensor")
         return reasons
 
 
@@ -113,13 +113,13 @@ def _of_torch(node: Node) -> Iterator[Match]:
     shape = node.argument(1, "normalized_shape")
     last = found.output.shape[-1:]
     if tuple([shape] if isinstance(shape, int) else shape) != last or any(each.shape != last for each in vectors):
-        reasons.append("more than the last dimension is normalised")
+        reasons.append("more than the last dimension is normalized")
     if node.output.dtype != found.input.dtype:
-        reasons.append("the result has another dtype than the input")
+        reasons.append("the result's dtype differs from the input's")
     if any(each.dtype not in {found.input.dtype, torch.float32} for each in vectors):
-        reasons.append("weight or bias has another dtype than the input")
+        reasons.append("the dtype of weight or bias differs from the input's")
     if is_half(found.input.dtype) and node.autocast:
-        reasons.append("under autocast torch's normalisation gives another dtype")
+        reasons.append("under autocast, torch's normalization returns another dtype")
     whole = [*found.operands(), *arguments, *found.settings()]
     alone = set(found.output.users) == {node} and not found.output.alive
     yield Match(

@@ -77,7 +77,7 @@ class _Attention:
         query, key, transposition = operands
         self.nodes |= {scores.producer, *transposition}
         if weights.order is not None and weights.order != tuple(range(len(weights.value.shape))):
-            self.reasons.append("the weights are transposed before the product with the values")
+            self.reasons.append("the weights are transposed before the matmul with the values")
         if scores.producer.op == "baddbmm":
             self._added_in_product(scores.producer)
         self.steps.reverse()
@@ -125,14 +125,16 @@ class _Attention:
             scores, column = found
             self.sinks = sinks_of(column)
             if self.dropped is None:
-                self.reasons.append("a column is joined to the scores, and is not dropped after the softmax")
+                self.reasons.append("a column is concatenated to the scores but not dropped after the softmax")
             elif self.sinks is None:
-                self.reasons.append("the column joined to the scores is not one number for each of several heads")
+                self.reasons.append("the column concatenated to the scores is not one number per head")
             else:
                 nodes |= self.sinks.nodes
             value, nodes = scores, nodes | {node}
         elif self.dropped is not None:
-            self.reasons.append("the weights lose a column that is not joined to the scores just before the softmax")
+            self.reasons.append(
+                "the attention weights drop a column that was not concatenated to the scores just before the softmax"
+            )
         self.nodes |= nodes
         return value
 
@@ -140,7 +142,7 @@ class _Attention:
         if self.dropout is not None:
             self.reasons.append("dropout is applied twice")
         if isinstance(node.argument(1, "p", 0.5), Value):
-            self.reasons.append("the share dropped is a tensor")
+            self.reasons.append("the dropout probability is a tensor")
         share = Setting(node, "p", Scalar(node, 1, "p", "0.5"))
         training = Setting(node, "training", Scalar(node, 2, "training", "True"))
         self.dropout = (share, " if ", training, " else 0.0")
@@ -156,7 +158,7 @@ class _Attention:
                 self.reasons.append("both heads and windows are folded into the batch")
             elif len(value.shape) == many:
                 if few == 4 and self.heads is not None:
-                    self.reasons.append("the windows are taken out of the batch more than once")
+                    self.reasons.append("the windows are unfolded from the batch more than once")
                 self.heads = _first_two(node, value) or self.heads
             self.folded = few
             return source
@@ -188,17 +190,17 @@ class _Attention:
         """The scores before a view that is none of heads or windows of a batch, or before a column, to say why not."""
         source, joined = node.inputs[0], column_of(node)
         if joined is not None:
-            self.reasons.append("a column is joined to the scores, and changed with them before the softmax")
+            self.reasons.append("a column is concatenated to the scores and modified with them before the softmax")
             return joined[0]
         if node.op not in RESHAPES_OR_FLATTEN or not leads_to_product(source):
             return None
-        self.reasons.append(f"{node.op} takes the scores apart otherwise than by heads or windows in the batch")
+        self.reasons.append(f"{node.op} reshapes the scores other than by unfolding heads or windows from the batch")
         return source
 
     def _capped(self, node: Node) -> Value | None:
         """The scores below ``cap * tanh(scores / cap)``."""
         if node.op == "tanh" and leads_to_product(node.inputs[0]):
-            self.reasons.append("the scores go through a tanh that does not cap them by one positive number")
+            self.reasons.append("the scores go through a tanh that is not a soft-cap with one positive number")
             return node.inputs[0]
         if node.op != "mul" or len(node.args) != 2 or node.kwargs or len(node.inputs) != 1:
             return None
@@ -241,7 +243,7 @@ class _Attention:
                 return tensor
         if by.shape and (by.shape[-1] != 1 or len(by.shape) > len(tensor.shape)):
             if by.shape[-2:] == tensor.shape[-2:] or by.shape[-1] == tensor.shape[-1]:
-                self.reasons.append("the scores are multiplied with a tensor")
+                self.reasons.append("the scores are multiplied by a tensor")
                 return tensor
             return None
         self.steps.append(Factor(node, position, node.op == "div", tensor=by))
@@ -274,7 +276,7 @@ class _Attention:
         if fill is None:
             return None
         if fill > HIDDEN:
-            self.reasons.append(f"masked scores become {fill}, which does not hide them")
+            self.reasons.append(f"masked scores become {fill}, which does not mask them out")
         self.nodes |= makers
         mask, hides = self._peeled(mask, hides)
         self._add_mask(Mask(mask, "nonzero" if hides else "zero", fill, rank=len(scores.shape)))
@@ -287,7 +289,7 @@ class _Attention:
         if not isinstance(scores, Value) or depth is None or not leads_to_product(scores):
             return None
         if depth > HIDDEN:
-            self.reasons.append(f"masked scores become {depth}, which does not hide them")
+            self.reasons.append(f"masked scores become {depth}, which does not mask them out")
         parts = list(index) if isinstance(index, tuple) else [index]
         tensors = [part for part in parts if isinstance(part, Value)]
         others = [part for part in parts if not isinstance(part, Value)]
@@ -303,7 +305,7 @@ class _Attention:
         if plain and len(tensors) == 2 and indexed and (Ellipsis in others or len(others) == rank - 2):
             self._add_mask(Mask(tensors[0], "nonzero", depth, rank=rank, positions=(tensors[0], tensors[1])))
             return scores
-        self.reasons.append("scores are assigned to by index")
+        self.reasons.append("scores are assigned by index")
         return scores
 
     def _peeled(self, mask: Value, hides: bool) -> tuple[Value, bool]:
@@ -344,17 +346,17 @@ class _Attention:
 
     def _add_mask(self, mask: Mask) -> None:
         if len(mask.value.shape) < 2 and mask.positions is None:
-            self.reasons.append("the mask has a single dimension")
+            self.reasons.append("the mask has only one dimension")
         if len(mask.value.shape) > mask.rank:
             self.reasons.append("the mask has more dimensions than the scores")
         if not mask.hides and mask.value.dtype not in (torch.float32, self.product.output.dtype):
-            self.reasons.append(f"what is added to the scores is {str(mask.value.dtype).removeprefix('torch.')}")
+            self.reasons.append(f"the tensor added to the scores is {str(mask.value.dtype).removeprefix('torch.')}")
         self.steps.append(mask)
 
     def _added_in_product(self, node: Node) -> None:
         beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
         if number(beta) not in (0.0, 1.0) or number(alpha) is None:
-            self.reasons.append("baddbmm scales what it adds")
+            self.reasons.append("baddbmm scales the tensor it adds")
             return
         added = node.args[0]
         if number(beta) == 1.0 and isinstance(added, Value):

@@ -120,7 +120,7 @@ class Call:
             arguments.append(Argument("**", self._masks(others, after_causal=known is not None)))
             helpers = ("attention_mask",)
         if any(mask.positions is not None for mask in others):
-            reasons.append("scores are assigned to by index, at places that are not known to be causal")
+            reasons.append("scores are assigned by index at positions that may not be causal")
         suffix = self.found.suffix
         if self._is_folded(self.found.product.output.shape):
             suffix = f".flatten(0, 1){suffix}"
@@ -258,9 +258,9 @@ class Call:
         output = self.found.product.output
         if self.found.folded and self.found.heads is None:
             what = "heads" if self.found.folded == 3 else "windows"
-            self.reasons.append(f"how many {what} are folded into the batch is not spelled out")
+            self.reasons.append(f"the number of {what} folded into the batch is not in the code")
         if self.found.folded and self.found.sinks is not None:
-            self.reasons.append("heads or windows are folded into the batch beside sinks")
+            self.reasons.append("sinks are combined with heads or windows folded into the batch")
         operands = (self.query, self.key, self.value)
         if len({output.dtype, *(each.value.dtype for each in operands)}) != 1:
             self.reasons.append("queries, keys and values have different dtypes")
@@ -271,9 +271,9 @@ class Call:
         if self.found.heads is not None and self.found.folded == 3:  # folded or not, the heads are as many
             return
         if not query[:-3] == key[:-3] == value[:-3]:
-            self.reasons.append("queries, keys and values have different batches")
+            self.reasons.append("queries, keys and values have different batch sizes")
         elif key[-3] != value[-3] or key[-3] not in (1, query[-3]):
-            self.reasons.append("queries, keys and values have different heads")
+            self.reasons.append("queries, keys and values have different numbers of heads")
 
     def _check_together(self, masks: list[Mask]) -> None:
         """Add a reason where masks with finite fills may leave other weights to a query that sees no key."""
@@ -281,10 +281,10 @@ class Call:
         if not finite or len(masks) == 1:
             return
         if len({mask.fill for mask in finite}) > 1:
-            self.reasons.append("two masks hide by different numbers")
+            self.reasons.append("two masks use different fill values")
         for index, mask in enumerate(masks):
             if not mask.hides and (index > masks.index(finite[0]) or not mask.is_bias()):
-                self.reasons.append("a mask is added, and another hides by a finite number")
+                self.reasons.append("one mask is added, and another uses a finite fill value")
 
     def _check_order(self, steps: list[Factor | Cap | Mask]) -> None:
         """A scale after a mask scales what hides as well, a cap shows it again."""
@@ -295,11 +295,11 @@ class Call:
                 masks.append(step)
                 continue
             if capped:
-                self.reasons.append("the scores are scaled or capped after they were capped")
+                self.reasons.append("the scores are scaled or soft-capped again after the soft-cap")
             if isinstance(step, Cap):
                 capped = True
                 if masks:
-                    self.reasons.append("a mask is applied before the scores are capped")
+                    self.reasons.append("a mask is applied before the soft-cap")
             elif step.tensor is not None:
                 self._check_tensor(step.tensor, masks)
             else:
@@ -307,11 +307,11 @@ class Call:
 
     def _check_tensor(self, tensor: Value, masks: list[Mask]) -> None:
         if masks:
-            self.reasons.append("a mask is applied before the scores are multiplied with a tensor")
+            self.reasons.append("a mask is applied before the scores are multiplied by a tensor")
         if self.found.heads is not None and len(tensor.shape) >= self.found.folded:
-            self.reasons.append("folded scores are multiplied with a tensor")
+            self.reasons.append("scores with heads or windows folded into the batch are multiplied by a tensor")
         if tensor.dtype != self.query.value.dtype and tensor.shape:
-            self.reasons.append("the scores are multiplied with a tensor of another dtype")
+            self.reasons.append("the scores are multiplied by a tensor of another dtype")
 
     def _check_number(self, step: Factor, masks: list[Mask]) -> None:
         factor = (1.0 / step.value if step.value else 0.0) if step.divides else step.value
@@ -319,7 +319,7 @@ class Call:
             if not mask.hides:
                 self.reasons.append("a mask is added before the scores are scaled")
             elif not factor > 0 or mask.fill * factor > 0.1 * HIDDEN:
-                self.reasons.append(f"masked scores become {mask.fill * factor}, which does not hide them")
+                self.reasons.append(f"masked scores become {mask.fill * factor}, which does not mask them out")
 
 
 def _length(operand: Operand) -> tuple[Value, int]:

@@ -55,9 +55,9 @@ def _nll(node: Node) -> Iterator[Match]:
     rank, over = len(probabilities.shape), softmax.argument(1, "dim")
     reasons = _why_not(node, torch.nn.NLLLoss)
     if not isinstance(over, int) or over % rank != min(1, rank - 1):
-        reasons.append("the softmax is over another dimension than the loss")
+        reasons.append("the softmax and the loss use different dimensions")
     if gathered_loss.gives_a_dtype(softmax) or probabilities.dtype != softmax.inputs[0].dtype:
-        reasons.append("the logarithmic softmax changes the dtype")
+        reasons.append("log_softmax changes the dtype")
     logits = Argument("", (Of(softmax.inputs[0], "logits"),))
     if node.caller is None:
         rest: tuple[Argument, ...] = (Argument("", (Given(node, 3, frozenset({"target", *_SETTINGS[:3]}), 1),)),)
@@ -97,9 +97,9 @@ def _why_not(node: Node, module: type[torch.nn.Module]) -> list[str]:
     elif isinstance(target, Value) and target.dtype != torch.int64:
         found.append(f"the targets are {str(target.dtype).removeprefix('torch.')}")
     if isinstance(weight, Value) and weight.requires_grad:
-        found.append("the classes' weights get a gradient")
+        found.append("the class weights require a gradient")
     if node.argument(3, "size_average") is not None or node.kwargs.get("reduce") is not None:
-        found.append("size_average and reduce are not taken")
+        found.append("size_average and reduce are not supported")
     if node.caller is not None and type(node.caller) is not module:
         found.append(f"it is called by {type(node.caller).__name__}")
     return found

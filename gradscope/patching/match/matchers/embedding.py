@@ -57,7 +57,7 @@ def _match(node: Node) -> Match:
     if node.argument(2, "padding_idx") is not None:
         arguments.append(Argument("padding_idx", (Setting(node, "padding_idx", Scalar(node, 2, "padding_idx")),)))
     reasons = [
-        f"the embedding has {name}, which its own kernel must do"
+        f"the embedding uses {name}, which only its own kernel supports"
         for position, name, default in _LEFT_TO_TORCH
         if node.argument(position, name, default) != default
     ]
@@ -73,4 +73,4 @@ def _idle(node: Node) -> str:
     rows, tokens = weight.shape[0], math.prod(ids.shape)
     if rows >= FEWEST_ROWS_A_TOKEN * tokens and math.prod(weight.shape) >= FEWEST_ON_CPU:
         return ""
-    return f"a gradient of {rows:,} rows for {tokens:,} tokens is sooner made and added whole on the CPU"
+    return f"a dense gradient of {rows:,} rows for {tokens:,} tokens is faster on the CPU"

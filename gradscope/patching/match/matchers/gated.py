@@ -74,9 +74,9 @@ def _by_relu(recording: Recording) -> Iterator[Match]:
         others = [value for value in node.inputs if value is not gate]
         squared = node.op == "square" or (node.op == "pow" and number(node.argument(1, "exponent")) == 2)
         if squared or (node.op == "mul" and len(node.inputs) == 2 and not others):
-            reason = "torch keeps ReLU's result alone: a recipe would keep as much"
+            reason = "torch saves only ReLU's output for backward: a recipe would save as much"
         elif node.op == "mul" and [(each.shape, each.requires_grad) for each in others] == [(gate.shape, True)]:
-            reason = "torch keeps ReLU's result and what it gates alone: a recipe would keep as much"
+            reason = "torch saves only ReLU's output and the gated tensor for backward: a recipe would save as much"
         else:
             continue
         assert gate.producer is not None
@@ -179,7 +179,7 @@ def _match(unit: _GatedUnit, kind: _Kind) -> Match:
     gate, up = found.given
     reasons = found.reasons
     if up.dtype != gate.dtype:
-        reasons.append("the gate has another dtype than what it gates")
+        reasons.append("the gate's dtype differs from that of the gated tensor")
     if not found.is_contiguous:
         reasons.append(NOT_CONTIGUOUS)
     one_by_one = Match(

@@ -53,9 +53,9 @@ def matches(recording: Recording, gains: Callable[[Value], bool]) -> Iterator[Ma
 def _match(logits: Value, softmax: Node, picked: _Picked, suffix: str) -> Match:
     reasons, output = [], picked.output
     if dimension(softmax) != -1 or logits.shape != picked.rows.shape:
-        reasons.append("the softmax is over another dimension than the loss")
+        reasons.append("the softmax and the loss use different dimensions")
     if output.dtype != logits.dtype or gives_a_dtype(softmax):
-        reasons.append("the logarithmic softmax changes the dtype")
+        reasons.append("log_softmax changes the dtype")
     classes_second = ".movedim(-1, 1)" if len(logits.shape) > 2 else ""
     arguments = (
         Argument("", (Of(logits, "logits", classes_second),)),

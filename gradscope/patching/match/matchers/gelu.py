@@ -58,7 +58,7 @@ def with_bias(recording: Recording) -> Iterator[Match]:
         arguments.append(Argument("promote", ("True",)))  # no cast follows the sum
         reasons = list(unit.reasons)
         if not x.dtype == bias.dtype == found.output.dtype:  # then the recipe is what stands there
-            reasons.append("the bias has another dtype than what it is added to")
+            reasons.append("the bias's dtype differs from that of the tensor it is added to")
         yield Match(
             BIAS_RECIPE,
             "bias_gelu",
@@ -159,7 +159,9 @@ def _near(output: Value, x: Value, tried: _Tried) -> _Unit | None:
     if found is None:
         return None
     in_place = any(node.changed for node in found.nodes)  # what is read after, and before, it was changed
-    reason = "a part of it is computed in place" if in_place else "a constant is not GELU's: this is another function"
+    reason = (
+        "part of it is computed in place" if in_place else ("a constant differs from GELU's: this is another function")
+    )
     return _Unit(found, "none", (reason,))
 
 

@@ -117,15 +117,15 @@ def _why_not(loss: Node, classes: int) -> list[str]:
     logits, target, weight = loss.args[0], loss.argument(1, "target"), loss.argument(2, "weight")
     found = []
     if classes != min(1, len(logits.shape) - 1):
-        found.append("the loss has its classes in another dimension than the head")
+        found.append("the loss and the head have the classes in different dimensions")
     if isinstance(target, Value) and target.dtype.is_floating_point:
         found.append("the targets are probabilities")
     elif isinstance(target, Value) and target.dtype != torch.int64:
         found.append(f"the targets are {str(target.dtype).removeprefix('torch.')}")
     if isinstance(weight, Value) and weight.requires_grad:
-        found.append("the classes' weights get a gradient")
+        found.append("the class weights require a gradient")
     if loss.argument(3, "size_average") is not None or loss.kwargs.get("reduce") is not None:
-        found.append("size_average and reduce are not taken")
+        found.append("size_average and reduce are not supported")
     return found
 
 
@@ -136,18 +136,18 @@ def _match(recording: Recording, head: _Head, reached: Reached) -> Match:
     if reached.others:
         reasons.append(f"the logits are also read by {reached.others[0].op}")
     if len(reached.losses) > 1:
-        reasons.append("two losses read the logits, for each of which they would be computed")
+        reasons.append("two losses read the logits, so they would be computed twice")
     if head.hidden.dtype not in _FLOATS:
         reasons.append(f"the head's input is {str(head.hidden.dtype).removeprefix('torch.')}")
     reasons += _changed_later(recording, head, reached)
     if product.caller is not None:
         if type(product.caller).forward not in (torch.nn.Linear.forward, torch.nn.Sequential.forward):
-            reasons.append(f"the module that makes the logits is a {type(product.caller).__name__}")
+            reasons.append(f"the module that computes the logits is a {type(product.caller).__name__}")
         nodes = _whole_call(product)
         last = max(nodes, key=lambda node: node.index)
         output = last.output
         if not nodes - {product} <= reached.between | _before(product):
-            reasons.append(f"the module that makes the logits also calls {last.op}")
+            reasons.append(f"the module that computes the logits also calls {last.op}")
         arguments = (
             Argument("", (Layer(product, certain=False),)),
             Argument("", (Given(product, names=frozenset({"input"})),)),
@@ -173,7 +173,7 @@ def _changed_later(recording: Recording, head: _Head, reached: Reached) -> list[
     read = {each.storage for each in (head.hidden, head.weight, head.bias) if each is not None}
     last = max(node.index for node in (*reached.losses, *reached.between))
     later = recording.nodes[head.product.index + 1 : last]
-    return [f"{node.op} changes in place what the head reads" for node in later if node.changed & read][:1]
+    return [f"{node.op} modifies the head's input in place" for node in later if node.changed & read][:1]
 
 
 def _whole_call(product: Node) -> set[Node]:

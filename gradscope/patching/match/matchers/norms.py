@@ -142,9 +142,9 @@ def _of_torch(node: Node) -> Match:
     arguments.append(Argument("eps", (Setting(node, "eps", Scalar(node, 3, "eps", "None")),)))
     reasons = []
     if isinstance(weight, Value) and weight.dtype not in {x.dtype, torch.float32}:
-        reasons.append("the weight has another dtype than the input")
+        reasons.append("the weight's dtype differs from the input's")
     if node.output.dtype != x.dtype:
-        reasons.append("the result has another dtype than the input")
+        reasons.append("the result's dtype differs from the input's")
     return Match(RMS, RMS, tuple(arguments), frozenset({node}), node.output, reasons=reasons, idle=_idle(x))
 
 
@@ -279,7 +279,7 @@ def _norm(spelled: _Spelled, form: _Form, proofs: Proofs) -> Norm | None:
         asked.append(f".size(-1) == {features}")
     norm = _with_reasons(found, form.centred, form.weight, form.bias, eps)
     if bounds and not _has_spelled_least(bounds[0], features):
-        norm = replace(norm, reasons=(*norm.reasons, "the least of another multiple of a row's length is given"))
+        norm = replace(norm, reasons=(*norm.reasons, "the minimum is on another multiple of the row norm"))
     return replace(norm, forms=tuple(asked), least=_spelled_least(bounds[0], found.x) if bounds else ())
 
 
@@ -303,7 +303,7 @@ def _has_spelled_least(node: Node, features: int) -> bool:
 def _unlike(spelled: _Spelled, form: _Form) -> Norm | None:
     """Return what is no norm for its factor alone."""
     found = region(spelled.output, (spelled.x, *spelled.used))
-    reason = "it is divided by another number than the count of features: unbiased, or scaled"
+    reason = "the divisor is not the number of features (unbiased variance, or scaled)"
     if found is None or _rounds_between(found):
         return None
     return Norm(found, form.centred, form.weight, form.bias, ("0.0",), (reason,))
@@ -373,14 +373,14 @@ def _with_reasons(found: Region, centred: bool, weight: Value | None, bias: Valu
     if not found.is_contiguous:
         reasons.append(NOT_CONTIGUOUS)
     if any(each is not None and each.dtype not in {x.dtype, torch.float32} for each in (weight, bias)):
-        reasons.append("weight or bias has another dtype than the input")
+        reasons.append("the dtype of weight or bias differs from the input's")
     if is_half(x.dtype) and any(node.autocast for node in found.nodes):
-        reasons.append("under autocast torch's normalisation gives another dtype")
+        reasons.append("under autocast, torch's normalization returns another dtype")
     if not reasons and _gives_a_dtype(found):
-        reasons.append("a part of it has a dtype of its own, whatever the input's is")
+        reasons.append("part of it has a fixed dtype, whatever the input's")
     spelled = _spelled_eps(found, eps)
     if spelled is None:
-        reasons.append("eps is not one number that is added to the mean square or the variance")
+        reasons.append("eps is not a single number added to the mean square or the variance")
     return Norm(found, centred, weight, bias, spelled or ("0.0",), tuple(reasons))
 
 

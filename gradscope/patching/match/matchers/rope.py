@@ -80,13 +80,13 @@ def _match(rotation: Rotation, layout: Layout) -> Match:
         arguments.append(Argument("promote", ("True",)))
     reasons = list(layout.reasons)
     if rotation.y.dtype != rotation.x.dtype:
-        reasons.append("the result has another dtype than the tensor that is turned")
+        reasons.append("the result's dtype differs from that of the rotated tensor")
     suffix = turned
     if layout.stride != rotation.y.strides and _is_viewed(rotation.y):
         if rotation.y.strides == _contiguous(rotation.y.shape):
             suffix += ".contiguous()"
         else:
-            reasons.append("the result is viewed in a form that depends on how it lies in memory")
+            reasons.append("the result is viewed in a shape that depends on its memory layout")
     return Match(
         RECIPE,
         "rope",
@@ -262,7 +262,7 @@ def _layout(rotation: Rotation, way: RotationForm, tokens_first: bool, part: str
     if len(tables) == 1:
         named = ((tables[0], f"{part}.real"), (tables[0], f"{part}.imag"))
         if rotation.x.device.type == "cpu":
-            reasons.append("on a CPU the recipe is the product of complex numbers that stands here")
+            reasons.append("on a CPU the recipe uses the same complex multiplication as this code")
     else:
         named = ((tables[0], part), (tables[1], part))
     if way.doubled and not all(_is_doubled(table, way.interleaved) for table in tables):
