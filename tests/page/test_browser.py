@@ -286,46 +286,17 @@ def test_help(open_page: Open) -> None:
     assert page.locator("dialog").is_hidden()
 
 
-def test_kernels_findings_and_notes(open_page: Open) -> None:
+def test_kernels_and_notes(open_page: Open) -> None:
     run = runs.device()
     opened = open_page(run)
     assert "a note" in opened.page.locator(".warnings").inner_text()
     opened.page.click("#tab-kernels")
     assert sum(opened.values(5)) == sum(row.device_ns for row in run.kernels)
-    opened.page.click(".first button >> nth=0")
-    assert "select=layer/transformer.h.0.attn" in opened.state()
-    assert "softmax, masked_fill and two bmm" in opened.page.locator(".details").inner_text()
-
-
-def test_findings_in_the_short_list_and_in_full(open_page: Open) -> None:
-    run = runs.device()
-    first, *others = run.findings
-    layers = tuple(f"transformer.h.{i}.attn" for i in range(3))
-    advice = {"advice": "Put it there.", "code": "one = 1\ntwo = 2", "layers": layers}
-    step = run.step.wall_ns
-    large = dataclasses.replace(first, predicted_saving_ns=step // 5, predicted_low_ns=step // 10, **advice)
-    small = dataclasses.replace(first, rule="small", message="a small one", layers=(), predicted_saving_ns=step // 500)
-    run = dataclasses.replace(run, findings=(small, *others, large))
-    page = open_page(run).page
-    listed = page.locator(".first li").all_inner_texts()
-    assert len(listed) == 3 and listed[0].startswith("saves 20 % of the step")
-    page.click("text=and 1 more")
-    details = page.locator(".details")
-    words = details.inner_text()
-    for expected in ("critical", large.message, "Put it there.", "rule small-ops", "attn ×3 · examples/gpt.py:58"):
-        assert expected in words
-    assert page.locator(".findings .cure >> nth=0").inner_text() == large.code
-    assert page.locator(".findings .source-line >> nth=0").inner_text().startswith("att = (q @ k.transpose")
-    assert "a small one" not in words
-    page.click(".small-findings summary")
-    assert "a small one" in details.inner_text()
-    page.click(".first button >> nth=0")
-    assert large.message in details.inner_text() and "a small one" not in details.inner_text()
 
 
 def test_limits_in_the_table_and_in_full(open_page: Open) -> None:
     run = runs.limited()
-    opened = open_page(run, size=(1920, 1000))
+    opened = open_page(run, "#tab=layers", size=(1920, 1000))
     page = opened.page
     head = page.locator("#rows thead").inner_text()
     assert all(word in head for word in ("Limit", "Reached", "Bound by"))

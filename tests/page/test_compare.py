@@ -229,16 +229,21 @@ def test_hostile_names_in_both_runs(open_diff: OpenDiff) -> None:
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_finding_goes_to_all_of_its_layers(open_diff: OpenDiff) -> None:
+def test_findings_of_the_run_after_are_behind_the_table(open_diff: OpenDiff) -> None:
     run = runs.device()
-    finding = dataclasses.replace(run.findings[0], layers=tuple(f"transformer.h.{i}.attn" for i in range(3)))
-    run = dataclasses.replace(run, findings=(finding,))
     page = open_diff(run, run).page
-    page.click(".first button")
+    assert page.get_attribute("#tab-layers", "aria-selected") == "true"
+    page.click("#headline")
+    assert page.locator("#findings .findings > li").count() == len(run.findings)
+    page.keyboard.press("c")
+    page.click("#finding-0 .link")
     assert page.locator(".selection").inner_text().startswith("attn")
-    details = page.locator(".findings").inner_text()
-    for words in (finding.message, finding.evidence, "recipe attention", "saves about 61 ms", "frees about 400 MB"):
-        assert words in details
+
+
+def test_nothing_empty_where_no_rule_looked(open_diff: OpenDiff) -> None:
+    page = open_diff(*runs.pair(), "#tab=findings").page
+    assert page.locator("#tab-findings, #headline").count() == 0
+    assert page.locator("#findings").is_hidden() and page.locator("#rows tbody tr").count() > 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -9,15 +9,12 @@ sums them. What is a single figure in RUN.json is copied under its own name.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradscope.report.findings import build_findings, chosen, finding_row
-from gradscope.report.fold import build_tree
+from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.runfile import to_record
-from gradscope.report.tree import ViewOptions
 from gradscope.tables import LayerRow, LineRow, RunData
 
 FORMAT = 1
@@ -88,8 +85,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "workload": to_record(run.workload),
         "step": to_record(run.step),
         "ledger": to_record(run.ledger),
-        "findings": _findings(run, source=source),
-        "nothing_found": list(build_findings(run, {}).nothing),
+        **findings_record(run, source=source),
         "notes": list(run.notes),
         "layers": _layer_columns(run.layers, layers, strings),
         "ops": {
@@ -111,25 +107,6 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
     if run.memory is not None:
         record["memory"] = memory_record(run.memory, layers.column, strings.column)
     return record
-
-
-def _findings(run: RunData, *, source: bool) -> list[dict[str, Any]]:
-    """In the order and words of every report; those that other reports only count are marked."""
-    if not run.findings:
-        return []
-    roots = build_tree(run.layers, run.step.backward_ns, run.workload.model)
-    nodes = {path: node for root in roots for node in root.walk() for path in node.paths}
-    shown, small, hints = chosen(run, ViewOptions())
-    records = []
-    for finding in (*shown, *small, *hints):
-        record: dict[str, Any] = dataclasses.asdict(finding_row(finding, run, nodes))
-        record["where"] = record.pop("layers")
-        record["layers"] = list(finding.layers)
-        record["small"] = any(finding is one for one in (*small, *hints))
-        if not source:
-            record["text"] = ""
-        records.append(record)
-    return records
 
 
 class _Layers:

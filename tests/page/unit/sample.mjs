@@ -80,6 +80,9 @@ export function sample() {
           unattributed_ns: 0,
         },
         findings: [],
+        nothing_found: [],
+        headline: "",
+        comment: "",
         notes: [],
         layers: {
           parent: rows.map((row) => row[0]),

@@ -1,8 +1,17 @@
 // Rules that find mistakes; form is prettier's, types are tsc's.
 const globals = Object.fromEntries(
-  ["document", "window", "location", "history", "matchMedia", "getComputedStyle", "setTimeout", "URL", "Blob"].map(
-    (name) => [name, "readonly"],
-  ),
+  [
+    "document",
+    "window",
+    "location",
+    "history",
+    "matchMedia",
+    "getComputedStyle",
+    "setTimeout",
+    "URL",
+    "Blob",
+    "navigator",
+  ].map((name) => [name, "readonly"]),
 );
 
 export default [

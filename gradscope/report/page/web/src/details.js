@@ -14,7 +14,7 @@ import {
   shorten,
   visible,
 } from "./format.js";
-import { findingsOf } from "./findings.js";
+import { findingLinks } from "./findings.js";
 import { limitWords, limitedOf } from "./limits.js";
 import { ancestry, backwardRatio, nameWithRepeats } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED } from "./run.js";
@@ -33,12 +33,18 @@ import { largestOps } from "./tables.js";
  * @param {Node} node
  * @param {number[]} repeats the layers that the node is one of, or all of
  * @param {Metric} metric
- * @param {{ select: Select, selectRepeat: (layer: number) => void }} actions
+ * @param {{ select: Select, selectRepeat: (layer: number) => void, finding: (index: number) => void, close: () => void }} actions
  */
 export function drawDetails(place, run, node, repeats, metric, actions) {
   const isLayer = node.kind === "layer";
+  place.classList.toggle("idle", node.kind === "all");
   refill(
     place,
+    element(
+      "button",
+      { type: "button", class: "icon close", "aria-label": "Close the details", onclick: actions.close },
+      "✕",
+    ),
     heading(run, node),
     breadcrumbLine(node, actions.select),
     changesTable(run, node),
@@ -47,7 +53,7 @@ export function drawDetails(place, run, node, repeats, metric, actions) {
     isLayer && layerFacts(run, node),
     isLayer && repeats.length > 1 && repeatBars(run, node, repeats, metric, actions.selectRepeat),
     isLayer && repeats.length === 1 && stepBars(run, node),
-    findingsOf(run, node),
+    findingLinks(run, node, actions.finding),
     opsLine(node, metric, "op"),
     opsLine(node, metric, "kernel"),
   );

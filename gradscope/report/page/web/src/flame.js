@@ -52,6 +52,8 @@ export class Flame {
     this.hovered = null;
     /** @type {FlameView | null} */
     this.view = null;
+    /** @type {Found | null} in front of what the view found */
+    this.light = null;
     /** @type {Map<string, number>} */
     this.widths = new Map();
     canvas.addEventListener("mousemove", (event) => this.hover(this.frameUnder(event), event.clientX, event.clientY));
@@ -61,6 +63,16 @@ export class Flame {
       if (frame) this.activate(frame);
     });
     canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /**
+   * Light these frames for a while.
+   * @param {Found | null} light
+   */
+  lightUp(light) {
+    if (light === this.light) return;
+    this.light = light;
+    this.paint(parseFloat(this.canvas.style.width), parseFloat(this.canvas.style.height));
   }
 
   /** @param {FlameView} view */
@@ -219,8 +231,8 @@ export class Flame {
    * @param {FlameView} view
    */
   isDimmed(frame, view) {
-    if (view.found && (frame.hidden > 0 ? !this.anyMatch(frame, view.found) : !view.found.lit.has(frame.node)))
-      return true;
+    const found = this.light ?? view.found;
+    if (found && (frame.hidden > 0 ? !this.anyMatch(frame, found) : !found.lit.has(frame.node))) return true;
     return view.highlight !== "" && (frame.hidden > 0 || frame.node.type !== view.highlight);
   }
 
@@ -241,10 +253,10 @@ export class Flame {
     for (const frame of this.frames) {
       if (frame.hidden > 0) continue;
       const selected = frame.node === view.selected && view.selected.kind !== "all";
-      const matched = view.found?.matches.has(frame.node) ?? false;
+      const matched = (this.light ?? view.found)?.matches.has(frame.node) ?? false;
       if (!selected && !matched && frame !== this.hovered) continue;
       context.strokeStyle = selected || frame === this.hovered ? palette.accent : palette.text;
-      context.lineWidth = selected ? 2 : 1;
+      context.lineWidth = selected || (matched && this.light) ? 2 : 1;
       const inset = context.lineWidth / 2;
       const width = Math.max(frame.width - GAP - 2 * inset, 0.5);
       context.strokeRect(frame.x + inset, frame.row * ROW + inset, width, ROW - GAP - 1 - 2 * inset);

@@ -1,4 +1,4 @@
-// The head of the page: what was measured, the cards that switch the metric, and what to look at first.
+// The head of the page: what was measured, and the cards that switch the metric.
 
 import { changeClass, changeOfWhole, makeChange } from "./change.js";
 import { element, refill } from "./dom.js";
@@ -13,7 +13,6 @@ import {
   visible,
 } from "./format.js";
 import { BACKWARD, FORWARD, SAVED } from "./run.js";
-import { ledgerParts } from "./linetables.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -181,66 +180,4 @@ function cardChange(change, format) {
     { class: `delta ${changeClass(change)}` },
     real === false && difference !== 0 ? "≈ within noise" : words,
   );
-}
-
-// Findings in the short list; the details have all of them.
-const SHORT_LIST = 3;
-
-/**
- * The findings, and where there are none who looked, and what the backward pass is made of.
- * @param {HTMLElement} place
- * @param {Run} run
- * @param {{ finding: (paths: string[]) => void, tab: (tab: string) => void }} actions
- */
-export function drawFirstLook(place, run, actions) {
-  /** @type {any[]} */
-  const findings = run.info.findings;
-  const large = findings.filter((finding) => !finding.small);
-  if (large.length > 0) {
-    const list = element("ol", { class: "first" });
-    for (const finding of large.slice(0, SHORT_LIST)) {
-      const go = () => actions.finding(finding.layers);
-      const message = element("b", {}, visible(shorten(finding.message, 300)));
-      const about = visible(shorten(finding.saving || finding.evidence, 300));
-      const title = visible(shorten(`${finding.message} · ${about}`, 700));
-      const worth = finding.worth && element("span", { class: "worth" }, finding.worth);
-      list.append(
-        element("li", {}, element("button", { type: "button", title, onclick: go }, worth, message, ` ${about}`)),
-      );
-    }
-    const more = findings.length - Math.min(large.length, SHORT_LIST);
-    const all = element(
-      "button",
-      { type: "button", class: "link", onclick: () => actions.finding([]) },
-      `and ${more} more`,
-    );
-    refill(place, element("h2", { class: "unseen" }, "Findings"), list, more > 0 && all);
-    return;
-  }
-  const whole = run.whole[BACKWARD];
-  const parts = ledgerParts(run).filter((part) => part.ns > 0);
-  const bar = element("div", { class: "stack", "aria-hidden": "true" });
-  const list = element("ul", { class: "legend" });
-  for (const part of parts) {
-    const share = whole > 0 ? part.ns / whole : 0;
-    const key = part.key.replace("_ns", "");
-    bar.append(element("span", { class: `ledger-${key}`, "width%": share * 100 }));
-    list.append(
-      element(
-        "li",
-        { title: part.meaning },
-        element("span", { class: `swatch ledger-${key}` }),
-        `${part.words} ${formatShare(share)}`,
-      ),
-    );
-  }
-  const open = element(
-    "button",
-    { type: "button", class: "link", onclick: () => actions.tab("ledger") },
-    "What backward is made of",
-  );
-  /** @type {string[]} */
-  const nothing = run.info.nothing_found;
-  const looked = nothing.length > 0 && element("p", { class: "nothing" }, visible(nothing.join(" ")));
-  refill(place, looked, element("h2", {}, open), bar, list);
 }

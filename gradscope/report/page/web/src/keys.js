@@ -11,7 +11,7 @@ export function listen(page) {
   document.addEventListener("keydown", (event) => pageKey(page, event));
   page.parts.query.addEventListener("keydown", (event) => searchKey(page, event));
   window.addEventListener("hashchange", () => page.readAddress());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.drawFlame());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.draw());
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
     page.drawFlame();
@@ -59,7 +59,7 @@ function searchKey(page, event) {
 export function tabKey(page, event) {
   const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
   if (step === 0) return;
-  const at = page.tabs.findIndex(([key]) => key === page.state.tab);
+  const at = page.tabs.findIndex(([key]) => key === page.tab);
   const [key] = page.tabs[(at + step + page.tabs.length) % page.tabs.length];
   page.change({ tab: key, sort: "" });
   document.getElementById(`tab-${key}`)?.focus();

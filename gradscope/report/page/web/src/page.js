@@ -1,16 +1,18 @@
 // The page: one state, and everything drawn from it. Flame, table, timeline and details select the same thing.
 
 import { drawCrumbs, drawLegend, tipLines } from "./captions.js";
+import { saveFile } from "./copy.js";
 import { drawDetails } from "./details.js";
-import { element, keepFocus, refill } from "./dom.js";
+import { keepFocus, refill } from "./dom.js";
+import { drawFindings, markFindings, nodeAbove, nodesOf } from "./findings.js";
 import { Flame } from "./flame.js";
 import { changeOf, isCompared } from "./change.js";
 import { formatBytes, formatShare, formatTime, shorten, visible } from "./format.js";
-import { drawCards, drawFirstLook } from "./header.js";
+import { drawCards } from "./header.js";
 import { ancestry, isWithin, nameWithRepeats } from "./nodes.js";
 import { listen, tabKey } from "./keys.js";
 import { amountOf } from "./run.js";
-import { search } from "./search.js";
+import { matcher, search } from "./search.js";
 import { makeShell } from "./shell.js";
 import { addressOf, colourOf, fromHash, nodeOf, toHash } from "./state.js";
 import { METRIC_WORDS, countOf, toCsv } from "./table.js";
@@ -34,6 +36,9 @@ const WHOLE_WORDS = {
   both: "forward and backward",
   saved: "saved for backward",
 };
+
+// A layer that a finding leads to is shown at least this wide, as a part of the flame.
+const LEAST_SHARE = 0.08;
 
 export class Page {
   /**
@@ -70,6 +75,12 @@ export class Page {
       select: (node) => this.selectInView(node),
     });
     listen(this);
+    drawFindings(this.parts.findings, joined ?? single, {
+      go: (paths) => this.showLayers(paths),
+      light: (found) => this.flame.lightUp(found),
+      say: (words) => this.say(words),
+      nodes: (finding) => nodesOf(this.run, this.tree, finding),
+    });
     this.draw();
     this.drawMemory();
   }
@@ -107,17 +118,30 @@ export class Page {
     return this.searched.found;
   }
 
+  /** The tab that is open. */
+  get tab() {
+    const { tab } = this.state;
+    if (this.tabs.some(([key]) => key === tab)) return tab;
+    return this.joined ? "layers" : this.tabs[0][0];
+  }
+
+  /** Light or dark: as chosen, or as the system has it. */
+  get theme() {
+    return this.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  }
+
   get format() {
     return this.state.metric === "saved" ? formatBytes : formatTime;
   }
 
   /** @param {Partial<ViewState>} changes */
   change(changes) {
-    const compared = this.state.compare;
+    const { compare: compared, select: selected } = this.state;
     this.state = { ...this.state, ...changes };
     history.replaceState(null, "", toHash(this.state) || location.pathname + location.search);
-    const { cards, first, crumbs, legend, rows, details } = this.parts;
-    keepFocus([cards, first, crumbs, legend, rows, details], () => this.draw());
+    const { cards, crumbs, legend, rows, details } = this.parts;
+    keepFocus([cards, crumbs, legend, rows, details], () => this.draw());
+    if (selected !== this.state.select) this.say(this.describe(this.selected));
     if (compared !== this.state.compare) this.drawMemory();
   }
 
@@ -156,16 +180,11 @@ export class Page {
 
   draw() {
     const { parts, run, state } = this;
-    document.documentElement.dataset.theme = state.theme;
+    document.documentElement.dataset.theme = this.theme;
     if (state.metric === "saved" && !run.memory) state.metric = "backward";
-    if (!this.tabs.some(([key]) => key === state.tab)) state.tab = "layers";
     drawCards(parts.cards, run, state.metric, {
       metric: (metric) => this.change({ metric }),
       peak: () => this.showPeak(),
-    });
-    drawFirstLook(parts.first, run, {
-      finding: (paths) => this.showLayers(paths),
-      tab: (tab) => this.change({ tab, sort: "" }),
     });
     this.drawFlame();
     this.drawTable();
@@ -230,26 +249,35 @@ export class Page {
 
   makeTable() {
     const { run, tree, state, zoom, found } = this;
-    return makeTable(state.tab, { run, tree, state, zoom, found });
+    return makeTable(this.tab, { run, tree, state, zoom, found });
   }
 
   drawTable() {
-    const { parts, state, zoom } = this;
+    const { parts, state, zoom, tab } = this;
     for (const [key] of this.tabs) {
       const button = document.getElementById(`tab-${key}`);
-      button?.setAttribute("aria-selected", String(key === state.tab));
-      button?.setAttribute("tabindex", key === state.tab ? "0" : "-1");
+      button?.setAttribute("aria-selected", String(key === tab));
+      button?.setAttribute("tabindex", key === tab ? "0" : "-1");
     }
-    parts.rows.setAttribute("aria-labelledby", `tab-${state.tab}`);
+    const isList = tab === "findings";
+    parts.findings.hidden = !isList;
+    parts.rows.hidden = isList;
+    parts.csv.hidden = isList;
+    parts.summary.hidden = isList;
     parts.subtree.checked = state.subtree;
     parts.zoomedOnly.checked = state.zoomedOnly;
-    parts.subtree.parentElement?.toggleAttribute("hidden", state.tab !== "layers");
-    parts.zoomedOnly.parentElement?.toggleAttribute("hidden", zoom.kind === "all" || state.tab === "ledger");
+    parts.subtree.parentElement?.toggleAttribute("hidden", tab !== "layers");
+    const fixed = zoom.kind === "all" || tab === "ledger" || isList;
+    parts.zoomedOnly.parentElement?.toggleAttribute("hidden", fixed);
+    const fits = state.query.trim() ? matcher(state.query) : null;
+    markFindings(parts.findings, this.run, this.tree, this.selected, fits);
+    if (isList) return;
+    parts.rows.setAttribute("aria-labelledby", `tab-${tab}`);
     const table = this.makeTable();
     parts.summary.textContent = table.summary;
     const chosen = this.selected;
     const identity = [
-      state.tab,
+      tab,
       state.compare,
       state.query,
       state.merged,
@@ -263,7 +291,7 @@ export class Page {
       chosen.kind !== "all" &&
       row.node !== null &&
       (isWithin(row.node, chosen) || (row.node === chosen.parent && chosen.kind === "op"));
-    this.table.draw(table, state.sort, isMarked, identity, `${state.tab}: ${table.summary}`);
+    this.table.draw(table, state.sort, isMarked, identity, `${tab}: ${table.summary}`);
   }
 
   drawSelection() {
@@ -272,6 +300,8 @@ export class Page {
     drawDetails(this.parts.details, this.run, selected, this.repeatsOf(selected), this.state.metric, {
       select: (node) => this.selectInView(node),
       selectRepeat: (layer) => this.change({ merged: false, select: `layer/${this.run.paths[layer]}`, zoom: "all" }),
+      finding: (index) => this.showFinding(index),
+      close: () => this.change({ select: "all" }),
     });
   }
 
@@ -288,16 +318,34 @@ export class Page {
   }
 
   /**
-   * Select what holds all of these layers, folded.
+   * Select what holds all of these layers, folded, and bring it into sight.
    * @param {string[]} paths
    */
   showLayers(paths) {
-    const { layerNodes, root } = this.treeOf(true);
-    const nodes = paths.flatMap((path) => layerNodes[this.run.byPath.get(path) ?? -1] ?? []);
-    const line = nodes.length > 0 ? ancestry(nodes[0]).reverse() : [];
-    const above = line.find((node) => nodes.every((one) => isWithin(one, node)));
     this.change({ merged: true });
-    this.selectInView(above ?? root);
+    const node = nodeAbove(this.run, this.tree, paths);
+    // A frame that is too thin to see has to be zoomed to.
+    let zoom = isWithin(node, this.zoom) ? this.zoom : this.tree.root;
+    const line = ancestry(node);
+    const amount = amountOf(node.total, this.state.metric);
+    while (zoom !== node && amount < LEAST_SHARE * amountOf(zoom.total, this.state.metric))
+      zoom = line[line.indexOf(zoom) + 1];
+    this.change({ select: addressOf(node, this.run.paths), zoom: addressOf(zoom, this.run.paths) });
+    this.parts.canvas.closest(".flame")?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** @param {number} index */
+  showFinding(index) {
+    this.change({ tab: "findings", sort: "" });
+    const item = document.getElementById(`finding-${index}`);
+    item?.closest("details")?.setAttribute("open", "");
+    item?.scrollIntoView({ block: "nearest" });
+    item?.querySelector("button")?.focus({ preventScroll: true });
+  }
+
+  /** @param {string} words for screen readers */
+  say(words) {
+    this.parts.said.textContent = words;
   }
 
   showPeak() {
@@ -331,15 +379,11 @@ export class Page {
   }
 
   switchTheme() {
-    const dark = this.state.theme ? this.state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    this.change({ theme: dark ? "light" : "dark" });
+    this.change({ theme: this.theme === "dark" ? "light" : "dark" });
   }
 
   saveCsv() {
-    const url = URL.createObjectURL(new Blob([toCsv(this.makeTable())], { type: "text/csv;charset=utf-8" }));
-    const link = element("a", { href: url, download: `gradscope-${this.state.tab}.csv` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+    saveFile(`gradscope-${this.tab}.csv`, toCsv(this.makeTable()), "text/csv");
   }
 
   /** @param {number} step */

@@ -1,7 +1,7 @@
 // Finding layers, operations, kernels and lines by words of their names.
 
 import { amountOf } from "./run.js";
-import { walkTree } from "./nodes.js";
+import { ancestry, walkTree } from "./nodes.js";
 
 /**
  * @typedef {import("./nodes.js").Node} Node
@@ -67,6 +67,20 @@ export function search(root, query, metric, paths) {
   };
   visit(root, false);
   return found;
+}
+
+/**
+ * These nodes with what is above and below them, as if a search had found them.
+ * @param {Node[]} nodes
+ * @returns {Found | null} null for none
+ */
+export function lightOf(nodes) {
+  if (nodes.length === 0) return null;
+  const lit = new Set(nodes.flatMap((node) => ancestry(node)));
+  for (const node of nodes) {
+    for (const below of walkTree(node)) for (const one of [below, ...below.kernels]) lit.add(one);
+  }
+  return { matches: new Set(nodes), lit, list: nodes, amount: 0 };
 }
 
 /**

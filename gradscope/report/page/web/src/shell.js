@@ -27,7 +27,24 @@ export function makeShell(place, run, tabs, actions) {
   const help = makeHelp();
   const parts = {
     cards: element("div", { class: "cards", role: "group", "aria-label": "What is shown" }),
-    first: element("section", { class: "panel first-look", "aria-label": "First look" }),
+    headline: element(
+      "button",
+      {
+        type: "button",
+        class: "headline",
+        id: "headline",
+        onclick: () => actions.change({ tab: "findings", sort: "" }),
+      },
+      visible(shorten(run.info.headline, 300)),
+    ),
+    said: element("p", { class: "unseen", id: "said", role: "status" }),
+    findings: element("div", {
+      class: "rows list",
+      tabindex: "0",
+      role: "tabpanel",
+      id: "findings",
+      "aria-labelledby": "tab-findings",
+    }),
     title: element("h2", {}),
     crumbs: element("nav", { class: "crumbs", "aria-label": "Zoom" }),
     legend: element("div", { class: "legend-bar" }),
@@ -81,9 +98,10 @@ export function makeShell(place, run, tabs, actions) {
       onchange: () => actions.change({ zoomedOnly: parts.zoomedOnly.checked }),
     }),
     summary: element("span", { class: "note", id: "summary" }),
+    csv: element("button", { type: "button", id: "csv", onclick: () => actions.csv() }, "CSV"),
     rows: element("div", { class: "rows", tabindex: "0", role: "tabpanel", id: "rows" }),
     timeline: element("section", { class: "panel timeline", "aria-label": "Memory over the step" }),
-    details: element("section", { class: "panel details", "aria-label": "The selection", "aria-live": "polite" }),
+    details: element("section", { class: "panel details", "aria-label": "The selection", tabindex: "-1" }),
     tip: element("div", { class: "tip", role: "tooltip", hidden: true }),
   };
   parts.colour.append(
@@ -104,17 +122,18 @@ export function makeShell(place, run, tabs, actions) {
       {},
       warnings.length > 0 &&
         element("ul", { class: "warnings" }, ...warnings.map((text) => element("li", {}, visible(text)))),
-      element("div", { class: "top" }, parts.cards, parts.first),
+      element("div", { class: "top" }, parts.cards, run.info.headline !== "" && parts.headline),
       flamePanel(parts, run),
       element(
         "div",
         { class: "bottom" },
         tablePanel(parts, tabs, actions),
-        element("div", { class: "side" }, parts.timeline, parts.details),
+        element("div", { class: "side" }, parts.details, parts.timeline),
       ),
     ),
     makeFooter(run),
     parts.tip,
+    parts.said,
     help,
   );
   return { ...parts, help };
@@ -164,7 +183,7 @@ function tablePanel(parts, tabs, actions) {
           type: "button",
           role: "tab",
           id: `tab-${key}`,
-          "aria-controls": "rows",
+          "aria-controls": key === "findings" ? "findings" : "rows",
           onclick: () => actions.change({ tab: key, sort: "" }),
           onkeydown: (/** @type {KeyboardEvent} */ event) => actions.tabKey(event),
         },
@@ -182,8 +201,9 @@ function tablePanel(parts, tabs, actions) {
       element("label", { class: "for-layers" }, parts.subtree, "include sub-layers"),
       element("label", {}, parts.zoomedOnly, "zoomed part only"),
       parts.summary,
-      element("button", { type: "button", id: "csv", onclick: () => actions.csv() }, "CSV"),
+      parts.csv,
     ),
+    parts.findings,
     parts.rows,
   );
 }

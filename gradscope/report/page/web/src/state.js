@@ -12,7 +12,7 @@
  * @property {boolean} compare show the run before beside the run after, where the page has it
  * @property {"model" | "largest"} order
  * @property {string} query
- * @property {string} tab
+ * @property {string} tab "" is the first: the findings, or while two runs are compared the layers
  * @property {boolean} subtree rows of layers count what is below them
  * @property {boolean} zoomedOnly
  * @property {string} sort column of the table, "-" before it for the largest first; "" is the tab's own order
@@ -30,7 +30,7 @@ export const START = {
   compare: true,
   order: "model",
   query: "",
-  tab: "layers",
+  tab: "",
   subtree: false,
   zoomedOnly: false,
   sort: "",

@@ -1,6 +1,7 @@
 // The tables below the flame, exact values included: layers, operations, kernels. How they are drawn is in tableview.js.
 
 import { changeOf, isCompared, sumOfChanges } from "./change.js";
+import { hasFindings } from "./findings.js";
 import { formatCalls, formatRatio } from "./format.js";
 import { boundBy, formatPercent, hasLimits, limitTime, limitedOf, reachedOf } from "./limits.js";
 import { ledgerTable, linesTable, peakTable } from "./linetables.js";
@@ -26,6 +27,7 @@ import { changeCells, changeColumns, countOf, shareColumn, shareOf, startOrder, 
 export function tabsOf(run) {
   /** @type {[string, string, boolean][]} */
   const tabs = [
+    ["findings", "Findings", hasFindings(run)],
     ["layers", "Layers", true],
     ["ops", "Ops", true],
     ["kernels", "Kernels", run.kernels.some((list) => list.length > 0)],
