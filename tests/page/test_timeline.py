@@ -315,13 +315,14 @@ SHOW = """
 const places = document.querySelector("#place");
 const record = JSON.parse(document.querySelector("#record").textContent);
 const [run, before] = [0, 1].map((index) => readRun(record, index));
-drawTimeline(places, { ...run, baseline: before }, () => {});
+drawTimeline(places, { ...run, baseline: before }, buildTree(run, true), () => {});
 """
 
 
 def beside(chromium: Any, run: RunData, baseline: RunData) -> Any:
     """The chart alone, of a run and its baseline."""
-    modules = dict(bundle._reachable("timeline.js", {})) | dict(bundle._reachable("run.js", {})) | {"show.js": SHOW}
+    names = ("timeline.js", "tree.js")
+    modules = {name: text for one in names for name, text in bundle._reachable(one, {})} | {"show.js": SHOW}
     page = chromium.new_page(viewport={"width": 600, "height": 500})
     page.set_content(
         f"<style>{bundle.web_file('style.css')}</style><section id=place class='panel timeline'></section>"

@@ -5,7 +5,16 @@ import { isWithin, nameWithRepeats } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED, amountOf } from "./run.js";
 import { matcher } from "./search.js";
 import { addressOf } from "./state.js";
-import { changeCells, changeColumns, countOf, shareColumn, shareOf, startOrder, wholeOf } from "./table.js";
+import {
+  amountColumns,
+  changeCells,
+  changeColumns,
+  countOf,
+  shareColumn,
+  shareOf,
+  startOrder,
+  wholeOf,
+} from "./table.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -51,27 +60,16 @@ export function linesTable(scene) {
   if (lines.length === run.lines.length) rows.push(noLineRow(scene, whole));
   /** @type {Column[]} */
   const columns = [
-    { key: "line", label: "Line", kind: "text" },
+    { key: "line", label: "Line", kind: "text", isPath: true },
     ...(run.info.source ? [/** @type {Column} */ ({ key: "source", label: "Source", kind: "code" })] : []),
-    { key: "layer", label: "Layer", kind: "text" },
-    { key: "forward", label: "Forward", kind: "time" },
-    { key: "backward", label: "Backward", kind: "time" },
-    ...(run.memory ? [/** @type {Column} */ ({ key: "saved", label: "Saved", kind: "bytes" })] : []),
+    { key: "layer", label: "Layer", kind: "text", isPath: true, rank: 1 },
+    ...amountColumns(run, state.metric),
     ...changeColumns(run, state.metric),
     shareColumn(scene),
   ];
   const missing = run.info.source ? "" : "; source text was left out (--no-source)";
   const sort = startOrder(run, state.metric, "-share");
-  const shown = state.metric === "both" ? ["forward", "backward"] : [state.metric];
-  const hidden = isCompared(run, state.metric)
-    ? ["forward", "backward", "saved"].filter((key) => !shown.includes(key))
-    : [];
-  return {
-    columns: columns.filter((column) => !hidden.includes(column.key)),
-    rows,
-    summary: `${countOf(lines.length, "line")} of the forward code${missing}`,
-    sort,
-  };
+  return { columns, rows, summary: `${countOf(lines.length, "line")} of the forward code${missing}`, sort };
 }
 
 /**
@@ -152,11 +150,11 @@ export function ledgerTable({ run, tree }) {
   });
   /** @type {Column[]} */
   const columns = [
-    { key: "part", label: "Part of the backward pass", kind: "text" },
-    { key: "meaning", label: "What it is", kind: "text" },
+    { key: "part", label: "Part", kind: "text" },
+    { key: "meaning", label: "What it is", kind: "text", rank: 3 },
     { key: "time", label: "Time", kind: "time" },
     ...changeColumns(run, "backward"),
-    { key: "share", label: "Share of backward", kind: "share" },
+    { key: "share", label: "Share", of: "backward", kind: "share", rank: joined ? 3 : undefined },
   ];
   return { columns, rows, summary: "every nanosecond of backward is in exactly one row", sort: "-time" };
 }
@@ -188,7 +186,8 @@ export function peakTable({ run, tree, state, zoom }, memory) {
     const key = `${owner}\n${holder.category}`;
     const row = groups.get(key) ?? {
       cells: { owner: name, category: holder.category, bytes: 0, share: 0 },
-      note: node ? `${node.layers.length > 1 ? `×${node.layers.length} ` : ""}${node.className}` : "",
+      count: node && node.layers.length > 1 ? `×${node.layers.length}` : "",
+      note: node ? node.className : "",
       type: node ? node.type : "outside",
       node,
       held: { after: false, before: false, was: 0 },
@@ -213,11 +212,11 @@ export function peakTable({ run, tree, state, zoom }, memory) {
   }
   /** @type {Column[]} */
   const columns = [
-    { key: "owner", label: "Held by", kind: "text" },
-    { key: "category", label: "What it is", kind: "text" },
-    { key: "bytes", label: "At the peak", kind: "bytes" },
+    { key: "owner", label: "Held by", kind: "text", isPath: true },
+    { key: "category", label: "What it is", kind: "text", isShort: true },
+    { key: "bytes", label: "At peak", kind: "bytes" },
     ...changeColumns(run, "saved"),
-    { key: "share", label: "Share of the peak", kind: "share" },
+    { key: "share", label: "Share", of: "the peak", kind: "share", rank: compared ? 3 : undefined },
   ];
   const rows = [...groups.values()];
   const sort = startOrder(run, "saved", "-bytes");

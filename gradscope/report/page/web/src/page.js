@@ -136,13 +136,13 @@ export class Page {
 
   /** @param {Partial<ViewState>} changes */
   change(changes) {
-    const { compare: compared, select: selected } = this.state;
+    const { compare: compared, merged, select: selected } = this.state;
     this.state = { ...this.state, ...changes };
     history.replaceState(null, "", toHash(this.state) || location.pathname + location.search);
     const { cards, crumbs, legend, rows, details } = this.parts;
     keepFocus([cards, crumbs, legend, rows, details], () => this.draw());
     if (selected !== this.state.select) this.say(this.describe(this.selected));
-    if (compared !== this.state.compare) this.drawMemory();
+    if (compared !== this.state.compare || merged !== this.state.merged) this.drawMemory();
   }
 
   readAddress() {
@@ -192,7 +192,7 @@ export class Page {
   }
 
   drawMemory() {
-    drawTimeline(this.parts.timeline, this.run, (layer) => this.selectInView(this.tree.layerNodes[layer]));
+    drawTimeline(this.parts.timeline, this.run, this.tree, (node) => this.selectInView(node));
     markLayers(this.parts.timeline, this.run, this.selected.layers);
   }
 

@@ -35,7 +35,7 @@ export function makeShell(place, run, tabs, actions) {
         id: "headline",
         onclick: () => actions.change({ tab: "findings", sort: "" }),
       },
-      visible(shorten(run.info.headline, 300)),
+      visible(shorten(run.info.headline, 160)),
     ),
     said: element("p", { class: "unseen", id: "said", role: "status" }),
     findings: element("div", {

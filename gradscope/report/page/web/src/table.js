@@ -16,16 +16,19 @@ import { amountOf } from "./run.js";
  * @typedef {object} Column
  * @property {string} key
  * @property {string} label
+ * @property {string} [of] what a share is of
  * @property {"text" | "code" | "time" | "bytes" | "number" | "share" | "change"} kind a change sorts by its size
  * @property {boolean} [inBytes] of a change
  * @property {(value: number) => string} [format] of numbers
  * @property {boolean} [isShort] its texts are a word or two: it takes no room from the names
- * @property {boolean} [isMinor] left out where there is little room; the CSV has it
+ * @property {boolean} [isPath] its texts say most at their end: where there is no room, their front is cut
+ * @property {1 | 2 | 3} [rank] which goes first where there is little room, 1 before 3; the CSV has it
  *
  * @typedef {object} Row
  * @property {Record<string, string | number | null>} cells
  * @property {string} [shown] in place of the first cell, where that is long
- * @property {string} note beside the first cell
+ * @property {string} [count] beside the first cell
+ * @property {string} note likewise; the first to be cut
  * @property {string} type for the swatch
  * @property {Node | null} node what a click selects
  * @property {boolean} [rest] what no other row holds
@@ -106,8 +109,14 @@ export function toCsv(table) {
 }
 
 /** @param {Scene} scene */
-export function shareColumn({ state }) {
-  return /** @type {Column} */ ({ key: "share", label: `Share of ${METRIC_WORDS[state.metric]}`, kind: "share" });
+export function shareColumn({ run, state }) {
+  return /** @type {Column} */ ({
+    key: "share",
+    label: "Share",
+    of: METRIC_WORDS[state.metric],
+    kind: "share",
+    rank: isCompared(run, state.metric) ? 3 : undefined,
+  });
 }
 
 /**
@@ -120,7 +129,7 @@ export function changeColumns(run, metric) {
   if (!isCompared(run, metric)) return [];
   const inBytes = metric === "saved";
   return [
-    { key: "before", label: "Before", kind: inBytes ? "bytes" : "time" },
+    { key: "before", label: "Before", kind: inBytes ? "bytes" : "time", rank: 3 },
     { key: "change", label: "Change", kind: "change", inBytes },
   ];
 }
@@ -141,6 +150,24 @@ export function changeCells(change) {
  */
 export function startOrder(run, metric, otherwise) {
   return isCompared(run, metric) ? "-change" : otherwise;
+}
+
+/**
+ * Forward, backward and saved memory; what the metric is not of goes where there is little room.
+ * @param {Run} run
+ * @param {Metric} metric
+ * @returns {Column[]}
+ */
+export function amountColumns(run, metric) {
+  const other = isCompared(run, metric) ? 1 : 3;
+  /** @type {(key: Metric) => 1 | 3 | undefined} */
+  const rank = (key) => (metric === key || (metric === "both" && key !== "saved") ? undefined : other);
+  /** @type {Column[]} */
+  const columns = [
+    { key: "forward", label: "Forward", kind: "time", rank: rank("forward") },
+    { key: "backward", label: "Backward", kind: "time", rank: rank("backward") },
+  ];
+  return run.memory ? [...columns, { key: "saved", label: "Saved", kind: "bytes", rank: rank("saved") }] : columns;
 }
 
 /** @param {Scene} scene */

@@ -8,7 +8,16 @@ import { ledgerTable, linesTable, peakTable } from "./linetables.js";
 import { backwardRatio, isWithin, layerOf, walkTree } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED, amountOf, slotOf } from "./run.js";
 import { isFound, rowsOf } from "./search.js";
-import { changeCells, changeColumns, countOf, shareColumn, shareOf, startOrder, wholeOf } from "./table.js";
+import {
+  amountColumns,
+  changeCells,
+  changeColumns,
+  countOf,
+  shareColumn,
+  shareOf,
+  startOrder,
+  wholeOf,
+} from "./table.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -33,7 +42,7 @@ export function tabsOf(run) {
     ["kernels", "Kernels", run.kernels.some((list) => list.length > 0)],
     ["lines", "Lines", run.lines.length > 0],
     ["ledger", "Ledger", true],
-    ["peak", "Peak memory", run.memory !== null],
+    ["peak", "Peak", run.memory !== null],
   ];
   return tabs.filter(([, , there]) => there).map(([key, words]) => [key, words]);
 }
@@ -58,9 +67,9 @@ const RATIO_COLUMN = { key: "ratio", label: "Bwd ÷ fwd", kind: "number", format
 
 /** @type {Column[]} */
 const LIMIT_COLUMNS = [
-  { key: "limit", label: "Limit", kind: "time" },
-  { key: "reached", label: "Reached", kind: "number", format: formatPercent, isMinor: true },
-  { key: "bound", label: "Bound by", kind: "text", isShort: true },
+  { key: "limit", label: "Limit", kind: "time", rank: 2 },
+  { key: "reached", label: "Reached", kind: "number", format: formatPercent, rank: 1 },
+  { key: "bound", label: "Bound by", kind: "text", isShort: true, rank: 2 },
 ];
 
 /** @param {Scene} scene @returns {Table} */
@@ -88,24 +97,23 @@ function layersTable(scene) {
         share: shareOf(amountOf(amounts, state.metric), whole),
       },
       change,
-      note:
-        node.kind === "part"
-          ? node.className
-          : `${node.repeats > 1 || node.layers.length > 1 ? `×${node.layers.length} ` : ""}${node.className}`,
+      count: node.layers.length > 1 ? `×${node.layers.length}` : "",
+      note: node.className,
       type: node.type,
       node,
     };
   });
   const compared = isCompared(run, state.metric);
   const limits = !compared && state.metric !== "saved" && hasLimits(run);
+  const [forward, backward, ...saved] = amountColumns(run, state.metric);
   /** @type {Column[]} */
   const columns = [
-    { key: "layer", label: "Layer", kind: "text" },
-    { key: "forward", label: "Forward", kind: "time" },
-    { key: "backward", label: "Backward", kind: "time" },
+    { key: "layer", label: "Layer", kind: "text", isPath: true },
+    forward,
+    backward,
     ...(limits ? LIMIT_COLUMNS : []),
-    ...(compared ? [] : [{ ...RATIO_COLUMN, isMinor: limits }]),
-    ...(run.memory ? [/** @type {Column} */ ({ key: "saved", label: "Saved", kind: "bytes" })] : []),
+    ...(compared ? [] : [/** @type {Column} */ ({ ...RATIO_COLUMN, rank: limits ? 1 : 2 })]),
+    ...saved,
     ...changeColumns(run, state.metric),
     shareColumn(scene),
   ];
@@ -166,11 +174,11 @@ function opsTable(scene, kind) {
   /** @type {Column[]} */
   const columns = [
     { key: "name", label: kind === "kernel" ? "Kernel" : saved ? "Saved by" : "Operation", kind: "text" },
-    { key: "phase", label: "Phase", kind: "text" },
+    { key: "phase", label: "Phase", kind: "text", isShort: true, rank: 3 },
     ...(isCompared(run, state.metric)
       ? []
-      : [/** @type {Column} */ ({ key: "shape", label: saved ? "Largest" : "Shapes", kind: "text" })]),
-    { key: "calls", label: saved ? "Tensors" : "Calls", kind: "number", format: formatCalls },
+      : [/** @type {Column} */ ({ key: "shape", label: saved ? "Largest" : "Shapes", kind: "text", rank: 2 })]),
+    { key: "calls", label: saved ? "Tensors" : "Calls", kind: "number", format: formatCalls, rank: 2 },
     {
       key: "amount",
       label: saved ? "Saved" : kind === "kernel" ? "Device time" : "Time",

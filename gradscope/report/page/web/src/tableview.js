@@ -50,7 +50,7 @@ export class TableView {
     }
     this.identity = identity;
     const sorted = sortRows(table, sort);
-    const scales = new Map(table.columns.map((column) => [column.key, scaleOf(table, column)]));
+    const scales = scalesOf(table);
     const largest = largestOf(table, "share");
     const head = element("tr", {}, ...table.columns.map((column) => this.heading(column, sorted.sort, scales)));
     const body = element("tbody");
@@ -79,13 +79,13 @@ export class TableView {
   /**
    * @param {Column} column
    * @param {string} sort
-   * @param {Map<string, import("./format.js").Scale | null>} scales
+   * @param {Map<string, import("./format.js").Scale>} scales
    */
   heading(column, sort, scales) {
     const sorted = sort.replace("-", "") === column.key;
     const falling = sort.startsWith("-");
     const unit = scales.get(column.key)?.unit;
-    const label = `${column.label}${unit ? ` ${unit}` : ""}`;
+    const of = column.of && element("span", { class: "of" }, ` of ${column.of}`);
     const isText = column.kind === "text" || column.kind === "code";
     const next = sorted ? (falling ? column.key : `-${column.key}`) : isText ? column.key : `-${column.key}`;
     const arrow = element("span", { class: "arrow", "aria-hidden": "true" }, sorted ? (falling ? "▾" : "▴") : "");
@@ -95,7 +95,9 @@ export class TableView {
       element(
         "button",
         { type: "button", "data-sort": column.key, onclick: () => this.actions.sort(next) },
-        label,
+        column.label,
+        unit && ` ${unit}`,
+        of,
         arrow,
       ),
     );
@@ -104,14 +106,14 @@ export class TableView {
   /**
    * @param {Row} row
    * @param {Column[]} columns
-   * @param {Map<string, import("./format.js").Scale | null>} scales
+   * @param {Map<string, import("./format.js").Scale>} scales
    * @param {number} largest share
    * @param {boolean} marked
    */
   row(row, columns, scales, largest, marked) {
     const { node } = row;
     const cells = columns.map((column, i) =>
-      i === 0 ? this.nameCell(row, String(row.cells[column.key])) : valueCell(row, column, scales, largest),
+      i === 0 ? this.nameCell(row, column, String(row.cells[column.key])) : valueCell(row, column, scales, largest),
     );
     return element(
       "tr",
@@ -126,24 +128,32 @@ export class TableView {
 
   /**
    * @param {Row} row
+   * @param {Column} column
    * @param {string} name
    */
-  nameCell(row, name) {
+  nameCell(row, column, name) {
     const { node } = row;
     const whole = visible(shorten(name, LONGEST_NAME));
     const shown = row.shown === undefined ? whole : visible(shorten(row.shown, LONGEST_NAME));
+    const kind = `name${column.isPath ? " front" : ""}${column.key === "line" ? " whole" : ""}`;
+    const text = element("bdi", {}, shown);
     const words = node
-      ? element("button", { type: "button", class: "name" }, element("bdi", {}, shown))
-      : element("bdi", { class: "name" }, shown);
+      ? element("button", { type: "button", class: kind }, text)
+      : element("span", { class: kind }, text);
     return element(
       "th",
       { scope: "row", title: whole, "data-value": name },
-      row.type !== "" && element("span", { class: `swatch type-${row.type}`, "aria-hidden": "true" }),
-      row.change &&
-        row.change.status !== "matched" &&
-        element("span", { class: `tag tag-${row.change.status}` }, row.change.status),
-      words,
-      row.note !== "" && element("span", { class: "note" }, ` ${visible(shorten(row.note, 120))}`),
+      element(
+        "span",
+        { class: "cell" },
+        row.type !== "" && element("span", { class: `swatch type-${row.type}`, "aria-hidden": "true" }),
+        row.change &&
+          row.change.status !== "matched" &&
+          element("span", { class: `tag tag-${row.change.status}` }, row.change.status),
+        words,
+        row.count && element("span", { class: "note count" }, row.count),
+        row.note !== "" && element("span", { class: "note" }, visible(shorten(row.note, 120))),
+      ),
     );
   }
 }
@@ -151,7 +161,7 @@ export class TableView {
 /**
  * @param {Row} row
  * @param {Column} column
- * @param {Map<string, import("./format.js").Scale | null>} scales
+ * @param {Map<string, import("./format.js").Scale>} scales
  * @param {number} largest
  */
 function valueCell(row, column, scales, largest) {
@@ -177,15 +187,15 @@ function valueCell(row, column, scales, largest) {
 }
 
 /** @param {Column} column */
-function classOf({ kind, isShort, isMinor }) {
-  return [kind, isShort && "short", isMinor && "minor"].filter(Boolean).join(" ");
+function classOf({ kind, isShort, isPath, rank }) {
+  return [kind, isShort && "short", isPath && "front", rank && `drop-${rank}`].filter(Boolean).join(" ");
 }
 
 /**
  * The exact difference is in the cell whatever it shows.
  * @param {Row} row
  * @param {Column} column
- * @param {Map<string, import("./format.js").Scale | null>} scales
+ * @param {Map<string, import("./format.js").Scale>} scales
  */
 function changeCell({ change }, column, scales) {
   if (!change) return element("td", { class: "change" }, "–");
@@ -202,12 +212,20 @@ function changeCell({ change }, column, scales) {
 }
 
 /**
+ * One unit for all times of a table, and one for all bytes: what stands side by side can be compared.
  * @param {Table} table
- * @param {Column} column
  */
-function scaleOf(table, column) {
-  if (column.kind !== "time" && column.kind !== "bytes" && column.kind !== "change") return null;
-  return columnScale(largestOf(table, column.key), column.kind === "bytes" || column.inBytes === true);
+function scalesOf(table) {
+  const scales = new Map();
+  for (const isBytes of [false, true]) {
+    const family = table.columns.filter(
+      ({ kind, inBytes }) =>
+        kind === (isBytes ? "bytes" : "time") || (kind === "change" && Boolean(inBytes) === isBytes),
+    );
+    const scale = columnScale(Math.max(0, ...family.map((column) => largestOf(table, column.key))), isBytes);
+    for (const column of family) scales.set(column.key, scale);
+  }
+  return scales;
 }
 
 /**

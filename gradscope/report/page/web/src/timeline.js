@@ -9,6 +9,7 @@ import { areaPath, axes, chartScale, peakMark, phaseMarks, stepPath } from "./ti
 /**
  * @typedef {import("./run.js").Run} Run
  * @typedef {import("./memorydata.js").Memory} Memory
+ * @typedef {import("./nodes.js").Node} Node
  * @typedef {import("./timelineparts.js").Scale} Scale
  *
  * @typedef {object} Drawn the parts of a chart that a selection changes
@@ -29,9 +30,10 @@ const markedIn = new WeakMap();
  * Draw the chart; the layers that were marked in `place` stay so.
  * @param {HTMLElement} place
  * @param {Run} run `run.baseline`, if there is one with memory, is a dashed line
- * @param {(layer: number) => void} select
+ * @param {import("./nodes.js").Tree} tree
+ * @param {(node: Node) => void} select
  */
-export function drawTimeline(place, run, select) {
+export function drawTimeline(place, run, tree, select) {
   const { memory } = run;
   drawnIn.delete(place);
   if (!memory) {
@@ -78,7 +80,7 @@ export function drawTimeline(place, run, select) {
     spoken,
     words,
     kindsBar(memory, baseline),
-    peakWords(run, memory, select),
+    peakWords(memory, tree, select),
   );
   drawnIn.set(place, { bands, words, scale });
   markLayers(place, run, markedIn.get(place) ?? []);
@@ -237,28 +239,37 @@ function kindsBar(memory, baseline) {
 }
 
 /**
- * When the peak is, and who holds most then.
- * @param {Run} run
+ * When the peak is, and who holds most then; repeats as one where they are folded.
  * @param {Memory} memory
- * @param {(layer: number) => void} select
+ * @param {import("./nodes.js").Tree} tree
+ * @param {(node: Node) => void} select
  */
-function peakWords(run, memory, select) {
-  const { figures } = memory;
-  /** @param {number} layer */
-  const link = (layer) => {
-    if (layer < 0) return "outside the layers";
-    const path = visible(shorten(run.paths[layer] || run.classes[layer] || "model", 80));
-    return element("button", { type: "button", class: "link", onclick: () => select(layer) }, element("bdi", {}, path));
+function peakWords(memory, tree, select) {
+  const { figures, holders } = memory;
+  /** @param {Node | undefined} node */
+  const link = (node) => {
+    if (!node) return "outside the layers";
+    const name = element("bdi", {}, visible(shorten(node.address || node.className || "model", 80)));
+    return element("button", { type: "button", class: "link", onclick: () => select(node) }, name);
   };
   const line = element(
     "p",
     { class: "note" },
     `At the peak ran ${visible(figures.peak_op || "nothing that has a name")} of `,
   );
-  line.append(link(figures.peak_layer), ` (${figures.peak_phase}).`);
-  const top = [...memory.holders].sort((a, b) => b.bytes - a.bytes)[0];
+  line.append(link(tree.layerNodes[figures.peak_layer]), ` (${figures.peak_phase}).`);
+  /** @type {Map<string, { node: Node | undefined, category: string, bytes: number }>} */
+  const groups = new Map();
+  for (const { layer, category, bytes } of holders) {
+    const node = tree.layerNodes[layer];
+    const key = `${node ? node.layers.join(" ") : ""}\n${category}`;
+    const group = groups.get(key) ?? { node, category, bytes: 0 };
+    group.bytes += bytes;
+    groups.set(key, group);
+  }
+  const top = [...groups.values()].sort((a, b) => b.bytes - a.bytes)[0];
   if (top) {
-    line.append(` Most is held by `, link(top.layer), `: ${formatBytes(top.bytes)} of ${top.category}, `);
+    line.append(" Most is held by ", link(top.node), `: ${formatBytes(top.bytes)} of ${top.category}, `);
     line.append(`${formatShare(top.bytes / Math.max(figures.peak_bytes, 1))} of it.`);
   }
   return line;
