@@ -61,7 +61,16 @@ export function linesTable(scene) {
   /** @type {Column[]} */
   const columns = [
     { key: "line", label: "Line", kind: "text", isPath: true },
-    ...(run.info.source ? [/** @type {Column} */ ({ key: "source", label: "Source", kind: "code" })] : []),
+    ...(run.info.source
+      ? [
+          /** @type {Column} */ ({
+            key: "source",
+            label: "Source",
+            kind: "code",
+            rank: isCompared(run, state.metric) ? 3 : undefined,
+          }),
+        ]
+      : []),
     { key: "layer", label: "Layer", kind: "text", isPath: true, rank: 1 },
     ...amountColumns(run, state.metric),
     ...changeColumns(run, state.metric),
