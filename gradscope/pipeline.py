@@ -221,7 +221,7 @@ def read(
         if run is None:  # stopped twice
             raise
         error = error or stopped
-        run = replace(run, partial=True, notes=(*run.notes, "interrupted before or while the rules were running: no findings"))
+        run = replace(run, partial=True, notes=(*run.notes, "interrupted before the rules had run: no findings"))
     progress.done()
     return Outcome(Report(with_failures(run, capture)), error)
 
