@@ -96,7 +96,7 @@ def _findings(view: View) -> Section | None:
     full = view.options.whole("findings")
     shown = found.rows if full else found.rows[: 1 + _MOST_BRIEF]
     blocks: list[Entry | Words | Commands] = [Words(" ".join(found.nothing))] if found.nothing else []
-    blocks += [_entry(number, row, full=full or number == 1) for number, row in enumerate(shown, 1)]
+    blocks += [finding_entry(number, row, full=full or number == 1) for number, row in enumerate(shown, 1)]
     left = len(found.rows) - len(shown)
     more = [words for words in (f"{left} more" if left else "", found.more.removeprefix("and ")) if words]
     if more:
@@ -106,7 +106,8 @@ def _findings(view: View) -> Section | None:
     return Section("findings", "Findings", about, tuple(blocks))
 
 
-def _entry(number: int, row: FindingRow, *, full: bool) -> Entry:
+def finding_entry(number: int, row: FindingRow, *, full: bool) -> Entry:
+    """Make the entry of a finding: in full, or in one line."""
     style = _SEVERITY.get(row.severity, "")
     if not full:
         brief = tuple(part for part in (row.layers, row.worth) if part)

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from gradscope import units
 from gradscope.report.fold import FoldedNode
+from gradscope.report.nextsteps import fix_command
 from gradscope.report.nofinding import nothing_found
 from gradscope.report.tree import ViewOptions
 from gradscope.tables import Finding, RunData
 
 # Hints of which nobody knows what they save: more of them would bury the rest.
 MOST_HINTS = 3
+FIX_COMMAND = "gradscope fix FILE"  # in a finding's advice: of the target that was measured
 # Layers named one by one, where they are no repeats of each other.
 _MOST_NAMES = 3
 # The part of a step that a severity stands for where a finding has no estimate: as gradscope.diagnose judges it.
@@ -119,7 +121,7 @@ def finding_row(finding: Finding, run: RunData, nodes: Mapping[str, FoldedNode])
         text=texts.get(line, ""),
         evidence=finding.evidence,
         recipe=finding.recipe or "",
-        advice=finding.advice,
+        advice=finding.advice.replace(FIX_COMMAND, fix_command(run.workload)),
         code=finding.code,
         saving=saving_text(finding, run),
         worth=_worth_text(finding, run),

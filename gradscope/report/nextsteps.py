@@ -14,7 +14,7 @@ def next_steps(run: RunData, tree: Tree, path: str | Path | None, *, full: bool)
     """Commands for the RUN.json at ``path``; those that need one are left out where there is none."""
     steps: list[Command] = []
     if any(finding.recipe for finding in run.findings):
-        steps.append(Command(_fix(run.workload), "swap in the recipes and verify them"))
+        steps.append(Command(fix_command(run.workload), "swap in the recipes and verify them"))
     if _wants_limits(run):
         steps.append(Command("gradscope doctor --calibrate", "measure this machine's limits"))
     if path is None:
@@ -36,8 +36,8 @@ def _wants_limits(run: RunData) -> bool:
     return all(row.backward_limit_ns is None for row in run.layers) and any(row.bytes for row in run.layers)
 
 
-def _fix(work: WorkloadInfo) -> str:
-    """How to run fix: as a command, or in Python where what was measured has no name that a command could take."""
+def fix_command(work: WorkloadInfo) -> str:
+    """Return how to run fix: as a command, or in Python where what was measured has no name for one."""
     if not work.target or work.mode == "loop":
         return "gradscope.patch(model, batch)"
     # A script without a file's ending was run as a module, as with python -m.

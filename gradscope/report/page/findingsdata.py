@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradscope import units
+from gradscope.document.markdown import to_markdown
+from gradscope.document.parts import Section
+from gradscope.report.document import finding_entry, profile_document
 from gradscope.report.findings import FindingRow, build_findings, chosen, finding_row
 from gradscope.report.fold import build_tree
-from gradscope.report.markdown import escape
-from gradscope.report.nextsteps import _fix as fix_command
+from gradscope.report.nextsteps import fix_command
 from gradscope.report.tree import ViewOptions
-from gradscope.safe_text import visible
 from gradscope.tables import RunData
 
 
@@ -26,6 +27,7 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
     rows = _rows(run, source=source)
     nothing = build_findings(run, {}).nothing
     shown = [row for row, _, small in rows if not small]
+    whole, comments = _comments(run, [row for row, _, _ in rows], source=source)
     return {
         "findings": [
             {
@@ -35,13 +37,13 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
                 "small": small,
                 "gains": _gains(row),
                 "command": _command(row, run),
-                "comment": _comment(row, run),
+                "comment": comment,
             }
-            for row, layers, small in rows
+            for (row, layers, small), comment in zip(rows, comments, strict=True)
         ],
         "nothing_found": list(nothing),
         "headline": _headline(shown, nothing),
-        "comment": _whole_comment(run, shown, len(rows) - len(shown), nothing),
+        "comment": whole,
     }
 
 
@@ -81,49 +83,11 @@ def _headline(shown: Sequence[FindingRow], nothing: Sequence[str]) -> str:
     return f"{units.count(count)} finding{'s' * (count != 1)} · {worth}{first.message}"
 
 
-# -- comments for GitHub -----------------------------------------------------------------------------------------------
-
-
-def _whole_comment(run: RunData, shown: Sequence[FindingRow], more: int, nothing: Sequence[str]) -> str:
-    """All findings worth showing, or the verdict; what was measured stands before, what is left out behind them."""
-    work = run.workload
-    title = " · ".join(filter(None, (work.model or "model", work.target)))
-    times = f"backward {units.ns(run.step.backward_ns)}, forward {units.ns(run.step.forward_ns)}"
-    peak = f", peak {units.size(run.memory.peak_bytes)}" if run.memory is not None else ""
-    parts = [f"### gradscope: {escape(title)}", f"{times}{peak}"]
-    parts += [_comment(row, run) for row in shown] or ([escape(" ".join(nothing))] if nothing else [])
-    if more:
-        parts.append(f"{units.count(more)} more: small ones, and hints")
-    if shown:
-        parts.append("Savings are estimates.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _comment(row: FindingRow, run: RunData) -> str:
-    """One finding as Markdown: nothing in its texts is markup, or ends the code that it stands in."""
-    where = " · ".join(_code(part) for part in (row.layers, row.line) if part)
-    command = _command(row, run)
-    lines = [
-        f"**{row.severity}: {escape(row.message)}**",
-        where + (f": {_code(row.text)}" if row.text and where else ""),
-        escape(row.evidence),
-        escape(row.advice),
-        f"*{escape(row.saving)}*" if row.saving else "",
-        f"{_code(command)} makes the change and verifies it" if command else "",
-        f"rule {_code(row.rule)}" + (f" · recipe {_code(row.recipe)}" if row.recipe else ""),
-    ]
-    text = "  \n".join(line for line in lines if line)
-    return f"{text}\n\n{_block(row.code)}" if row.code else text
-
-
-def _code(text: str) -> str:
-    flat = visible(" ".join(text.split())).replace("`", "'")
-    return f"`{flat}`"
-
-
-def _block(code: str) -> str:
-    """A fenced block that no backticks inside it can end."""
-    fence = "```"
-    while fence in code:
-        fence += "`"
-    return "\n".join((f"{fence}python", *map(visible, code.splitlines()), fence))
+def _comments(run: RunData, rows: Sequence[FindingRow], *, source: bool) -> tuple[str, list[str]]:
+    """All findings worth showing, or the verdict, as a comment for GitHub; and each of ``rows`` as one."""
+    told = run if source else dataclasses.replace(run, lines=())
+    document = profile_document(told, ViewOptions(show=("findings",)))
+    section = document.section("findings") or Section("findings", "Findings", "")
+    whole = dataclasses.replace(document, sections=(section,))
+    each = [dataclasses.replace(section, blocks=(finding_entry(1, row, full=True),)) for row in rows]
+    return to_markdown(whole), [to_markdown(dataclasses.replace(document, sections=(one,))) for one in each]
