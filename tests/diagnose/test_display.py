@@ -280,7 +280,7 @@ def test_the_page_has_all_of_them_and_marks_small_ones() -> None:
     assert [(one["rule"], one["small"]) for one in found] == [("large", False), ("hint", False), ("s", True)]
     first = found[0]
     assert (first["layers"], first["where"]) == (list(ATTENTION), "transformer.h.*.attn ×12")
-    assert first["text"] and first["saving"] == shown(LARGE).rows[0].saving
+    assert first["text"] and " · ".join(first["gains"]) == shown(LARGE).rows[0].saving
     assert page_record([run], source=False)["runs"][0]["findings"][0]["text"] == ""
     assert page_record([with_findings()])["runs"][0]["findings"] == []
 
