@@ -53,6 +53,56 @@ def test_axe_finds_nothing_in_findings(open_page: Open, axe: str, scheme: str) -
     assert _violations(page) == []
 
 
+def test_a_selection_is_announced_in_one_line(open_page: Open) -> None:
+    page = open_page(runs.gpt(), "#tab=layers").page
+    said = page.locator("#said")
+    assert said.get_attribute("role") == "status" and said.inner_text() == ""
+    live = page.locator("[aria-live]:not(.spoken), [role=status]").evaluate_all("all => all.map(one => one.id)")
+    assert sorted(live) == ["found", "said"]  # the details are not read out
+    page.click("#rows .name:has-text('lm_head')")
+    assert said.inner_text() == "lm_head, 905 ms, 7.2 %"
+    page.focus("canvas")
+    page.keyboard.press("ArrowUp")
+    assert said.inner_text().startswith("GPT, ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_chosen_shows_in_forced_colours(open_page: Open, scheme: str) -> None:
+    page = open_page(runs.gpt(), "#tab=layers&select=layer/lm_head", scheme=scheme).page
+    outline = "(one) => getComputedStyle(document.querySelector(one)).outlineStyle"
+    chosen = ("#tab-layers", ".card[aria-pressed=true]", "tr.marked th")
+    assert {page.evaluate(outline, one) for one in chosen} == {"none"}
+    page.emulate_media(forced_colors="active")
+    assert {page.evaluate(outline, one) for one in chosen} == {"solid"}
+    colours = page.evaluate(
+        "[...document.querySelectorAll('.key .swatch')].map((one) => getComputedStyle(one).backgroundColor)"
+    )
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize("tab", ["layers", "findings"])
+def test_on_paper_findings_come_first_and_nothing_is_to_be_clicked(open_page: Open, tab: str) -> None:
+    opened = open_page(runs.device(), f"#tab={tab}", size=(794, 1123), scheme="dark")
+    page = opened.page
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tops = [page.locator(one).bounding_box()["y"] for one in ("#findings", "canvas", ".details")]
+    assert tops == sorted(tops)
+    for one in (".tabs", "#query", "#theme", ".copy", "#csv", "#merged", "#headline"):
+        assert not page.locator(one).first.is_visible(), one
+    assert page.locator("#rows").is_visible() == (tab == "layers")
+    if tab == "layers":
+        rows = page.locator("#rows")
+        assert rows.evaluate("one => one.scrollHeight <= one.clientHeight + 1 && one.scrollWidth <= one.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.locator("canvas").bounding_box()["width"] == 700
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.locator("canvas").bounding_box()["width"] > 740
+
+
 def _violations(page: Any) -> list[str]:
     result = page.evaluate("axe.run({ resultTypes: ['violations'] })")
     return [f"{rule['id']}: {node['html'][:200]}" for rule in result["violations"] for node in rule["nodes"][:3]]

@@ -45,6 +45,7 @@ export function findingFits(finding, fits) {
  * @param {FindingsActions} actions
  */
 export function drawFindings(place, run, actions) {
+  if (!hasFindings(run)) return;
   /** @type {any} */
   const { findings, nothing_found: nothing, comment } = run.info;
   const items = findings.map((/** @type {any} */ finding, /** @type {number} */ i) =>

@@ -54,6 +54,7 @@ export class Flame {
     this.view = null;
     /** @type {Found | null} in front of what the view found */
     this.light = null;
+    this.width = 0; // of the canvas; 0 is as wide as there is room
     /** @type {Map<string, number>} */
     this.widths = new Map();
     canvas.addEventListener("mousemove", (event) => this.hover(this.frameUnder(event), event.clientX, event.clientY));
@@ -78,7 +79,7 @@ export class Flame {
   /** @param {FlameView} view */
   draw(view) {
     this.view = view;
-    const width = Math.max(this.canvas.parentElement?.clientWidth ?? 0, 50);
+    const width = this.width || Math.max(this.canvas.parentElement?.clientWidth ?? 0, 50);
     this.frames = layoutFrames(view.zoom, view.metric, width, view.largestFirst);
     const rows = 1 + this.frames.reduce((most, frame) => Math.max(most, frame.row), 0);
     this.paint(width, rows * ROW);

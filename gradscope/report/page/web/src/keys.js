@@ -12,6 +12,8 @@ export function listen(page) {
   page.parts.query.addEventListener("keydown", (event) => searchKey(page, event));
   window.addEventListener("hashchange", () => page.readAddress());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.draw());
+  window.addEventListener("beforeprint", () => page.print(true));
+  window.addEventListener("afterprint", () => page.print(false));
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
     page.drawFlame();

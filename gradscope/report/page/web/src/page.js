@@ -40,6 +40,9 @@ const WHOLE_WORDS = {
 // A layer that a finding leads to is shown at least this wide, as a part of the flame.
 const LEAST_SHARE = 0.08;
 
+// A page of A4 between its margins, in CSS pixels.
+const PAPER_WIDTH = 700;
+
 export class Page {
   /**
    * @param {HTMLElement} place
@@ -127,6 +130,7 @@ export class Page {
 
   /** Light or dark: as chosen, or as the system has it. */
   get theme() {
+    if (this.flame.width) return "light"; // on paper
     return this.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   }
 
@@ -376,6 +380,12 @@ export class Page {
     const box = tip.getBoundingClientRect();
     tip.style.left = `${Math.max(4, Math.min(x + 14, window.innerWidth - box.width - 8))}px`;
     tip.style.top = `${y + 18 + box.height > window.innerHeight ? Math.max(4, y - box.height - 10) : y + 18}px`;
+  }
+
+  /** @param {boolean} begins to be printed, or is again on the screen */
+  print(begins) {
+    this.flame.width = begins ? PAPER_WIDTH : 0;
+    this.draw();
   }
 
   switchTheme() {
