@@ -55,6 +55,10 @@ test("a search finds all words, and counts nothing twice", () => {
     repeat?.list.map((node) => node.address),
     ["body.0-1.fc"],
   );
+  const names = (/** @type {string} */ query) =>
+    search(tree.root, query, "backward", run.paths)?.list.map((node) => node.address);
+  assert.deepEqual(names("/^BODY\\.[02]\\.FC /"), names("body.0.fc")?.concat(names("body.2.fc") ?? []));
+  assert.deepEqual(names("/(/"), []);
   assert.equal(search(tree.root, "mmbackward", "backward", run.paths)?.amount, 66);
   assert.equal(search(tree.root, "engine", "backward", run.paths)?.amount, 5);
 });

@@ -11,6 +11,7 @@ const globals = Object.fromEntries(
     "URL",
     "Blob",
     "navigator",
+    "XMLSerializer",
   ].map((name) => [name, "readonly"]),
 );
 

@@ -1,11 +1,12 @@
 // The flame graph: a canvas, the pointer and the keys.
 
+import { svgElement } from "./dom.js";
 import { formatShare, shorten, visible } from "./format.js";
 import { changeText } from "./change.js";
 import { changeColour, cssColour, frameColour, mix, readPalette } from "./colours.js";
 import { frameAt, layoutFrames } from "./layout.js";
 import { amountOf } from "./run.js";
-import { nameWithRepeats } from "./nodes.js";
+import { ancestry, nameWithRepeats } from "./nodes.js";
 
 /**
  * @typedef {import("./nodes.js").Node} Node
@@ -28,8 +29,8 @@ import { nameWithRepeats } from "./nodes.js";
  * @property {(value: number) => string} format
  *
  * @typedef {object} FlameActions
- * @property {(node: Node) => void} zoom and select
- * @property {(node: Node) => void} select
+ * @property {(node: Node, how?: string) => void} zoom and select
+ * @property {(node: Node, how?: string) => void} select
  * @property {(frame: Frame | null, x: number, y: number) => void} hover
  */
 
@@ -54,6 +55,7 @@ export class Flame {
     this.view = null;
     /** @type {Found | null} in front of what the view found */
     this.light = null;
+    this.turned = 0; // pixels of the wheel since the last step of the zoom
     this.width = 0; // of the canvas; 0 is as wide as there is room
     /** @type {Map<string, number>} */
     this.widths = new Map();
@@ -64,6 +66,7 @@ export class Flame {
       if (frame) this.activate(frame);
     });
     canvas.addEventListener("keydown", (event) => this.key(event));
+    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
   /**
@@ -114,10 +117,8 @@ export class Flame {
    */
   paintFrame(context, frame, palette, view) {
     const { node, hidden } = frame;
-    let colour = this.colourOf(frame, palette, view);
+    const colour = this.shadeOf(frame, palette, view);
     const dimmed = this.isDimmed(frame, view);
-    if (frame.above) colour = mix(colour, palette.background, 0.55);
-    if (dimmed) colour = mix(colour, palette.background, 0.8);
     const width = Math.max(frame.width - (frame.width > 3 ? GAP : 0), 0.6);
     context.fillStyle = cssColour(colour);
     context.beginPath();
@@ -125,6 +126,18 @@ export class Flame {
     context.fill();
     if (hidden === 0 && view.changeOf && node.status === "new") this.hatch(context, frame, width, palette);
     if (hidden === 0 && width > 24) this.label(context, frame, width, view, dimmed ? palette.textFaint : palette.text);
+  }
+
+  /**
+   * The colour as it is drawn: fainter above the zoom, and where a search or a highlight leaves the frame out.
+   * @param {Frame} frame
+   * @param {import("./colours.js").Palette} palette
+   * @param {FlameView} view
+   */
+  shadeOf(frame, palette, view) {
+    const colour = this.colourOf(frame, palette, view);
+    const shade = frame.above ? mix(colour, palette.background, 0.55) : colour;
+    return this.isDimmed(frame, view) ? mix(shade, palette.background, 0.8) : shade;
   }
 
   /**
@@ -289,6 +302,65 @@ export class Flame {
     else this.actions.zoom(frame.node);
   }
 
+  /**
+   * One level nearer to what is under the pointer, or one back: with Ctrl, a pinch, or while the flame has the focus.
+   * Else, and where there is no further level, the wheel scrolls.
+   * @param {WheelEvent} event
+   */
+  wheel(event) {
+    if (!this.view || !(event.ctrlKey || event.metaKey || document.activeElement === this.canvas)) return;
+    const { zoom } = this.view;
+    const under = this.frameUnder(event);
+    const line = under ? ancestry(under.node).filter((node) => node.kind !== "op" && node.kind !== "kernel") : [];
+    const next = event.deltaY < 0 ? line[line.indexOf(zoom) + 1] : zoom.parent;
+    if (!next || (event.deltaY < 0 && !line.includes(zoom))) {
+      if (event.ctrlKey || event.metaKey) event.preventDefault(); // it would zoom the whole window
+      return;
+    }
+    event.preventDefault();
+    this.turned += event.deltaY;
+    if (Math.abs(this.turned) < (event.ctrlKey ? 8 : 50)) return;
+    this.turned = 0;
+    this.actions.zoom(next, "wheel");
+  }
+
+  /** What is drawn, as a picture that scales. */
+  toSvg() {
+    const { view } = this;
+    const context = this.canvas.getContext("2d");
+    const [width, height] = [parseFloat(this.canvas.style.width), parseFloat(this.canvas.style.height)];
+    const size = { width, height, viewBox: `0 0 ${width} ${height}` };
+    const picture = svgElement("svg", { ...size, "font-family": "sans-serif", "font-size": 12 });
+    if (!view || !context) return "";
+    const palette = readPalette(this.canvas);
+    picture.append(svgElement("rect", { width, height, fill: cssColour(palette.background) }));
+    for (const frame of this.frames) {
+      const colour = this.shadeOf(frame, palette, view);
+      const [y, wide] = [frame.row * ROW, Math.max(frame.width - GAP, 0.6)];
+      const fill = cssColour(colour).replaceAll(" ", ",");
+      const box = svgElement("rect", {
+        x: frame.x.toFixed(2),
+        y,
+        width: wide.toFixed(2),
+        height: ROW - GAP - 1,
+        rx: 2,
+        fill,
+      });
+      const name = visible(shorten(nameWithRepeats(frame.node), 300));
+      const words = frame.hidden > 0 ? `${frame.hidden} thin frames` : name;
+      const group = svgElement("g", {}, svgElement("title", {}, `${words}: ${view.format(frame.value)}`), box);
+      context.font = FONT;
+      const label =
+        frame.hidden > 0 || wide < 24
+          ? ""
+          : this.cut(context, `${name}  ${view.format(frame.value)}`, wide - 2 * PADDING);
+      if (label)
+        group.append(svgElement("text", { x: (frame.x + PADDING).toFixed(2), y: y + 15, fill: palette.text }, label));
+      picture.append(group);
+    }
+    return new XMLSerializer().serializeToString(picture);
+  }
+
   /** @param {KeyboardEvent} event */
   key(event) {
     if (!this.view || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -320,7 +392,7 @@ export class Flame {
       const row = frames.filter((frame) => frame.row === at.row).sort((a, b) => a.x - b.x);
       next = row[row.indexOf(at) + (key === "ArrowRight" ? 1 : -1)];
     }
-    if (next) this.actions.select(next.node);
+    if (next) this.actions.select(next.node, "keys");
   }
 }
 

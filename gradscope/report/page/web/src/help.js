@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 
 const KEYS = /** @type {const} */ ([
-  ["/", "search layers, operations, kernels and lines; Enter goes to the next match, Esc clears"],
+  ["/", "search layers, operations, kernels and lines, /…/ by a regular expression; Enter: next match, Esc: clear"],
   ["1 2 3 4", "backward, forward, both, saved memory"],
   ["m", "merge repeated layers, or show each"],
   ["c", "compare with the run before, or show this one alone"],
@@ -11,6 +11,8 @@ const KEYS = /** @type {const} */ ([
   ["Enter", "in the flame: zoom to the selected frame"],
   ["Esc", "in the flame: zoom out by one"],
   ["Home", "in the flame: the whole step"],
+  ["Ctrl + wheel", "on the flame: zoom, as does the wheel alone once the flame was clicked"],
+  ["Back", "what was selected, zoomed to or open before"],
   ["?", "this help"],
 ]);
 

@@ -24,6 +24,15 @@ import {
  * @typedef {import("./table.js").Scene} Scene
  */
 
+/**
+ * What a search looks at.
+ * @param {Run} run
+ * @param {import("./run.js").Line} line
+ */
+export function lineWords(run, line) {
+  return `${line.file}:${line.line} ${line.function} ${line.text} ${run.paths[line.layer] ?? ""}`;
+}
+
 /** @param {Scene} scene @returns {Table} */
 export function linesTable(scene) {
   const { run, tree, state, zoom } = scene;
@@ -32,8 +41,7 @@ export function linesTable(scene) {
   const lines = run.lines.filter((line) => {
     const node = line.layer < 0 ? null : tree.layerNodes[line.layer];
     if (state.zoomedOnly && zoom.kind !== "all" && !(node && isWithin(node, zoom))) return false;
-    const path = line.layer < 0 ? "" : run.paths[line.layer];
-    return fits(`${line.file}:${line.line} ${line.function} ${line.text} ${path} ${node?.address ?? ""}`);
+    return fits(`${lineWords(run, line)} ${node?.address ?? ""}`);
   });
   /** @type {Row[]} */
   const rows = lines.map((line) => {

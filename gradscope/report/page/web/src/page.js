@@ -4,7 +4,7 @@ import { drawCrumbs, drawLegend, tipLines } from "./captions.js";
 import { saveFile } from "./copy.js";
 import { drawDetails } from "./details.js";
 import { keepFocus, refill } from "./dom.js";
-import { drawFindings, markFindings, nodeAbove, nodesOf } from "./findings.js";
+import { drawFindings, findingFits, markFindings, nodeAbove, nodesOf } from "./findings.js";
 import { Flame } from "./flame.js";
 import { changeOf, isCompared } from "./change.js";
 import { formatBytes, formatShare, formatTime, shorten, visible } from "./format.js";
@@ -40,6 +40,9 @@ const WHOLE_WORDS = {
 // A layer that a finding leads to is shown at least this wide, as a part of the flame.
 const LEAST_SHARE = 0.08;
 
+/** @type {readonly (keyof ViewState)[]} */
+const STEPS = ["tab", "select", "zoom"];
+
 // A page of A4 between its margins, in CSS pixels.
 const PAPER_WIDTH = 700;
 
@@ -60,17 +63,19 @@ export class Page {
     /** @type {Map<string, number>} */
     this.largestChanges = new Map();
     this.matchAt = -1;
+    this.lastChange = "";
     this.tabs = tabsOf(joined ?? single);
     this.parts = makeShell(place, joined ?? single, this.tabs, {
       change: (changes) => this.change(changes),
       query: (query) => this.changeQuery(query),
       tabKey: (event) => tabKey(this, event),
       csv: () => this.saveCsv(),
+      svg: () => this.saveSvg(),
       theme: () => this.switchTheme(),
     });
     this.flame = new Flame(this.parts.canvas, {
-      zoom: (node) => this.zoomTo(node),
-      select: (node) => this.select(node),
+      zoom: (node, how) => this.zoomTo(node, how),
+      select: (node, how) => this.select(node, how),
       hover: (frame, x, y) => this.hover(frame, x, y),
     });
     this.table = new TableView(this.parts.rows, {
@@ -117,8 +122,18 @@ export class Page {
     const { query, metric, merged, compare } = this.state;
     const key = `${compare} ${merged} ${metric} ${query}`;
     if (key !== this.searched.key)
-      this.searched = { key, found: search(this.tree.root, query, metric, this.run.paths) };
+      this.searched = { key, found: search(this.tree.root, query, metric, this.run.paths, this.nodesOfLines(query)) };
     return this.searched.found;
+  }
+
+  /**
+   * The layers of source lines of which the text fits.
+   * @param {string} query
+   */
+  nodesOfLines(query) {
+    const fits = matcher(query);
+    const lines = this.run.lines.filter((line) => line.layer >= 0 && fits(`${line.file}:${line.line} ${line.text}`));
+    return [...new Set(lines.map((line) => this.tree.layerNodes[line.layer]))];
   }
 
   /** The tab that is open. */
@@ -138,11 +153,20 @@ export class Page {
     return this.state.metric === "saved" ? formatBytes : formatTime;
   }
 
-  /** @param {Partial<ViewState>} changes */
-  change(changes) {
+  /**
+   * @param {Partial<ViewState>} changes
+   * @param {string} [how] changes of one kind in a row, as by arrow keys, are one step of the history
+   */
+  change(changes, how = "") {
     const { compare: compared, merged, select: selected } = this.state;
-    this.state = { ...this.state, ...changes };
-    history.replaceState(null, "", toHash(this.state) || location.pathname + location.search);
+    const before = this.state;
+    this.state = { ...before, ...changes };
+    const address = toHash(this.state) || location.pathname + location.search;
+    // The Back button undoes a change of what is looked at, not of how.
+    const goes = STEPS.some((key) => this.state[key] !== before[key]) && (how === "" || how !== this.lastChange);
+    this.lastChange = how;
+    if (goes) history.pushState(null, "", address);
+    else history.replaceState(null, "", address);
     const { cards, crumbs, legend, rows, details } = this.parts;
     keepFocus([cards, crumbs, legend, rows, details], () => this.draw());
     if (selected !== this.state.select) this.say(this.describe(this.selected));
@@ -151,6 +175,7 @@ export class Page {
 
   readAddress() {
     this.state = fromHash(location.hash);
+    this.lastChange = "";
     this.draw();
     this.drawMemory();
   }
@@ -161,15 +186,21 @@ export class Page {
     this.change({ query });
   }
 
-  /** @param {Node} node */
-  zoomTo(node) {
+  /**
+   * @param {Node} node
+   * @param {string} [how]
+   */
+  zoomTo(node, how) {
     const address = addressOf(node, this.run.paths);
-    this.change({ zoom: address, select: address });
+    this.change({ zoom: address, select: address }, how);
   }
 
-  /** @param {Node} node */
-  select(node) {
-    this.change({ select: addressOf(node, this.run.paths) });
+  /**
+   * @param {Node} node
+   * @param {string} [how]
+   */
+  select(node, how) {
+    this.change({ select: addressOf(node, this.run.paths) }, how);
   }
 
   /**
@@ -251,15 +282,30 @@ export class Page {
     return largest;
   }
 
-  makeTable() {
+  makeTable(tab = this.tab) {
     const { run, tree, state, zoom, found } = this;
-    return makeTable(this.tab, { run, tree, state, zoom, found });
+    return makeTable(tab, { run, tree, state, zoom, found });
+  }
+
+  /**
+   * How many of a tab's rows fit the search.
+   * @param {string} tab
+   * @param {(text: string) => boolean} fits
+   */
+  countIn(tab, fits) {
+    const { findings } = this.run.info;
+    if (tab === "findings") return findings.filter((/** @type {any} */ one) => findingFits(one, fits)).length;
+    return this.makeTable(tab).rows.filter((row) => !row.rest).length;
   }
 
   drawTable() {
     const { parts, state, zoom, tab } = this;
-    for (const [key] of this.tabs) {
+    const fits = state.query.trim() ? matcher(state.query) : null;
+    for (const [key, words] of this.tabs) {
       const button = document.getElementById(`tab-${key}`);
+      // What the ledger has is not searched.
+      const count = fits && key !== "ledger" ? ` ${this.countIn(key, fits)}` : "";
+      if (button) button.textContent = words + count;
       button?.setAttribute("aria-selected", String(key === tab));
       button?.setAttribute("tabindex", key === tab ? "0" : "-1");
     }
@@ -273,7 +319,6 @@ export class Page {
     parts.subtree.parentElement?.toggleAttribute("hidden", tab !== "layers");
     const fixed = zoom.kind === "all" || tab === "ledger" || isList;
     parts.zoomedOnly.parentElement?.toggleAttribute("hidden", fixed);
-    const fits = state.query.trim() ? matcher(state.query) : null;
     markFindings(parts.findings, this.run, this.tree, this.selected, fits);
     if (isList) return;
     parts.rows.setAttribute("aria-labelledby", `tab-${tab}`);
@@ -326,7 +371,7 @@ export class Page {
    * @param {string[]} paths
    */
   showLayers(paths) {
-    this.change({ merged: true });
+    if (!this.state.merged) this.change({ merged: true });
     const node = nodeAbove(this.run, this.tree, paths);
     // A frame that is too thin to see has to be zoomed to.
     let zoom = isWithin(node, this.zoom) ? this.zoom : this.tree.root;
@@ -394,6 +439,10 @@ export class Page {
 
   saveCsv() {
     saveFile(`gradscope-${this.tab}.csv`, toCsv(this.makeTable()), "text/csv");
+  }
+
+  saveSvg() {
+    saveFile("gradscope-flame.svg", this.flame.toSvg(), "image/svg+xml");
   }
 
   /** @param {number} step */

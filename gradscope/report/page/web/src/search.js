@@ -15,11 +15,21 @@ import { ancestry, walkTree } from "./nodes.js";
  */
 
 /**
- * Whether all words of the query are in the text; upper and lower case are the same.
+ * Whether all words of the query are in the text, or the regular expression between slashes fits it; upper and lower
+ * case are the same. Nothing fits an expression that is none.
  * @param {string} query
  * @returns {(text: string) => boolean}
  */
 export function matcher(query) {
+  const between = /^\s*\/(.+)\/\s*$/s.exec(query);
+  if (between) {
+    try {
+      const expression = new RegExp(between[1], "i");
+      return (text) => expression.test(text);
+    } catch {
+      return () => false;
+    }
+  }
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return (text) => {
     const lower = text.toLowerCase();
@@ -44,9 +54,10 @@ function nodeFits(node, fits, paths) {
  * @param {string} query
  * @param {Metric} metric
  * @param {string[]} paths of layers
+ * @param {Node[]} [lineNodes] layers of source lines that fit: they are lit, but no matches
  * @returns {Found | null} null without a query
  */
-export function search(root, query, metric, paths) {
+export function search(root, query, metric, paths, lineNodes = []) {
   if (!query.trim()) return null;
   const fits = matcher(query);
   /** @type {Found} */
@@ -66,6 +77,7 @@ export function search(root, query, metric, paths) {
     return lit;
   };
   visit(root, false);
+  for (const node of lineNodes) for (const one of lightOf([node])?.lit ?? []) found.lit.add(one);
   return found;
 }
 

@@ -14,6 +14,7 @@ import { countOf } from "./table.js";
  * @property {(query: string) => void} query
  * @property {(event: KeyboardEvent) => void} tabKey
  * @property {() => void} csv
+ * @property {() => void} svg
  * @property {() => void} theme
  */
 
@@ -98,6 +99,11 @@ export function makeShell(place, run, tabs, actions) {
       onchange: () => actions.change({ zoomedOnly: parts.zoomedOnly.checked }),
     }),
     summary: element("span", { class: "note", id: "summary" }),
+    svg: element(
+      "button",
+      { type: "button", id: "svg", title: "Save the flame as SVG", onclick: () => actions.svg() },
+      "SVG",
+    ),
     csv: element("button", { type: "button", id: "csv", onclick: () => actions.csv() }, "CSV"),
     rows: element("div", { class: "rows", tabindex: "0", role: "tabpanel", id: "rows" }),
     timeline: element("section", { class: "panel timeline", "aria-label": "Memory over the step" }),
@@ -158,6 +164,7 @@ function flamePanel(parts, run) {
       element("label", {}, "Colour ", parts.colour),
       element("label", {}, "Order ", parts.order),
       element("span", { class: "search" }, parts.query, parts.found),
+      parts.svg,
     ),
     element("div", { class: "under" }, parts.crumbs, parts.legend),
     element("div", { class: "canvas" }, parts.canvas),

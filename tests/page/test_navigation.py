@@ -1,0 +1,118 @@
+"""Ways through the page: history, the wheel, searches, and what is saved from it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tests.page import runs
+from tests.page.conftest import Open, Opened
+from tests.page.test_findings import found
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_back_button_undoes_tab_selection_and_zoom(open_page: Open) -> None:
+    opened = open_page(runs.gpt())
+    page = opened.page
+    page.click("#tab-ops")
+    page.mouse.click(*opened.frame("3"))
+    page.keyboard.press("2")  # the metric is how it is looked at: no step of its own
+    zoomed = opened.state()
+    page.click("#tab-layers")
+    page.go_back()
+    assert opened.state() == zoomed and page.get_attribute("#tab-ops", "aria-selected") == "true"
+    assert page.locator(".selection").inner_text().startswith("h.0-h.11")
+    page.go_back()
+    assert opened.state() == "#tab=ops" and page.locator(".selection").inner_text().startswith("GPT")
+    page.go_back()
+    assert opened.state() == "" and page.get_attribute("#tab-layers", "aria-selected") == "true"
+    page.go_forward()
+    assert opened.state() == "#tab=ops"
+
+
+def test_keys_in_a_row_are_one_step_back(open_page: Open) -> None:
+    opened = open_page(runs.gpt(), "#metric=both")
+    opened.page.focus("canvas")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowLeft"):
+        opened.page.keyboard.press(key)
+    assert "select=layer/transformer" in opened.state()
+    opened.page.go_back()
+    assert opened.state() == "#metric=both"
+
+
+def wheel(opened: Opened, turned: int) -> None:
+    opened.page.mouse.move(*opened.frame("4"))
+    opened.page.mouse.wheel(0, turned)
+    opened.page.wait_for_timeout(100)
+
+
+def test_the_wheel_zooms_by_a_level(open_page: Open) -> None:
+    opened = open_page(runs.gpt())
+    page = opened.page
+    wheel(opened, -100)
+    assert opened.state() == ""  # it would be in the way of scrolling
+    page.keyboard.down("Control")
+    seen = []
+    for turned in (-100, -100, -100, 100):
+        wheel(opened, turned)
+        seen.append(opened.state().partition("&")[0])
+    page.keyboard.up("Control")
+    assert seen == ["#zoom=layer/", "#zoom=layer/transformer", "#zoom=layer/transformer.h.0", "#zoom=layer/transformer"]
+    page.focus("canvas")
+    wheel(opened, 100)
+    assert opened.state().startswith("#zoom=layer/&")
+    page.go_back()  # all turns in a row were one step
+    assert opened.state() == ""
+
+
+def test_a_search_counts_in_every_tab(open_page: Open) -> None:
+    opened = open_page(found())
+    page = opened.page
+    page.keyboard.press("/")
+    page.keyboard.type("attn")
+    tabs = page.locator(".tabs button").all_inner_texts()
+    counts = dict(text.rsplit(" ", 1) for text in tabs if text[-1].isdigit())
+    assert set(counts) == {"Findings", "Layers", "Ops", "Kernels", "Lines"}
+    assert int(counts["Findings"]) == page.locator("#findings .findings > li:visible").count() > 0
+    for key in ("layers", "ops", "lines"):
+        page.click(f"#tab-{key}")
+        assert page.locator("#rows tbody tr:not(.rest)").count() == int(counts[key.title()]), key
+    page.fill("#query", "no such thing")
+    page.click("#tab-findings")
+    assert page.locator("#findings").inner_text().endswith("No finding fits the search.")
+    page.fill("#query", "")
+    assert page.locator(".tabs button").all_inner_texts()[:2] == ["Findings", "Layers"]
+
+
+def test_regular_expressions(open_page: Open) -> None:
+    page = open_page(runs.gpt(), "#tab=layers").page
+    page.fill("#query", r"/mlp\.c_(fc|proj) /")
+    names = sorted(page.locator("#rows tbody th .name").all_inner_texts())
+    assert names == ["transformer.h.*.mlp.c_fc", "transformer.h.*.mlp.c_proj"]
+    page.fill("#query", "/(/")
+    assert page.locator("#found").inner_text().startswith("0 matches")
+
+
+def test_a_source_line_lights_its_layer(open_page: Open) -> None:
+    page = open_page(runs.gpt(), "#tab=lines").page
+    page.fill("#query", "F.softmax")
+    lit = page.evaluate("document.querySelector('canvas').toDataURL()")
+    page.fill("#query", "F.no_such")
+    assert page.evaluate("document.querySelector('canvas').toDataURL()") != lit
+
+
+def test_the_flame_as_svg(open_page: Open) -> None:
+    page = open_page(runs.hostile(), "#merged=false").page
+    with page.expect_download() as download:
+        page.click("#svg")
+    assert download.value.suggested_filename == "gradscope-flame.svg"
+    root = ElementTree.fromstring(Path(download.value.path()).read_text(encoding="utf-8"))
+    titles = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0].startswith("backward pass: ") and any("</script><script>" in one for one in titles)
+    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+    whole = float(root.attrib["width"])
+    boxes = [one.attrib for one in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert len(boxes) > 5 and all(float(one.get("x", 0)) + float(one["width"]) <= whole + 1 for one in boxes)
