@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gradscope.cli.check import check
 from gradscope.cli.diff import diff
@@ -15,13 +15,21 @@ from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, TERMINATED, say, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
-from gradscope.cli.options import TargetCommand
+from gradscope.cli.options import TargetCommand, usage_pieces
 from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
 from gradscope.cli.rules import rules
 from gradscope.cli.show import show
 from gradscope.cli.streams import keep_streams, reopen_closed_streams, silence
 from gradscope.errors import GradscopeError, Terminated
+
+
+class Command(TyperCommand):
+    """A command whose usage line names its arguments as the help does: ``RUN.json``, ``[NAME]``."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line; typer would write {RUN.json}."""
+        return usage_pieces(self)
 
 
 class Program(TyperGroup):
@@ -42,7 +50,7 @@ class Program(TyperGroup):
 app = typer.Typer(
     name="gradscope",
     cls=Program,
-    help="Where does my backward pass lose time and memory, and what replaces that part?",
+    help="Find where the backward pass of a PyTorch model spends time and memory, and swap in verified faster ops.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -59,12 +67,12 @@ app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},  # as of profile
 )(fix)
 app.command("fit", cls=TargetCommand)(fit)
-app.command("show")(show)
-app.command("diff")(diff)
-app.command("check")(check)
-app.command("recipes")(recipes)
-app.command("rules")(rules)
-app.command("doctor")(doctor)
+app.command("show", cls=Command)(show)
+app.command("diff", cls=Command)(diff)
+app.command("check", cls=Command)(check)
+app.command("recipes", cls=Command)(recipes)
+app.command("rules", cls=Command)(rules)
+app.command("doctor", cls=Command)(doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -79,12 +87,23 @@ def _print_version(wanted: bool) -> None:
 def _program(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(GradscopeError.exit_code)
+
+
+def program() -> Any:
+    """Build the program, with help that shows every bracket: rich would take [tool.gradscope] for a style."""
+    built: Any = typer.main.get_command(app)
+    for command in (built, *built.commands.values()):
+        if command.rich_markup_mode == "rich":
+            for one in (command, *command.params):
+                if getattr(one, "help", None):
+                    one.help = one.help.replace("[", r"\[")
+    return built
 
 
 def run(arguments: list[str]) -> int:
@@ -120,7 +139,7 @@ def _unwritable(error: OSError) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    command = typer.main.get_command(app)
+    command = program()
     try:
         # obj=True: this process is ours to its end, see report_stream.
         code = command.main(args=arguments, prog_name="gradscope", standalone_mode=False, obj=True)
@@ -153,4 +172,5 @@ def _usage_message(error: Exception) -> str:
     described = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "gradscope"
+    described = described.replace("Value error, ", "")  # of the library that typer checks values with
     return f"{described}\nTry: {command} --help"

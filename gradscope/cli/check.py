@@ -19,29 +19,27 @@ if TYPE_CHECKING:
 
 
 def check(
-    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="A file that gradscope profile wrote.")],
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="B.json", help="The run to compare with.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN.json", help="A file written by gradscope profile.")],
+    baseline: Annotated[Path | None, typer.Option("--baseline", metavar="B.json", help="Run to compare with.")] = None,
     max_regression: Annotated[
         list[str] | None,
         typer.Option(
             "--max-regression",
             metavar="[GLOB=]P%",
-            help="How much slower backward may get: 5% for the step, 'h.*.attn=10%' for layers. May be repeated.",
+            help="Allowed slowdown of backward: 5% for the step, 'h.*.attn=10%' for layers. May be repeated.",
         ),
     ] = None,
     max_memory_regression: Annotated[
         str | None,
         typer.Option(
-            "--max-memory-regression", metavar="P%", help="How much the peak, and what is saved, may grow: 2%."
+            "--max-memory-regression", metavar="P%", help="Allowed growth of peak memory and of saved tensors: 2%."
         ),
     ] = None,
     max_peak: Annotated[
-        str | None, typer.Option("--max-peak", metavar="SIZE", help="Largest peak of memory: 6GiB, 6GB or bytes.")
+        str | None, typer.Option("--max-peak", metavar="SIZE", help="Limit on peak memory: 6GiB, 6GB or bytes.")
     ] = None,
     max_saved: Annotated[
-        str | None, typer.Option("--max-saved", metavar="SIZE", help="Most that may be saved for backward: 2GiB.")
+        str | None, typer.Option("--max-saved", metavar="SIZE", help="Limit on tensors saved for backward: 2GiB.")
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail also where the result is inconclusive: noise hides the limit.")

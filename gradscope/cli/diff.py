@@ -45,26 +45,26 @@ _NOT_KNOWABLE = re.compile(r"(?!)")  # nothing tells a text that we wrote from s
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE.json", help="A file that gradscope profile wrote.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.json", help="A file written by gradscope profile.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER.json", help="Another one, to compare with it.")],
-    format: Annotated[DiffFormat, typer.Option("--format", "-f", help="What to make of it.")] = DiffFormat.terminal,
+    format: Annotated[DiffFormat, typer.Option("--format", "-f", help="Output format.")] = DiffFormat.terminal,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout.")
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="OUT.html", help="Write the interactive page of both runs as well."),
+        typer.Option("--html", metavar="OUT.html", help="Also write the interactive HTML page that compares the runs."),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the HTML page in a browser.")] = False,
     no_source: NoSourceOption = False,
     force: ForceOption = False,
     sort: Annotated[
         DiffSort | None,
-        typer.Option("--sort", help="Order layers by their effect on this; step by default.", rich_help_panel=_REPORT),
+        typer.Option("--sort", help="Sort layers by their effect on this; step by default.", rich_help_panel=_REPORT),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option("--top", min=1, help="Rows of each table; 20 by default.", rich_help_panel=_REPORT),
+        typer.Option("--top", min=1, help="Rows per table; 20 by default.", rich_help_panel=_REPORT),
     ] = None,
     min_percent: Annotated[
         float | None,
@@ -72,21 +72,21 @@ def diff(
             "--min-percent",
             min=0,
             max=100,
-            help="Sum up changes below this share of the step; 0.1 by default.",
+            help="Collapse changes below this percentage of the step; 0.1 by default.",
             rich_help_panel=_REPORT,
         ),
     ] = None,
     within_noise: Annotated[
         bool,
-        typer.Option("--all", help="List also layers whose difference may be noise.", rich_help_panel=_REPORT),
+        typer.Option("--all", help="Also list layers whose change is within noise.", rich_help_panel=_REPORT),
     ] = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """Compare two runs: which layers changed, in time and memory, beyond noise.
+    """Compare two runs: which layers changed in time and memory, beyond noise.
 
-    A change of time is real beyond the spread of the steps of both runs; bytes
-    are exact. Runs that differ in more than the code are compared with a
-    warning.
+    A change in time counts where it exceeds the step-to-step variation of both
+    runs; bytes are exact. Runs of different machines, versions or settings are
+    compared with a warning.
     """
     given: dict[str, Any] = {
         "sort": None if sort is None else sort.value,

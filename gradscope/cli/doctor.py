@@ -60,12 +60,12 @@ def calibrate_all() -> None:
     require_writable()
     problem = read().problem
     if problem:
-        say(f"the limits that were kept cannot be read: {problem}; they are measured again")
+        say(f"the stored limits cannot be read: {problem}; measuring them again")
     load = _load()
     if load > _BUSY:
-        say(f"this machine is busy (load {load:.1f}): limits may come out too low; measure again when it is not")
+        say(f"this machine is busy (load {load:.1f}): the limits may come out too low; calibrate again when it is idle")
     for device in devices():
-        say(f"measuring the limits of {device.type}: the machine should do nothing else")
+        say(f"measuring the limits of {device.type}: keep the machine idle")
         keep(measure(device), torch.get_num_threads() if device.type == "cpu" else None)
 
 
@@ -115,7 +115,8 @@ def print_ceilings(console: Console, limits: Ceilings) -> None:
         console.print(f"  no   {limits.file} cannot be read: {limits.problem}", style="yellow", soft_wrap=True)
     for name in limits.missing:
         console.print(
-            f"  not measured on {name} with these threads and this torch: gradscope doctor --calibrate", soft_wrap=True
+            f"  not measured on {name} with this torch and thread count: run gradscope doctor --calibrate",
+            soft_wrap=True,
         )
 
 
@@ -123,8 +124,8 @@ def _limit_rows(one: KeptLimits) -> Sequence[tuple[str, str]]:
     from gradscope import units
 
     return [
-        *((f"products of {dtype}", f"{units.flop(rate)}/s") for dtype, rate in one.limits.flops.items()),
-        ("copies, read and written", f"{units.size(one.limits.bytes)}/s"),
+        *((f"{dtype} matmul", f"{units.flop(rate)}/s") for dtype, rate in one.limits.flops.items()),
+        ("memory bandwidth", f"{units.size(one.limits.bytes)}/s"),
         ("smallest call", units.ns(one.limits.call_ns)),
     ]
 
@@ -142,6 +143,7 @@ def age(seconds: float) -> str:
 
 
 _NO_CUDA = "torch finds no CUDA device"
+_BROKEN = "a torch interface listed above does not work as needed"
 
 
 @dataclass(frozen=True)
@@ -180,14 +182,15 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Measure how fast this machine can be at most, in under 20 s, and keep it."),
+        typer.Option("--calibrate", help="Measure the peak rates of this machine, in under 20 s, and store them."),
     ] = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """Tell what can be measured on this machine, and why not.
+    """Show versions, devices, and what can be measured here.
 
-    With --calibrate also measure what its fastest products, copies and calls take: reports then say what limits each
-    layer. Ends with 0 if profiling on the CPU works, else with 2.
+    With --calibrate, also measure the peak rates of matmuls, copies and kernel
+    launches: reports then say what limits each layer. Exit code 0 if profiling
+    on the CPU works, else 2.
     """
     if calibrate:
         calibrate_all()
@@ -289,11 +292,11 @@ def _interfaces() -> list[Answer]:
 
 
 def _measurements(torch: Any, *, works: bool) -> list[Answer]:
-    base = "by sequence numbers of autograd nodes" if works else "an interface above does not answer as needed"
+    base = "by sequence numbers of autograd nodes" if works else _BROKEN
     return [
         Answer("backward time by layer", works, base),
-        Answer("backward time by source line", works, "in a pass of its own" if works else base),
-        Answer("memory by layer and line", works, "in a pass of its own" if works else base),
+        Answer("backward time by source line", works, "in a separate pass" if works else base),
+        Answer("memory by layer and line", works, "in a separate pass" if works else base),
         _flops(),
         _device_time(torch, works=works),
         _compile(torch),
@@ -318,7 +321,7 @@ def _device_time(torch: Any, *, works: bool) -> Answer:
     if "CUDA" not in supported:
         return Answer(name, False, "this torch is built without CUPTI, which reports kernels")
     if not works:
-        return Answer(name, False, "an interface above does not answer as needed")
+        return Answer(name, False, _BROKEN)
     try:
         kernels = _count_kernels(torch)
     except Exception as error:  # whatever the driver says is the answer
@@ -347,7 +350,7 @@ def _count_kernels(torch: Any) -> int:
 def _compile(torch: Any) -> Answer:
     name = "models under torch.compile"
     cuda = torch.cuda.is_available()
-    limits = "a compiled region is one row, without lines and FLOPs"
+    limits = "a compiled region is one row, without source lines or FLOPs"
     if cuda and importlib.util.find_spec("triton") is None:
         return Answer(name, False, "triton is not installed, which torch.compile needs on CUDA")
     compiler = os.environ.get("CXX") or "c++"

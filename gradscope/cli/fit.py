@@ -46,44 +46,46 @@ def fit(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="model.py, model.py:name or package.module:name.")],
     batch_sizes: Annotated[
-        str, typer.Option("--batch-sizes", metavar="N,N,...", help="Batch sizes to predict: 8,16,32,64.")
+        str, typer.Option("--batch-sizes", metavar="N,N,...", help="Batch sizes to predict, such as 8,16,32,64.")
     ],
     device_memory: Annotated[
         str | None,
         typer.Option(
-            "--device-memory", metavar="SIZE", help="6GiB, 6GB, 24g or bytes; the CUDA device's own by default."
+            "--device-memory",
+            metavar="SIZE",
+            help="Memory of the device to fit: 6GiB, 24g or bytes; by default the CUDA device's.",
         ),
     ] = None,
     reserve: Annotated[
         str | None,
-        typer.Option(
-            "--reserve", metavar="SIZE", help="What a step shall leave free of it: 10% by default, or 600MiB."
-        ),
+        typer.Option("--reserve", metavar="SIZE", help="Device memory to keep free, such as 600MiB; 10% by default."),
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option("--optimizer", metavar="NAME", help="adam, adamw or sgd, for a workload that has none."),
+        typer.Option("--optimizer", metavar="NAME", help="Optimizer if the workload has none: adam, adamw or sgd."),
     ] = None,
     measure: Annotated[
         str | None,
-        typer.Option("--measure", metavar="N,N,N,N", help="Batch sizes to run: three, and one to check; 2,3,4,8."),
+        typer.Option(
+            "--measure", metavar="N,N,N,N", help="Batch sizes to run: three to fit, one to check; default 2,3,4,8."
+        ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where these run.")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device to run them on: auto, cpu or cuda.")] = "auto",
     seed: SeedOption = None,
     budget: MemoryBudgetOption = None,
     json_path: Annotated[
         str | None,
-        typer.Option("--json", metavar="PATH", help="Write FIT.json to PATH; - is stdout, without a report."),
+        typer.Option("--json", metavar="PATH", help="Write FIT.json to PATH; - prints it instead of the report."),
     ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """Predict which batch sizes fit into a device's memory, without running them.
+    """Predict which batch sizes fit in a device's memory, without running them.
 
     A few small batches are measured. TARGET is a file that defines
-    workload(), best with a parameter batch_size; what follows -- is given to
-    it. Progress goes to stderr, the report to stdout.
+    workload(), ideally with a batch_size parameter; arguments after -- are
+    passed to it. Progress goes to stderr, the report to stdout.
     """
     from gradscope.fitting.options import settings_of
 

@@ -64,22 +64,20 @@ def fix(
     context: typer.Context,
     target: TargetArgument,
     module: ModuleOption = False,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="RECIPE,...", help="Look for these recipes alone.")
-    ] = None,
+    only: Annotated[str | None, typer.Option("--only", metavar="RECIPE,...", help="Try only these recipes.")] = None,
     skip: Annotated[
-        str | None, typer.Option("--skip", metavar="RECIPE,...", help="Look for all recipes but these.")
+        str | None, typer.Option("--skip", metavar="RECIPE,...", help="Try all recipes except these.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Find the places only: prove, measure and write nothing.")
+        bool, typer.Option("--dry-run", help="List what could be replaced; verify, measure and write nothing.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Change the source files as the diff shows; a backup is kept.")
+        bool, typer.Option("--write", help="Apply the diff to your source files; a backup of each is kept.")
     ] = False,
     steps: StepsOption = 5,
     warmup: WarmupOption = 3,
     curve_steps: Annotated[
-        int, typer.Option("--curve-steps", min=1, help="Steps of a script whose losses are compared.")
+        int, typer.Option("--curve-steps", min=1, help="Training steps of a script whose losses are compared.")
     ] = 20,
     device: DeviceOption = "auto",
     seed: SeedOption = None,
@@ -92,31 +90,36 @@ def fix(
             "-o",
             "--output",
             metavar="PREFIX",
-            help="Write PREFIX.json, .diff and .html; gradscope-<target>-fix by default.",
+            help="Write PREFIX.json, PREFIX.diff and PREFIX.html; gradscope-<target>-fix by default.",
         ),
     ] = None,
     json_path: Annotated[
         str | None,
-        typer.Option("--json", metavar="PATH", help="Write FIX.json to PATH; - is stdout, without a report."),
+        typer.Option("--json", metavar="PATH", help="Write FIX.json to PATH; - prints it instead of the report."),
     ] = None,
     html_path: Annotated[
-        str | None, typer.Option("--html", metavar="PATH", help="Write the page that compares both profiles to PATH.")
+        str | None,
+        typer.Option("--html", metavar="PATH", help="Write the before/after HTML page to PATH."),
     ] = None,
     no_html: NoHtmlOption = False,
     no_source: NoSourceOption = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace files that gradscope did not write; with --write, change a dirty one."),
+        typer.Option(
+            "--force",
+            help="Overwrite files that gradscope did not write; with --write, also uncommitted source.",
+        ),
     ] = False,
     quiet: QuietOption = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """Put faster functions into the model of TARGET, prove them, and measure the gain.
+    """Swap faster recipes into the model of TARGET, verify them, and measure the gain.
 
-    Every place is run on your batch beside your own code and held against
-    float64; what is wrong, slower or hungrier is taken out again. Your files
-    are changed by --write alone. What follows -- is given to TARGET. Progress
-    goes to stderr, the report to stdout.
+    Each replacement is checked on your own batch against float64, outputs and
+    gradients, and the whole step is timed with and without it; anything
+    incorrect, slower or larger is reverted. Your files change only with
+    --write. Arguments after -- are passed to TARGET. Progress goes to stderr,
+    the report to stdout.
     """
     refuse_leftovers(context, target, module)
     _refuse_contradictions(dry_run=dry_run, write=write, output=output, json_path=json_path)

@@ -48,9 +48,9 @@ TargetArgument = Annotated[
 ModuleOption = Annotated[
     bool, typer.Option("-m", "--module", help="TARGET is a module to run as a script, as with python -m.")
 ]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps to measure.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Steps before anything is measured.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda: where a model file's model runs.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps to measure.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Warm-up steps, not measured.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Device for a model file: auto, cpu or cuda.")]
 
 
 def _seed_for_torch(seed: int | None) -> int | None:
@@ -61,24 +61,24 @@ def _seed_for_torch(seed: int | None) -> int | None:
 
 
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", callback=_seed_for_torch, help="Seed of Python, NumPy and torch.")
+    int | None, typer.Option("--seed", callback=_seed_for_torch, help="Seed for Python, NumPy and torch.")
 ]
-NoLinesOption = Annotated[bool, typer.Option("--no-lines", help="Do not measure by source line.")]
+NoLinesOption = Annotated[bool, typer.Option("--no-lines", help="Do not attribute time to source lines.")]
 NoMemoryOption = Annotated[bool, typer.Option("--no-memory", help="Do not measure memory.")]
-NoHtmlOption = Annotated[bool, typer.Option("--no-html", help="Do not write the page.")]
-NoSourceOption = Annotated[bool, typer.Option("--no-source", help="Leave the text of source lines out of the page.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+NoHtmlOption = Annotated[bool, typer.Option("--no-html", help="Do not write the HTML page.")]
+NoSourceOption = Annotated[bool, typer.Option("--no-source", help="Leave source code out of the HTML page.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print progress on stderr.")]
 DepthOption = Annotated[
     int | None,
     typer.Option("--depth", min=0, help="Levels of the layer tree to show; all by default.", rich_help_panel=_REPORT),
 ]
 SortOption = Annotated[
     Sort | None,
-    typer.Option("--sort", help="Order layers by this; backward by default.", rich_help_panel=_REPORT),
+    typer.Option("--sort", help="Sort layers by this; backward by default.", rich_help_panel=_REPORT),
 ]
 TopOption = Annotated[
     int | None,
-    typer.Option("--top", min=1, help="Show only this many layers, the costliest.", rich_help_panel=_REPORT),
+    typer.Option("--top", min=1, help="Show only this many layers, the most expensive.", rich_help_panel=_REPORT),
 ]
 MinPercentOption = Annotated[
     float | None,
@@ -86,7 +86,7 @@ MinPercentOption = Annotated[
         "--min-percent",
         min=0,
         max=100,
-        help="Sum up layers below this share of the step's backward; 1 by default.",
+        help="Collapse layers below this percentage of backward time; 1 by default.",
         rich_help_panel=_REPORT,
     ),
 ]
@@ -102,13 +102,13 @@ ShowOption = Annotated[
         rich_help_panel=_REPORT,
     ),
 ]
-ColorOption = Annotated[Color, typer.Option("--color", help="Colour the report.", rich_help_panel=_REPORT)]
+ColorOption = Annotated[Color, typer.Option("--color", help="Colour the output.", rich_help_panel=_REPORT)]
 IgnoreOption = Annotated[
     list[str] | None,
     typer.Option(
         "--ignore",
         metavar="RULE,...",
-        help="Leave out what these rules find: see gradscope rules. May be repeated.",
+        help="Leave out findings of these rules (gradscope rules lists them). May be repeated.",
         rich_help_panel=_REPORT,
     ),
 ]
@@ -117,10 +117,10 @@ MemoryBudgetOption = Annotated[
     typer.Option(
         "--memory-budget",
         metavar="AMOUNT",
-        help="Most that one pass may hold; of a larger step less is measured. 4GiB by default.",
+        help="Most memory that recording one pass may take; 4GiB by default. Larger steps are measured in part.",
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that gradscope did not write.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that gradscope did not write.")]
 
 
 def view_options(
@@ -218,8 +218,15 @@ class TargetCommand(TyperCommand):
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The usage line with the part that the parser does not know of."""
-        return [*super().collect_usage_pieces(ctx), "[-- ARGS]..."]
+        """Return the parts of the usage line, with the one that the parser does not know of."""
+        return [*usage_pieces(self), "[-- ARGS]..."]
+
+
+def usage_pieces(command: TyperCommand) -> list[str]:
+    """Return ``[OPTIONS]`` and the command's arguments, those that may be left out in brackets."""
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    names = [(one.metavar or str(one.name).upper(), one.required) for one in arguments]
+    return ["[OPTIONS]", *(name if required else f"[{name}]" for name, required in names)]
 
 
 def json_path_of(target: str, output: str | None, json_path: str | None, *, module: bool) -> Path | None:

@@ -83,23 +83,23 @@ def profile(
     no_memory: NoMemoryOption = False,
     budget: MemoryBudgetOption = None,
     run_to_end: Annotated[
-        bool, typer.Option("--run-to-end", help="Let a script go on after the measured steps.")
+        bool, typer.Option("--run-to-end", help="Run a script to its end, not only the measured steps.")
     ] = False,
     output: Annotated[
         str | None,
         typer.Option(
-            "-o", "--output", metavar="PREFIX", help="Write PREFIX.json and .html; gradscope-<target> by default."
+            "-o", "--output", metavar="PREFIX", help="Write PREFIX.json and PREFIX.html; gradscope-<target> by default."
         ),
     ] = None,
     json_path: Annotated[
         str | None,
-        typer.Option("--json", metavar="PATH", help="Write RUN.json to PATH; - is stdout, without a report."),
+        typer.Option("--json", metavar="PATH", help="Write RUN.json to PATH; - prints it instead of the report."),
     ] = None,
     html_path: Annotated[
-        str | None, typer.Option("--html", metavar="PATH", help="Write the interactive page to PATH.")
+        str | None, typer.Option("--html", metavar="PATH", help="Write the interactive HTML page to PATH.")
     ] = None,
     no_html: NoHtmlOption = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the HTML page in a browser.")] = False,
     no_source: NoSourceOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -112,11 +112,11 @@ def profile(
     ignore: IgnoreOption = None,
     color: ColorOption = Color.auto,
 ) -> None:
-    """Measure where the backward pass of TARGET goes, layer by layer and line by line.
+    """Profile the backward pass of TARGET: time and memory by layer and by source line.
 
     TARGET is a file that defines workload() -> (model, batch), or any
-    training script, unedited; what follows -- is given to it. Progress goes
-    to stderr, the report to stdout.
+    training script, unmodified; arguments after -- are passed to it. Progress
+    goes to stderr, the report to stdout.
     """
     refuse_leftovers(context, target, module)
     from gradscope.tables import Options

@@ -26,13 +26,13 @@ _NOT_MEASURED = "not measured yet: python benchmarks/recipes.py --only {name} --
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One recipe, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this recipe in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """List the recipes: what each replaces, what it saves, its limits, and where it was measured.
+    """List the recipes: what each replaces, what it saves, its limits, and where it runs.
 
-    With NAME, one of them in full, with its figures.
+    With NAME, show one in full, with its benchmark results.
     """
     from gradscope.recipes import figures as measured
     from gradscope.recipes.catalogue import all_recipes
@@ -81,7 +81,7 @@ def _print_list(console: Console, chosen: Sequence[Recipe]) -> None:
         _print_words(console, "saves", recipe.saves)
         _print_words(console, "limits", " ".join(recipe.limits))
         _print_backends(console, recipe)
-    console.print("\nIn full, with figures: gradscope recipes NAME", style="dim", highlight=False)
+    console.print("\nIn full, with benchmark results: gradscope recipes NAME", style="dim", highlight=False)
 
 
 def _print_one(console: Console, recipe: Recipe, figures: Sequence[Figure]) -> None:
@@ -97,9 +97,9 @@ def _print_one(console: Console, recipe: Recipe, figures: Sequence[Figure]) -> N
     if not figures:
         console.print(_NOT_MEASURED.format(name=recipe.name), style="dim", highlight=False)
         return
-    console.print("Forward and backward, beside what it replaces", style="bold")
+    console.print("Forward and backward, compared with what it replaces", style="bold")
     for figure in figures:
-        _print_wrapped(console, f"{figure.case}, beside {figure.baseline}", "  ", "    ")
+        _print_wrapped(console, f"{figure.case}, compared with {figure.baseline}", "  ", "    ")
         leaner = "as much memory" if figure.leaner == "the same" else f"{figure.leaner} memory".strip()
         _print_wrapped(console, f"{figure.faster} ({figure.times}), {leaner} ({figure.sizes})", "    ", "      ")
     for machine in dict.fromkeys(figure.machine for figure in figures):

@@ -26,20 +26,20 @@ _LONGEST_NAME = 60  # of a rule that there is not, in the message
 
 
 def rules(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One rule, in full.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as docs/findings.md has it.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this rule in full.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a Markdown table.")] = False,
     color: ColorOption = Color.auto,
 ) -> None:
-    """List the rules that findings are from: what each looks for in a run.
+    """List the rules behind the findings: what each looks for in a run.
 
-    With NAME, one of them in full: an example, what counts as evidence, how
-    the saving is estimated, and where the method is from.
+    With NAME, show one in full: an example, what counts as evidence, how the
+    saving is estimated, and the source of the method.
     """
     from gradscope.diagnose.engine import every_rule
 
     known = {rule.name: rule for rule in every_rule()}
     if name is not None and markdown:
-        raise UsageError("--markdown is of the list: leave out NAME.")
+        raise UsageError("--markdown prints the whole list: leave out NAME.")
     chosen = None if name is None else _known(name, known)
     with reader_may_leave(sys.stdout):
         if markdown:
@@ -103,7 +103,7 @@ def _print_one(console: Console, rule: Rule) -> None:
                 _print_line(console, f"    {line}", style="cyan")
         else:
             _print_text(console, block)
-    console.print("\nTo leave it out: --ignore " + rule.name, style="dim", highlight=False, soft_wrap=True)
+    console.print("\nTo turn it off: --ignore " + rule.name, style="dim", highlight=False, soft_wrap=True)
     console.print(f'or for a project, in pyproject.toml: [tool.gradscope] ignore = ["{rule.name}"]',
                   style="dim", markup=False, highlight=False, soft_wrap=True)  # fmt: skip
 

@@ -38,21 +38,21 @@ def test_the_doctor_says_how_to_get_them(run: Runner) -> None:
     out = run("doctor").out
     name = device_name(torch.device("cpu"))
     assert "\nthis machine's limits\n" in out
-    assert f"  not measured on {name} with these threads and this torch: gradscope doctor --calibrate\n" in out
+    assert f"  not measured on {name} with this torch and thread count: run gradscope doctor --calibrate\n" in out
 
 
 def test_the_doctor_measures_keeps_and_shows(run: Runner, quick: None, cache: Path) -> None:
     ran = run("doctor", "--calibrate")
     assert ran.code == 0
-    assert ran.err.startswith("gradscope: measuring the limits of cpu: the machine should do nothing else\n")
+    assert ran.err.startswith("gradscope: measuring the limits of cpu: keep the machine idle\n")
     threads = torch.get_num_threads()
     name = device_name(torch.device("cpu"))
     text = (
         f"\nthis machine's limits\n  {name}, {threads} thread{'s' if threads > 1 else ''}  measured just now\n"
-        "    products of float32       100 GFLOP/s\n"
-        "    products of bfloat16      300 GFLOP/s\n"
-        "    copies, read and written  20.0 GB/s\n"
-        "    smallest call             900 ns\n"
+        "    float32 matmul    100 GFLOP/s\n"
+        "    bfloat16 matmul   300 GFLOP/s\n"
+        "    memory bandwidth  20.0 GB/s\n"
+        "    smallest call     900 ns\n"
     )
     assert text in ran.out
     assert "not measured" not in ran.out
@@ -74,14 +74,14 @@ def test_the_doctor_on_a_broken_file(run: Runner, quick: None, cache: Path) -> N
     assert f"  no   {cache} cannot be read: it is not JSON\n" in out
     assert "gradscope doctor --calibrate" in out
     ran = run("doctor", "--calibrate")
-    assert "gradscope: the limits that were kept cannot be read: it is not JSON; they are measured again\n" in ran.err
+    assert "gradscope: the stored limits cannot be read: it is not JSON; measuring them again\n" in ran.err
     assert "cannot be read" not in ran.out
 
 
 def test_the_doctor_on_a_busy_machine(run: Runner, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_load", lambda: 3.14)
     assert run("doctor", "--calibrate").err.startswith(
-        "gradscope: this machine is busy (load 3.1): limits may come out too low; measure again when it is not\n"
+        "gradscope: this machine is busy (load 3.1): the limits may come out too low; calibrate again when it is idle\n"
     )
 
 

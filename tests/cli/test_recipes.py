@@ -72,7 +72,7 @@ def test_one_recipe_in_full_with_its_figures(
     code, out, _ = run(capsys, "gelu")
     assert code == 0
     assert "from gradscope.recipes import gelu, bias_gelu" in out
-    assert "N8, beside gelu by hand" in out
+    assert "N8, compared with gelu by hand" in out
     assert "2.50× faster (30.0 ms → 12.0 ms), 4.00× less memory (4.00 MB → 1.00 MB)" in out
     assert "1.25× slower (1.00 ms → 1.25 ms), memory (1.00 kB → 0 B)" in out
     assert "not yet run on a GPU" not in out.partition("Forward and backward")[2]

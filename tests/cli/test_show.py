@@ -122,7 +122,7 @@ def test_doctor_where_an_interface_changed(run: Runner, monkeypatch: pytest.Monk
     ran = run("doctor")
     assert ran.code == 2
     assert "  no   profiler events   AttributeError: gone\n" in ran.out
-    assert "  no   backward time by layer        an interface above does not answer as needed\n" in ran.out
+    assert "  no   backward time by layer        a torch interface listed above does not work as needed\n" in ran.out
 
 
 def test_doctor_without_torch(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
