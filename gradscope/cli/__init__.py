@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
         code = run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
-        from gradscope.cli.failure import INTERRUPTED, say
+        from gradscope.cli.failure import INTERRUPTED, say_ended
 
-        say("interrupted")
+        say_ended("interrupted")
         code = INTERRUPTED
     sys.exit(code)

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from gradscope.cli.check import check
 from gradscope.cli.diff import diff
 from gradscope.cli.doctor import doctor
-from gradscope.cli.failure import INTERRUPTED, TERMINATED, say, say_error
+from gradscope.cli.failure import INTERRUPTED, TERMINATED, begin, raising_on_terminate, say_ended, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
 from gradscope.cli.options import TargetCommand, usage_pieces
@@ -37,13 +37,15 @@ class Program(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and return its exit code."""
+        begin()
         try:
-            return super().invoke(ctx)
+            with raising_on_terminate():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
-            say("interrupted")
+            say_ended("interrupted")
             return INTERRUPTED
         except Terminated:  # where no code of the user's ran, as while a trace is read
-            say("terminated")
+            say_ended("terminated")
             return TERMINATED
 
 

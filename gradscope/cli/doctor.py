@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradscope import versions
-from gradscope.cli.failure import say
+from gradscope.cli.failure import note_kept, say
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import GradscopeError
@@ -67,6 +67,7 @@ def calibrate_all() -> None:
     for device in devices():
         say(f"measuring the limits of {device.type}: keep the machine idle")
         keep(measure(device), torch.get_num_threads() if device.type == "cpu" else None)
+        note_kept(f"the limits of {device.type}")
 
 
 # Processes that want to run, on average over the last minute.

@@ -29,6 +29,30 @@ def say_error(message: str) -> None:
     say("error: " + "\n".join(visible(line) for line in message.split("\n")))
 
 
+_KEPT: list[str] = []  # what this command has left behind so far
+
+
+def begin() -> None:
+    """Forget what an earlier command of this process has written."""
+    _KEPT.clear()
+
+
+def note_kept(what: str) -> None:
+    """Note a file that the command has written, or another trace of it, for who interrupts it later."""
+    _KEPT.append(what)
+
+
+def say_ended(word: str) -> None:
+    """Say in one line that the command was ended, and what of it is kept."""
+    say(f"{word}; kept: {', '.join(_KEPT)}" if _KEPT else f"{word}; nothing was written")
+
+
+def say_loading(target: str, *, quiet: bool) -> None:
+    """Say that torch is being loaded, before anything imports it: that alone takes seconds."""
+    if not quiet and "torch" not in sys.modules:
+        say(f"loading torch and {visible(target)}")
+
+
 def show_user_error(error: BaseException) -> int:
     """Show what the user's code raised and return the exit code that Python would have ended with.
 
@@ -39,10 +63,10 @@ def show_user_error(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _system_exit_code(error)
     if isinstance(error, KeyboardInterrupt):
-        say("interrupted")
+        say_ended("interrupted")
         return INTERRUPTED
     if isinstance(error, Terminated):
-        say("terminated")
+        say_ended("terminated")
         return TERMINATED
     # Not above: torch, which this loads, cannot be loaded again where an interrupt came while it was.
     from gradscope.workload import cut_own_frames

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from gradscope.cli.failure import say, show_user_error
+from gradscope.cli.failure import note_kept, say, say_loading, show_user_error
 from gradscope.cli.options import (
     SCRIPT_ARGS,
     Color,
@@ -87,6 +87,7 @@ def fit(
     workload(), ideally with a batch_size parameter; arguments after -- are
     passed to it. Progress goes to stderr, the report to stdout.
     """
+    say_loading(target, quiet=quiet)
     from gradscope.fitting.options import settings_of
 
     settings = settings_of(
@@ -168,6 +169,7 @@ def _deliver(report: FitReport, request: FitRequest, stream: TextIO) -> None:
     if request.json_path is not None:
         try:
             report.save(request.json_path, force=request.force)
+            note_kept(shown_path(request.json_path))
         except OutputError as error:
             unwritten = error
     with reader_may_leave(stream, beside_files=request.json_path is not None and unwritten is None):

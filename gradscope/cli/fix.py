@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from gradscope.cli.failure import raising_on_terminate, say, show_user_error
+from gradscope.cli.failure import note_kept, say, say_loading, show_user_error
 from gradscope.cli.options import (
     SCRIPT_ARGS,
     Color,
@@ -32,7 +32,7 @@ from gradscope.cli.options import (
 )
 from gradscope.cli.streams import link, reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
-from gradscope.safe_text import visible
+from gradscope.safe_text import shown_path, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +123,7 @@ def fix(
     """
     refuse_leftovers(context, target, module)
     _refuse_contradictions(dry_run=dry_run, write=write, output=output, json_path=json_path)
+    say_loading(target, quiet=quiet)
     from gradscope.fixing.options import FixOptions, chosen_recipes
     from gradscope.patching.match.matchers import MATCHERS
     from gradscope.tables import Options
@@ -186,8 +187,7 @@ def run(request: FixRequest, *, to_stdout: bool, whole_process: bool) -> int:
     _check_outputs(request)
     with report_stream(exclusive=to_stdout, whole_process=whole_process) as stream:
         try:
-            with raising_on_terminate():  # which ends the process that runs the script, too
-                report = _fix(request)
+            report = _fix(request)
         except GradscopeError:
             raise
         except BaseException as error:
@@ -244,8 +244,10 @@ def _deliver(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdou
     try:
         if request.json_path is not None:
             made.append(report.save(request.json_path, force=request.force))
+            note_kept(shown_path(made[-1]))
         if request.diff_path is not None and report.data.diff:
             made.append(report.save_diff(request.diff_path, force=request.force))
+            note_kept(shown_path(made[-1]))
     except OutputError as error:
         unwritten = unwritten or error
     _drop_old(report, request)
@@ -311,6 +313,9 @@ def _write(report: FixReport, request: FixRequest) -> tuple[list[tuple[str, str]
         say("nothing was written into your source: there is nothing to change")
         return [], None
     try:
-        return report.write(), None
+        backups = report.write()
+        for name, backup in backups:
+            note_kept(f"{visible(name)}, changed (as it was: {visible(backup)})")
+        return backups, None
     except OutputError as error:
         return [], error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from gradscope.cli.failure import raising_on_terminate, say, say_error, show_user_error
+from gradscope.cli.failure import note_kept, raising_on_terminate, say, say_error, say_loading, show_user_error
 from gradscope.cli.options import (
     SCRIPT_ARGS,
     Color,
@@ -42,7 +42,7 @@ from gradscope.cli.options import (
     view_options,
 )
 from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json, write_page
-from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, UsageError
+from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, Terminated, UsageError
 from gradscope.process import room_for_files
 from gradscope.safe_text import shown_path
 
@@ -166,6 +166,7 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
         from gradscope.report.page import HTML_HEAD
 
         check_output(request.html_path, HTML_HEAD, force=request.force)
+    say_loading(request.target, quiet=request.quiet)
     with report_stream(exclusive=request.json_path is None, whole_process=whole_process) as stream:
         try:
             loaded = _load(request)
@@ -213,6 +214,7 @@ def _deliver(report: Report, request: ProfileRequest, stream: TextIO) -> None:
     if request.json_path is None:
         with reader_may_leave(stream):
             write_json(stream, report.to_json())
+        note_kept(f"the JSON on stdout ({_steps(report)})")
         _write_page(report, request)
         return
     from gradscope.document.terminal import make_console
@@ -220,6 +222,7 @@ def _deliver(report: Report, request: ProfileRequest, stream: TextIO) -> None:
     unwritten: OutputError | None = None
     try:
         report.save(request.json_path, force=request.force)  # first: the report names the file
+        note_kept(f"{shown_path(request.json_path)} ({_steps(report)})")
     except OutputError as error:
         unwritten = error
     unprinted: OutputError | None = None
@@ -248,6 +251,12 @@ def _write_page(report: Report, request: ProfileRequest) -> None:
         open_it=request.open_page,
         quiet=request.quiet,
     )
+    note_kept(shown_path(request.html_path))
+
+
+def _steps(report: Report) -> str:
+    steps = report.data.workload.steps
+    return f"{steps} measured step{'' if steps == 1 else 's'}"
 
 
 def _exit_code(outcome: Outcome, target: str) -> int:
@@ -255,7 +264,7 @@ def _exit_code(outcome: Outcome, target: str) -> int:
     if isinstance(error, GradscopeError):
         raise error
     code = 0 if error is None else show_user_error(error)
-    if outcome.report is not None:
+    if outcome.report is not None or isinstance(error, KeyboardInterrupt | Terminated):
         return code
     if code == 0:
         raise NothingMeasuredError(

@@ -315,8 +315,29 @@ def test_interrupted(seen: Seen, run: Runner) -> None:
     seen.error = KeyboardInterrupt()
     ran = run("profile", "train.py", "-q")
     assert ran.code == 130
-    assert ran.err == "gradscope: interrupted\n"
+    assert ran.err == ("gradscope: interrupted; kept: gradscope-train.json (5 measured steps), gradscope-train.html\n")
     assert Path("gradscope-train.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"), [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(), 143, "terminated")]
+)
+def test_ended_before_a_step_was_measured(error: BaseException, code: int, word: str, seen: Seen, run: Runner) -> None:
+    """One line, not one more that nothing was measured."""
+    seen.report, seen.error = None, error
+    ran = run("profile", "train.py", "-q")
+    assert (ran.code, ran.err) == (code, f"gradscope: {word}; nothing was written\n")
+
+
+def test_ended_after_the_first_file(seen: Seen, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Report, "to_html", interrupt)
+    ran = run("profile", "train.py", "-q")
+    assert (ran.code, ran.err) == (130, "gradscope: interrupted; kept: gradscope-train.json (5 measured steps)\n")
+    monkeypatch.setattr(Report, "save", interrupt)
+    assert run("profile", "train.py", "-q").err == "gradscope: interrupted; nothing was written\n", "of this command"
 
 
 def test_interrupted_outside_the_users_code(seen: Seen, run: Runner) -> None:
@@ -325,7 +346,7 @@ def test_interrupted_outside_the_users_code(seen: Seen, run: Runner) -> None:
 
     seen.meanwhile = interrupt
     ran = run("profile", "train.py")
-    assert (ran.code, ran.err.splitlines()[-1]) == (130, "gradscope: interrupted")
+    assert (ran.code, ran.err.splitlines()[-1]) == (130, "gradscope: interrupted; nothing was written")
 
 
 def test_terminated_outside_the_users_code(seen: Seen, run: Runner) -> None:
@@ -336,7 +357,7 @@ def test_terminated_outside_the_users_code(seen: Seen, run: Runner) -> None:
 
     seen.meanwhile = end
     ran = run("profile", "train.py")
-    assert (ran.code, ran.err.splitlines()[-1]) == (143, "gradscope: terminated")
+    assert (ran.code, ran.err.splitlines()[-1]) == (143, "gradscope: terminated; nothing was written")
     assert "Traceback" not in ran.err
 
 
@@ -350,7 +371,32 @@ def test_interrupted_while_torch_is_loaded(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     # Once: what was loaded in part cannot be loaded again.
     assert (ran.returncode, ran.stdout) == (130, "loading torch\n")
-    assert ran.stderr == "gradscope: interrupted\n"
+    assert ran.stderr == "gradscope: loading torch and train.py\ngradscope: interrupted; nothing was written\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("profile", "train.py"),
+        ("profile", "-m", "train.py"),
+        ("fix", "train.py"),
+        ("fit", "train.py", "--batch-sizes", "8"),
+    ],
+)
+def test_something_is_said_before_torch_is_loaded(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Loading it takes seconds: whoever waits sees at once that the program runs; --quiet keeps silent."""
+    stub = tmp_path / "torch"
+    stub.mkdir()
+    (stub / "__init__.py").write_text(
+        "import os, sys\nsys.stderr.flush()\nos.write(2, b'torch is loaded\\n')\nos._exit(9)\n"
+    )
+    (tmp_path / "train.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for quiet in (False, True):
+        command = [sys.executable, "-m", "gradscope", *arguments, *(["-q"] if quiet else [])]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        said = "" if quiet else "gradscope: loading torch and train.py\n"
+        assert (ran.returncode, ran.stderr) == (9, f"{said}torch is loaded\n")
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_an_interrupted_run_writes_nothing(
     monkeypatch.setattr(fixing, "fix_workload", kept)
     random = torch.get_rng_state()
     ran = run("fix", "model.py", "--write", *FAST)
-    assert ran.code == 130 and ran.err == "gradscope: interrupted\n"
+    assert ran.code == 130 and ran.err == "gradscope: interrupted; nothing was written\n"
     assert files() == {"model.py", "train.py"} and Path("model.py").read_text() == MODEL
     assert not any("forward" in vars(module) for module in made[0].modules())
     assert random is not None and os.getcwd() == str(folder)
