@@ -1,9 +1,9 @@
-"""Autocast casts the same float32 weights again and again in one step.
+"""Autocast casts the same float32 weights at every use in one step.
 
 Example::
 
     for step in range(T):
-        with torch.autocast("cuda", dtype=torch.bfloat16):  # the cache is emptied each time it is left
+        with torch.autocast("cuda", dtype=torch.bfloat16):  # the cache is cleared at every exit
             h = self.cell(x[:, step], h)
 
 Pattern: a layer whose float32 parameters are used several times under autocast between two backward passes of the

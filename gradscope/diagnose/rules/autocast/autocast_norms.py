@@ -1,4 +1,4 @@
-"""Autocast runs normalisations in float32: each copies its input up, keeps the copy, and gives back float32.
+"""Autocast runs normalization in float32: each call saves a float32 copy of its input and returns float32.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""Attention scores are multiplied in float16 before they are scaled, and then made float32 for the softmax.
+"""Attention scores are computed in float16 before scaling, and only then cast to float32 for the softmax.
 
 Example::
 
@@ -9,7 +9,7 @@ Pattern: a product in float16 whose factors were neither scaled nor normalised (
 what does not change its size, a softmax over the last dimension, and a product of that. A float32 softmax comes too
 late: the product has overflowed by then. Evidence: the inner dimension d, whose products are summed before anything is
 divided by √d; and the size of the float32 scores, where there are some. Estimate: the bytes of the float32 result of
-the softmax, which backward keeps beside its float16 copy.
+the softmax, which is saved for backward in addition to its float16 copy.
 
 Source: PyTorch, Automatic Mixed Precision package, "Autocast op reference" (softmax in float32);
 torch.nn.functional.scaled_dot_product_attention; M. Shoeybi et al., Megatron-LM (apply_query_key_layer_scaling).

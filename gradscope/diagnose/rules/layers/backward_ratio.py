@@ -1,4 +1,4 @@
-"""The backward pass of one layer takes far longer, against its forward pass, than that of its kind does.
+"""A layer's backward takes far longer, compared with its forward, than is usual for its kind.
 
 Example::
 

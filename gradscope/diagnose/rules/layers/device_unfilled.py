@@ -1,4 +1,4 @@
-"""Layers too small to fill the device: making their calls takes longer than what these compute.
+"""Layers too small to fill the device: call overhead takes longer than the computation.
 
 Example::
 

@@ -1,8 +1,8 @@
-"""A layer takes several times what its products, or its bytes, take at this machine's ceilings.
+"""A layer takes several times as long as its matmuls or memory traffic would at this machine's limits.
 
 Example::
 
-    for head in range(64):  # 64 products of narrow matrices, where one of wide ones would do
+    for head in range(64):  # 64 matmuls of narrow matrices, where one of wide ones is enough
         out.append(q[:, head] @ k[:, head].transpose(-2, -1))
 
 Pattern: a layer, with its repeats, of a tenth of the step or more, whose products or bytes should limit it (its calls

@@ -1,4 +1,4 @@
-"""One of several equal blocks is slower than the others.
+"""One of several identical blocks is slower than the others.
 
 Example::
 

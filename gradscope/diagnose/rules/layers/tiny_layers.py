@@ -1,4 +1,4 @@
-"""A Python loop of many tiny operations: the time goes into calling them, not into what they compute.
+"""A Python loop of many tiny operations: call overhead takes longer than the computation.
 
 Example::
 
@@ -11,8 +11,8 @@ call costs by itself is more than what it computes: fewer than 16,384 numbers an
 CPU, a million and 100 million on a GPU. The lines must make 10 % of the step and take less than 100 µs a call, forward
 and backward: else it is not the calls.
 
-Evidence: calls a step, how often the loop turns, the mean time of a call with its backward. Estimate: 0.7 and
-more of that time with all turns in one call; 0.3 to 0.9 where each turn needs the one before (on a CPU, loops by hand
+Evidence: calls a step, the number of iterations, the mean time of a call with its backward. Estimate: 0.7 and more of
+that time with all iterations in one call; 0.3 to 0.9 where each iteration needs the one before (on a CPU, loops by hand
 against torch's own: RNN 0.4, GRU 0.3, LSTM 0.7 to 0.9).
 
 Source: PyTorch, Performance Tuning Guide (fuse operations, torch.compile); H. He, Making Deep Learning Go Brrrr From

@@ -4,13 +4,13 @@ Example::
 
     self.lm_head = nn.Linear(384, 50257)  # 50304 is the next multiple of 64
 
-Pattern: a linear layer onto more than 1024 classes, more than its inputs, that is no multiple of 64: kernels for matrix
-products work on tiles. On a CPU it only matters in float32 where the size is no multiple of 16, and for 2,000,000
-logits and more: then rows of the logits start at odd addresses; fewer of them stay in the cache.
+Pattern: a linear layer onto more than 1024 classes, more than its inputs, that is no multiple of 64: kernels for
+matmuls work on tiles. On a CPU it only matters in float32 where the size is no multiple of 16, and for 2,000,000 logits
+and more: then rows of the logits start at odd addresses; fewer of them stay in the cache.
 
-Evidence: the size, and the time of the head's products in forward. Estimate: on a CPU 0.04 of this time, 0.01 to 0.10:
-what padding gained depends on the processor (Intel Xeon with AVX-512: 1 to 10 %), less the products of the classes
-that are added. None on a GPU, where it depends on the kernel that is chosen.
+Evidence: the size, and the time of the head's matmuls in forward. Estimate: on a CPU 0.04 of this time, 0.01 to 0.10:
+what padding gained depends on the processor (Intel Xeon with AVX-512: 1 to 10 %), less the matmuls of the added
+classes. None on a GPU, where it depends on the kernel that is chosen.
 
 Source: NVIDIA, Matrix Multiplication Background User's Guide (tile and alignment effects); A. Karpathy, nanoGPT,
 vocab_size padded from 50257 to 50304.

@@ -1,4 +1,4 @@
-"""Between the phases of a step much time goes by: the next batch is waited for, or Python works.
+"""Much of the step is outside forward, backward and optimizer: waiting for a batch, or Python code.
 
 Example::
 

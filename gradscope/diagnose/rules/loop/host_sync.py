@@ -1,4 +1,4 @@
-"""Python asks for the content of a tensor: on a GPU the step stands still until it is known.
+"""Python reads the value of a tensor: on a GPU it waits until all queued work is done.
 
 Example::
 
@@ -6,7 +6,7 @@ Example::
     chosen = x[mask]  # and nonzero(), unique(): how large is the result?
     mask = torch.tensor(rows).to(x.device)  # a copy to the GPU is waited for too, without non_blocking=True
 
-Pattern: calls that must know the content of a tensor on the device, or that copy one to it, by line, in the recorded
+Pattern: calls that must know the value of a tensor on the device, or that copy one to it, by line, in the recorded
 step: in modules, in the loop, and in hooks that run in backward. A GPU works on while Python runs ahead; each such call
 makes Python wait for all of it, and then the GPU wait for Python. On a CPU there is nothing to wait for: a line of the
 user's own module is told of from ten calls a step on, for what the calls cost, where torch's operations that read

@@ -1,4 +1,4 @@
-"""Parameters that get no gradient though they ask for one, or get one that no optimizer uses.
+"""Parameters that require a gradient but get none, or get one that no optimizer uses.
 
 Example::
 

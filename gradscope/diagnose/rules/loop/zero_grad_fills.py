@@ -1,4 +1,4 @@
-"""Gradients are filled with zeros before each step, and backward then reads these zeros to add to them.
+"""zero_grad fills gradients with zeros instead of freeing them, so backward must add to them.
 
 Example::
 

@@ -1,12 +1,12 @@
-"""Activation checkpointing runs matrix products again, whose results are few bytes for their time.
+"""Activation checkpointing recomputes expensive matmuls, whose outputs are small for their time.
 
 Example::
 
-    x = checkpoint(block, x, use_reentrant=False)  # everything again, also the dearest products
+    x = checkpoint(block, x, use_reentrant=False)  # recomputes everything, also the most expensive matmuls
 
-Pattern: forward that backward runs again (recompute). Evidence: its measured time, how much of it are products, and,
-from the recorded calls, about what the covered layers would otherwise keep. Estimate: the products' time, which goes
-when their results are kept (selective checkpointing); the cheap operations between them are still run again, and the
+Pattern: forward that backward runs again (recompute). Evidence: its measured time, how much of it is matmuls, and,
+from the recorded calls, about what the covered layers would otherwise keep. Estimate: the matmuls' time, which is saved
+when their outputs are kept (selective checkpointing); the cheap operations between them are still recomputed, and the
 policy is asked at each operation, in forward and again: 6 µs each are taken off (a dispatch mode that does nothing
 took 5.5). Low: that over 1.5; high: all that is run again less the same.
 

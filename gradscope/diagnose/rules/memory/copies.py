@@ -1,9 +1,9 @@
-"""Copies of tensors that nothing needs.
+"""Unnecessary copies of tensors.
 
 Example::
 
     k = k.transpose(1, 2).contiguous()  # scaled_dot_product_attention reads the view as well
-    out = torch.cat([out, part], dim=1)  # in a loop: copies all parts so far in every round
+    out = torch.cat([out, part], dim=1)  # in a loop: copies all parts so far in every iteration
     x = x + position.repeat(batch, 1, 1)  # an addition broadcasts by itself
 
 Pattern, by the recorded calls, only where the result would be the same without the copy: contiguous or clone of heads

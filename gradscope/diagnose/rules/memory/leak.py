@@ -1,4 +1,4 @@
-"""Tensors of a step that outlive it, more with every step.
+"""Tensors that stay alive after their step, so memory grows with every step.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""Memory of large tensors goes back to the system when they are freed, and comes from it again in the next step.
+"""Freed memory of large tensors goes back to the operating system and is page-faulted in again in every step.
 
 Example::
 

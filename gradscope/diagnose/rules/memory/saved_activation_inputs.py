@@ -1,13 +1,13 @@
-"""An activation or a norm whose input is kept, and whose result is kept as well by the product after it.
+"""An activation or a norm whose input and output are both saved for backward, the output by the next matmul.
 
 Example::
 
-    return self.down(F.gelu(self.up(x)))  # GELU keeps self.up(x), self.down keeps its GELU: twice the widest tensor
+    return self.down(F.gelu(self.up(x)))  # GELU saves self.up(x), self.down saves its GELU: twice the widest tensor
 
 Pattern: GELU, SiLU, layer or RMS normalisation whose result one linear layer reads and nothing else. Evidence: what
-both keep for backward, as the memory steps measured it, from 5 % of all that is kept on. The result can be made again
+both keep for backward, as the memory steps measured it, from 5 % of all that is kept on. The result can be recomputed
 from the input at the cost of one cheap pass. Estimate: the bytes of the kept results. Checkpointing without reentry
-stops as soon as all that backward needs is there, so the product itself is not run again.
+stops as soon as all that backward needs is there, so the matmul itself is not recomputed.
 
 Source: V. Korthikanti et al., Reducing activation recomputation in large transformer models (arXiv:2205.05198);
 https://pytorch.org/docs/stable/checkpoint.html (early stop).

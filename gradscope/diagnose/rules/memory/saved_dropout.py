@@ -1,4 +1,4 @@
-"""Dropout keeps its mask from forward to backward, though a seed is enough to make it again.
+"""Dropout saves its mask for backward, although a seed is enough to recompute it.
 
 Example::
 
@@ -7,7 +7,7 @@ Example::
 Pattern: what nodes of dropout save: on a CPU the factor of the product with the mask, on a GPU the mask of
 ``native_dropout``. Evidence: bytes of these storages, as the memory steps measured them, and the time of drawing the
 mask. Estimate: all their bytes; the recipe keeps 8 bytes a call. A dropout that another recipe takes over, or that
-goes with attention by hand, is left to that finding.
+goes with unfused attention, is left to that finding.
 
 Source: N. Srivastava et al., Dropout (JMLR 15, 2014); V. Korthikanti et al., Reducing activation recomputation in large
 transformer models (arXiv:2205.05198), section 4: masks are one of the larger parts of what is kept.

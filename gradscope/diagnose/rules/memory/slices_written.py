@@ -1,10 +1,10 @@
-"""One tensor written part by part: backward copies the gradient of the whole for every part.
+"""One tensor filled by slice assignments: backward copies the whole gradient for each.
 
 Example::
 
     outputs = torch.zeros(steps, batch, classes)
     for step in range(steps):
-        outputs[step] = self.head(state)  # append to a list, and torch.stack behind the loop
+        outputs[step] = self.head(state)  # append to a list, and torch.stack after the loop
 
 Pattern: at least four assignments of values with a gradient to parts of one tensor, by numbers or by a slice in one
 dimension, which follow each other forwards or backwards, each place once, and together cover half of it. Between the

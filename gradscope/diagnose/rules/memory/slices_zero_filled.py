@@ -1,4 +1,4 @@
-"""Parts of one tensor, each taken by its own index: backward fills a whole tensor with zeros for every part.
+"""Slices of one tensor, each taken by its own index: backward zero-fills a full-size gradient for each.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""An activation function written out keeps a tensor for every operation, where its input alone would do.
+"""An unfused activation function saves a tensor for every operation, although its input is enough.
 
 Example::
 

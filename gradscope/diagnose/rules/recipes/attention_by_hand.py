@@ -1,4 +1,4 @@
-"""Attention written out holds the scores of all queries and keys, and passes over them again and again.
+"""Unfused attention stores the full score matrix for backward and makes many passes over it.
 
 Example::
 
@@ -6,14 +6,14 @@ Example::
     att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
     y = F.softmax(att, dim=-1) @ v
 
-Pattern: products, softmax and what stands between, as ``gradscope.plan`` finds them in the recorded step: any spelling.
-Where no recipe can be put in, as the code of a library or a layout of its own: a softmax over the last dimension of a
-product of two activations, with no more than scales, masks and dropout before the next product. Not where attention in
-one kernel, run alone at these shapes, takes longer: on a CPU with few keys, say.
-Evidence: time of these lines, forward and backward, and what they keep for backward: queries · keys numbers a head, two
-to four times. Estimate: both ways run alone at the recorded shapes; where that would take too long, or cannot be, 0.8
-of what these layers spend on scores beside the products (0.3 to 0.95), less the product that a kernel without scores
-makes again in backward: a sixth of the products' time.
+Pattern: matmuls, softmax and the operations between them, as ``gradscope.plan`` finds them in the recorded step: any
+spelling. Where no recipe can replace it, as in the code of a library or in another layout: a softmax over the last
+dimension of a matmul of two activations, with no more than scales, masks and dropout before the next matmul. Not where
+attention in one kernel, run alone at these shapes, takes longer: on a CPU with few keys, say.
+Evidence: time of these lines, forward and backward, and what they save for backward: queries · keys elements per head,
+two to four times. Estimate: both ways run alone at the recorded shapes; where that would take too long, or cannot be,
+0.8 of what these layers spend on scores outside the matmuls (0.3 to 0.95), minus the matmul that a fused kernel
+recomputes in backward: a sixth of the matmuls' time.
 
 Source: T. Dao et al., FlashAttention (arXiv:2205.14135); M. Rabe and C. Staats, Self-attention does not need O(n²)
 memory (arXiv:2112.05682).

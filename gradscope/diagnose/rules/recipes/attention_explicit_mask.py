@@ -1,5 +1,5 @@
-"""A mask that says nothing new is read for every score: a causal one, of which no kernel can skip the half that it
-hides, or one that hides nothing at all.
+"""A mask tensor is read for every score although it is causal, so no kernel can skip the masked half, or although it
+masks nothing.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""Torch's attention falls silently to plain operations where its other kernels lack what a call asks for.
+"""Torch's attention silently falls back to the math kernel where its fused kernels do not support a call.
 
 Example::
 
@@ -9,8 +9,8 @@ Example::
 Pattern: the math kernel among a layer's operations, and an argument of the layer's call that the others do not take; in
 nn.MultiheadAttention the softmax of scores, because of its dropout or of weights that no call reads.
 Evidence: the call's line, forward and backward, and the scores that it keeps. Estimate: both ways run alone where
-``gradscope.plan`` finds the place; else 0.8 of what the layer spends on scores beside the products (0.3 to 0.95; in
-nn.MultiheadAttention 0.4 to 0.95), less the product that another kernel makes again in backward; with a learnt bias
+``gradscope.plan`` finds the place; else 0.8 of what the layer spends on scores outside the matmuls (0.3 to 0.95; in
+nn.MultiheadAttention 0.4 to 0.95), minus the matmul that another kernel recomputes in backward; with a learned bias
 0.4 (0 to 0.9). Silent on the CPU where so few scores are done sooner at once.
 
 Source: PyTorch, aten/src/ATen/native/transformers/sdp_utils_cpp.h and cuda/sdp_utils.cpp: what each kernel refuses;

@@ -1,4 +1,4 @@
-"""Heads that views split off one projection are joined again by copies: three gradients into one, and the result.
+"""Heads split from one projection are merged by copies: the result, and the three gradients in backward.
 
 Example::
 

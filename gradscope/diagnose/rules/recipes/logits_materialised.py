@@ -1,11 +1,11 @@
-"""Logits of a large vocabulary are written, normalised, kept and differentiated whole: passes over the largest tensor.
+"""Full logits of a large vocabulary are materialized just for the loss: many passes over the largest tensor.
 
 Example::
 
     logits = self.head(x)  # tokens · vocabulary
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-Pattern: a product with the vocabulary's weight whose result only a loss reads; or a loss over logits that others need
+Pattern: a matmul with the vocabulary's weight whose result only a loss reads; or a loss over logits that others need
 too. Evidence: time of the lines, and logits, their logarithmic softmax and its gradient at the peak. Estimate: both
 ways run alone at the recorded shapes; where that would take too long, the loss's own passes.
 

@@ -1,4 +1,4 @@
-"""A normalisation of plain operations passes over its input five times and more, and keeps most of what it makes.
+"""Unfused normalization makes five or more passes over its input and saves most results for backward.
 
 Example::
 

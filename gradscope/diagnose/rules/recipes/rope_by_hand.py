@@ -1,11 +1,12 @@
-"""Rotary positions written out split, negate and join again tensors that one pass could turn.
+"""Unfused rotary embedding splits, negates and concatenates tensors that one pass could rotate.
 
 Example::
 
     q = q * cos + torch.cat((-q[..., half:], q[..., :half]), dim=-1) * sin
 
-Pattern: calls between a tensor and its turned self, by tables of cosines and sines, in any spelling: halves, pairs or
-complex numbers. Evidence: time of the lines, and what they hold. Estimate: both ways run alone at the recorded shapes.
+Pattern: calls between a tensor and its rotated version, by tables of cosines and sines, in any spelling: halves, pairs
+or complex numbers. Evidence: time of the lines, and what they hold. Estimate: both ways run alone at the recorded
+shapes.
 
 Source: J. Su et al., RoFormer (arXiv:2104.09864); P.-L. Hsu et al., Liger Kernel (arXiv:2410.10989), RoPE: backward is
 the same pass with the sines negated.

@@ -1,10 +1,10 @@
-"""An embedding tied to the head makes a gradient of the whole vocabulary for a few tokens, to add it to the head's.
+"""An embedding tied to the head creates a full-vocabulary gradient for a few tokens, to add it to the head's.
 
 Example::
 
     self.head.weight = self.embedding.weight
 
-Pattern: an embedding by a parameter that a product reads too, with many more rows than the batch has tokens. Evidence:
+Pattern: an embedding by a parameter that a matmul reads too, with many more rows than the batch has tokens. Evidence:
 the dense gradient's size. Estimate: both ways run alone at the recorded shapes where that does not take too long; else
 0.8 of the measured time of making it and of adding it up (0.5 to 0.95). The recipe adds the rows of the batch's tokens
 into the head's gradient.

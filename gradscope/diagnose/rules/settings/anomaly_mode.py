@@ -1,4 +1,4 @@
-"""Switches for debugging were left on: anomaly mode, kernels one at a time, memory without a cache.
+"""Debugging settings were left on: anomaly mode, blocking kernel launches, uncached allocations.
 
 Example::
 

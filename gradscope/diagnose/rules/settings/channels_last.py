@@ -1,13 +1,12 @@
-"""Convolutions on a GPU are given tensors of the layout that its kernels do not take, and each is turned around.
+"""Convolutions on a GPU run in NCHW, and their kernels convert the layout internally.
 
 Example::
 
     model = ResNet().cuda()  # convolutions of images under torch.autocast
 
-Pattern: on CUDA, 2-D convolutions whose input lies channel by channel (NCHW), and kernels of cuDNN that turn NCHW into
-NHWC or back in the same layers. Evidence: the measured time of these kernels. Estimate: 0.8 of it (0.5 to 0.95): what
-comes from and goes to other layouts is still turned. On the CPU the rule is silent: there channels_last took 0.4 to 1.4
-times as long.
+Pattern: on CUDA, 2-D convolutions whose input is in NCHW, and kernels of cuDNN that convert NCHW to NHWC or back in the
+same layers. Evidence: the measured time of these kernels. Estimate: 0.8 of it (0.5 to 0.95): what comes from and goes
+to other layouts is still converted. On the CPU the rule is silent: there channels_last took 0.4 to 1.4 times as long.
 
 Source: PyTorch tutorial, "Channels Last Memory Format in PyTorch"; performance tuning guide, "Use channels_last memory
 format for computer vision models"; NVIDIA, Convolutional layers user's guide, "Tensor layouts".

@@ -1,12 +1,12 @@
-"""Products are given denormal numbers, which this processor computes with many times slower.
+"""Matmuls get denormal (subnormal) numbers, which this CPU computes many times slower.
 
 Example::
 
     loss = F.cross_entropy(self.head(x), targets)  # of 50,257 probabilities most are 1e-40: no number, but not zero
 
-Pattern: on a CPU, products of float32 in the backward pass, at least one in a hundred of whose numbers on one side is
+Pattern: on a CPU, float32 matmuls in the backward pass, at least one in a hundred of whose elements on one side is
 smaller than 1.2e-38 and not zero: gradients of a softmax over many classes, or weights that decayed away. Other
-processors, as AMD's newer ones, lose nothing by it: a part of the product is run alone both ways, and must take twice
+processors, as AMD's newer ones, lose nothing by it: a part of the matmul is run alone both ways, and must take twice
 as long as with denormal numbers flushed to zero. Silent where they are flushed already.
 
 Evidence: their share in what the recorded step's backward passes gave to products; the time of these; both times of the

@@ -1,4 +1,4 @@
-"""The optimizer runs many small operations, or loops over the parameters, where one fused kernel would do.
+"""The optimizer runs many small operations, or loops over the parameters, instead of one fused kernel.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""Products or convolutions of float32 run on a GPU's ordinary units, though it has tensor cores for them.
+"""Float32 matmuls or convolutions do not use the GPU's tensor cores because TF32 is off.
 
 Example::
 
@@ -6,7 +6,7 @@ Example::
     torch.backends.cudnn.allow_tf32 = False  # of convolutions; torch's default is True
 
 Pattern: CUDA of compute capability 8.0 or more, TF32 not allowed by whatever switch (``allow_tf32``, the precision of
-products, ``fp32_precision``), products or convolutions of float32 outside autocast. Evidence: their measured time.
+matmuls, ``fp32_precision``), float32 matmuls or convolutions outside autocast. Evidence: their measured time.
 Estimate: half of it on capability 8.0, 9.0 and 10.x, where TF32 is 6 to 8 times as fast on paper (low: a fifth, high:
 four fifths); none on other cards, some of which gain nothing.
 
