@@ -98,7 +98,7 @@ REASONS = [
         f"{SUM}y = h + (h if self.flag else self.norm(h))",
         "contains a condition, a lambda or a comprehension",
     ),
-    ("add_norm", f"{SUM}z = h * 2\nh = h\ny = self.norm(h) + z", "binds h anew"),
+    ("add_norm", f"{SUM}z = h * 2\nh = h\ny = self.norm(h) + z", "reassigns h"),
     ("add_norm", f"{SUM}if not self.flag:\n    z = h.sum()\ny = self.norm(h) + h + z", "uses h under a condition"),
     (
         "add_norm",

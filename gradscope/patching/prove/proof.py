@@ -176,7 +176,7 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dic
             worst = errors.worst
             if worst is not None and not worst.within:
                 return (
-                    f"{worst.name} has relative error {worst.new:.1e}; the original has {worst.original:.1e}, "
+                    f"{worst.name} is off by {worst.new:.1e} (relative); the original is off by {worst.original:.1e}, "
                     f"and {worst.limit:.1e} is allowed"
                 )
         for site in swap.sites:

@@ -249,7 +249,7 @@ ENTRIES = [
     entry("geglu_diffusers_block", lambda: FeedForward(GEGLU()), (("net.0", "geglu"),)),
     entry("geglu_up_read_later", UpReadLater, ROOT),
     entry("geglu_by_configuration_tanh", ByConfiguration, ROOT),
-    entry("like_geglu_with_a_condition", WithACondition, refused="another time"),
+    entry("like_geglu_with_a_condition", WithACondition, refused="another call"),
     entry("like_geglu_reglu", ReGLU, refused="relu"),
     entry("like_geglu_reglu_configured", lambda: GemmaMLP("relu"), refused="relu"),
     entry("like_geglu_squared_relu", SquaredReLU, refused="relu"),
