@@ -194,7 +194,7 @@ _TODO: dict[str, tuple[str, ...]] = {
         "it could not be rerun for verification: {}",
         "the output differs from the recorded one",
         "an error injected into the recipe's result was not detected, so the verification is inconclusive",
-        "{} has relative error {}; the original has {}, and {} is allowed",
+        "{} is off by {} (relative), where the original is off by {} and {} is allowed",
         "{} exists in only one version",
         "{} is {} instead of {}",
         "{} does not exist in the higher-precision reference",

@@ -176,8 +176,8 @@ def _tried(swap: Swap, unit: Unit, original: Outcome, truth: Outcome, files: dic
             worst = errors.worst
             if worst is not None and not worst.within:
                 return (
-                    f"{worst.name} is off by {worst.new:.1e} (relative); the original is off by {worst.original:.1e}, "
-                    f"and {worst.limit:.1e} is allowed"
+                    f"{worst.name} is off by {worst.new:.1e} (relative), where the original is off by "
+                    f"{worst.original:.1e} and {worst.limit:.1e} is allowed"
                 )
         for site in swap.sites:
             one = _apart(site, swap, files)
