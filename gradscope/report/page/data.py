@@ -9,13 +9,14 @@ sums them. What is a single figure in RUN.json is copied under its own name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gradscope.report.fold import build_tree
 from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.runfile import to_record
-from gradscope.tables import LayerRow, LineRow, RunData
+from gradscope.tables import LayerRow, LineRow, RunData, is_unreliable
 
 FORMAT = 1
 
@@ -86,6 +87,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "step": to_record(run.step),
         "ledger": to_record(run.ledger),
         **findings_record(run, source=source),
+        "odd": layers.column(_odd_repeats(run)),
         "notes": list(run.notes),
         "layers": _layer_columns(run.layers, layers, strings),
         "ops": {
@@ -107,6 +109,13 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
     if run.memory is not None:
         record["memory"] = memory_record(run.memory, layers.column, strings.column)
     return record
+
+
+def _odd_repeats(run: RunData) -> Iterator[str]:
+    """Paths of the layers whose backward is unlike that of all their repeats, as in the other reports."""
+    steady = not is_unreliable(run.step)
+    for root in build_tree(run.layers, run.step.backward_ns, run.workload.model, steady=steady):
+        yield from (node.outlier.path for node in root.walk() if node.outlier is not None)
 
 
 class _Layers:

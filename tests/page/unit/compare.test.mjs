@@ -3,7 +3,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { findOutlier, steadyOutlier } from "../../../gradscope/report/page/web/src/bars.js";
 import {
   changeOf,
   changeOfWhole,
@@ -166,28 +165,4 @@ test("changes sort by their size, and colour the flame only while compared", () 
   );
   assert.deepEqual([colourOf(START, true), colourOf(START, false)], ["change", "type"]);
   assert.equal(colourOf({ ...START, colour: "change" }, false), "type");
-});
-
-test("a repeat that is odd in one slow step only is not called out", () => {
-  const run = pair();
-  run.parents = [-1, -1, -1];
-  const steps = (values) => ((run.steps = values), steadyOutlier(run, [0, 1, 2], [10, 10, 40]));
-  run.whole = [0, 100, 0];
-  assert.equal(findOutlier([10, 10, 40], 100), 2);
-  assert.equal(
-    steps([
-      [10, 10, 10],
-      [10, 10, 10],
-      [10, 10, 100],
-    ]),
-    -1,
-  );
-  assert.equal(
-    steps([
-      [10, 10, 10],
-      [10, 10, 10],
-      [40, 40, 40],
-    ]),
-    2,
-  );
 });

@@ -79,6 +79,7 @@ export function sample() {
           engine_ns: 5,
           unattributed_ns: 0,
         },
+        odd: [],
         findings: [],
         nothing_found: [],
         headline: "",

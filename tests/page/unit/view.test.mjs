@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { findOutlier } from "../../../gradscope/report/page/web/src/bars.js";
-import { medianOf, outsideRatio } from "../../../gradscope/report/page/web/src/siblings.js";
+import { findOutlier, medianOf } from "../../../gradscope/report/page/web/src/bars.js";
 import {
   columnScale,
   formatBytes,
@@ -167,22 +166,6 @@ test("one repeat unlike the others stands out", () => {
   assert.equal(findOutlier([10, 10, 20], 1e6), -1); // too small to matter
   assert.equal(findOutlier([10, 20], 30), -1);
   assert.equal(medianOf([3, 1, 2, 10]), 2.5);
-});
-
-test("a repeat stands out by the usual step, as in gradscope/tables/siblings.py", () => {
-  const others = [
-    [100, 101, 99, 100, 100],
-    [101, 100, 100, 99, 100],
-    [100, 99, 101, 100, 101],
-  ];
-  assert.equal(outsideRatio([200, 200, 200, 200, 200], others, 1.25), 2);
-  assert.equal(outsideRatio([50, 50, 50, 50, 50], others, 1.25), 0.5);
-  assert.equal(outsideRatio([100, 100, 13300, 100, 100], others, 1.25), null); // one interrupted step
-  assert.equal(outsideRatio([13300, 100], others, 1.25), null);
-  assert.equal(outsideRatio([200, 200, 200, 100, 100], others, 1.25), null); // in three of five steps alone
-  const stages = [1, 2, 3].map((size) => Array(5).fill(size * 100));
-  assert.equal(outsideRatio(Array(5).fill(500), stages, 1.25), null); // they differ anyway
-  assert.equal(outsideRatio([200, 200], others.slice(1, 2), 1.25), null);
 });
 
 test("ticks are round and reach the top", () => {

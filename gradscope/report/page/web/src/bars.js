@@ -3,10 +3,9 @@
 import { isCompared } from "./change.js";
 import { element } from "./dom.js";
 import { formatBytes, formatTime, shorten, visible } from "./format.js";
-import { BACKWARD, amountOf } from "./run.js";
-import { medianOf, outsideRatio } from "./siblings.js";
+import { amountOf } from "./run.js";
 import { METRIC_WORDS } from "./table.js";
-import { repeatAmounts, repeatAmountsBefore, stepsBelow } from "./totals.js";
+import { repeatAmounts, repeatAmountsBefore } from "./totals.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -39,33 +38,11 @@ export function findOutlier(amounts, whole) {
   return usual > 0 && Math.abs(amounts[odd] - usual) >= OUTLIER_SHARE * whole ? odd : -1;
 }
 
-/**
- * The same for backward, by what each takes in the usual step: neither a slow step nor repeats that differ anyway make
- * one stand out.
- * @param {Run} run
- * @param {number[]} layers
- * @param {number[]} amounts
- */
-export function steadyOutlier(run, layers, amounts) {
-  if (layers.length < 3) return -1;
-  const below = stepsBelow(run);
-  const steps = layers.map((layer, i) => (below[layer].length > 0 ? below[layer] : [amounts[i]]));
-  const usual = steps.map(medianOf);
-  const order = layers.map((_, i) => i).sort((a, b) => usual[a] - usual[b]);
-  for (const [odd, near] of [
-    [order[order.length - 1], order[order.length - 2]],
-    [order[0], order[1]],
-  ]) {
-    const others = layers.map((_, i) => i).filter((i) => i !== odd);
-    const those = others.map((i) => steps[i]);
-    const stands = outsideRatio(steps[odd], those, OUTLIER_RATIO);
-    const [low, high] = [Math.min(usual[odd], usual[near]), Math.max(usual[odd], usual[near])];
-    const middle = medianOf(others.map((i) => usual[i]));
-    const difference = Math.abs(usual[odd] - middle);
-    const matters = difference >= OUTLIER_SHARE * run.whole[BACKWARD];
-    if (stands !== null && high > OUTLIER_RATIO * low && matters) return odd;
-  }
-  return -1;
+/** @param {number[]} values */
+export function medianOf(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
 /**
@@ -80,7 +57,9 @@ export function repeatBars(run, node, layers, metric, selectRepeat) {
   const amounts = repeatAmounts(run, layers, metric);
   const format = metric === "saved" ? formatBytes : formatTime;
   const odd =
-    metric === "backward" ? steadyOutlier(run, layers, amounts) : findOutlier(amounts, amountOf(run.whole, metric));
+    metric === "backward"
+      ? layers.findIndex((layer) => run.info.odd.includes(layer))
+      : findOutlier(amounts, amountOf(run.whole, metric));
   const past = run.joined && isCompared(run, metric) ? repeatAmountsBefore(run, layers, metric) : [];
   const most = Math.max(...amounts, ...past);
   const bars = element("div", { class: "bars", role: "group", "aria-label": `${METRIC_WORDS[metric]} of each repeat` });

@@ -128,15 +128,14 @@ function findingItem(run, finding, index, actions) {
       element("span", { class: `severity ${finding.severity}` }, finding.severity),
       ` ${visible(finding.message)}`,
     ),
-    finding.where !== "" &&
-      element(
-        "p",
-        { class: "where" },
-        known
-          ? element("button", { type: "button", class: "link", onclick: () => actions.go(finding.layers) }, where)
-          : where,
-      ),
-    finding.line !== "" && element("p", { class: "note" }, visible(finding.line)),
+    element(
+      "p",
+      { class: "where" },
+      known
+        ? element("button", { type: "button", class: "link", onclick: () => actions.go(finding.layers) }, where)
+        : where,
+      finding.line !== "" && element("span", { class: "note" }, ` ${visible(finding.line)}`),
+    ),
     finding.text !== "" && element("code", { class: "source-line" }, visible(shorten(finding.text, 300))),
     element("p", {}, visible(finding.evidence)),
     finding.gains.length > 0 &&

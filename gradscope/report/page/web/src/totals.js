@@ -36,21 +36,6 @@ export function repeatAmountsBefore(run, layers, metric) {
   });
 }
 
-/**
- * Backward nodes of each layer with all below it in each measured step; as many steps as are known of all of them.
- * @param {Run} run
- */
-export function stepsBelow(run) {
-  const steps = run.steps.map((own) => [...own]);
-  for (const layer of childrenFirst(run)) {
-    const parent = run.parents[layer];
-    if (parent < 0) continue;
-    const [above, own] = [steps[parent], steps[layer]];
-    steps[parent] = above.slice(0, own.length).map((value, i) => value + own[i]);
-  }
-  return steps;
-}
-
 /** @type {WeakMap<Run, Amounts[]>} */
 const totalsOfRuns = new WeakMap();
 
