@@ -216,6 +216,7 @@ def _fix(request: FixRequest) -> FixReport:
     from gradscope.fixing.report import check_writable
     from gradscope.fixing.run import fix_workload
     from gradscope.fixing.script import fix_script
+    from gradscope.report.outfile import check_output
     from gradscope.workload import Script, load_target
 
     options = request.settings.options
@@ -224,14 +225,16 @@ def _fix(request: FixRequest) -> FixReport:
     progress = make_progress(quiet=request.quiet, live=not isinstance(loaded, Script))
 
     def check(files: Sequence[Edited]) -> None:
-        if request.write:
-            check_writable(files, force=request.force)
+        check_writable(files, force=request.force)
+        for file in files:
+            check_output(file.shown, force=True)  # the backup is made in its folder
 
+    asked = check if request.write else None
     try:
         if isinstance(loaded, Script):
-            report = fix_script(loaded, request.settings, progress, check, quiet=request.quiet)
+            report = fix_script(loaded, request.settings, progress, asked, quiet=request.quiet)
         else:
-            report = fix_workload(loaded, request.settings, progress, check)
+            report = fix_workload(loaded, request.settings, progress, asked)
     finally:
         progress.done()
     report.data = replace(report.data, args=args)

@@ -15,6 +15,7 @@ from gradscope import pipeline
 from gradscope.capture.naming import ModuleNames, name_modules
 from gradscope.errors import NothingMeasuredError, WorkloadError
 from gradscope.fixing.curves import StepLimit
+from gradscope.fixing.early import files_of_forwards
 from gradscope.fixing.messages import left_out
 from gradscope.fixing.result import FixSite, key_of, planned_sites, side_of, verified_sites
 from gradscope.fixing.roots import Roots
@@ -25,7 +26,7 @@ from gradscope.patching.prove.unit import WithoutDropout, in_backward
 from gradscope.patching.prove.verify import Verified, verify
 from gradscope.report.runfile import to_record
 from gradscope.tables import Options, Progress
-from gradscope.tree import modules_of, parameters_of
+from gradscope.tree import parameters_of
 from gradscope.workload import Script, Workload, load_target
 
 RESULT = "result.json"
@@ -164,7 +165,7 @@ class _ModelPlanner:
     def look(self, name: str, workload: Workload) -> bool:
         """False: there may be another model."""
         device = _device(workload)
-        texts = _Texts(_files_of(workload.model))
+        texts = _Texts(files_of_forwards(workload.model))
         self._models.append(texts)
         try:
             found = plan(workload, recipes=self._job.recipes, device=device)
@@ -229,12 +230,6 @@ class _Texts:
 
     files: set[str]
     changed: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-
-
-def _files_of(model: nn.Module) -> set[str]:
-    """The files that the forwards of its modules stand in."""
-    codes = [getattr(getattr(type(module), "forward", None), "__code__", None) for module in modules_of(model)]
-    return {code.co_filename for code in codes if code is not None}
 
 
 def _device(workload: Workload) -> str:

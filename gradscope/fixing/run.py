@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import gradscope
@@ -12,6 +13,7 @@ from gradscope import pipeline
 from gradscope.capture.environment import describe_environment
 from gradscope.capture.guard import text_of
 from gradscope.errors import NothingMeasuredError
+from gradscope.fixing.early import Check, files_of_forwards, may_refuse
 from gradscope.fixing.messages import left_out
 from gradscope.fixing.options import FixOptions
 from gradscope.fixing.report import Edited, FixReport
@@ -26,8 +28,6 @@ from gradscope.tree import parameters_of
 from gradscope.workload import Workload, resolve_device
 
 BASELINE = "the model as given"
-
-Check = Callable[[Sequence[Edited]], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def fix_workload(
     """Find, prove and measure what recipes can replace in a model; the model is as it was afterwards.
 
     Args:
-        check: given the files that may change, as soon as they are known; it may raise.
+        check: given the files that may change, as soon as they are known; it may raise. Where it would, that is found
+            out before anything is measured.
 
     Raises:
         GradscopeError: the model, batch and loss do not make a training step, or nothing could be measured.
@@ -61,6 +62,8 @@ def fix_workload(
     progress = progress or Progress()
     if settings.dry_run:
         return _planned(workload, settings, progress)
+    if check is not None:
+        _check_early(workload, settings, progress, check)
     found = Found()
     try:
         before = profiled(workload, settings, progress, found)
@@ -69,6 +72,22 @@ def fix_workload(
         if planned is None:
             planned = plan(workload, recipes=settings.recipes, device=settings.options.device)
         return _tried(workload, planned, before, settings, progress, check)
+    finally:
+        found.drop()
+
+
+def _check_early(workload: Workload, settings: FixOptions, progress: Progress, check: Check) -> None:
+    """Run ``check`` ahead of the profile where it may refuse a file; one step is recorded to know which would change.
+
+    Not where the batch is an iterator, whose first batch that step would take from the profile.
+    """
+    files = files_of_forwards(workload.model)
+    if isinstance(workload.batch, Iterator) or not may_refuse(check, files, Path.cwd()):
+        return
+    progress.phase("finding which files would change")
+    found = plan(workload, recipes=settings.recipes, device=settings.options.device)
+    try:
+        check(files_of(Patches(found, tried=True)))
     finally:
         found.drop()
 

@@ -21,6 +21,7 @@ import torch
 import gradscope
 from gradscope.capture.environment import describe_environment
 from gradscope.fixing.curves import SAME, compare_curves, difference
+from gradscope.fixing.early import may_refuse
 from gradscope.fixing.jobs import RESULT, RUN, Job
 from gradscope.fixing.options import FixOptions
 from gradscope.fixing.report import Edited, FixReport
@@ -61,6 +62,9 @@ class _Runs:
         if self.settings.dry_run:
             self.progress.phase("finding what can be replaced")
             return self._planned(self._found(self._run("plan")))
+        if check is not None and may_refuse(check, self._own_files(), self._folder()):
+            self.progress.phase("finding which files would change")
+            check(self._found(self._run("plan")).files)
         self.progress.phase("profiling the script as it is")
         before = self._profile([])
         self.progress.phase("finding, proving and measuring what can be replaced")
@@ -78,6 +82,13 @@ class _Runs:
         report = report_of(found, before, after)
         report.data = replace(report.data, curves=curves)
         return report
+
+    def _folder(self) -> Path:
+        return Path.cwd() if self.script.path is None else self.script.path.resolve().parent
+
+    def _own_files(self) -> list[str]:
+        """The script and the files beside it, among which its model is most likely to be."""
+        return [str(path) for path in sorted(self._folder().glob("*.py"))]
 
     def _profile(self, kept: list[list[str]]) -> Report:
         return load(self._run("profile", kept) / RUN)

@@ -17,7 +17,7 @@ import torch
 
 from gradscope import recipes
 from gradscope.errors import OutputError, UsageError
-from gradscope.fixing import load_fix
+from gradscope.fixing import load_fix, script
 from gradscope.fixing import run as fixing
 from gradscope.fixing.report import FixReport
 from gradscope.patching.match.matchers import MATCHERS
@@ -129,6 +129,33 @@ def test_write_refuses_what_git_does_not_know(folder: Path, gains: Gains, run: R
     assert run("fix", "model.py", "--write", "--force", *FAST).code == 0
     assert "from gradscope.recipes import attention" in Path("model.py").read_text()
     assert Path("model.py").read_text().endswith("\n# mine\n")
+
+
+@pytest.mark.parametrize("target", ["model.py", "train.py"])
+def test_write_refuses_before_anything_is_measured(
+    folder: Path, gains: Gains, run: Runner, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A profile takes a minute or more, and what git does not know is known without it."""
+    git("init", "-q")
+
+    def measured(*_: Any, **__: Any) -> None:
+        raise AssertionError("measured for nothing")
+
+    monkeypatch.setattr(fixing, "profiled", measured)
+    monkeypatch.setattr(script._Runs, "_profile", measured)
+    ran = run("fix", target, "--write", *FAST)
+    assert (ran.code, ran.out) == (2, ""), ran.err
+    assert ran.err.startswith(f"gradscope: error: {target} has changes that are not committed")
+    assert files() == {"model.py", "train.py"}
+
+
+def test_write_passes_over_changes_in_files_that_stay_as_they_are(folder: Path, gains: Gains, run: Runner) -> None:
+    git("init", "-q")
+    git("add", "model.py")
+    git("commit", "-qm", "a model")
+    Path("notes.py").write_text("# not committed\n")
+    ran = run("fix", "model.py", "--write", *FAST)
+    assert ran.code == 0 and "Written: model.py." in ran.out, ran.err
 
 
 def test_write_refuses_a_file_that_changed(folder: Path, gains: Gains, run: Runner, monkeypatch: Any) -> None:
