@@ -75,9 +75,10 @@ def test_options_that_the_pages_name_exist() -> None:
     """Behind ``gradscope COMMAND``: an option of another program may be named elsewhere."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     options = {name: {o for p in each.params for o in p.opts} | {"--help"} for name, each in commands.items()}
+    names = "|".join(options)
     wrong, seen = [], 0
     for page in PAGES:
-        for line in re.findall(rf"gradscope ((?:{'|'.join(options)})\b[^`\n#]*)", text_of(page)):
+        for line in re.findall(rf"gradscope ((?:{names})\b[^`\n#]*)", text_of(page)):
             name = line.split()[0]
             named = re.findall(r"(?<![\w-])--[a-z][\w-]*", line.partition(" -- ")[0])
             seen += len(named)
