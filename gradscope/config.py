@@ -21,7 +21,7 @@ from typing import Any
 
 from gradscope.errors import UsageError
 from gradscope.inputs import UnreadableError, read_text
-from gradscope.safe_text import cut, shown_path, shown_repr, visible
+from gradscope.safe_text import cut, local_path, shown_path, shown_repr, visible
 
 FILE = "pyproject.toml"
 _KEYS = ("ignore", "memory-budget", "check")
@@ -77,7 +77,7 @@ def find_table(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """
     folder = folder.resolve()
     for place in (folder, *folder.parents):
-        file = place / FILE
+        file = Path(local_path(place / FILE))
         table = _table(file) if os.path.isfile(file) else None  # Path.is_file() raises where a folder is closed to us
         if table is not None:
             refuse_unknown(file, "tool.gradscope", table, _KEYS)

@@ -24,6 +24,17 @@ def shown_path(path: str | os.PathLike[str]) -> str:
     return cut(visible(os.fspath(path)), _PATH)
 
 
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return a path from the working folder where it is below that, as given elsewhere; one file has one name so."""
+    text = os.fspath(path)
+    try:
+        here = os.path.join(os.path.realpath(os.getcwd()), "")
+        whole = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+    except (OSError, ValueError):  # the working folder was removed, or a character that no path has
+        return text
+    return whole[len(here) :] if whole.startswith(here) and os.path.basename(text) not in {"", ".", ".."} else text
+
+
 def shown_value(value: object) -> str:
     """A value that a file has where another was expected, short: ``'x'``, ``a list``, ``the number 1.5``."""
     if isinstance(value, str):

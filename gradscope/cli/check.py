@@ -11,6 +11,7 @@ import typer
 from gradscope.cli.options import Color, ColorOption
 from gradscope.cli.streams import reader_may_leave, write_json
 from gradscope.errors import BudgetExceededError
+from gradscope.safe_text import local_path
 from gradscope.units import bytes_of
 
 if TYPE_CHECKING:
@@ -62,8 +63,10 @@ def check(
 
     settings = find_settings(working_folder())
     budgets = _budgets(settings, max_regression, max_memory_regression, max_peak, max_saved)
+    run = Path(local_path(run))
     strict = strict or settings.strict
     reference = settings.baseline if baseline is None else baseline
+    reference = None if reference is None else Path(local_path(reference))
     names = (str(run), None if reference is None else str(reference))
     checked = judge(load_run(run), None if reference is None else load_run(reference), budgets, names)
     with reader_may_leave(sys.stdout):

@@ -15,7 +15,7 @@ from gradscope.cli.failure import say
 from gradscope.cli.options import Color, ColorOption, ForceOption, NoSourceOption
 from gradscope.cli.streams import link, reader_may_leave, write_json
 from gradscope.errors import UsageError
-from gradscope.safe_text import shown_path
+from gradscope.safe_text import local_path, shown_path
 
 if TYPE_CHECKING:
     from gradscope.compare import Diff
@@ -102,6 +102,9 @@ def diff(
     if page is None and (open_it or no_source):
         raise UsageError(f"{'--open' if open_it else '--no-source'} is for a page: add --html OUT.html.")
     from gradscope.compare import diff as compare
+
+    before, after = Path(local_path(before)), Path(local_path(after))
+    output = None if output is None else Path(local_path(output))
 
     found = compare(before, after)
     if page is not None:

@@ -18,10 +18,12 @@ from gradscope.cli.options import (
     QuietOption,
     SeedOption,
     memory_budget,
+    renamed,
+    shown_target,
 )
 from gradscope.cli.streams import reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, TargetError
-from gradscope.safe_text import shown_path
+from gradscope.safe_text import local_path, shown_path
 
 if TYPE_CHECKING:
     from gradscope.fitting import FitReport
@@ -87,7 +89,7 @@ def fit(
     workload(), ideally with a batch_size parameter; arguments after -- are
     passed to it. Progress goes to stderr, the report to stdout.
     """
-    say_loading(target, quiet=quiet)
+    say_loading(shown_target(target), quiet=quiet)
     from gradscope.fitting.options import settings_of
 
     settings = settings_of(
@@ -105,7 +107,7 @@ def fit(
         args=tuple(context.meta.get(SCRIPT_ARGS, ())),
         settings=settings,
         to_stdout=json_path == "-",
-        json_path=None if json_path in (None, "-") else Path(str(json_path)),
+        json_path=None if json_path in (None, "-") else Path(local_path(str(json_path))),
         force=force,
         color=color.wanted,
         quiet=quiet,
@@ -143,6 +145,7 @@ def _fit(request: FitRequest) -> FitReport:
     loaded = load_factory(request.target, request.args, device=settings.device, seed=settings.seed)
     if isinstance(loaded, Script):
         raise TargetError(_script_message(request.target))
+    loaded = renamed(loaded, shown_target(loaded.target))
     progress = make_progress(quiet=request.quiet, live=True)
     try:
         return fit_source(source_of(loaded), settings, progress)

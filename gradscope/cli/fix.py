@@ -29,6 +29,8 @@ from gradscope.cli.options import (
     json_path_of,
     memory_budget,
     refuse_leftovers,
+    renamed,
+    shown_target,
 )
 from gradscope.cli.streams import link, reader_may_leave, report_stream, write_json
 from gradscope.errors import GradscopeError, OutputError, UsageError, VerificationError
@@ -123,7 +125,7 @@ def fix(
     """
     refuse_leftovers(context, target, module)
     _refuse_contradictions(dry_run=dry_run, write=write, output=output, json_path=json_path)
-    say_loading(target, quiet=quiet)
+    say_loading(shown_target(target, module=module), quiet=quiet)
     from gradscope.fixing.options import FixOptions, chosen_recipes
     from gradscope.patching.match.matchers import MATCHERS
     from gradscope.tables import Options
@@ -222,6 +224,7 @@ def _fix(request: FixRequest) -> FixReport:
     options = request.settings.options
     args = request.args
     loaded = load_target(request.target, args, module=request.module, device=options.device, seed=options.seed)
+    loaded = renamed(loaded, shown_target(loaded.target or request.target, module=request.module))
     progress = make_progress(quiet=request.quiet, live=not isinstance(loaded, Script))
 
     def check(files: Sequence[Edited]) -> None:

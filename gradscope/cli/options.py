@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import shlex
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from gradscope.cli.streams import beside
 from gradscope.errors import UsageError
+from gradscope.safe_text import local_path
+
+if TYPE_CHECKING:
+    from gradscope.workload import Factory, Script, Workload
+
+Loaded = TypeVar("Loaded", bound="Factory | Script | Workload")
 
 
 class Sort(str, Enum):
@@ -234,14 +241,33 @@ def json_path_of(target: str, output: str | None, json_path: str | None, *, modu
     if json_path is not None:
         if output is not None:
             raise UsageError("-o and --json both say where RUN.json goes: give one of them.")
-        return None if json_path == "-" else Path(json_path)
+        return None if json_path == "-" else Path(local_path(json_path))
     if output is not None and not os.path.basename(output):
         raise UsageError(
             f"-o {output or repr(output)} does not name a file.\n"
             f"Give the beginning of a name, such as {os.path.join(output, 'run')}."
         )
     prefix = output if output is not None else f"gradscope-{_stem(target, module=module)}"
-    return Path(prefix if prefix.endswith(".json") else f"{prefix}.json")
+    return Path(local_path(prefix if prefix.endswith(".json") else f"{prefix}.json"))
+
+
+def shown_target(target: str, *, module: bool = False) -> str:
+    """Return TARGET as the report names its file: from the working folder where it is below that, else in full."""
+    file, name = (target, "") if os.path.exists(target) else target.rpartition(":")[::2]
+    if module or not os.path.isfile(file):
+        return target
+    local = local_path(file)
+    if os.path.isabs(local) or local.startswith(os.pardir):
+        local = os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
+    return f"{local}:{name}" if name else local
+
+
+def renamed(loaded: Loaded, target: str) -> Loaded:
+    """Return what was loaded from a TARGET, named ``target`` in reports and messages."""
+    if type(loaded).__dataclass_params__.frozen:
+        return dataclasses.replace(loaded, target=target)
+    loaded.target = target
+    return loaded
 
 
 def html_path_of(json_path: Path | None, html_path: str | None, *, no_html: bool) -> Path | None:
@@ -251,7 +277,7 @@ def html_path_of(json_path: Path | None, html_path: str | None, *, no_html: bool
             raise UsageError("--html and --no-html contradict each other: give one of them.")
         if html_path == "-":
             raise UsageError("--html writes a file: give its path, or write the page later with gradscope show.")
-        return Path(html_path)
+        return Path(local_path(html_path))
     if no_html or json_path is None:
         return None
     return beside(json_path)

@@ -39,6 +39,8 @@ from gradscope.cli.options import (
     json_path_of,
     memory_budget,
     refuse_leftovers,
+    renamed,
+    shown_target,
     view_options,
 )
 from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json, write_page
@@ -166,7 +168,7 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
         from gradscope.report.page import HTML_HEAD
 
         check_output(request.html_path, HTML_HEAD, force=request.force)
-    say_loading(request.target, quiet=request.quiet)
+    say_loading(shown_target(request.target, module=request.module), quiet=request.quiet)
     with report_stream(exclusive=request.json_path is None, whole_process=whole_process) as stream:
         try:
             loaded = _load(request)
@@ -179,19 +181,21 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
         if outcome.report is not None:
             with room_for_files():
                 _deliver(outcome.report, request, sys.stdout if stream.closed else stream)
-    return _exit_code(outcome, request.target)
+    return _exit_code(outcome, shown_target(request.target, module=request.module))
 
 
 def _load(request: ProfileRequest) -> Workload | Script:
     from gradscope.workload import load_target
 
-    return load_target(
+    loaded = load_target(
         request.target,
         request.args,
         module=request.module,
         device=request.options.device,
         seed=request.options.seed,
     )
+    # Not before: a script sees its path in sys.argv as it was typed.
+    return renamed(loaded, shown_target(loaded.target or request.target, module=request.module))
 
 
 def _measure(loaded: Workload | Script, request: ProfileRequest) -> Outcome:

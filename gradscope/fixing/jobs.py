@@ -48,6 +48,7 @@ class Job:
     steps: int = 1
     seed: int | None = None
     quiet: bool = False
+    name: str = ""  # what reports and messages call the target
 
     def save(self) -> Path:
         """Write it and return its path."""
@@ -70,6 +71,7 @@ def run_job(job: Job, progress: Progress) -> None:
     """
     loaded = load_target(job.target, job.args, module=job.module, seed=job.seed)
     assert isinstance(loaded, Script)
+    loaded = replace(loaded, target=job.name or job.target)
     result = _TASKS[job.task](job, loaded, progress)
     if result is not None:
         (Path(job.folder) / RESULT).write_text(json.dumps(result), encoding="utf-8")
@@ -84,7 +86,7 @@ def _profile(job: Job, script: Script, progress: Progress) -> None:
     if outcome.error is not None:
         raise outcome.error
     if outcome.report is None:
-        raise NothingMeasuredError(f"{job.target} left before one step was measured: there is nothing to report.")
+        raise NothingMeasuredError(f"{script.target} left before one step was measured: there is nothing to report.")
     outcome.report.save(Path(job.folder) / RUN, force=True)
 
 
@@ -101,7 +103,7 @@ def _prove(job: Job, script: Script, progress: Progress) -> dict[str, Any]:
         limit.run(script)
     if not limit.losses:
         raise NothingMeasuredError(
-            f"{job.target} ran to its end without a backward pass: there is nothing to look for.\n"
+            f"{script.target} ran to its end without a backward pass: there is nothing to look for.\n"
             "Give a script that trains, or a file that defines workload() -> (model, batch)."
         )
     return found.result(name_modules(roots.called, pipeline.modules_in(script.namespace)))

@@ -113,7 +113,8 @@ class _Runs:
         options = self.settings.options
         job = Job(
             task=task,
-            target=self.script.target,
+            target=str(self.script.path or self.script.module),  # as it was typed: the script sees it in sys.argv
+            name=self.script.target,
             args=list(self.script.args),
             module=self.script.module is not None,
             options=dataclasses.asdict(options),

@@ -46,6 +46,17 @@ class Plan:
     recording: Recording = field(repr=False)
     predicted: Mapping[Site, Saving] = field(default_factory=dict, repr=False)  # by the profile that has found it
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: the sites hold the model's own modules, and parts of autograd's graph.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a plan cannot be pickled or copied: it holds the model itself and a recorded step.\n"
+            "Pickle plan.table, or make the plan again where it is needed: gradscope.plan(model, batch)."
+        )
+
     def drop(self) -> None:
         """Let go of the model and of all else of the user's; what was asked of the plan before stays."""
         self.recording.drop()

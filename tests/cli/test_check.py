@@ -124,7 +124,7 @@ def test_bad_input(arguments: list[str], message: str, run: Runner) -> None:
 def settings(text: str, folder: str = ".") -> str:
     path = Path(folder, "pyproject.toml")
     path.write_text(text, encoding="utf-8")
-    return str(path.resolve())
+    return str(path)
 
 
 def test_limits_of_the_project(run: Runner) -> None:
