@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 from gradscope.report import Report, load
 
 FOLDER = Path(__file__).parent / "images"
-WIDTH = 1000
+WIDTH = 1160
 
 
 def pages(report: Report) -> dict[str, str]:
