@@ -41,8 +41,8 @@ ABOUT = Recipe(
         ),
         "Self-attention only: queries, keys and values have the same number of tokens.",
         (
-            "The same applies on the CPU, except for 512 to 768 tokens and from 1,000,000 scores "
-            "with dropout; and without dropout in float16 and bfloat16."
+            "On the CPU it is also the attention recipe, except for 512 to 768 tokens and, with dropout, from "
+            "1,000,000 scores; without dropout, float16 and bfloat16 always use the attention recipe."
         ),
         "A second derivative raises RuntimeError.",
     ),
