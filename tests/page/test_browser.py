@@ -272,7 +272,7 @@ def test_the_keyboard_keeps_its_place(open_page: Open) -> None:
     opened.page.focus("#rows .name >> nth=2")
     opened.page.keyboard.press("Enter")
     assert "select=layer/" in opened.state()
-    assert opened.page.evaluate("document.activeElement.className") == "name"
+    assert opened.page.evaluate("document.activeElement.matches('#rows .name')")
     opened.page.focus("#tab-layers")
     opened.page.keyboard.press("ArrowRight")
     assert opened.page.evaluate("document.activeElement.id") == "tab-ops"

@@ -116,3 +116,20 @@ def test_the_flame_as_svg(open_page: Open) -> None:
     whole = float(root.attrib["width"])
     boxes = [one.attrib for one in root.iter("{http://www.w3.org/2000/svg}rect")]
     assert len(boxes) > 5 and all(float(one.get("x", 0)) + float(one["width"]) <= whole + 1 for one in boxes)
+
+
+def test_an_operation_says_which_layers_call_it(open_page: Open) -> None:
+    run = runs.gpt()
+    name = "AddmmBackward0"
+    opened = open_page(run, f"#select=op/lm_head/backward/{name}")
+    page = opened.page
+    rows = page.locator(".details .ops li")
+    by_layer = {op.layer: op.self_ns for op in run.ops if op.name == name and op.phase == "backward"}
+    whole = sum(by_layer.values())
+    fc = sum(ns for layer, ns in by_layer.items() if layer and layer.endswith("mlp.c_fc"))
+    shown = rows.filter(has_text="transformer.h.*.mlp.c_fc").inner_text()
+    assert f"{100 * fc / whole:.1f} %" in shown
+    rows.locator(".link:has-text('mlp.c_fc')").click()
+    assert opened.state() == f"#select=op/transformer.h.0.mlp.c_fc/backward/{name}"
+    page.go_back()
+    assert opened.state().startswith("#select=op/lm_head/")

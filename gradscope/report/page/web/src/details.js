@@ -16,7 +16,7 @@ import {
 } from "./format.js";
 import { findingLinks } from "./findings.js";
 import { limitWords, limitedOf } from "./limits.js";
-import { ancestry, backwardRatio, nameWithRepeats } from "./nodes.js";
+import { ancestry, backwardRatio, layerOf, nameWithRepeats, walkTree } from "./nodes.js";
 import { BACKWARD, FORWARD, SAVED } from "./run.js";
 import { largestOps } from "./tables.js";
 
@@ -54,6 +54,7 @@ export function drawDetails(place, run, node, repeats, metric, actions) {
     isLayer && repeats.length > 1 && repeatBars(run, node, repeats, metric, actions.selectRepeat),
     isLayer && repeats.length === 1 && stepBars(run, node),
     findingLinks(run, node, actions.finding),
+    callers(node, actions.select),
     opsLine(node, metric, "op"),
     opsLine(node, metric, "kernel"),
   );
@@ -259,27 +260,70 @@ function opsLine(node, metric, kind) {
   if (node.kind === "kernel" || (node.kind === "op" && kind === "op")) return null;
   const ops = largestOps(node, metric, kind);
   if (ops.length === 0) return null;
-  const whole = ops.reduce((sum, op) => sum + op.amount, 0);
-  const list = element("ul", { class: "ops" });
-  for (const op of ops.slice(0, 6)) {
-    const phase =
-      op.phase === "forward" || op.phase === "backward" || op.phase === "saved"
-        ? ""
-        : ` (${op.phase.replace("_", " ")})`;
-    list.append(
-      element(
-        "li",
-        {},
-        element(
-          "span",
-          { class: "track" },
-          element("span", { class: "bar", "width%": (op.amount / ops[0].amount) * 100 }),
-        ),
-        element("bdi", {}, visible(shorten(op.name + phase, 120))),
-        element("span", { class: "amount" }, formatShare(op.amount / whole)),
-      ),
-    );
-  }
+  /** @param {string} phase */
+  const where = (phase) => (["forward", "backward", "saved"].includes(phase) ? "" : ` (${phase.replace("_", " ")})`);
+  const bars = ops.map(({ name, phase, amount }) => ({ name: visible(shorten(name + where(phase), 120)), amount }));
   const words = kind === "kernel" ? "Kernels" : metric === "saved" ? "What keeps it" : "Operations, with all below";
-  return element("div", {}, element("h3", {}, words), list);
+  return barList(words, bars);
+}
+
+/**
+ * The layers that call the same operation, or in which the same kernel runs; a click selects it there.
+ * @param {Node} node
+ * @param {Select} select
+ */
+function callers(node, select) {
+  if (node.kind !== "op" && node.kind !== "kernel") return null;
+  /** @type {Map<Node, Node[]>} */
+  const groups = new Map();
+  for (const below of walkTree(ancestry(node)[0])) {
+    /** @type {Node[]} */
+    const here = node.kind === "op" ? [below] : below.kernels;
+    for (const one of here) {
+      /** @type {Node | null} */
+      const owner = layerOf(one) ?? one.parent;
+      if (one.kind !== node.kind || one.label !== node.label || one.phase !== node.phase || !owner) continue;
+      groups.set(owner, [...(groups.get(owner) ?? []), one]);
+    }
+  }
+  const bars = [...groups].map(([owner, ops]) => {
+    const name = visible(shorten(owner.address || nameWithRepeats(owner), 120));
+    const amount = ops.reduce((sum, one) => sum + one.own.reduce((all, value) => all + value, 0), 0);
+    return { name, amount, go: () => select(ops[0]) };
+  });
+  return (
+    bars.length > 1 &&
+    barList(
+      "Called by",
+      bars.sort((a, b) => b.amount - a.amount),
+    )
+  );
+}
+
+/**
+ * The largest of some amounts, with their shares of all.
+ * @param {string} words
+ * @param {{ name: string, amount: number, go?: () => void }[]} bars the largest first
+ */
+function barList(words, bars) {
+  const whole = bars.reduce((sum, { amount }) => sum + amount, 0);
+  const items = bars.slice(0, 6).map(({ name, amount, go }) => {
+    const text = element("bdi", {}, name);
+    const bar = element("span", { class: "bar", "width%": (amount / Math.max(bars[0].amount, 1)) * 100 });
+    return element(
+      "li",
+      {},
+      element("span", { class: "track" }, bar),
+      go ? element("button", { type: "button", class: "link", onclick: go }, text) : text,
+      element("span", { class: "amount" }, formatShare(whole > 0 ? amount / whole : 0)),
+    );
+  });
+  const left = bars.length - items.length;
+  return element(
+    "div",
+    {},
+    element("h3", {}, words),
+    element("ul", { class: "ops" }, ...items),
+    left > 0 && element("p", { class: "note" }, `and ${left} more`),
+  );
 }
