@@ -26,7 +26,7 @@ from gradscope.safe_text import cut, local_path, shown_path, shown_repr, visible
 FILE = "pyproject.toml"
 _KEYS = ("ignore", "memory-budget", "check")
 _MOST_BYTES = 10_000_000
-_ELSEWHERE = "Mend it, or run in a folder that is not below it."
+_ELSEWHERE = "Fix it, or run in a folder that is not below it."
 _WRITE = 'Write ignore = ["a-rule", "another-rule"]; gradscope rules lists them.'
 
 

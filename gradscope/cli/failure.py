@@ -74,7 +74,7 @@ def show_user_error(error: BaseException) -> int:
     cut_own_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
     if _is_out_of_memory(error):
-        say("out of memory: profile it with a smaller batch, and ask 'gradscope fit TARGET' which batch sizes fit")
+        say("out of memory: use a smaller batch; 'gradscope fit TARGET' predicts which batch sizes fit")
     return 1
 
 

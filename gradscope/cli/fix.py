@@ -313,10 +313,10 @@ def _drop_old(report: FixReport, request: FixRequest) -> None:
 def _write(report: FixReport, request: FixRequest) -> tuple[list[tuple[str, str]], OutputError | None]:
     """Change the user's files; nothing where a proof failed. What was measured is shown all the same."""
     if report.data.failed:
-        say("nothing was written into your source: a recipe failed its proof")
+        say("your source was not changed: a recipe failed verification")
         return [], None
     if not report.files:
-        say("nothing was written into your source: there is nothing to change")
+        say("your source was not changed: no replacement was kept")
         return [], None
     try:
         backups = report.write()

@@ -264,10 +264,12 @@ def shown_target(target: str, *, module: bool = False) -> str:
 
 def renamed(loaded: Loaded, target: str) -> Loaded:
     """Return what was loaded from a TARGET, named ``target`` in reports and messages."""
-    if type(loaded).__dataclass_params__.frozen:
-        return dataclasses.replace(loaded, target=target)
-    loaded.target = target
-    return loaded
+    from gradscope.workload import Workload
+
+    if isinstance(loaded, Workload):
+        loaded.target = target
+        return loaded
+    return dataclasses.replace(loaded, target=target)
 
 
 def html_path_of(json_path: Path | None, html_path: str | None, *, no_html: bool) -> Path | None:

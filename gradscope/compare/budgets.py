@@ -130,8 +130,7 @@ def _require_steps(comparison: Comparison, budgets: Budgets) -> None:
     for run, name in zip((comparison.before, comparison.after), comparison.names, strict=True):
         if run.workload.steps < 2:
             raise UsageError(
-                f"{name} has one measured step, which does not say what is noise.\n"
-                "Profile again with --steps 5 or more."
+                f"{name} has one measured step, so its noise is unknown.\nProfile again with --steps 5 or more."
             )
 
 

@@ -158,8 +158,7 @@ def test_out_of_memory_names_what_helps() -> None:
     assert ran.returncode == 1
     assert (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.\n"
-        "gradscope: out of memory: profile it with a smaller batch, and ask 'gradscope fit TARGET' which batch sizes "
-        "fit\n"
+        "gradscope: out of memory: use a smaller batch; 'gradscope fit TARGET' predicts which batch sizes fit\n"
     ) in ran.stderr
 
 

@@ -203,7 +203,7 @@ def test_a_wrong_recipe_is_exit_5_and_leaves_the_file_alone(
     plant(monkeypatch)
     ran = run("fix", "model.py", "--write", "--only", "attention", *FAST)
     assert ran.code == 5
-    assert ran.err == "gradscope: nothing was written into your source: a recipe failed its proof\n"
+    assert ran.err == "gradscope: your source was not changed: a recipe failed verification\n"
     assert "None of 2 call sites was replaced: 2 failed verification and were undone." in ran.out
     assert "is off by" in ran.out
     assert Path("model.py").read_text() == MODEL
@@ -216,7 +216,7 @@ def test_what_is_slower_is_undone(folder: Path, gains: Gains, run: Runner) -> No
     gains(SLOWER)
     ran = run("fix", "model.py", "--write", *FAST)
     assert ran.code == 0
-    assert ran.err == "gradscope: nothing was written into your source: there is nothing to change\n"
+    assert ran.err == "gradscope: your source was not changed: no replacement was kept\n"
     assert "undone: the step is slower with it" in ran.out
     assert "None of 2 call sites was replaced; the model is unchanged." in ran.out
     found = load_fix("gradscope-model-fix.json")

@@ -218,7 +218,7 @@ def test_one_step_cannot_be_judged() -> None:
         with pytest.raises(UsageError) as wrong:
             judged(before, after, regression=FIVE)
         assert str(wrong.value) == (
-            f"{name} has one measured step, which does not say what is noise.\nProfile again with --steps 5 or more."
+            f"{name} has one measured step, so its noise is unknown.\nProfile again with --steps 5 or more."
         )
 
 

@@ -77,5 +77,5 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find_config(tmp_path)
     assert (
         str(caught.value)
-        == f"{file} cannot be read: Permission denied.\nMend it, or run in a folder that is not below it."
+        == f"{file} cannot be read: Permission denied.\nFix it, or run in a folder that is not below it."
     )

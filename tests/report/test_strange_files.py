@@ -244,7 +244,7 @@ def test_deep_layers_are_shown_everywhere(levels: int, no_plotly: None) -> None:
 
 # -- settings and limits -----------------------------------------------------------------------------------------------
 
-MEND = "Mend it, or run in a folder that is not below it."
+MEND = "Fix it, or run in a folder that is not below it."
 BAD_SETTINGS = {
     "number of 5,000 digits": (
         "x = " + "1" * 5_000,
