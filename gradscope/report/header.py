@@ -21,8 +21,9 @@ def partial_text(run: RunData) -> str:
     """A sentence where the run was cut short, else nothing."""
     if not run.partial:
         return ""
-    steps = run.workload.steps
-    return f"PARTIAL: the run ended early; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
+    steps, left_out = run.workload.steps, run.workload.steps_left_out
+    why = "the system interrupted the other steps" if left_out else "the run ended early"
+    return f"PARTIAL: {why}; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
 
 
 def subject(run: RunData) -> str:

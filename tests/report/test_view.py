@@ -315,7 +315,10 @@ def test_the_head_says_how_it_was_measured() -> None:
     for full, name in ((True, "measured"), (False, "run")):
         assert "±18.8 % (unsteady: is the machine idle?)" in dict(head_rows(unsteady, full=full))[name]
         assert dict(head_rows(fixtures.mlp(overhead=None), full=full))[name].endswith("overhead not measured")
-    assert partial_text(fixtures.mlp(partial=True)).startswith("PARTIAL: the run ended early; ")
+    partial = fixtures.mlp(partial=True)
+    assert partial_text(partial).startswith("PARTIAL: the run ended early; ")
+    interrupted = dataclasses.replace(partial, workload=dataclasses.replace(partial.workload, steps_left_out=3))
+    assert partial_text(interrupted).startswith("PARTIAL: the system interrupted the other steps; ")
 
 
 def test_in_short_the_head_takes_a_row_for_the_run() -> None:
