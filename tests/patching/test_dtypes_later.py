@@ -12,6 +12,10 @@ from tests.patching import spelled, swapped
 RECIPES = ("rms_norm", "layer_norm", "gelu", "swiglu")
 NORM = "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)\n"
 GELU = "(x.float() * 0.5 * (1.0 + torch.erf(x.float() / math.sqrt(2.0))))"
+LIKE = "def like(h, other):\n    return h.type_as(other)\n"
+TO = "def to(h, dtype):\n    return h.to(dtype)\n"
+UP = "def up(h):\n    return h.to(torch.float32)\n"
+INVERSE = "def inverse(h):\n    return torch.rsqrt(h.float().pow(2).mean(-1, keepdim=True) + 1e-6)\n"
 
 ASKED = {
     "literal": f"{NORM}y = (self.w * h).to(torch.float32)",
@@ -29,6 +33,11 @@ ASKED = {
     "gelu": f"y = {GELU}.to(torch.float32)",
     "half of a gelu": "y = x * 0.5 * (1.0 + torch.erf(x.float() / math.sqrt(2.0)))",
     "swiglu": "y = F.silu(x.float()).to(torch.float32) * u",
+    "of what a helper is given": f"{LIKE}y = like(F.silu(x), self.b) * u",
+    "of what a helper is given for a gelu": f"{LIKE}y = x * 0.5 * like(1.0 + torch.erf(x / math.sqrt(2.0)), self.b)",
+    "of a dtype that a helper is given": f"{TO}y = to(F.silu(x), self.b.dtype) * u",
+    "a weight that a helper casts": f"{UP}y = up(self.w) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))",
+    "the mean's, in a helper": f"{INVERSE}y = x * inverse(x) * self.w",
 }
 CERTAIN = {
     "the input's": f"{NORM}y = (self.w * h).to(x.dtype)",
@@ -36,13 +45,15 @@ CERTAIN = {
     "the input's, by a name": "dtype = x.dtype\nx = x.to(torch.float32)\n"
     "x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)\ny = self.w * x.to(dtype)",
     "gelu": f"y = {GELU}.to(x.dtype)",
+    "as the input, by a helper": f"{LIKE}y = x * 0.5 * like(1.0 + torch.erf(x / math.sqrt(2.0)), x)",
+    "the input's, by a helper": f"{TO}y = x * 0.5 * to(1.0 + torch.erf(x / math.sqrt(2.0)), x.dtype)",
 }
 
 
 # What the vectors say of the result's dtype, or do to it.
 OF_VECTORS = (
     *("before the weight", "the weight's", "of another tensor", "of a name"),
-    *("the mean's", "a weight that is cast"),
+    *("the mean's", "a weight that is cast", "a weight that a helper casts", "the mean's, in a helper"),
 )
 
 

@@ -14,11 +14,11 @@ import torch
 from gradscope.ops import CASTS
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.constants import resolved
-from gradscope.patching.edit.expressions import operand_of
+from gradscope.patching.edit.expressions import handed, operand_of
 from gradscope.patching.edit.guard_writer import bracketed
 from gradscope.patching.edit.size_guards import form_guard
-from gradscope.patching.edit.source import Refusal, SourceGuard
-from gradscope.patching.edit.syntax import reads_only
+from gradscope.patching.edit.source import FunctionSource, Refusal, SourceGuard
+from gradscope.patching.edit.syntax import reads_only, within
 from gradscope.patching.match.match import Match, Of
 from gradscope.recording.graph import Node, Value
 
@@ -74,23 +74,21 @@ class _Dtypes:
     def _is_cast_before(self, value: Value) -> bool:
         """Return whether what the pattern reads is cast to a dtype of its own, and is not the main operand."""
         node, calls = value.producer, self._calls
-        if node is None or node.op not in CASTS or not node.places or node.places[0].frame is not calls.frame:
+        if node is None or node.op not in CASTS or node.place_in(calls.frame) is None:
             return False
-        cast = calls.expression(node)
+        cast = calls.expression(node)  # of a helper's, the call of the helper
         homes = calls.source.assignments(self._main) if isinstance(self._main, ast.Name) else []
         if any(cast in ast.walk(each) for each in (self._main, *(home.value for home in homes))):
             return False
         return self._match.recipe not in _PROMOTING and self._of_cast(node) == _OWN
 
     def _of_cast(self, node: Node) -> str:
-        """Return where the dtype of a cast comes from; of a helper's that names no dtype itself, from the operand."""
-        calls, place = self._calls, node.place_in(self._calls.frame)
-        inside = place is None or node.places[0].frame is not calls.frame
-        if node.op not in {"to", "type", "type_as"}:
+        """Return where the dtype of a cast comes from."""
+        calls = self._calls
+        if node.op not in {"to", "type", "type_as"} or node.place_in(calls.frame) is None:
             return _OWN
-        if inside:
-            return _X if len(node.inputs) > 1 or node.output is self._match.output else _OWN
-        named = _named(calls.expression(node))
+        below = node.places[0].frame is not calls.frame
+        named = self._handed(node) if below else _named(calls.expression(node))
         if named is None:
             return _OWN
         named = resolved(named, calls.source)
@@ -106,6 +104,24 @@ class _Dtypes:
         asked = named if tensor is not named else ast.copy_location(ast.Attribute(named, "dtype", ast.Load()), named)
         self.others.append(asked)
         return _X
+
+    def _handed(self, node: Node) -> ast.expr | None:
+        """Return what the edited function hands a helper as the dtype, or as the tensor whose dtype it casts to."""
+        calls, inner = self._calls, node.places[0].frame
+        try:
+            source = FunctionSource.of(inner.code, {calls.source.file.name: calls.source.file})
+            inside = [each for each in calls.nodes if each.place_in(inner) is not None]
+            named = _named(CallSites(source, inner, inside, node).expression(node))
+        except Refusal:  # there is no source to read, as of a lambda
+            return None
+        if named is None:
+            return None
+        named = resolved(named, source)
+        tensor = named.value if isinstance(named, ast.Attribute) and named.attr == "dtype" else None
+        given = handed(named if tensor is None else tensor, node, source, calls.frame, calls.source)
+        if given is None or not within(calls.source.definition, given):
+            return None
+        return given if tensor is None else ast.copy_location(ast.Attribute(given, "dtype", ast.Load()), given)
 
     def _is_main(self, tensor: ast.expr) -> bool:
         """Return whether it is a name of the main operand, bound to nothing else between the two."""
