@@ -42,7 +42,7 @@ def attention_mask(
 
     Args:
         mask: [..., queries, keys]; with fewer dimensions as it broadcasts to that. A number that is added, as the 0.0
-            that stands for no mask, says nothing: all scores are higher by it.
+            that stands for no mask, says nothing: all scores are higher by it. With ``sinks`` only 0.0 says nothing.
         hides: "" where the mask is as :func:`~gradscope.recipes.attention` takes it: True takes part, or numbers to be
             added; "added" where it is added whatever its dtype, True as 1; "zero" where a key is hidden that has a zero
             here; "nonzero" where one is hidden that has not.
@@ -58,11 +58,12 @@ def attention_mask(
             as ``{"mask": bias, "hides": "zero"}``, which may have an ``after`` of their own.
 
     Raises:
-        ValueError: ``hides`` is none of these, or ``finite`` comes without "zero" and "nonzero", or with ``sinks``.
+        ValueError: ``hides`` is none of these, or ``finite`` comes without "zero" and "nonzero", or with ``sinks``; or
+            with ``sinks`` another number than 0.0.
     """
     if sinks and finite:
         refuse(NAME, "finite", "True", "False where sinks is True")
-    masks = [*([] if after is None else _earlier(after)), *_checked(mask, hides, finite)]
+    masks = [*([] if after is None else _earlier(after, sinks)), *_checked(mask, hides, finite, sinks)]
     said = _alone(*masks[0]) if len(masks) == 1 and masks[0] is not None else _combined(masks)
     bias = said.get("attn_mask")
     if bias is not None and bias.dtype is not torch.bool:
@@ -109,7 +110,7 @@ def _alone(mask: Tensor, hides: str, finite: bool) -> dict[str, Any]:
     return {"attn_mask": seen}
 
 
-def _checked(mask: Tensor | float, hides: str, finite: bool) -> list[tuple[Tensor, str, bool]]:
+def _checked(mask: Tensor | float, hides: str, finite: bool, sinks: bool) -> list[tuple[Tensor, str, bool]]:
     """The mask in one form; nothing of a number that is added to all scores."""
     if hides not in {"", "added", "zero", "nonzero"}:
         refuse(NAME, "hides", repr(hides), "'', 'added', 'zero' or 'nonzero'")
@@ -118,6 +119,8 @@ def _checked(mask: Tensor | float, hides: str, finite: bool) -> list[tuple[Tenso
     if not isinstance(mask, Tensor):
         if hides != "added" or not math.isfinite(mask):
             refuse(NAME, "mask", repr(mask), "a tensor, or a finite number where hides is 'added'")
+        if sinks and mask != 0:
+            refuse(NAME, "mask", repr(mask), "a tensor or 0.0 where sinks is True: it is not added to these")
         return []
     if mask.dim() < 2:
         mask = mask.reshape(1, -1)
@@ -128,14 +131,14 @@ def _checked(mask: Tensor | float, hides: str, finite: bool) -> list[tuple[Tenso
     return [(mask, hides, finite)]
 
 
-def _earlier(after: dict[str, Any] | str) -> list[tuple[Tensor, str, bool] | None]:
+def _earlier(after: dict[str, Any] | str, sinks: bool) -> list[tuple[Tensor, str, bool] | None]:
     """The masks before, the first first; None is the causal one."""
     if isinstance(after, str):
         if after != "causal":
             refuse(NAME, "after", repr(after), "'causal' or the arguments of a mask")
         return [None]
-    before = [] if after.get("after") is None else _earlier(after["after"])
-    return [*before, *_checked(after["mask"], after.get("hides", ""), after.get("finite", False))]
+    before = [] if after.get("after") is None else _earlier(after["after"], sinks)
+    return [*before, *_checked(after["mask"], after.get("hides", ""), after.get("finite", False), sinks)]
 
 
 def _combined(masks: list[tuple[Tensor, str, bool] | None]) -> dict[str, Any]:

@@ -315,6 +315,14 @@ def test_a_number_in_place_of_a_mask_is_refused(number, hides):
         attention_mask(number, hides=hides)
 
 
+@pytest.mark.parametrize("after", [None, {"mask": 2.0, "hides": "added"}])
+def test_beside_sinks_a_number_says_something(after):
+    """It is added to the scores and not to the sinks: they would weigh too much without it."""
+    assert attention_mask(0.0, hides="added", sinks=True) == {}
+    with pytest.raises(ValueError, match="sinks"):
+        attention_mask(2.0 if after is None else torch.zeros(3, 3), hides="added", after=after, sinks=True)
+
+
 def test_no_even_weights_beside_sinks():
     """Of a row in which a number hides all, the sinks have the weight: nothing is taken off, and finite is refused."""
     bias = torch.full((3, 3), -1e9)
