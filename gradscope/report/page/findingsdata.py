@@ -35,7 +35,6 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
                 "where": row.layers,
                 "layers": layers,
                 "small": small,
-                "gains": _gains(row),
                 "command": _command(row, run),
                 "comment": comment,
             }
@@ -47,7 +46,7 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
     }
 
 
-_TEXTS = ("rule", "severity", "message", "line", "text", "evidence", "recipe", "advice", "code", "worth")
+_TEXTS = ("rule", "severity", "message", "line", "text", "evidence", "recipe", "advice", "code", "saving", "worth")
 
 
 def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, list[str], bool]]:
@@ -63,11 +62,6 @@ def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, list[str], bo
         row = row if source else dataclasses.replace(row, text="")
         rows.append((row, list(finding.layers), index >= len(shown)))
     return rows
-
-
-def _gains(row: FindingRow) -> list[str]:
-    """What is gained in time and in memory, as far as it is estimated."""
-    return row.saving.split(" · ") if row.saving else []
 
 
 def _command(row: FindingRow, run: RunData) -> str:

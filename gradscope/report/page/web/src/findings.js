@@ -138,11 +138,11 @@ function findingItem(run, finding, index, actions) {
     ),
     finding.text !== "" && element("code", { class: "source-line" }, visible(shorten(finding.text, 300))),
     element("p", {}, visible(finding.evidence)),
-    finding.gains.length > 0 &&
+    finding.saving !== "" &&
       element(
         "ul",
         { class: "gains" },
-        ...finding.gains.map((/** @type {string} */ gain) => element("li", {}, visible(gain))),
+        ...finding.saving.split(" · ").map((/** @type {string} */ gain) => element("li", {}, visible(gain))),
       ),
     finding.advice !== "" && element("p", {}, visible(finding.advice)),
     finding.code !== "" && codeBox("cure", finding.code, actions.say),
