@@ -44,7 +44,7 @@ class FindingRow:
     advice: str
     code: str
     saving: str  # "est. -48 ms/step (32 to 72), 18 % of the step · -95 MB of memory, 7 % of the peak"
-    worth: str  # the same for lists: "-18 % of the step"
+    worth: str  # the same for lists: "est. -18 % of the step"
 
     @property
     def place(self) -> str:
@@ -161,10 +161,10 @@ def saving_text(finding: Finding, run: RunData) -> str:
 
 
 def _worth_text(finding: Finding, run: RunData) -> str:
-    """The larger of the two, for lists: ``-13 % of the step``."""
+    """The larger of the two, for lists: ``est. -13 % of the step``."""
     saved, freed = finding.predicted_saving_ns or 0, finding.predicted_saving_bytes or 0
     parts = (_part(saved, run.step.wall_ns, "step"), _part(freed, _peak(run), "peak memory"))
-    return next((f"-{part.removeprefix(', ')}" for part in parts if part), "")
+    return next((f"est. -{part.removeprefix(', ')}" for part in parts if part), "")
 
 
 def _range(finding: Finding, unit: int) -> str:

@@ -75,14 +75,14 @@ def test_findings_are_open_at_the_start_and_in_full(open_page: Open) -> None:
     opened = open_page(run)
     page = opened.page
     assert opened.state() == "" and page.get_attribute("#tab-findings", "aria-selected") == "true"
-    assert page.locator("#headline").inner_text().startswith("4 findings · saves 20 % of the step: attention is")
+    assert page.locator("#headline").inner_text().startswith("4 findings · est. -20 % of the step: attention is")
     item = page.locator("#finding-0")
     words = item.inner_text()
     large = run.findings[-1]
     assert large.line is not None
     for expected in ("critical", large.message, large.evidence, "transformer.h.*.attn ×3", large.line, "Put it there."):
         assert expected in words
-    assert item.locator(".gains li").all_inner_texts()[1] == "frees about 400 MB"
+    assert item.locator(".gains li").all_inner_texts()[1] == "-400 MB of memory"
     assert item.locator(".cure").inner_text() == CODE
     assert item.locator(".source-line").inner_text().startswith("att = (q @ k.transpose")
     assert item.locator(".command").inner_text() == "gradscope fix examples/gpt.py"

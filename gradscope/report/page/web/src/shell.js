@@ -226,6 +226,6 @@ function makeFooter(run) {
   return element(
     "footer",
     {},
-    `Written by gradscope ${visible(gradscope)}. ${words} It works offline and asks for nothing.`,
+    `Written by gradscope ${visible(gradscope)}. ${words} It works offline and makes no network requests.`,
   );
 }
