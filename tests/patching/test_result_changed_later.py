@@ -45,7 +45,28 @@ CHANGED = {
     + "    z30 += 1",
     "in a loop": "for _ in range(2):\n    y = y.contiguous()\n    if self.flag:\n        y.add_(1)",
 }
+CHANGED |= {
+    f"behind autograd's back, {name}": code
+    for name, code in {
+        "its data": "z = y.data\nif self.flag:\n    z.mul_(2)",
+        "as an array": "z = y.detach().numpy()\nif self.flag:\n    z[:] = 0",
+        "in pairs": "for z, w in zip(y, x):\n    if self.flag:\n        z.data.mul_(2)",
+        "in a comprehension": "if self.flag:\n    [each.data.mul_(2) for each in y]",
+        "by operator.setitem": "import operator\nif self.flag:\n    operator.setitem(y.data, 0, 0)",
+        "by its own setitem": "if self.flag:\n    y.data.__setitem__(0, 0)",
+        "as an attribute": "self.kept = y\nif self.flag:\n    self.kept.data.mul_(2)",
+        "in a list": "z = []\nz.append(y)\nif self.flag:\n    z[0].data += 1",
+    }.items()
+}
+CHANGED |= {
+    "as an attribute": "self.kept = y\nif self.flag:\n    self.kept *= 2",
+    "an item of a list": "z = []\nz.append(y)\nif self.flag:\n    z[0] += 1",
+    "by operator.imul": "import operator\nif self.flag:\n    y = operator.imul(y, 2)",
+    "by its own imul": "if self.flag:\n    y.__imul__(2)",
+}
 APART = {
+    "an attribute that holds another": "self.kept = x * 1\nif self.flag:\n    self.kept *= 2\ny = y + self.kept",
+    "what a comprehension makes": "z = [each.mul_(2) for each in [y * 1]]\ny = y + z[0]",
     "what a layer made of it": "y = self.out(y)\ny += x",
     "under a condition": "y = self.out(y)\nif self.flag:\n    y *= 2",
     "a copy": "z = y * 1\nz += 1\ny = y + z",

@@ -144,7 +144,7 @@ def test_each_option_has_its_rule(options: dict[str, Any], rule: str, monkeypatc
         assert (choice.backend == "cpu") is own, (fewest, choice)
         if not own:
             assert f"not cpu: fewer than {fewest:,} scores: torch's own is faster" in str(choice) or (
-                choice.backend == "flash" and "as one mask" in choice.reason
+                choice.backend == "flash" and "combined into one mask" in choice.reason
             )
 
 

@@ -27,11 +27,20 @@ from gradscope.recording.graph import Recording, Value
 _READ_BACKWARD = frozenset({"attention", "packed_attention"})
 # Without dropout, as in evaluation, it returns what it was given.
 _SHOWING = (REPLAYABLE_VIEWS - {"clone", "repeat", "repeat_interleave"}) | CASTS | {"dropout"}
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul")
 _PLACE_OF_INPLACE = {
     name: list(names).index("inplace")
     for name, each in vars(functional).items()
     if isfunction(each) and "inplace" in (names := signature(each).parameters)
 }
+# What gives the same memory, whatever autograd sees of it.
+_SAME_MEMORY = frozenset({"data", "detach", "numpy", "T", "mT"})
+# What goes over its arguments, of which each step is recorded under it.
+_ITERATES = frozenset({"zip", "enumerate", "reversed", "iter", "map", "filter", "list", "tuple"})
+_TAKES_IN = frozenset({"append", "extend", "insert", "add"})
+_IN_PLACE = frozenset(
+    {"__setitem__", "setitem"} | {f"__i{name}__" for name in _BINARY} | {f"i{name}" for name in _BINARY}
+)
 _NOT_CONTENT = frozenset({"requires_grad_", "share_memory_", "rename_"})
 _DEEPEST = 24
 
@@ -52,7 +61,7 @@ def check_changed_later(match: Match, recording: Recording, calls: CallSites) ->
     shows = _Shows(calls, shown)
     for part in walked(calls.source.definition):
         changed = [*_changed(part), *_changed_by_module(part, calls)]
-        if any(shows.after(each) and shows.result(_root(each)) for each in changed):
+        if any(shows.after(each) and any(shows.result(root) for root in _roots(each)) for each in changed):
             raise Refusal(f"line {changed[0].lineno} modifies the result in place, but attention's backward reads it")
 
 
@@ -71,7 +80,8 @@ def _changed(part: ast.AST) -> list[ast.expr]:
     settings = [*part.args[place : place + 1], *(each.value for each in part.keywords if each.arg == "inplace")]
     if any(ast.unparse(each) != "False" for each in settings):
         given += part.args[:1]
-    if name.endswith("_") and not name.endswith("__") and name not in _NOT_CONTENT:
+    by_name = name.endswith("_") and not name.endswith("__") and name not in _NOT_CONTENT
+    if by_name or name in _IN_PLACE:
         given += [*part.args[:1], *([part.func.value] if isinstance(part.func, ast.Attribute) else [])]
     return given
 
@@ -89,15 +99,19 @@ def _is_part_set(target: ast.AST) -> TypeGuard[ast.Subscript]:
     return isinstance(target, ast.Subscript) and isinstance(target.ctx, ast.Store)
 
 
-def _root(expression: ast.expr) -> ast.expr:
-    """Return what a chain of methods, attributes and indices begins with."""
+def _roots(expression: ast.expr) -> list[ast.expr]:
+    """Return what a chain of methods, attributes and indices begins with, and the attributes on its way."""
+    roots: list[ast.expr] = []
     while True:
-        if isinstance(expression, (ast.Attribute, ast.Subscript)):
+        if isinstance(expression, ast.Attribute):
+            roots.append(expression)
+            expression = expression.value
+        elif isinstance(expression, ast.Subscript):
             expression = expression.value
         elif isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
             expression = expression.func.value
         else:
-            return expression
+            return [*roots, expression]
 
 
 class _Shows:
@@ -118,8 +132,15 @@ class _Shows:
         if depth > _DEEPEST:
             return True
         if isinstance(expression, ast.Name):
-            return any(self.result(value, depth + 1) for value in self._given(expression))
-        if isinstance(expression, ast.expr):
+            held = [*self._given(expression), *self._taken_in(expression)]
+            return any(self.result(value, depth + 1) for value in held)
+        shared = expression.func if isinstance(expression, ast.Call) else expression
+        if isinstance(shared, ast.Attribute) and shared.attr in _SAME_MEMORY:
+            return self.result(shared.value, depth + 1)
+        if isinstance(expression, ast.Attribute):
+            return any(self.result(value, depth + 1) for value in self._set_to(expression))
+        goes_over = isinstance(shared, ast.Name) and shared.id in _ITERATES
+        if isinstance(expression, ast.expr) and not goes_over:
             statement = self._calls.source.statement(expression)
             made = [node for part, node in self._calls.calls_in(statement) if part is expression]
             if made:
@@ -128,6 +149,28 @@ class _Shows:
             return False
         return any(self.result(part, depth + 1) for part in ast.iter_child_nodes(expression) if _is_read(part))
 
+    def _set_to(self, attribute: ast.Attribute) -> list[ast.expr]:
+        """Return what the function sets an attribute to."""
+        text = ast.unparse(attribute)
+        return [
+            part.value
+            for part in walked(self._calls.source.definition)
+            if isinstance(part, ast.Assign) and any(ast.unparse(target) == text for target in part.targets)
+        ]
+
+    def _taken_in(self, name: ast.Name) -> list[ast.expr]:
+        """Return what a list or a set of that name takes in."""
+        return [
+            value
+            for part in walked(self._calls.source.definition)
+            if isinstance(part, ast.Call)
+            and isinstance(part.func, ast.Attribute)
+            and part.func.attr in _TAKES_IN
+            and isinstance(part.func.value, ast.Name)
+            and part.func.value.id == name.id
+            for value in part.args
+        ]
+
     def _given(self, name: ast.Name) -> list[ast.expr]:
         """Return what a name may hold: all that is bound to it since the last assignment that always runs before.
 
@@ -135,6 +178,9 @@ class _Shows:
         """
         source, start = self._calls.source, self._calls.source.file.start
         stored = [each for each in source.names(name.id) if isinstance(each.ctx, ast.Store)]
+        own = [each for each in stored if (scope := self._comprehension(each)) is not None and within(scope, name)]
+        if own:
+            return [value for each in own if (value := _value(each, self._calls)) is not None]
         homes = [each for each in stored if not isinstance(source.statement(each), ast.AugAssign)]
         above = [each for each in homes if self._end(each) <= start(name)]
         loop = self._loop_around(name)
@@ -146,6 +192,14 @@ class _Shows:
         elif not self._loops:
             homes = above
         return [value for each in homes if (value := _value(each, self._calls)) is not None]
+
+    def _comprehension(self, stored: ast.Name) -> ast.AST | None:
+        """Return the comprehension whose variable is bound there."""
+        parents = self._calls.source.file.parents
+        above: ast.AST = parents[stored]
+        while not isinstance(above, (ast.stmt, ast.comprehension)):
+            above = parents[above]
+        return parents[above] if isinstance(above, ast.comprehension) else None
 
     def _loop_around(self, name: ast.Name) -> ast.AST | None:
         """Return the innermost loop that both the result and ``name`` stand in."""
