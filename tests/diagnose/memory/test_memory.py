@@ -354,7 +354,7 @@ def test_products_that_are_run_again(case: Case) -> None:
         "checkpoint(block, x, use_reentrant=False, "
         "context_fn=functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]))"
     )
-    assert "of the step; products are" in one.evidence and "saving these layers' tensors instead" in one.evidence
+    assert "of the step; matmuls are" in one.evidence and "saving these layers' tensors instead" in one.evidence
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_the_optimizers_part_is_saved_too() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     (one,) = found("embedding-dense-gradient", model, torch.randint(0, 40_000, (8, 32)), optimizer=optimizer)
     (alone,) = found("embedding-dense-gradient", Items(sparse=False), torch.randint(0, 40_000, (8, 32)))
-    assert "part of the optimizer" in one.evidence and "part of the optimizer" not in alone.evidence
+    assert "share of the optimizer" in one.evidence and "part of the optimizer" not in alone.evidence
     for each in (one, alone):
         low, saving, high = each.predicted_low_ns, each.predicted_saving_ns, each.predicted_high_ns
         assert low is not None and saving is not None and high is not None and low < saving <= high
