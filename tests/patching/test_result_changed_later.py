@@ -60,12 +60,15 @@ CHANGED |= {
 }
 CHANGED |= {
     "as an attribute": "self.kept = y\nif self.flag:\n    self.kept *= 2",
+    "by a function of its own": "def double(z):\n    z *= 2\n    return z\nif self.flag:\n    y = double(y)",
+    "by a keyword of one": "def fill(z, *, of):\n    of[:, 0] = 0\nif self.flag:\n    fill(x, of=y)",
     "an item of a list": "z = []\nz.append(y)\nif self.flag:\n    z[0] += 1",
     "by operator.imul": "import operator\nif self.flag:\n    y = operator.imul(y, 2)",
     "by its own imul": "if self.flag:\n    y.__imul__(2)",
 }
 APART = {
     "an attribute that holds another": "self.kept = x * 1\nif self.flag:\n    self.kept *= 2\ny = y + self.kept",
+    "by a function, another": "def double(z, w):\n    w *= 2\n    return z\nif self.flag:\n    y = double(y, x * 1)",
     "what a comprehension makes": "z = [each.mul_(2) for each in [y * 1]]\ny = y + z[0]",
     "what a layer made of it": "y = self.out(y)\ny += x",
     "under a condition": "y = self.out(y)\nif self.flag:\n    y *= 2",

@@ -60,7 +60,7 @@ def check_changed_later(match: Match, recording: Recording, calls: CallSites) ->
             shown.update(node.outputs)
     shows = _Shows(calls, shown)
     for part in walked(calls.source.definition):
-        changed = [*_changed(part), *_changed_by_module(part, calls)]
+        changed = [*_changed(part), *_changed_by_module(part, calls), *_changed_by_helper(part, calls)]
         if any(shows.after(each) and any(shows.result(root) for root in _roots(each)) for each in changed):
             raise Refusal(f"line {changed[0].lineno} modifies the result in place, but attention's backward reads it")
 
@@ -92,6 +92,28 @@ def _changed_by_module(part: ast.AST, calls: CallSites) -> list[ast.expr]:
     if not isinstance(part, ast.Call) or not isinstance(module, nn.Module) or not hasattr(module, "inplace"):
         return []
     return [] if is_written("inplace", part.func, module, calls) and not module.inplace else part.args[:1]
+
+
+def _changed_by_helper(part: ast.AST, calls: CallSites) -> list[ast.expr]:
+    """Return what a function of the file is given that it changes in place: ``def double(z): z *= 2``."""
+    if not isinstance(part, ast.Call) or not isinstance(part.func, (ast.Name, ast.Attribute)):
+        return []
+    name = part.func.id if isinstance(part.func, ast.Name) else part.func.attr
+    given: list[ast.expr] = []
+    for each in ast.walk(calls.source.file.tree):
+        if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) or each.name != name:
+            continue
+        names = [argument.arg for argument in (*each.args.posonlyargs, *each.args.args)]
+        if names[:1] == ["self"]:
+            names = names[1:]
+        changed = {root.id for inner in ast.walk(each) for one in _changed(inner) for root in _names(one)}
+        given += [value for value, held in zip(part.args, names, strict=False) if held in changed]
+        given += [keyword.value for keyword in part.keywords if keyword.arg in changed]
+    return given
+
+
+def _names(expression: ast.expr) -> list[ast.Name]:
+    return [root for root in _roots(expression) if isinstance(root, ast.Name)]
 
 
 def _is_part_set(target: ast.AST) -> TypeGuard[ast.Subscript]:
