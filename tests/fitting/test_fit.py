@@ -148,7 +148,7 @@ def test_a_range_is_given() -> None:
     assert report.data.deviation < -0.05
     assert (report.table["low_bytes"] < report.table["high_bytes"]).all()
     assert (report.table["low_bytes"] <= report.table["peak_bytes"]).all()
-    assert "memory does not follow the batch size smoothly" in str(report)
+    assert "memory does not grow smoothly with the batch size" in str(report)
 
 
 @pytest.mark.parametrize(("budget", "fits"), [(10_000, "yes"), (1250, "unsure"), (900, "no")])
@@ -231,7 +231,7 @@ def test_a_function_that_ignores_the_batch_size() -> None:
 def test_an_optimizer_beside_an_own_one() -> None:
     net = model()
     workload = Workload(net, torch.randn(6, 32), optimizer=torch.optim.SGD(net.parameters()))
-    with pytest.raises(UsageError, match=r"^--optimizer adam: the workload has an optimizer of its own, SGD"):
+    with pytest.raises(UsageError, match=r"^--optimizer adam: the workload has its own optimizer, SGD"):
         fit(workload, optimizer="adam")
 
 
