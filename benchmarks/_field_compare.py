@@ -19,7 +19,7 @@ _CLOCKS = (
     r"0x[0-9a-f]{6,}",  # an address
     r"\?(?:it/s|s/it|B/s)",
 )
-REPORT_HEAD = re.compile(r"^gradscope \d[^\n]*\n(?:[^\n]*\n)?target ", re.MULTILINE)
+REPORT_HEAD = re.compile(r"^gradscope \d[^\n]*\n(?:[^\n]*\n){0,6}?(?:run|device) ", re.MULTILINE)
 OUR_PROGRESS = re.compile(r"^gradscope: .*$", re.MULTILINE)
 
 

@@ -70,7 +70,7 @@ def test_lines_of_a_program_that_changes_are_right_or_none() -> None:
         assert lines.get(line_of(function, text), 0) <= whole
     whole = sum(op.self_ns for op in data.ops if (op.phase, op.name) == ("forward", "aten::tanh"))
     assert lines[line_of(Changing.forward, "self.act")] == whole  # one line, however often
-    assert any("told call by call" in note for note in data.notes)
+    assert any("matched call by call" in note for note in data.notes)
 
 
 class Alternating(nn.Module):

@@ -280,7 +280,7 @@ def test_a_sum_where_walking_each_graph_would_take_too_long(monkeypatch: pytest.
     data, given, _ = measured(Rewired(sums), sums)
     assert sums_of(data) in ({"a": STEPS // 2, "c": STEPS // 2}, {"b": STEPS})
     assert calls(data, "accumulate", "AccumulateGrad") == given
-    assert [note.partition(" ran ")[0] for note in data.notes if MISFIT in note] == [f"{STEPS // 2} backward passes"]
+    assert [note.partition(" made ")[0] for note in data.notes if MISFIT in note] == [f"{STEPS // 2} backward passes"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -163,7 +163,7 @@ def test_numbers_count(line: str, other: str) -> None:
 
 
 def test_the_report_is_not_the_programs() -> None:
-    printed, report = compare.split_report("loss 1.0\ngradscope 0.1.0\ntarget    train.py (script)\nloss 2.0\n")
+    printed, report = compare.split_report("loss 1.0\ngradscope 0.1.0  train.py (script) · Net\nrun   cpu\nloss 2.0\n")
     assert (printed, report[:15]) == ("loss 1.0\n", "gradscope 0.1.0")
 
 

@@ -147,10 +147,10 @@ class Hides(Wrapper):
 @pytest.mark.parametrize(
     ("kind", "note"),
     [
-        (Flat, "the memory of 1 tensor of class Flat is not known: LookupError: no parts"),
+        (Flat, "the memory of 1 tensor of class Flat is unknown: LookupError: no parts"),
         (
             Missing,
-            "the memory of 1 tensor of class Missing is not known: AttributeError: 'Missing' object has no attribute "
+            "the memory of 1 tensor of class Missing is unknown: AttributeError: 'Missing' object has no attribute "
             "'absent'",
         ),
     ],
@@ -234,7 +234,7 @@ def test_a_step_goes_on_beside_tensors_that_raise(kind: type[Tensor]) -> None:
 
     data = in_a_loop(model, step)
     assert memory_of(data).peak_bytes > 0
-    named = [note for note in data.notes if "is not known" in note]
+    named = [note for note in data.notes if "is unknown" in note]
     assert len(named) == (kind in {Flat, Missing})
 
 

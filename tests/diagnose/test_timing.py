@@ -89,10 +89,10 @@ def test_the_block_that_does_more_is_named_with_its_operation() -> None:
 def test_a_recurrence_is_not_told_to_run_all_turns_at_once() -> None:
     (recurrent,) = _real("recurrence by hand")
     assert "nn.LSTM" in recurrent.advice
-    assert "24 turns" in recurrent.evidence
+    assert "24 iterations" in recurrent.evidence
     (heads,) = _real("heads one by one")
     assert "batched matmul" in heads.advice
-    assert "32 turns" in heads.evidence
+    assert "32 iterations" in heads.evidence
 
 
 def test_a_stack_of_small_layers_is_no_loop() -> None:
@@ -148,7 +148,7 @@ def test_a_loop_of_large_operations_is_no_loop_of_tiny_ones() -> None:
 def test_calls_that_take_long_or_little_of_the_step_are_no_finding() -> None:
     case = case_of(Recurrent(), torch.randn(4, 24, 16), memory=False)
     (found,) = tiny_layers.find(timed_by_calls(case, 90_000))
-    assert "90.0 µs a call with its backward" in found.evidence
+    assert "90.0 µs per call including backward" in found.evidence
     assert list(tiny_layers.find(timed_by_calls(case, 110_000))) == []
     whole = timed_by_calls(case).step_ns
     assert len(list(tiny_layers.find(timed_by_calls(case, rest_ns=whole)))) == 1

@@ -17,7 +17,9 @@ MS = 1_000_000
 def check_words(finding: Finding) -> None:
     """How each finding is worded."""
     word = finding.message.split()[0]
-    assert word[0].isupper() or "." in word or "_" in word  # a sentence, or one that begins with a name of code
+    assert (
+        word[0].isupper() or word[0].isdigit() or "." in word or "_" in word
+    )  # a sentence, or one that begins with a name of code
     assert not finding.message.endswith(".")
     assert finding.advice.endswith(".")
     assert finding.advice.count(". ") == 0

@@ -235,7 +235,7 @@ def test_what_is_missing_or_of_another_kind() -> None:
     x = torch.ones(3)
     with pytest.raises(ValueError, match="b exists in only one version"):
         compare({"a": x}, {"a": x, "b": x}, {"a": x})
-    with pytest.raises(ValueError, match=r"a is \(3,\) bfloat16, it was \(3,\) float32"):
+    with pytest.raises(ValueError, match=r"a is \(3,\) bfloat16 instead of \(3,\) float32"):
         compare({"a": x.bfloat16()}, {"a": x}, {"a": x})
     assert not compare({"a": torch.tensor([math.nan, 1, 1])}, {"a": x}, {"a": x}).within
 

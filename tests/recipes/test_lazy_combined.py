@@ -181,7 +181,7 @@ def test_a_step_does_not_hide_what_was_changed_before_it() -> None:
     with torch.no_grad():
         o["weight"].mul_(2)
     stepped(o["weight"])
-    with pytest.raises(RuntimeError, match="was changed in place"):
+    with pytest.raises(RuntimeError, match="was modified in place"):
         logits + 0
 
 
@@ -190,7 +190,7 @@ def test_a_weight_whose_memory_was_freed_is_not_read() -> None:
     o = operands()
     logits = lazy_linear(o["weight"], o["x"])
     o["weight"].untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="was changed in place"):
+    with pytest.raises(RuntimeError, match="was modified in place"):
         logits + 0
 
 

@@ -106,8 +106,8 @@ def _waiting(*calls: Node, text: str = "", device: str = "cuda") -> list[Finding
         (call("to", [tensor(4)], [tensor(4, device="cpu")], args=(tensor(4), "cpu")), ".to()"),
         (call("to", [tensor(4, device="cpu")], [tensor(4)], args=(tensor(4), "cuda", False)), ".to() 1 time"),
         (call("tensor", [], [tensor(4)], args=(...,), kwargs={"device": ...}), "torch.tensor"),
-        (call("__repr__", [tensor(4)]), "as a text"),
-        (call("__format__", [tensor()], args=(tensor(), ".3f")), "in a text"),
+        (call("__repr__", [tensor(4)]), "repr()"),
+        (call("__format__", [tensor()], args=(tensor(), ".3f")), "format()"),
     ],
     ids=lambda value: value.op if isinstance(value, Node) else None,
 )
@@ -172,7 +172,7 @@ def test_few_looks_on_a_cpu_are_fine() -> None:
     (found,) = _waiting(*few, replace(few[0], index=9), device="cpu")
     assert found.severity == "info"
     assert "10 times" in found.evidence
-    assert "reading takes 2.00 ms" in found.evidence
+    assert "the reads take 2.00 ms" in found.evidence
     assert (found.predicted_saving_ns, found.predicted_high_ns) == (None, 2 * MS)
     assert "wait" not in found.message  # there is nothing to wait for
 

@@ -171,7 +171,7 @@ def test_what_to_write(gather: Callable[[list[Tensor]], Tensor], count: int, sha
     assert one.code == code
     where = "last" if gather is on_lines_of_their_own else "loop"
     assert one.advice.startswith(f"Append the parts to a list and join them once after the {where}")
-    assert ("read from the list" in one.advice) == (gather is all_but_the_first)
+    assert ("read earlier parts from the list" in one.advice) == (gather is all_but_the_first)
     assert ("zeros" in one.advice) == (gather is all_but_the_first)
 
 

@@ -106,7 +106,7 @@ def _sums(case: Case) -> Iterator[Finding]:
                 line=call.source,
                 message="A running sum keeps the autograd graph of every step",
                 evidence=(
-                    "a scalar that requires a gradient is added to the sum of the earlier steps, and no "
+                    "1 scalar that requires a gradient is added to the sum of the earlier steps, and no "
                     "backward pass uses it"
                 ),
                 advice="Add the detached value.",
