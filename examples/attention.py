@@ -3,7 +3,7 @@
     gradscope profile examples/attention.py                 copies q, k, v and the output
     gradscope profile examples/attention.py:non_copying     the same numbers from views
 
-What to look for: attention is written out in both: all scores are made, kept and passed over by mask and softmax. Where
+What to look for: unfused attention in both: all scores are stored for backward, and mask and softmax read them. Where
 copies are, also the lines that cut ``qkv`` into q, k and v. Backward of each of the three slices fills a whole qkv of
 zeros and adds it to the others (``aten::slice_backward``, and a gradient sum in ``c_attn``), where ``split`` puts its
 three gradients together once. The ``.contiguous()`` that one would suspect are not it: ``@`` copies heads that are

@@ -169,7 +169,7 @@ def test_memory_can_be_left_out() -> None:
     assert run.memory is None
     assert not run.partial
     assert all(row.saved_bytes is None and row.allocations is None for row in run.layers)
-    assert "Who holds the peak" not in ran.stdout
+    assert "\nMemory  " not in ran.stdout
 
 
 def test_module() -> None:

@@ -47,7 +47,9 @@ def test_a_profile_and_a_check_of_it(folder: Path, run: Runner) -> None:
     assert ran.code == 0, ran.err
     said = ran.out + ran.err
     assert str(folder.parent) not in said and "zoo/net.py:11" in said
-    assert "target    zoo/net.py\n" in ran.out and "wrote run.json\n" in ran.err and "wrote run.html\n" in ran.err
+    assert (
+        "gradscope 0.1.0  zoo/net.py · " in ran.out and "wrote run.json\n" in ran.err and "wrote run.html\n" in ran.err
+    )
     assert json.loads(Path("run.json").read_text())["workload"]["target"] == "zoo/net.py"
     checked = run("check", f"{out}.json", "--baseline", f"{out}.json", "--max-regression", "500%")
     assert checked.out.splitlines()[1:3] == ["baseline  run.json", "run       run.json"]

@@ -74,8 +74,8 @@ def test_the_worst_is_the_one_that_is_over_its_limit() -> None:
     [
         ({}, "y exists in only one version"),
         ({"y": TRUE.float(), "z": TRUE}, "z exists in only one version"),
-        ({"y": TRUE}, r"y is \(2,\) float64, it was \(2,\) float32"),
-        ({"y": TRUE.float()[None]}, r"y is \(1, 2\) float32, it was \(2,\) float32"),
+        ({"y": TRUE}, r"y is \(2,\) float64 instead of \(2,\) float32"),
+        ({"y": TRUE.float()[None]}, r"y is \(1, 2\) float32 instead of \(2,\) float32"),
     ],
 )
 def test_what_is_not_alike_is_refused(new: dict[str, torch.Tensor], message: str) -> None:

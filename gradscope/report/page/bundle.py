@@ -17,8 +17,8 @@ from importlib import resources
 ENTRY = "main.js"
 
 _IMPORT = re.compile(r'^import \{(?P<names>[^}]*)\} from "\./(?P<file>[\w-]+\.js)";\n', re.MULTILINE)
-# Annotations for those who read the modules; a quarter of their size. Casts inside a line stay: they cost little.
-_ANNOTATION = re.compile(r"^ */\*\*(?:[^*]|\*(?!/))*\*/\n", re.MULTILINE)
+# What is for those who read the modules, a quarter of their size. Casts inside a line stay: they cost little.
+_ANNOTATION = re.compile(r"^ *(?:/\*\*(?:[^*]|\*(?!/))*\*/|// [^\n]*)\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 _DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class)\*? (\w+)", re.MULTILINE)
 

@@ -85,7 +85,7 @@ def test_tensors_made_by_hand_are_named_with_their_line() -> None:
     case, found = _found(made())
     assert case.facts.settings["loaders"] == []
     check_words(found)
-    assert "in Python" in found.message
+    assert "is Python code" in found.message
     assert found.line is not None and "test_loading_of_a_loop.py" in found.line
     lines = Path(__file__).read_text().splitlines()
     assert "time.sleep(0.03)" in lines[int(found.line.rpartition(":")[2]) - 1]
@@ -163,7 +163,7 @@ def test_more_workers_where_there_are_cores() -> None:
     (found,) = _made([_loader(35, workers=4)], cores=4)
     check_words(found)
     assert "num_workers" not in found.code
-    assert "the 4 cores that this process may use" in found.advice
+    assert "the 4 cores this process may use" in found.advice
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(2, 2), (3, 3), (16, 4)])
@@ -198,7 +198,7 @@ def test_a_librarys_loader_is_a_setting() -> None:
 def test_workers_started_again() -> None:
     (found,) = _made([_loader(15, workers=4, start_ms=20)])
     check_words(found)
-    assert "started again" in found.message
+    assert "restarts its workers" in found.message
     assert "persistent_workers=True" in found.code
     assert "started again" not in _made([_loader(15, workers=4, start_ms=20, persistent=True)])[0].message
 
@@ -207,7 +207,7 @@ def test_python_between_the_phases_is_no_data_loading() -> None:
     between = [{"line": "train.py:30", "share": 0.8, "loading": False}]
     (found,) = _made([_loader(5)], between)
     check_words(found)
-    assert "in Python" in found.message
+    assert "is Python code" in found.message
     assert found.line == "train.py:30"
     assert "80.0 %" in found.evidence
     _speaks_of_no_loader(found)
@@ -233,7 +233,7 @@ def test_torchs_operations_between_the_phases_are_no_python() -> None:
     assert list(data_loading.find(case)) == []
     case = made_case(ops=[op(None, "other", "aten::randn", 8 * MS)], mode="loop", backward=20 * MS, optimizer=10 * MS)
     (found,) = data_loading.find(case)
-    assert "torch's operations are 8.00 ms of it" in found.evidence
+    assert "torch operations take 8.00 ms of it" in found.evidence
 
 
 def test_a_line_that_torch_worked_on_is_not_named() -> None:

@@ -107,7 +107,7 @@ def test_fills_are_found_and_timed(clear: Clear, at_end: bool) -> None:
     check_words(found)
     assert found.line is not None and "test_zero_fills_of_a_loop.py" in found.line
     assert "4 gradients" in found.evidence
-    assert "are filled in" in found.evidence
+    assert "are zero-filled in" in found.evidence
     assert (found.predicted_saving_ns, found.predicted_low_ns) == (None, None)  # on a CPU it may even be lost
     assert found.predicted_high_ns
     assert _on_gpu(case).predicted_low_ns
