@@ -26,6 +26,6 @@ def test_memory_of_another_batch_is_said(last: int, monkeypatch: pytest.MonkeyPa
             model(torch.randn(sizes.pop() if len(sizes) > 1 else sizes[0], 8)).sum().backward()
             if prof.step():
                 break
-    notes = [note for note in prof.report.data.notes if note.startswith("memory is that of")]
+    notes = [note for note in prof.report.data.notes if note.startswith("memory was measured in a step")]
     said = "memory was measured in a step whose batch was 16x8 float32, not 48x8 float32"
     assert notes == ([said] if last == 16 else [])

@@ -41,5 +41,5 @@ def test_no_more_is_freed_than_is_alive_at_the_peak(passes: int) -> None:
     masks = sum(row.at_peak_bytes or 0 for row in rows)
     assert sum(row.bytes for row in rows) == passes * MASK
     assert one.predicted_saving_bytes == masks == MASK
-    said = f"of what is kept for backward, summed over {passes} backward passes"
+    said = f"of what is saved for backward, summed over {passes} backward passes"
     assert (said in (one.evidence or "")) == (passes > 1)
