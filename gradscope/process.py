@@ -74,6 +74,7 @@ def stops_put_off() -> Iterator[None]:
 
     def later(number: int, frame: Any) -> None:
         if waiting:
+            waiting.clear()
             _handle(before[signal.Signals(number)], number, frame)
         else:
             waiting.append(number)
@@ -87,8 +88,8 @@ def stops_put_off() -> Iterator[None]:
         for number in ours:
             if signal.getsignal(number) is later:
                 signal.signal(number, before[number])
-    for each in waiting:
-        _handle(before[signal.Signals(each)], each, None)
+        for each in waiting:  # also where the block failed: a stop is never lost
+            _handle(before[signal.Signals(each)], each, None)
 
 
 def _handle(handler: Any, number: int, frame: Any) -> None:

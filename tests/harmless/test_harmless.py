@@ -552,3 +552,13 @@ def test_a_stop_while_the_trace_is_read_keeps_what_was_measured(
         assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
+
+
+def test_a_stop_that_was_put_off_is_not_lost_where_the_block_fails() -> None:
+    from gradscope.process import stops_put_off
+
+    with pytest.raises(KeyboardInterrupt) as caught, stops_put_off():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("while the trace is read")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
