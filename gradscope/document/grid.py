@@ -69,10 +69,6 @@ class Grid:
         """Add a line across all columns, below the last row."""
         self.spans.setdefault(len(self.columns[0].cells), []).append(line)
 
-    def headers(self, width: int) -> list[str]:
-        """Headers of the columns that there is room for."""
-        return [column.header for column in _fit(self.columns, width)]
-
     def lines(self, width: int, glyphs: Glyphs) -> list[Line]:
         """The grid in at most ``width`` cells."""
         kept = _fit(self.columns, width)

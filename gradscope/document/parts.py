@@ -188,11 +188,6 @@ class Document:
         return next((section for section in self.sections if section.key == key), None)
 
 
-def counted(many: int, word: str) -> str:
-    """``1 layer``, ``14 layers``."""
-    return f"{many} {word}{'' if many == 1 else 's'}"
-
-
 def code(text: str, style: Style = "") -> Cell:
     """Make a cell of a name or a source text."""
     return Cell(text, style, code=True)
