@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -142,3 +143,12 @@ def test_the_page_needs_nothing_heavy() -> None:
     code = "import sys, gradscope.report.page as page; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {name.partition(".")[0] for name in run.stdout.split()} & {"torch", "pandas", "plotly", "triton"}
+
+
+def test_the_page_says_as_the_terminal_does_why_a_run_is_partial() -> None:
+    for left_out in (0, 3):
+        run = runs.gpt()
+        workload = dataclasses.replace(run.workload, steps_left_out=left_out)
+        run = dataclasses.replace(run, partial=True, workload=workload)
+        assert page_record([run])["runs"][0]["partial"] in str(Report(run))
+    assert page_record([runs.gpt()])["runs"][0]["partial"] == ""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gradscope.report.fold import build_tree
+from gradscope.report.header import partial_text
 from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.runfile import to_record
@@ -80,7 +81,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
     layers = _Layers(run.layers)
     record = {
         "gradscope": run.gradscope,
-        "partial": run.partial,
+        "partial": partial_text(run),
         "source": source,
         "environment": dict(run.environment),
         "workload": to_record(run.workload),

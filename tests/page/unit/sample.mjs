@@ -62,7 +62,7 @@ export function sample() {
     runs: [
       {
         gradscope: "0.1.0",
-        partial: false,
+        partial: "",
         source: true,
         environment: { device: "cpu" },
         workload: { target: "m.py", model: "Net", steps: 2, warmup: 1 },

@@ -94,7 +94,7 @@ export function makeHeader(run, actions) {
 export function warningsOf(run) {
   const { workload, partial, notes, environment } = run.info;
   const warnings = [];
-  if (partial) warnings.push(`The run ended early: this is from ${workload.steps} measured steps.`);
+  if (partial) warnings.push(partial);
   if (workload.loss === "mean of outputs") warnings.push("No loss was given: the mean of the outputs stands for it.");
   if (environment.anomaly_mode) warnings.push("Anomaly mode was on: backward is slower than usual.");
   const compared = run.joined
