@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -97,7 +98,7 @@ def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> St
     step = replace(step, waited_ns=trace.timed.waited_ns)
     if not capture.unprofiled_ns:
         return step
-    unprofiled = sorted(capture.unprofiled_ns)[len(capture.unprofiled_ns) // 2]
+    unprofiled = round(statistics.median(capture.unprofiled_ns))
     return replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
 
 

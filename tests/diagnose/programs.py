@@ -462,7 +462,13 @@ PROGRAMS = [
     Program("gradient accumulation", accumulation),
     Program("batches by hand", batches_by_hand),
     Program("a quick DataLoader", with_loader),
-    Program("autocast on a CPU", amp_on_cpu),
+    Program(
+        "autocast on a CPU",
+        amp_on_cpu,
+        {
+            "backward-ratio": "where a CPU has no bfloat16 instructions, its gradients' matmuls take a hundred times as long"
+        },
+    ),
     Program("transformer with torch's attention", transformer, PACKED),
     Program("variational autoencoder", autoencoder),
     Program("graph network", graph_network),

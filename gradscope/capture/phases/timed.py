@@ -102,6 +102,19 @@ class Timed(Phase):
         if self._timed.profiler is None:  # a step between two stretches
             self._begin_stretch()
             return
+        with TraceMarker(markers.OWN + "0"):
+            self._note_step(now)
+        self._mark()
+        self.run.loaders.counting = True  # the step before pays for the profiler's first touch
+        full = self._in_stretch >= self.run.budget.steps_at_once()
+        if full and self._timed.completed < self._wanted and self.run.reader is not None:
+            self._stretch.close()
+            read_timed(self.run, self._timed, self._in_stretch)
+            self.run.loaders.counting = False
+            self.steps += 1
+
+    def _note_step(self, now: tuple[int, int]) -> None:
+        """Keep what the step that ended at ``now`` cost, and begin the next: a user's loop does nothing of it."""
         before, after = self._waited, without_core_ns()
         waited = 0 if before is None or after is None else max(0, after - before)
         self._timed.completed += 1
@@ -118,14 +131,6 @@ class Timed(Phase):
         self._timed.passes.begin_step()
         self._in_stretch += 1
         self._waited = without_core_ns()
-        self._mark()
-        self.run.loaders.counting = True  # the step before pays for the profiler's first touch
-        full = self._in_stretch >= self.run.budget.steps_at_once()
-        if full and self._timed.completed < self._wanted and self.run.reader is not None:
-            self._stretch.close()
-            read_timed(self.run, self._timed, self._in_stretch)
-            self.run.loaders.counting = False
-            self.steps += 1
 
     def _look_for_calls_by_hand(self) -> None:
         run, timed = self.run, self._timed

@@ -45,6 +45,21 @@ def test_an_operation_that_is_fast_elsewhere_must_be_slow_in_steady_steps() -> N
     check_words(found)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "device", "told"), [("bfloat16", "cpu", True), ("float32", "cpu", False), ("bfloat16", "cuda", False)]
+)
+def test_matmuls_of_half_the_width_on_a_cpu_are_advised_to_be_float32(dtype: str, device: str, told: bool) -> None:
+    product = call("linear", [tensor(256, 256), tensor(64, 256)], [tensor(256, 64, dtype=dtype)])
+    ops = [op("body", "forward", "aten::addmm", MS), op("body", "backward", "aten::mm", 20 * MS)]
+    rows = [row("body", MS, 20 * MS, backward_self_steps_ns=(20 * MS,) * 4)]
+    (found,) = backward_ratio.find(
+        made_case(rows, ops, facts=StepFacts(calls=(product,), recorded=True), device=device)
+    )
+    check_words(found)
+    assert ("bfloat16 mm on this CPU" in found.message) is told
+    assert ("in float32" in found.advice) is told
+
+
 def test_equal_layers_are_one_finding() -> None:
     rows = [row(f"h.{n}", MS, 10 * MS) for n in range(2)]
     ops = [op(each.path, "forward", "aten::index", MS) for each in rows]

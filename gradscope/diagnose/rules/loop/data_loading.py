@@ -5,11 +5,12 @@ Example::
     loader = DataLoader(images, batch_size=32)  # num_workers=0: images are read while nothing is computed
 
 Pattern: only in a script or a loop of the user's, where gradscope sees the whole step. What is outside of forward,
-backward and optimizer is more than 15 % of the step and a millisecond. Where one step in the run took far longer than
-the others, such as one that printed or wrote a checkpoint, only what the usual step spends counts. It is data loading
-where half of that time is spent in calls for a DataLoader's next batch, and workers that are started again where half
-is spent in making its iterator; else it is Python, less what torch's operations take there, and no DataLoader is
-spoken of. Workers are advised as far as there are cores that this process may use, and none on a single core.
+backward and optimizer is more than 15 % of the step and a millisecond of one that is not profiled. Where one step in
+the run took far longer than the others, such as one that printed or wrote a checkpoint, only what the usual step
+spends counts. It is data loading where half of that time is spent in calls for a DataLoader's next batch, and workers
+that are started again where half is spent in making its iterator; else it is Python, less what torch's operations
+take there, and no DataLoader is spoken of. Workers are advised as far as there are cores that this process may use,
+and none on a single core.
 
 Evidence: that time, its share, and the phases; how long the DataLoader is waited for, and its workers; the line where
 samples of the stack in the warm-up found most of the time. Estimate: workers make batches while the phases run, several
@@ -68,7 +69,7 @@ def find(case: Case) -> Iterator[Finding]:
     if case.run.workload.mode not in ("script", "loop"):
         return
     other = _usual_ns(case)
-    if other < max(_LEAST_NS, _SHARE * step.wall_ns):
+    if not _is_much(case, other):
         return
     phases = step.forward_ns + step.backward_ns + step.optimizer_ns
     if phases <= 0:
@@ -113,7 +114,7 @@ def _python(case: Case, other: int) -> _Reason | None:
     """The loop's own code, which no DataLoader is behind: batches made by hand, logging, metrics."""
     torch_ns = sum(row.self_ns for row in case.run.ops if row.phase == "other" and row.name.startswith(ATEN))
     python = other - torch_ns
-    if python < max(_LEAST_NS, _SHARE * case.step_ns):
+    if not _is_much(case, python):
         return None
     line, told = _line(case, loading=False)
     place = where([line]) if line is not None else "the loop's own code"
@@ -218,6 +219,16 @@ def _cores(case: Case) -> int:
     """Count the cores of this process: fewer than the machine's in a container or under taskset."""
     environment = case.run.environment
     return int(environment.get("usable_cpus") or environment.get("cpus") or 1)
+
+
+def _is_much(case: Case, ns: int) -> bool:
+    """Check that a time between the phases is a share of the step, and a millisecond of one that is not profiled.
+
+    A profiler slows small calls most: two milliseconds of them are one where nothing watches.
+    """
+    step = case.run.step
+    unprofiled = ns * min((step.unprofiled_wall_ns or step.wall_ns) / step.wall_ns, 1.0)
+    return ns >= _SHARE * step.wall_ns and unprofiled >= _LEAST_NS
 
 
 def _usual_ns(case: Case) -> int:
