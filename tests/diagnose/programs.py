@@ -465,9 +465,7 @@ PROGRAMS = [
     Program(
         "autocast on a CPU",
         amp_on_cpu,
-        {
-            "backward-ratio": "where a CPU has no bfloat16 instructions, its gradients' matmuls take a hundred times as long"
-        },
+        {"backward-ratio": "a CPU without bfloat16 instructions: its matmuls of gradients are slow"},
     ),
     Program("transformer with torch's attention", transformer, PACKED),
     Program("variational autoencoder", autoencoder),
