@@ -15,9 +15,14 @@ from gradscope.tables import LayerRow
 METRICS = ("forward_self_ns", "forward_total_ns", "backward_own_ns", "backward_total_ns")
 
 
-def comparison_html(comparison: Comparison, source: bool = True) -> str:
-    """The page of both runs; ``source=False`` leaves the text of source lines out."""
-    return to_html((comparison.after, comparison.before), source, comparison_record(comparison))
+def comparison_html(comparison: Comparison, source: bool = True, fix: Mapping[str, Any] | None = None) -> str:
+    """The page of both runs; ``source=False`` leaves the text of source lines out.
+
+    Args:
+        fix: what a fix replaced between the two: its document's sections, and its diff.
+    """
+    record = comparison_record(comparison) | ({} if fix is None else {"fix": fix})
+    return to_html((comparison.after, comparison.before), source, record)
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:

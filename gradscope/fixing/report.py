@@ -157,6 +157,9 @@ def _is_dirty(path: Path) -> bool:
     return bool(done.stdout.strip())
 
 
+# In what the profiles before and after differ by what was replaced between them: model, batch and machine are the same.
+_OF_A_FIX = frozenset({"input shapes", "calls a step by layer"})
+
 # A line that patch and git pass over, by which a diff of ours is known.
 DIFF_HEAD = re.compile(r"gradscope fix of ")
 
@@ -204,12 +207,23 @@ class FixReport:
         return write_text(path, f"gradscope fix of {self.data.workload.target}\n{self.data.diff}", DIFF_HEAD, force)
 
     def to_html(self, path: str | os.PathLike[str], source: bool = True, force: bool = False) -> Path | None:
-        """Write the page that compares the two profiles; None where nothing was kept and there is no second one."""
+        """Write the page: what was replaced, its proof and its diff, beside the profiles before and after.
+
+        None where nothing was kept, and there is no second profile. ``source=False`` leaves the text of source lines
+        out, and with it the diff. Errors as of :meth:`save`.
+        """
         if self.before is None or self.after is None:
             return None
         from gradscope.compare import diff
+        from gradscope.compare.page import comparison_html
+        from gradscope.document.record import to_record
+        from gradscope.report.page import HTML_HEAD
 
-        return diff(self.before, self.after).to_html(path, source=source, force=force)
+        comparison = diff(self.before, self.after).data
+        others = tuple(each for each in comparison.mismatches if each.what not in _OF_A_FIX)
+        fix = {"sections": to_record(self.document()), "diff": self.data.diff if source else ""}
+        page = comparison_html(replace(comparison, mismatches=others), source, fix)
+        return write_text(path, page, HTML_HEAD, force)
 
     def write(self) -> list[tuple[str, str]]:
         """Change the user's files as the diff shows; returns (file, backup) pairs.

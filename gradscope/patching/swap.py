@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from gradscope import recipes
+from gradscope.capture.byhand import unwrapped
 from gradscope.patching.edit.call_sites import CallSites
 from gradscope.patching.edit.guards import settings_read
 from gradscope.patching.edit.imports import import_of, unread_imports
@@ -246,7 +247,11 @@ def _on_the_way(match: Match, root: nn.Module) -> Iterable[nn.Module]:
 
 
 def _runs(module: nn.Module) -> Any:
-    return module.__dict__.get("forward", type(module).forward)
+    """Return the module's forward; not what a profile puts around the forward of classes whose calls no hook tells of.
+
+    A dropout that the new code only reads is never called, and so is of such a class.
+    """
+    return unwrapped(module.__dict__.get("forward", type(module).forward))
 
 
 def _settings(module: nn.Module, read: set[str]) -> tuple[tuple[str, Any], ...]:

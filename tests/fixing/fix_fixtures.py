@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gradscope.fixing.options import FixOptions
+from gradscope.fixing.report import FixReport
+from gradscope.fixing.run import fix_workload
 from gradscope.patching.prove import predict
+from gradscope.tables import Options
+from gradscope.workload import load_target
 from tests.made_times import BETTER, Saves, made_times
 
 MODEL = '''"""A model."""
@@ -98,3 +103,11 @@ def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name in ("model", "written"):
         sys.modules.pop(name, None)
     linecache.clearcache()
+
+
+@pytest.fixture(name="fixed")
+def fixed_fixture(folder: Path, gains: Callable[[Saves], None]) -> FixReport:
+    """The attention of model.py replaced, whose dropout the new code only reads."""
+    gains(BETTER)
+    options = Options(steps=2, warmup=1, device="cpu")
+    return fix_workload(load_target("model.py:workload"), FixOptions(options, recipes=("attention",)))

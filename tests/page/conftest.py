@@ -69,12 +69,13 @@ Open = Callable[..., Opened]
 
 @pytest.fixture
 def open_page(chromium: Any, tmp_path: Path) -> Iterator[Open]:
-    """Write a run's page and open it; the test fails if it complained, or asked for anything from elsewhere."""
+    """Write a run's page, or take one, and open it; the test fails if it complained, or asked for anything."""
     opened: list[Opened] = []
     contexts: list[Any] = []
 
-    def open_it(run: RunData, anchor: str = "", size: tuple[int, int] = (1400, 900), **options: Any) -> Opened:
-        path = Report(run).to_html(tmp_path / "run.html", **{k: v for k, v in options.items() if k == "source"})
+    def open_it(run: RunData | Path, anchor: str = "", size: tuple[int, int] = (1400, 900), **options: Any) -> Opened:
+        written = {key: value for key, value in options.items() if key == "source"}
+        path = run if isinstance(run, Path) else Report(run).to_html(tmp_path / "run.html", **written)
         scheme = options.get("scheme", "light")
         context = chromium.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         contexts.append(context)

@@ -14,6 +14,7 @@ import { groupKey } from "./change.js";
  * @property {[string, string]} names of the runs before and after
  * @property {string[]} warnings what the runs differ in besides their code
  * @property {string[]} notes
+ * @property {{ sections: any[], diff: string } | null} fixed what a fix replaced between the two
  * @property {Amounts} whole of the step before
  * @property {Amounts[]} was own amounts before, by layer
  * @property {Status[]} statuses by layer
@@ -61,6 +62,7 @@ export function joinRuns(after, before, comparison) {
       names: comparison.names,
       warnings: comparison.warnings,
       notes: comparison.notes,
+      fixed: comparison.fix ?? null,
       whole: before.whole,
       was: inBefore.map((i) => (i < 0 ? [0, 0, 0] : before.own[i])),
       statuses: paths.map((path, i) =>

@@ -4,6 +4,7 @@ import { drawCrumbs, drawLegend, tipLines } from "./captions.js";
 import { saveFile } from "./copy.js";
 import { drawDetails } from "./details.js";
 import { keepFocus, refill } from "./dom.js";
+import { drawFixed } from "./fixed.js";
 import { drawFindings, findingFits, markFindings, nodeAbove, nodesOf } from "./findings.js";
 import { Flame } from "./flame.js";
 import { changeOf, isCompared } from "./change.js";
@@ -89,6 +90,7 @@ export class Page {
       say: (words) => this.say(words),
       nodes: (finding) => nodesOf(this.run, this.tree, finding),
     });
+    if (joined?.joined?.fixed) drawFixed(this.parts.fixed, joined.joined.fixed, (words) => this.say(words));
     this.draw();
     this.drawMemory();
   }
@@ -140,7 +142,7 @@ export class Page {
   get tab() {
     const { tab } = this.state;
     if (this.tabs.some(([key]) => key === tab)) return tab;
-    return this.joined ? "layers" : this.tabs[0][0];
+    return this.joined && !this.joined.joined?.fixed ? "layers" : this.tabs[0][0];
   }
 
   /** Light or dark: as chosen, or as the system has it. */
@@ -303,14 +305,15 @@ export class Page {
     const fits = state.query.trim() ? matcher(state.query) : null;
     for (const [key, words] of this.tabs) {
       const button = document.getElementById(`tab-${key}`);
-      // What the ledger has is not searched.
-      const count = fits && key !== "ledger" ? ` ${this.countIn(key, fits)}` : "";
+      // What the ledger and the fix have is not searched.
+      const count = fits && key !== "ledger" && key !== "fixed" ? ` ${this.countIn(key, fits)}` : "";
       if (button) button.textContent = words + count;
       button?.setAttribute("aria-selected", String(key === tab));
       button?.setAttribute("tabindex", key === tab ? "0" : "-1");
     }
-    const isList = tab === "findings";
-    parts.findings.hidden = !isList;
+    const isList = tab === "findings" || tab === "fixed";
+    parts.findings.hidden = tab !== "findings";
+    parts.fixed.hidden = tab !== "fixed";
     parts.rows.hidden = isList;
     parts.csv.hidden = isList;
     parts.summary.hidden = isList;

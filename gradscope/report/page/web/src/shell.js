@@ -26,6 +26,7 @@ import { countOf } from "./table.js";
  */
 export function makeShell(place, run, tabs, actions) {
   const help = makeHelp();
+  const fixed = run.joined?.fixed;
   const parts = {
     cards: element("div", { class: "cards", role: "group", "aria-label": "What is shown" }),
     headline: element(
@@ -34,18 +35,13 @@ export function makeShell(place, run, tabs, actions) {
         type: "button",
         class: "headline",
         id: "headline",
-        onclick: () => actions.change({ tab: "findings", sort: "" }),
+        onclick: () => actions.change({ tab: fixed ? "fixed" : "findings", sort: "" }),
       },
-      visible(shorten(run.info.headline, 160)),
+      visible(shorten(fixed ? fixed.sections[0].blocks[0].text : run.info.headline, 160)),
     ),
     said: element("p", { class: "unseen", id: "said", role: "status" }),
-    findings: element("div", {
-      class: "rows list",
-      tabindex: "0",
-      role: "tabpanel",
-      id: "findings",
-      "aria-labelledby": "tab-findings",
-    }),
+    findings: listPanel("findings"),
+    fixed: listPanel("fixed"),
     title: element("h2", {}),
     crumbs: element("nav", { class: "crumbs", "aria-label": "Zoom" }),
     legend: element("div", { class: "legend-bar" }),
@@ -190,7 +186,7 @@ function tablePanel(parts, tabs, actions) {
           type: "button",
           role: "tab",
           id: `tab-${key}`,
-          "aria-controls": key === "findings" ? "findings" : "rows",
+          "aria-controls": key === "findings" || key === "fixed" ? key : "rows",
           onclick: () => actions.change({ tab: key, sort: "" }),
           onkeydown: (/** @type {KeyboardEvent} */ event) => actions.tabKey(event),
         },
@@ -210,9 +206,19 @@ function tablePanel(parts, tabs, actions) {
       parts.summary,
       parts.csv,
     ),
+    parts.fixed,
     parts.findings,
     parts.rows,
   );
+}
+
+/**
+ * The panel of a tab that is no table.
+ * @param {string} key
+ */
+function listPanel(key) {
+  const about = { tabindex: "0", role: "tabpanel", id: key, "aria-labelledby": `tab-${key}` };
+  return element("div", { class: "rows list", ...about });
 }
 
 /** @param {Run} run */

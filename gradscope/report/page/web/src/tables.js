@@ -36,6 +36,7 @@ import {
 export function tabsOf(run) {
   /** @type {[string, string, boolean][]} */
   const tabs = [
+    ["fixed", "Fix", run.joined?.fixed != null],
     ["findings", "Findings", hasFindings(run)],
     ["layers", "Layers", true],
     ["ops", "Ops", true],
