@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from gradscope.compare.document import diff_document
 from gradscope.document.html import to_fragment
 from gradscope.document.markdown import to_markdown
 from gradscope.document.parts import Bar, Bullets, Cell, Commands, Document, Entry, KeyValues, Row, Table, Words
+from gradscope.document.record import to_record
 from gradscope.document.terminal import to_text
 from gradscope.report.document import profile_document
 from gradscope.report.tree import ViewOptions
@@ -138,6 +140,21 @@ def test_sentences_are_the_same_everywhere(document: Document) -> None:
         assert len(words) < 400  # what a notebook cuts
         for output in outputs:
             assert words in " ".join(output.split()), words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS.keys())
+def test_the_pages_record_has_all_of_it(document: Document) -> None:
+    record = to_record(document)
+    blocks = [block for section in record for block in section["blocks"]]
+    drawn = [block for block in blocks if block["kind"] == "table" and any(each["title"] for each in block["columns"])]
+    for table, block in zip(tables(document), drawn, strict=True):
+        assert [column["title"] for column in block["columns"]] == [column.title for column in table.columns]
+        assert [row["cells"] for row in block["rows"]] == [texts(row, table, bars=True) for row in table.rows]
+        assert [row["note"] for row in block["rows"]] == [row.note for row in table.rows]
+    said = json.dumps([{**section, "key": ""} for section in record], ensure_ascii=False)
+    above = {document.title, document.subject, document.warning, *document.reasons, *dict(document.head.rows).values()}
+    for sentence in set(sentences(document)) - above:
+        assert json.dumps(sentence, ensure_ascii=False)[1:-1] in said
 
 
 def sentences(document: Document) -> Iterator[str]:

@@ -14,7 +14,7 @@ from gradscope.report.findings import FindingRow, build_findings, chosen, findin
 from gradscope.report.fold import build_tree
 from gradscope.report.nextsteps import fix_command
 from gradscope.report.tree import ViewOptions
-from gradscope.tables import RunData
+from gradscope.tables import Finding, RunData
 
 
 def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
@@ -33,12 +33,14 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
             {
                 **{key: getattr(row, key) for key in _TEXTS},
                 "where": row.layers,
-                "layers": layers,
+                "layers": list(finding.layers),
+                "saved_ns": finding.predicted_saving_ns or 0,
+                "saved_bytes": finding.predicted_saving_bytes or 0,
                 "small": small,
                 "command": _command(row, run),
                 "comment": comment,
             }
-            for (row, layers, small), comment in zip(rows, comments, strict=True)
+            for (row, finding, small), comment in zip(rows, comments, strict=True)
         ],
         "nothing_found": list(nothing),
         "headline": _headline(shown, nothing),
@@ -49,8 +51,8 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
 _TEXTS = ("rule", "severity", "message", "line", "text", "evidence", "recipe", "advice", "code", "saving", "worth")
 
 
-def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, list[str], bool]]:
-    """Each finding in words, the paths of its layers, and whether other reports only count it."""
+def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, Finding, bool]]:
+    """Each finding in words, as it was found, and whether other reports only count it."""
     if not run.findings:
         return []
     roots = build_tree(run.layers, run.step.backward_ns, run.workload.model)
@@ -60,7 +62,7 @@ def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, list[str], bo
     for index, finding in enumerate((*shown, *small, *hints)):
         row = finding_row(finding, run, nodes)
         row = row if source else dataclasses.replace(row, text="")
-        rows.append((row, list(finding.layers), index >= len(shown)))
+        rows.append((row, finding, index >= len(shown)))
     return rows
 
 

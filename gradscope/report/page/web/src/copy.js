@@ -46,11 +46,12 @@ async function copy(text) {
 
 /**
  * @param {string} name
- * @param {string} text
+ * @param {string | Blob} content
  * @param {string} type
  */
-export function saveFile(name, text, type) {
-  const url = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+export function saveFile(name, content, type) {
+  const isText = typeof content === "string";
+  const url = URL.createObjectURL(new Blob([content], { type: isText ? `${type};charset=utf-8` : type }));
   element("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -7,6 +7,7 @@ import { ledgerParts } from "./linetables.js";
 import { ancestry, isWithin, layerOf } from "./nodes.js";
 import { BACKWARD } from "./run.js";
 import { lightOf } from "./search.js";
+import { hasEstimate } from "./whatif.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -18,6 +19,7 @@ import { lightOf } from "./search.js";
  * @property {(found: import("./search.js").Found | null) => void} light the frames of layers
  * @property {(words: string) => void} say
  * @property {(finding: any) => Node[]} nodes of its layers
+ * @property {(finding: any) => void} whatIf draw the step without what it costs
  */
 
 /**
@@ -151,6 +153,19 @@ function findingItem(run, finding, index, actions) {
       "p",
       { class: "note foot" },
       visible(finding.recipe ? `rule ${finding.rule} · recipe ${finding.recipe}` : `rule ${finding.rule}`),
+      hasEstimate(finding) &&
+        element(
+          "button",
+          {
+            type: "button",
+            class: "what-if",
+            title: "Draw the step as it is estimated to be without it",
+            "aria-pressed": "false",
+            "data-finding": finding.comment,
+            onclick: () => actions.whatIf(finding),
+          },
+          "What if",
+        ),
       copyButton("Copy as GitHub comment", finding.comment, actions.say),
     ),
   );

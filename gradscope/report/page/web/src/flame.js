@@ -361,6 +361,21 @@ export class Flame {
     return new XMLSerializer().serializeToString(picture);
   }
 
+  /**
+   * The flame as it is drawn, on the page's background.
+   * @param {(picture: Blob) => void} done
+   */
+  toPng(done) {
+    const { width, height } = this.canvas;
+    const copy = Object.assign(document.createElement("canvas"), { width, height });
+    const context = copy.getContext("2d");
+    if (!context) return;
+    context.fillStyle = cssColour(readPalette(this.canvas).background);
+    context.fillRect(0, 0, width, height);
+    context.drawImage(this.canvas, 0, 0);
+    copy.toBlob((picture) => picture && done(picture), "image/png");
+  }
+
   /** @param {KeyboardEvent} event */
   key(event) {
     if (!this.view || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -21,6 +21,7 @@ import { makeTable, tabsOf } from "./tables.js";
 import { TableView } from "./tableview.js";
 import { drawTimeline, markLayers } from "./timeline.js";
 import { buildTree } from "./tree.js";
+import { runWithout } from "./whatif.js";
 
 /**
  * @typedef {import("./nodes.js").Node} Node
@@ -57,8 +58,10 @@ export class Page {
     this.single = single;
     this.joined = joined;
     this.state = fromHash(location.hash);
-    /** @type {Map<string, Tree>} */
+    /** @type {Map<Run, Map<boolean, Tree>>} */
     this.trees = new Map();
+    /** @type {{ finding: any, run: Run } | null} the run as a finding estimates it */
+    this.whatIf = null;
     /** @type {{ key: string, found: import("./search.js").Found | null }} */
     this.searched = { key: "", found: null };
     /** @type {Map<string, number>} */
@@ -71,7 +74,9 @@ export class Page {
       query: (query) => this.changeQuery(query),
       tabKey: (event) => tabKey(this, event),
       csv: () => this.saveCsv(),
-      svg: () => this.saveSvg(),
+      svg: () => saveFile("gradscope-flame.svg", this.flame.toSvg(), "image/svg+xml"),
+      png: () => this.flame.toPng((picture) => saveFile("gradscope-flame.png", picture, "image/png")),
+      measured: () => this.showWhatIf(null),
       theme: () => this.switchTheme(),
     });
     this.flame = new Flame(this.parts.canvas, {
@@ -89,6 +94,7 @@ export class Page {
       light: (found) => this.flame.lightUp(found),
       say: (words) => this.say(words),
       nodes: (finding) => nodesOf(this.run, this.tree, finding),
+      whatIf: (finding) => this.showWhatIf(finding),
     });
     if (joined?.joined?.fixed) drawFixed(this.parts.fixed, joined.joined.fixed, (words) => this.say(words));
     this.draw();
@@ -97,6 +103,7 @@ export class Page {
 
   /** What is shown: the run alone, or beside the one before. */
   get run() {
+    if (this.whatIf) return this.whatIf.run;
     return (this.state.compare && this.joined) || this.single;
   }
 
@@ -106,10 +113,10 @@ export class Page {
 
   /** @param {boolean} merged */
   treeOf(merged) {
-    const key = `${merged} ${this.run === this.joined}`;
-    const tree = this.trees.get(key) ?? buildTree(this.run, merged);
-    this.trees.set(key, tree);
-    return tree;
+    const trees = this.trees.get(this.run) ?? new Map();
+    this.trees.set(this.run, trees);
+    if (!trees.has(merged)) trees.set(merged, buildTree(this.run, merged));
+    return trees.get(merged);
   }
 
   get zoom() {
@@ -122,7 +129,7 @@ export class Page {
 
   get found() {
     const { query, metric, merged, compare } = this.state;
-    const key = `${compare} ${merged} ${metric} ${query}`;
+    const key = `${compare} ${merged} ${metric} ${this.whatIf?.finding.comment ?? ""} ${query}`;
     if (key !== this.searched.key)
       this.searched = { key, found: search(this.tree.root, query, metric, this.run.paths, this.nodesOfLines(query)) };
     return this.searched.found;
@@ -213,6 +220,29 @@ export class Page {
     let { zoom } = this;
     while (!isWithin(node, zoom) && zoom.parent) zoom = zoom.parent;
     this.change({ select: addressOf(node, this.run.paths), zoom: addressOf(zoom, this.run.paths) });
+  }
+
+  /**
+   * Draw the step as it would be without what a finding costs; null: as it was measured.
+   * @param {any} finding
+   */
+  showWhatIf(finding) {
+    const last = this.whatIf;
+    this.whatIf = finding && finding !== last?.finding ? { finding, run: runWithout(this.single, finding) } : null;
+    if (last) this.trees.delete(last.run);
+    const { whatIf, parts } = this;
+    const words = whatIf ? `What if: ${visible(whatIf.finding.message)} (${visible(whatIf.finding.worth)})` : "";
+    parts.whatIf.hidden = !whatIf;
+    parts.whatIfWords.textContent = words;
+    parts.compare.disabled = whatIf !== null;
+    for (const button of parts.findings.querySelectorAll(".what-if"))
+      button.setAttribute(
+        "aria-pressed",
+        String(whatIf !== null && button.getAttribute("data-finding") === whatIf.finding.comment),
+      );
+    this.say(words || "The step as it was measured");
+    this.draw();
+    this.flame.lightUp(null); // what was lit are frames of the other tree
   }
 
   draw() {
@@ -331,6 +361,7 @@ export class Page {
     const identity = [
       tab,
       state.compare,
+      this.whatIf?.finding.comment,
       state.query,
       state.merged,
       state.metric,
@@ -442,10 +473,6 @@ export class Page {
 
   saveCsv() {
     saveFile(`gradscope-${this.tab}.csv`, toCsv(this.makeTable()), "text/csv");
-  }
-
-  saveSvg() {
-    saveFile("gradscope-flame.svg", this.flame.toSvg(), "image/svg+xml");
   }
 
   /** @param {number} step */

@@ -15,6 +15,8 @@ import { countOf } from "./table.js";
  * @property {(event: KeyboardEvent) => void} tabKey
  * @property {() => void} csv
  * @property {() => void} svg
+ * @property {() => void} png
+ * @property {() => void} measured
  * @property {() => void} theme
  */
 
@@ -100,19 +102,32 @@ export function makeShell(place, run, tabs, actions) {
       { type: "button", id: "svg", title: "Save the flame as SVG", onclick: () => actions.svg() },
       "SVG",
     ),
+    png: element(
+      "button",
+      { type: "button", id: "png", title: "Save the flame as PNG", onclick: () => actions.png() },
+      "PNG",
+    ),
+    whatIfWords: element("span", {}),
     csv: element("button", { type: "button", id: "csv", onclick: () => actions.csv() }, "CSV"),
     rows: element("div", { class: "rows", tabindex: "0", role: "tabpanel", id: "rows" }),
     timeline: element("section", { class: "panel timeline", "aria-label": "Memory over the step" }),
     details: element("section", { class: "panel details", "aria-label": "The selection", tabindex: "-1" }),
     tip: element("div", { class: "tip", role: "tooltip", hidden: true }),
   };
+  const whatIf = element(
+    "p",
+    { class: "what-if-line", hidden: true },
+    parts.whatIfWords,
+    " ",
+    element("button", { type: "button", onclick: () => actions.measured() }, "Show what was measured"),
+  );
   parts.colour.append(
     element("option", { value: "type" }, "layer type"),
     element("option", { value: "ratio" }, "backward ÷ forward"),
   );
   if (run.joined) parts.colour.append(element("option", { value: "change" }, "change"));
   parts.order.append(
-    element("option", { value: "model" }, "as in the model"),
+    element("option", { value: "model" }, "model order"),
     element("option", { value: "largest" }, "largest first"),
   );
   const warnings = warningsOf(run);
@@ -125,7 +140,7 @@ export function makeShell(place, run, tabs, actions) {
       warnings.length > 0 &&
         element("ul", { class: "warnings" }, ...warnings.map((text) => element("li", {}, visible(text)))),
       element("div", { class: "top" }, parts.cards, run.info.headline !== "" && parts.headline),
-      flamePanel(parts, run),
+      flamePanel({ ...parts, whatIf }, run),
       element(
         "div",
         { class: "bottom" },
@@ -138,7 +153,7 @@ export function makeShell(place, run, tabs, actions) {
     parts.said,
     help,
   );
-  return { ...parts, help };
+  return { ...parts, whatIf, help };
 }
 
 /**
@@ -160,8 +175,9 @@ function flamePanel(parts, run) {
       element("label", {}, "Colour ", parts.colour),
       element("label", {}, "Order ", parts.order),
       element("span", { class: "search" }, parts.query, parts.found),
-      parts.svg,
+      element("span", { class: "save" }, parts.svg, parts.png),
     ),
+    parts.whatIf,
     element("div", { class: "under" }, parts.crumbs, parts.legend),
     element("div", { class: "canvas" }, parts.canvas),
     element(

@@ -1,0 +1,109 @@
+"""What if: the flame with a finding's estimated saving cut out of its layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.tables import RunData
+from tests.page import runs
+from tests.page.conftest import Open, Opened
+from tests.page.test_findings import found
+
+SIZES = [(1280, 720), (390, 844)]
+
+
+def shown(opened: Opened) -> dict[str, float]:
+    """Times of the whole step beside the flame, ns; bytes of what is saved."""
+    rows = opened.page.query_selector_all(".details .amounts tr[data-row]")
+    return {
+        row.get_attribute("data-row"): float(row.query_selector("td").get_attribute("data-value") or 0) for row in rows
+    }
+
+
+def estimated() -> tuple[RunData, Any]:
+    """A run, and the one finding of it that has an estimate."""
+    run = found()
+    finding = dataclasses.replace(run.findings[-1], predicted_saving_bytes=1_000_000)
+    return dataclasses.replace(run, findings=(finding,)), finding
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_saving_is_cut_out_and_comes_back(open_page: Open, size: tuple[int, int]) -> None:
+    run, finding = estimated()
+    opened = open_page(run, size=size)
+    page, before = opened.page, shown(opened)
+    button = page.locator(".what-if")
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    after = shown(opened)
+    cut = sum(before[name] - after[name] for name in ("Forward", "Backward"))
+    assert cut == pytest.approx(finding.predicted_saving_ns, rel=1e-6)
+    if "Saved memory" in before:
+        assert before["Saved memory"] - after["Saved memory"] == pytest.approx(1_000_000, rel=1e-6)
+    assert button.get_attribute("aria-pressed") == "true"
+    assert finding.message in page.inner_text(".what-if-line")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.click(".what-if-line button")
+    assert shown(opened) == before
+    assert page.locator(".what-if-line").is_hidden() and button.get_attribute("aria-pressed") == "false"
+
+
+def test_only_the_layers_of_the_finding_get_shorter(open_page: Open) -> None:
+    run, finding = estimated()
+    opened = open_page(run, "#tab=layers&merged=false")
+    page = opened.page
+
+    def own() -> dict[str, float]:
+        rows = page.query_selector_all("#rows tbody tr")
+        cells = {row.query_selector("th").inner_text().split()[0]: row.query_selector("td") for row in rows}
+        return {name: float(cell.get_attribute("data-value") or 0) for name, cell in cells.items()}
+
+    before = own()
+    page.click("#tab-findings")
+    page.click(".what-if")
+    page.click("#tab-layers")
+    after = own()
+    shorter = {name for name in before if after.get(name, 0) < before[name]}
+    assert shorter and all(name.startswith(finding.layers) for name in shorter)
+
+
+def test_a_finding_without_an_estimate_has_no_what_if(open_page: Open) -> None:
+    run, finding = estimated()
+    none = dataclasses.replace(
+        finding, predicted_saving_ns=None, predicted_low_ns=None, predicted_high_ns=None, predicted_saving_bytes=None
+    )
+    opened = open_page(dataclasses.replace(run, findings=(none, dataclasses.replace(finding, layers=()))))
+    assert opened.page.locator(".what-if").count() == 0
+
+
+def test_while_two_runs_are_compared_the_run_after_is_asked(open_page: Open, tmp_path: Path) -> None:
+    from gradscope.compare import diff
+
+    run, finding = estimated()
+    before = dataclasses.replace(run, findings=())
+    path = diff(before, run).to_html(tmp_path / "diff.html")
+    opened = open_page(path)
+    page = opened.page
+    page.click("#tab-findings")
+    page.click(".what-if")
+    assert page.is_disabled("#compare")
+    assert finding.message in page.inner_text(".what-if-line")
+    page.click(".what-if-line button")
+    assert page.is_enabled("#compare")
+
+
+def test_the_flame_is_saved_as_png(open_page: Open, tmp_path: Path) -> None:
+    opened = open_page(runs.gpt())
+    with opened.page.expect_download() as saved:
+        opened.page.click("#png")
+    path = tmp_path / saved.value.suggested_filename
+    saved.value.save_as(path)
+    content = path.read_bytes()
+    assert path.name == "gradscope-flame.png" and content.startswith(b"\x89PNG\r\n\x1a\n")
+    size = opened.page.evaluate("[document.querySelector('canvas').width, document.querySelector('canvas').height]")
+    assert list(struct.unpack(">II", content[16:24])) == size
