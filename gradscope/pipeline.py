@@ -46,7 +46,7 @@ from gradscope.readings import (
 )
 from gradscope.recording.record import Recorder
 from gradscope.report.report import Report
-from gradscope.tables import Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
+from gradscope.tables import Limits, Options, Progress, RunData, WorkloadInfo, is_starved, is_unreliable
 from gradscope.trace.reader import TraceReader
 from gradscope.workload import Batches, Script, Workload, import_path, resolve_device
 
@@ -315,6 +315,16 @@ def _diagnosed(run: RunData, capture: Capture, names: ModuleNames, recorder: Rec
             into.drop()
 
 
+def _with_ceilings(environment: Mapping[str, Any], limits: Limits | None) -> Mapping[str, Any]:
+    """Add the ceilings that the page draws the roof of: of matmuls in the model's dtype, and of memory."""
+    if limits is None:
+        return environment
+    dtype = next((each for each in (str(environment.get("dtype")), "float32") if each in limits.flops), None)
+    if dtype is None:
+        return environment
+    return {**environment, "limit_dtype": dtype, "limit_flops": limits.flops[dtype], "limit_bytes": limits.bytes}
+
+
 def _with_findings(
     run: RunData, capture: Capture, names: ModuleNames, recorder: Recorder, found: Found | None
 ) -> RunData:
@@ -332,7 +342,8 @@ def _with_findings(
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
     try:
-        run = replace(run, layers=bounded(Case(run, facts, limits)))
+        environment = _with_ceilings(run.environment, limits)
+        run = replace(run, layers=bounded(Case(run, facts, limits)), environment=environment)
     except Exception as error:
         notes.append(f"the layers' limits are unknown: {type(error).__name__}: {error}")
     steady = not is_unreliable(run.step)

@@ -127,6 +127,8 @@ def test_the_script_holds_every_module_once() -> None:
 def test_modules_that_cannot_be_joined_are_refused() -> None:
     with pytest.raises(bundle.BundleError, match=r"b\.js and a\.js both declare one: rename one of them\."):
         bundle.join({"a.js": "export const one = 1;\n", "b.js": "function one() {}\n"})
+    with pytest.raises(bundle.BundleError, match=r"a\.js declares several names at once at its top level: const \["):
+        bundle.join({"a.js": "const [one, two] = [1, 2];\n"})
     with pytest.raises(bundle.BundleError, match=r"a\.js cannot be joined with the others: export default one"):
         bundle.join({"a.js": "export default one;\n"})
     annotated = (

@@ -21,6 +21,8 @@ _IMPORT = re.compile(r'^import \{(?P<names>[^}]*)\} from "\./(?P<file>[\w-]+\.js
 _ANNOTATION = re.compile(r"^ *(?:/\*\*(?:[^*]|\*(?!/))*\*/|// [^\n]*)\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 _DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class)\*? (\w+)", re.MULTILINE)
+# Names that are taken apart would not be seen by the line above.
+_TAKEN_APART = re.compile(r"^(?:export )?(?:const|let) [\[{].*", re.MULTILINE)
 
 
 class BundleError(AssertionError):
@@ -46,6 +48,8 @@ def join(modules: Mapping[str, str]) -> str:
         for declared in _DECLARED.findall(text):
             if owners.setdefault(declared, name) != name:
                 raise BundleError(f"{name} and {owners[declared]} both declare {declared}: rename one of them.")
+        if apart := _TAKEN_APART.search(text):
+            raise BundleError(f"{name} declares several names at once at its top level: {apart[0]}")
         body = _EXPORT.sub("", _IMPORT.sub("", _ANNOTATION.sub("", text)))
         if left := re.search(r"^(?:import|export)\b.*", body, re.MULTILINE):
             raise BundleError(f"{name} cannot be joined with the others: {left[0]}")

@@ -13,8 +13,9 @@ import { drawCards } from "./header.js";
 import { ancestry, isWithin, nameWithRepeats } from "./nodes.js";
 import { listen, tabKey } from "./keys.js";
 import { amountOf } from "./run.js";
+import { drawRoofline } from "./roofline.js";
 import { matcher, search } from "./search.js";
-import { makeShell } from "./shell.js";
+import { LISTS, makeShell } from "./shell.js";
 import { addressOf, colourOf, fromHash, nodeOf, toHash } from "./state.js";
 import { METRIC_WORDS, countOf, toCsv } from "./table.js";
 import { makeTable, tabsOf } from "./tables.js";
@@ -44,6 +45,9 @@ const LEAST_SHARE = 0.08;
 
 /** @type {readonly (keyof ViewState)[]} */
 const STEPS = ["tab", "select", "zoom"];
+
+// Tabs that have no rows to be searched.
+const UNSEARCHED = new Set(["ledger", "fixed", "roofline"]);
 
 // A page of A4 between its margins, in CSS pixels.
 const PAPER_WIDTH = 700;
@@ -89,14 +93,14 @@ export class Page {
       select: (node) => this.selectInView(node),
     });
     listen(this);
-    drawFindings(this.parts.findings, joined ?? single, {
+    drawFindings(this.parts.lists.findings, joined ?? single, {
       go: (paths) => this.showLayers(paths),
       light: (found) => this.flame.lightUp(found),
       say: (words) => this.say(words),
       nodes: (finding) => nodesOf(this.run, this.tree, finding),
       whatIf: (finding) => this.showWhatIf(finding),
     });
-    if (joined?.joined?.fixed) drawFixed(this.parts.fixed, joined.joined.fixed, (words) => this.say(words));
+    if (joined?.joined?.fixed) drawFixed(this.parts.lists.fixed, joined.joined.fixed, (words) => this.say(words));
     this.draw();
     this.drawMemory();
   }
@@ -235,7 +239,7 @@ export class Page {
     parts.whatIf.hidden = !whatIf;
     parts.whatIfWords.textContent = words;
     parts.compare.disabled = whatIf !== null;
-    for (const button of parts.findings.querySelectorAll(".what-if"))
+    for (const button of parts.lists.findings.querySelectorAll(".what-if"))
       button.setAttribute(
         "aria-pressed",
         String(whatIf !== null && button.getAttribute("data-finding") === whatIf.finding.comment),
@@ -335,15 +339,15 @@ export class Page {
     const fits = state.query.trim() ? matcher(state.query) : null;
     for (const [key, words] of this.tabs) {
       const button = document.getElementById(`tab-${key}`);
-      // What the ledger and the fix have is not searched.
-      const count = fits && key !== "ledger" && key !== "fixed" ? ` ${this.countIn(key, fits)}` : "";
+      const count = fits && !UNSEARCHED.has(key) ? ` ${this.countIn(key, fits)}` : "";
       if (button) button.textContent = words + count;
       button?.setAttribute("aria-selected", String(key === tab));
       button?.setAttribute("tabindex", key === tab ? "0" : "-1");
     }
-    const isList = tab === "findings" || tab === "fixed";
-    parts.findings.hidden = tab !== "findings";
-    parts.fixed.hidden = tab !== "fixed";
+    const isList = LISTS.has(tab);
+    for (const key of LISTS) parts.lists[key].hidden = key !== tab;
+    if (tab === "roofline")
+      drawRoofline(parts.lists.roofline, this.run, this.tree, this.selected, (node) => this.selectInView(node));
     parts.rows.hidden = isList;
     parts.csv.hidden = isList;
     parts.summary.hidden = isList;
@@ -352,7 +356,7 @@ export class Page {
     parts.subtree.parentElement?.toggleAttribute("hidden", tab !== "layers");
     const fixed = zoom.kind === "all" || tab === "ledger" || isList;
     parts.zoomedOnly.parentElement?.toggleAttribute("hidden", fixed);
-    markFindings(parts.findings, this.run, this.tree, this.selected, fits);
+    markFindings(parts.lists.findings, this.run, this.tree, this.selected, fits);
     if (isList) return;
     parts.rows.setAttribute("aria-labelledby", `tab-${tab}`);
     const table = this.makeTable();

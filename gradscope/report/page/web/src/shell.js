@@ -20,6 +20,9 @@ import { countOf } from "./table.js";
  * @property {() => void} theme
  */
 
+// Tabs that are no table.
+export const LISTS = new Set(["fixed", "findings", "roofline"]);
+
 /**
  * @param {HTMLElement} place
  * @param {Run} run
@@ -42,8 +45,7 @@ export function makeShell(place, run, tabs, actions) {
       visible(shorten(fixed ? fixed.sections[0].blocks[0].text : run.info.headline, 160)),
     ),
     said: element("p", { class: "unseen", id: "said", role: "status" }),
-    findings: listPanel("findings"),
-    fixed: listPanel("fixed"),
+    lists: Object.fromEntries([...LISTS].map((key) => [key, listPanel(key)])),
     title: element("h2", {}),
     crumbs: element("nav", { class: "crumbs", "aria-label": "Zoom" }),
     legend: element("div", { class: "legend-bar" }),
@@ -202,7 +204,7 @@ function tablePanel(parts, tabs, actions) {
           type: "button",
           role: "tab",
           id: `tab-${key}`,
-          "aria-controls": key === "findings" || key === "fixed" ? key : "rows",
+          "aria-controls": LISTS.has(key) ? key : "rows",
           onclick: () => actions.change({ tab: key, sort: "" }),
           onkeydown: (/** @type {KeyboardEvent} */ event) => actions.tabKey(event),
         },
@@ -222,14 +224,13 @@ function tablePanel(parts, tabs, actions) {
       parts.summary,
       parts.csv,
     ),
-    parts.fixed,
-    parts.findings,
+    ...Object.values(parts.lists),
     parts.rows,
   );
 }
 
 /**
- * The panel of a tab that is no table.
+ * The panel of one of these tabs.
  * @param {string} key
  */
 function listPanel(key) {

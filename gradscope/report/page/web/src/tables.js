@@ -1,5 +1,6 @@
 // The tables below the flame, exact values included: layers, operations, kernels. How they are drawn is in tableview.js.
 
+import { hasRoofline } from "./roofline.js";
 import { changeOf, isCompared, sumOfChanges } from "./change.js";
 import { hasFindings } from "./findings.js";
 import { formatCalls, formatRatio } from "./format.js";
@@ -44,6 +45,7 @@ export function tabsOf(run) {
     ["lines", "Lines", run.lines.length > 0],
     ["ledger", "Ledger", true],
     ["peak", "Peak", run.memory !== null],
+    ["roofline", "Roofline", hasRoofline(run)],
   ];
   return tabs.filter(([, , there]) => there).map(([key, words]) => [key, words]);
 }
