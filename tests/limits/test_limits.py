@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradscope import profile
 from gradscope.capture.environment import describe_environment
 from gradscope.devices import device_name
 from gradscope.errors import OutputError
@@ -223,3 +224,22 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices_have_the_names_of_the_environment() -> None:
     for device in measure.devices():
         assert device_name(device) == describe_environment(device, None)["device_name"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "shown"),
+    [({"float32": 1e11, "bfloat16": 3e11}, ("float32", 1e11)), ({"bfloat16": 3e11}, None), (None, None)],
+)
+def test_a_run_holds_the_ceilings_of_its_dtype(rates: dict[str, float] | None, shown: tuple[str, float] | None) -> None:
+    """Of a model of float32: what the page draws the roof of."""
+    threads = torch.get_num_threads()
+    if rates is not None:
+        keep(Limits(device_name(torch.device("cpu")), rates, 2e10, 900.0), threads)
+    report = profile(
+        torch.nn.Linear(8, 8), torch.ones(4, 8), steps=1, warmup=0, memory=False, lines=False, device="cpu"
+    )
+    environment = report.data.environment
+    if shown is None:
+        assert not [key for key in environment if key.startswith("limit_")]
+    else:
+        assert (environment["limit_dtype"], environment["limit_flops"], environment["limit_bytes"]) == (*shown, 2e10)
