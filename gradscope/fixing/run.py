@@ -120,6 +120,9 @@ def _tried(
             after = profiled(workload, settings, progress)
         finally:
             patches.revert()
+        if patches.old_calls:  # nothing of the user's ran in between: a profile that disturbs the new code is a defect
+            calls = ", ".join(f"{path or 'the model'} {count} times" for path, count in patches.old_calls.items())
+            result = replace(result, notes=(*result.notes, f"the profile after ran old code: {calls}"))
     progress.done()
     return report_of(result, before, after)
 

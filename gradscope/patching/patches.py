@@ -69,6 +69,15 @@ class Patches:
         return self._swaps
 
     @property
+    def old_calls(self) -> dict[str, int]:
+        """Return how many calls of each module ran its own code since :meth:`apply`, by its path; those with none, not.
+
+        They do where a module whose calls the new code replaces is not what it was when that was proved: it got a hook,
+        for example.
+        """
+        return {swap.sites[0].path: swap.old_calls for swap in self._swaps if swap.old_calls}
+
+    @property
     def in_source(self) -> list[Site]:
         """The kept sites whose text may change for all modules that run it; the others are replaced on one alone."""
         kept = set(self.kept)

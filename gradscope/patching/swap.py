@@ -45,15 +45,24 @@ class Swap:
     def __init__(self, module: nn.Module, sites: Iterable[Site], files: dict[str, SourceFile]) -> None:
         self.module = module
         self.sites = list(sites)
+        self._old_calls = [0]  # not a number: a method that held the swap would keep the module alive
         self._plain = {site.chain[0].name for site in self.sites if not site.chain[0].bound}
         self.methods = {
-            name: made if name in self._plain else _of_its_caller(made, name, unchanged(module, self.sites))
+            name: made
+            if name in self._plain
+            else _of_its_caller(made, name, unchanged(module, self.sites), self._old_calls)
             for name, made in ((name, _built(sites, files)) for name, sites in _by_method(self.sites))
         }
         self._held: dict[str, Any] = {}  # what the module itself had under these names
 
+    @property
+    def old_calls(self) -> int:
+        """Return how many calls ran the module's own code since :meth:`put`, because something was not as proved."""
+        return self._old_calls[0]
+
     def put(self) -> None:
         """Make the module run the rewritten methods."""
+        self._old_calls[0] = 0
         for name, function in self.methods.items():
             held = vars(self.module).get(name, function)
             if held is not function and getattr(held, "__func__", None) is not function:
@@ -113,11 +122,14 @@ def _built(sites: list[Site], files: dict[str, SourceFile], depth: int = 0) -> F
     return made
 
 
-def _of_its_caller(function: FunctionType, name: str, asked: tuple[Unchanged, ...]) -> FunctionType:
+def _of_its_caller(
+    function: FunctionType, name: str, asked: tuple[Unchanged, ...], old_calls: list[int]
+) -> FunctionType:
     """Make ``function`` a method that an instance and its shallow copies hold, and that runs where ``asked`` holds.
 
     A replica of DataParallel's and what ``copy.copy`` makes have the attributes of the original, and so its method,
-    which is bound to that. Who calls it has the right module as its own first argument.
+    which is bound to that. Who calls it has the right module as its own first argument. Calls for which ``asked`` does
+    not hold are counted in ``old_calls``.
     """
 
     @functools.wraps(function)
@@ -128,6 +140,8 @@ def _of_its_caller(function: FunctionType, name: str, asked: tuple[Unchanged, ..
             if type(first) is type(self) and first is not self and vars(first).get(name) is vars(self).get(name):
                 self = first
         if not all(each.holds(self) for each in asked):
+            if not torch.compiler.is_compiling():
+                old_calls[0] += 1
             return getattr(type(self), name)(self, *args, **kwargs)
         return function(self, *args, **kwargs)
 
