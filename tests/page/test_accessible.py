@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from gradscope.fixing.report import FixReport
 from gradscope.report.page import bundle
+from tests.fixing.fix_fixtures import fixed_fixture, folder_fixture, gains_fixture  # noqa: F401 (used by their names)
 from tests.page import runs
 from tests.page.conftest import Open
+from tests.page.test_roofline import known
+from tests.page.test_whatif import estimated
 
 pytestmark = pytest.mark.browser
 
@@ -51,6 +55,38 @@ def test_axe_finds_nothing_in_findings(open_page: Open, axe: str, scheme: str) -
     assert page.locator("#findings .findings > li").count() == len(findings)
     page.evaluate(axe)
     assert _violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_roofline_nor_in_what_if(open_page: Open, axe: str, scheme: str) -> None:
+    page = open_page(known(), "#tab=roofline", scheme=scheme).page
+    page.evaluate(axe)
+    assert page.locator("#roofline circle").count() and _violations(page) == []
+    page = open_page(estimated()[0], scheme=scheme).page
+    page.evaluate(axe)
+    page.click(".what-if")
+    assert _violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_a_fix(fixed: FixReport, tmp_path: Path, open_page: Open, axe: str, scheme: str) -> None:
+    path = fixed.to_html(tmp_path / "fix.html")
+    assert path is not None
+    page = open_page(path, scheme=scheme).page
+    page.evaluate(axe)
+    assert page.locator("#fixed table").count() and _violations(page) == []
+
+
+def test_on_paper_a_fix_comes_before_the_findings(fixed: FixReport, tmp_path: Path, open_page: Open) -> None:
+    path = fixed.to_html(tmp_path / "fix.html")
+    assert path is not None
+    page = open_page(path, "#tab=layers", size=(794, 1123)).page
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tops = [page.locator(one).bounding_box()["y"] for one in ("#fixed", "#findings", "canvas")]
+    assert tops == sorted(tops)
+    assert not page.locator("#fixed .copy").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_selection_is_announced_in_one_line(open_page: Open) -> None:

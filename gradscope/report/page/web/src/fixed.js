@@ -55,7 +55,11 @@ function blockOf(block, say) {
   const { columns, rows } = block;
   const named = columns.some((/** @type {any} */ column) => column.title);
   const cell = (/** @type {"td" | "th"} */ tag, /** @type {string} */ text, /** @type {number} */ i) =>
-    element(tag, { class: columns[i].align, scope: tag === "th" && "col" }, element("bdi", {}, visible(text)));
+    element(
+      text ? tag : "td", // a heading without words is none
+      { class: columns[i].align, scope: tag === "th" && text !== "" && "col" },
+      element("bdi", {}, visible(text)),
+    );
   const row = (/** @type {any} */ { cells, note }) => [
     element("tr", {}, ...cells.map((/** @type {string} */ text, /** @type {number} */ i) => cell("td", text, i))),
     note && element("tr", {}, element("td", { class: "note", colspan: columns.length }, visible(note))),

@@ -140,7 +140,11 @@ export function makeShell(place, run, tabs, actions) {
       "main",
       {},
       warnings.length > 0 &&
-        element("ul", { class: "warnings" }, ...warnings.map((text) => element("li", {}, visible(text)))),
+        element(
+          "ul",
+          { class: "warnings", tabindex: "0", "aria-label": "What was not measured, and why" },
+          ...warnings.map((text) => element("li", {}, visible(text))),
+        ),
       element("div", { class: "top" }, parts.cards, run.info.headline !== "" && parts.headline),
       flamePanel({ ...parts, whatIf }, run),
       element(
