@@ -7,6 +7,8 @@ synchronisation, and launch-bound layers show as such.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,35 +24,95 @@ class DeviceTime:
     start_ns: IntColumn  # of each CPU row, on a clock that stands still while the device works
     end_ns: IntColumn
     row: IntColumn  # of each kernel: the CPU row that launched it; -1 where it is not known
-    busy_ns: IntColumn  # of each kernel: its share of the time during which the device worked
+    busy_ns: IntColumn  # of each kernel: its share of the time during which the device worked; of a collective, exposed
     duration_ns: IntColumn  # of each kernel, overlaps counted in each
 
 
 def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
     """Lay the kernels beside the CPU rows.
 
-    The time of a kernel that nobody is known to have launched stays with the CPU, as if the device had idled.
+    Where several run at the same time, on whatever stream or device, a nanosecond belongs to one that computes, else to
+    a copy, else to communication: a collective or a prefetch that overlaps compute costs nothing, and the part of it
+    that is left is exposed. Among equals it belongs to the one that started first. The time of a kernel that nobody is
+    known to have launched stays with the CPU, as if the device had idled.
     """
     row, start = kernels.row, kernels.start_ns
     end = np.where(row >= 0, kernels.end_ns, start)
-    # Kernels come by start: what an earlier one covers is not counted again for a later one.
-    covered = np.maximum.accumulate(np.concatenate([start[:1], end]))[:-1]
-    first = np.maximum(start, covered)
-    last = np.maximum(end, first)
-    busy = last - first
+    kind = kinds_of(kernels.names)[kernels.name]
+    busy = np.zeros(len(row), np.int64)
+    covered = _Stretches.none()
+    for each in range(_COMMUNICATION + 1):
+        of_kind = np.flatnonzero(kind == each)
+        first, last = _without_overlap(start[of_kind], end[of_kind])
+        busy[of_kind] = last - first - (covered.until(last) - covered.until(first))
+        covered = _Stretches.union(np.concatenate([covered.first, first]), np.concatenate([covered.last, last]))
 
     def idle_clock(time: IntColumn) -> IntColumn:
-        before = np.concatenate([[0], np.cumsum(busy)])
-        place = np.searchsorted(first, time, side="right")
-        spent = before[place]
-        current = place - 1
-        inside = (current >= 0) & (time < last[current])
-        spent = spent - np.where(inside, last[current] - time, 0)
-        return time - spent
+        idle: IntColumn = time - covered.until(time)
+        return idle
 
     return DeviceTime(
         idle_clock(table.start_ns), idle_clock(table.end_ns), row, busy, kernels.end_ns - kernels.start_ns
     )
+
+
+_COMPUTE, _COPY, _COMMUNICATION = range(3)  # in order of priority
+_COLLECTIVES = re.compile(r"nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
+_COPIES = re.compile(r"^(?:gpu_)?mem(?:cpy|set)|^copy(?:host|device)|^(?:copy|fill)buffer", re.IGNORECASE)
+
+
+def kinds_of(names: Sequence[str]) -> IntColumn:
+    """What each name of a device activity does: compute, copy or communicate."""
+    found = [
+        _COMMUNICATION if _COLLECTIVES.search(name) else _COPY if _COPIES.search(name) else _COMPUTE for name in names
+    ]
+    return np.array(found, np.int64)
+
+
+def _without_overlap(start: IntColumn, end: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """Begin and end of each stretch, in order of start, without what an earlier one covers."""
+    if len(start) == 0:
+        return start, end
+    covered = np.maximum.accumulate(np.concatenate([start[:1], end]))[:-1]
+    first = np.maximum(start, covered)
+    return first, np.maximum(end, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """Stretches of time that do not overlap, in order.
+
+    Attributes:
+        first, last: begin and end of each, ns.
+        before: what all stretches before it add up to, and behind the last one the sum of all.
+    """
+
+    first: IntColumn
+    last: IntColumn
+    before: IntColumn
+
+    @classmethod
+    def none(cls) -> _Stretches:
+        """No stretch."""
+        return cls.union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    @classmethod
+    def union(cls, first: IntColumn, last: IntColumn) -> _Stretches:
+        """What any of these covers."""
+        order = np.argsort(first, kind="stable")
+        first, last = _without_overlap(first[order], last[order])
+        some = last > first
+        first, last = first[some], last[some]
+        return cls(first, last, np.concatenate([[0], np.cumsum(last - first)]))
+
+    def until(self, time: IntColumn) -> IntColumn:
+        """How much of the time until each of these moments is covered."""
+        if len(self.first) == 0:
+            return np.zeros(len(time), np.int64)
+        place = np.searchsorted(self.first, time, side="right")
+        left = np.where(place > 0, np.maximum(self.last[place - 1] - time, 0), 0)
+        covered: IntColumn = self.before[place] - left
+        return covered
 
 
 def kernel_contribution(device: DeviceTime, op: IntColumn) -> Contribution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradscope.attribute.device import read_device
+from gradscope.attribute.device import kinds_of, read_device
 from gradscope.attribute.rows import self_times
 from gradscope.tables import EventTable, KernelTable, RowKind
 
@@ -29,11 +29,15 @@ def _table(rows: list[tuple[int, int, int]]) -> EventTable:
     )
 
 
-def _kernels(rows: list[tuple[int, int, int]]) -> KernelTable:
-    """Kernels of (start, end, row that launched it)."""
-    start, end, row = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-    zeros = np.zeros(len(rows), np.int64)
-    return KernelTable(("k",), zeros, start, end, zeros, zeros, row)
+NAMES = ("gemm", "Memcpy HtoD (Pinned -> Device)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+GEMM, COPY, ALL_REDUCE = range(3)
+
+
+def _kernels(rows: list[tuple[int, ...]]) -> KernelTable:
+    """Kernels of (start, end, row that launched it, index in ``NAMES``, device), the last two 0 where left out."""
+    rows = sorted((*row, *(0,) * (5 - len(row))) for row in rows)
+    start, end, row, name, device = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    return KernelTable(NAMES, name, start, end, device, np.zeros(len(rows), np.int64), row)
 
 
 def test_work_belongs_to_the_kernel_and_idling_to_the_cpu() -> None:
@@ -75,3 +79,72 @@ def test_busy_and_idle_make_the_whole(seed: int) -> None:
     own = self_times(table, device.start_ns, device.end_ns)
     assert (own >= 0).all()
     assert own.sum() + device.busy_ns.sum() == 1000
+
+
+def test_communication_that_overlaps_compute_costs_nothing() -> None:
+    """A collective starts first and ends last: what compute leaves of it is exposed."""
+    table = _table([(0, 100, -1), (0, 5, 0), (5, 10, 0), (10, 12, 0)])
+    device = read_device(table, _kernels([(10, 90, 1, ALL_REDUCE), (20, 50, 2, GEMM), (60, 80, 3, GEMM)]))
+    assert device.busy_ns.tolist() == [80 - 30 - 20, 30, 20]
+    assert device.duration_ns.tolist() == [80, 30, 20]
+    assert self_times(table, device.start_ns, device.end_ns).sum() + device.busy_ns.sum() == 100
+
+
+def test_a_prefetch_under_a_matmul_costs_nothing_and_a_copy_hides_communication() -> None:
+    table = _table([(0, 100, -1), (0, 5, 0), (5, 10, 0), (10, 12, 0)])
+    kernels = [(10, 40, 1, COPY), (15, 35, 2, GEMM), (30, 60, 3, ALL_REDUCE)]
+    device = read_device(table, _kernels(kernels))
+    assert device.busy_ns.tolist() == [10, 20, 20]
+
+
+def test_two_devices_at_the_same_time_are_one_stretch_of_the_wall() -> None:
+    table = _table([(0, 100, -1), (0, 5, 0), (5, 10, 0)])
+    device = read_device(table, _kernels([(10, 60, 1, GEMM, 0), (40, 90, 2, GEMM, 1)]))
+    assert device.busy_ns.tolist() == [50, 30]
+    assert device.duration_ns.tolist() == [50, 50]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_nanosecond_has_the_owner_that_a_walk_finds(seed: int) -> None:
+    """Beside the sweep, each nanosecond by itself: compute, then copies, then communication; the first that started."""
+    rng = np.random.default_rng(seed)
+    table = _table([(0, 300, -1), (1, 2, 0), (3, 4, 0)])
+    starts = np.sort(rng.choice(np.arange(280), 25, replace=False))
+    kernels = _kernels(
+        [
+            (int(one), int(one + rng.integers(0, 60)), int(rng.integers(-1, 3)), int(rng.integers(0, 3)))
+            for one in starts
+        ]
+    )
+    device = read_device(table, kernels)
+    owned = np.zeros(len(starts), np.int64)
+    for moment in range(400):
+        runs = (kernels.row >= 0) & (kernels.start_ns <= moment) & (kernels.end_ns > moment)
+        if runs.any():
+            owned[min(np.flatnonzero(runs), key=lambda one: (kernels.name[one], kernels.start_ns[one]))] += 1
+    assert device.busy_ns.tolist() == owned.tolist()
+    # The clock of the CPU's rows stands still for what any of them covers.
+    own = self_times(table, device.start_ns, device.end_ns)
+    inside = sum(
+        any(kernels.start_ns[k] <= moment < kernels.end_ns[k] for k in np.flatnonzero(kernels.row >= 0))
+        for moment in range(300)
+    )
+    assert own.sum() == 300 - inside
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "compute"),
+        ("ampere_sgemm_128x64_tn", "compute"),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16", "compute"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "communication"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", "communication"),
+        ("Memcpy HtoD (Pinned -> Device)", "copy"),
+        ("Memset (Device)", "copy"),
+        ("CopyHostToDevice", "copy"),
+        ("void reduce_kernel<512, 1>", "compute"),
+    ],
+)
+def test_what_a_device_activity_does_is_told_by_its_name(name: str, kind: str) -> None:
+    assert ("compute", "copy", "communication")[int(kinds_of([name])[0])] == kind
