@@ -57,7 +57,7 @@ def check(
     """
     from gradscope.compare.budgets import check as judge
     from gradscope.compare.check_config import find_settings
-    from gradscope.compare.checktext import check_document, hidden, offenders, to_json
+    from gradscope.compare.checkdocument import check_document, hidden, offenders, to_json
     from gradscope.config import working_folder
     from gradscope.report.runfile import load_run
 

@@ -9,12 +9,12 @@ import torch
 
 import gradscope
 from gradscope.capture.environment import describe_environment
+from gradscope.fitting.document import UNSTEADY
 from gradscope.fitting.fake import FakeCheck, UncheckedError
 from gradscope.fitting.measure import MeasuredRuns
 from gradscope.fitting.options import FitOptions, trained
 from gradscope.fitting.predict import Forecast, Peak
 from gradscope.fitting.result import FitData, FitRow, MeasuredRow, layer_growth
-from gradscope.fitting.show import UNSTEADY
 from gradscope.tree import parameters_of
 
 LIMIT = 2**20  # nobody asks for more samples in one step

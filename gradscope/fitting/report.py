@@ -43,7 +43,7 @@ class FitReport:
 
     def document(self) -> Document:
         """What is shown, before it is known where."""
-        from gradscope.fitting.show import fit_document
+        from gradscope.fitting.document import fit_document
 
         return fit_document(self.data)
 

@@ -184,7 +184,7 @@ class FixReport:
 
     def document(self, diff: str | os.PathLike[str] | None = None) -> Document:
         """What is shown, before it is known where; ``diff`` is where :meth:`save_diff` wrote."""
-        from gradscope.fixing.show import fix_document
+        from gradscope.fixing.document import fix_document
 
         return fix_document(self.data, None if diff is None else str(diff))
 

@@ -17,7 +17,7 @@ from gradscope.compare.budgets import (
     percentage,
     regressions,
 )
-from gradscope.compare.checktext import check_document, offenders, to_json
+from gradscope.compare.checkdocument import check_document, offenders, to_json
 from gradscope.document.terminal import to_text
 from gradscope.errors import UsageError
 from gradscope.tables import RunData

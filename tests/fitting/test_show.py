@@ -14,8 +14,8 @@ from rich.console import Console
 from gradscope.document.terminal import to_text
 from gradscope.errors import OutputError
 from gradscope.fitting import FitReport
+from gradscope.fitting.document import fit_document
 from gradscope.fitting.result import FitData, FitRow, LayerGrowth, MeasuredRow
-from gradscope.fitting.show import fit_document
 from gradscope.report.outfile import RUN_HEAD
 
 MB = 10**6

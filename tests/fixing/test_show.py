@@ -11,9 +11,9 @@ import pytest
 
 from gradscope.document.terminal import to_text
 from gradscope.errors import RunFileError
+from gradscope.fixing.document import fix_document
 from gradscope.fixing.messages import fold_sites, next_steps, verdict
 from gradscope.fixing.result import FixData, FixSite, LossCurves, StepSide, from_json, load_fix, to_json
-from gradscope.fixing.show import fix_document
 from gradscope.tables import WorkloadInfo
 
 KEPT = FixSite("", "m.py:7", "attention", "kept", "", 900_000, 2_000_000, 1_000_000, 3_000_000, 2e-7, 3e-7)

@@ -16,6 +16,7 @@ from tests.fixing.fix_fixtures import fixed_fixture, folder_fixture, gains_fixtu
 from tests.page import runs
 from tests.page.conftest import Open
 from tests.page.test_roofline import known
+from tests.page.test_source import TEXT, measured
 from tests.page.test_whatif import estimated
 
 pytestmark = pytest.mark.browser
@@ -58,7 +59,9 @@ def test_axe_finds_nothing_in_findings(open_page: Open, axe: str, scheme: str) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_the_roofline_nor_in_what_if(open_page: Open, axe: str, scheme: str) -> None:
+def test_axe_finds_nothing_in_the_roofline_nor_in_what_if_nor_in_source(
+    open_page: Open, axe: str, scheme: str, tmp_path: Path
+) -> None:
     page = open_page(known(), "#tab=roofline", scheme=scheme).page
     page.evaluate(axe)
     assert page.locator("#roofline circle").count() and _violations(page) == []
@@ -66,6 +69,11 @@ def test_axe_finds_nothing_in_the_roofline_nor_in_what_if(open_page: Open, axe: 
     page.evaluate(axe)
     page.click(".what-if")
     assert _violations(page) == []
+    path = tmp_path / "net.py"
+    path.write_text(TEXT)
+    page = open_page(measured(path), "#tab=source&select=layer/transformer.h.0.attn", scheme=scheme).page
+    page.evaluate(axe)
+    assert page.locator("#source tr").count() and _violations(page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -11,13 +11,13 @@ from typing import Any
 from gradscope.compare import Diff
 from gradscope.compare.budgets import Budgets, LayerLimit, check, percentage
 from gradscope.compare.build import compare
-from gradscope.compare.checktext import check_document
-from gradscope.compare.checktext import to_json as check_json
+from gradscope.compare.checkdocument import check_document
+from gradscope.compare.checkdocument import to_json as check_json
 from gradscope.compare.page import comparison_html
 from gradscope.document.terminal import to_text
 from gradscope.errors import UsageError
 from gradscope.fixing import FixData, FixReport
-from gradscope.fixing.show import fix_document
+from gradscope.fixing.document import fix_document
 from gradscope.report import Report
 from gradscope.report.csvfile import TABLE_NAMES
 from gradscope.report.page import to_html

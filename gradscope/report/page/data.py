@@ -16,6 +16,7 @@ from gradscope.report.fold import build_tree
 from gradscope.report.header import partial_text
 from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
+from gradscope.report.page.sourcedata import source_record
 from gradscope.report.runfile import to_record
 from gradscope.tables import LayerRow, LineRow, RunData, is_unreliable
 
@@ -106,6 +107,7 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
             **_numbers(run.kernels, ("calls", "device_ns", "busy_ns")),
         },
         "lines": _line_columns(run.lines, layers, strings, source),
+        "functions": source_record(run.lines) if source else [],
     }
     if run.memory is not None:
         record["memory"] = memory_record(run.memory, layers.column, strings.column)

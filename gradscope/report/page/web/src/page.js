@@ -16,6 +16,7 @@ import { amountOf } from "./run.js";
 import { drawRoofline } from "./roofline.js";
 import { matcher, search } from "./search.js";
 import { LISTS, makeShell } from "./shell.js";
+import { drawSource } from "./source.js";
 import { addressOf, colourOf, fromHash, nodeOf, toHash } from "./state.js";
 import { METRIC_WORDS, countOf, toCsv } from "./table.js";
 import { makeTable, tabsOf } from "./tables.js";
@@ -47,7 +48,7 @@ const LEAST_SHARE = 0.08;
 const STEPS = ["tab", "select", "zoom"];
 
 // Tabs that have no rows to be searched.
-const UNSEARCHED = new Set(["ledger", "fixed", "roofline"]);
+const UNSEARCHED = new Set(["ledger", "fixed", "source", "roofline"]);
 
 // A page of A4 between its margins, in CSS pixels.
 const PAPER_WIDTH = 700;
@@ -346,6 +347,7 @@ export class Page {
     }
     const isList = LISTS.has(tab);
     for (const key of LISTS) parts.lists[key].hidden = key !== tab;
+    if (tab === "source") this.drawSource();
     if (tab === "roofline")
       drawRoofline(parts.lists.roofline, this.run, this.tree, this.selected, (node) => this.selectInView(node));
     parts.rows.hidden = isList;
@@ -379,6 +381,12 @@ export class Page {
       row.node !== null &&
       (isWithin(row.node, chosen) || (row.node === chosen.parent && chosen.kind === "op"));
     this.table.draw(table, state.sort, isMarked, identity, `${tab}: ${table.summary}`);
+  }
+
+  drawSource() {
+    const { parts, run, tree, state, selected } = this;
+    const select = (/** @type {Node} */ node) => this.selectInView(node);
+    drawSource(parts.lists.source, run, tree, state.metric, selected, this.format, select);
   }
 
   drawSelection() {

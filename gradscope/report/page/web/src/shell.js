@@ -21,7 +21,7 @@ import { countOf } from "./table.js";
  */
 
 // Tabs that are no table.
-export const LISTS = new Set(["fixed", "findings", "roofline"]);
+export const LISTS = new Set(["fixed", "findings", "source", "roofline"]);
 
 /**
  * @param {HTMLElement} place
@@ -244,8 +244,13 @@ function listPanel(key) {
 
 /** @param {Run} run */
 function makeFooter(run) {
-  const { source, gradscope } = run.info;
-  const lines = run.lines.filter((line) => line.text !== "").length;
+  const { info } = run;
+  const { source, gradscope } = info;
+  const own = run.lines.filter((line) => line.text !== "").map((line) => `${line.file}:${line.line}`);
+  const around = info.functions.flatMap((/** @type {any} */ { file, first, lines: texts }) =>
+    texts.map((/** @type {string} */ _, /** @type {number} */ i) => `${file}:${first + i}`),
+  );
+  const lines = new Set([...own, ...around]).size;
   const words =
     source && lines > 0
       ? `This file holds the text of ${countOf(lines, "line")} of your source code; gradscope … --no-source leaves it out.`

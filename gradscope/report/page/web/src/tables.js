@@ -43,6 +43,7 @@ export function tabsOf(run) {
     ["ops", "Ops", true],
     ["kernels", "Kernels", run.kernels.some((list) => list.length > 0)],
     ["lines", "Lines", run.lines.length > 0],
+    ["source", "Source", run.info.functions?.length > 0],
     ["ledger", "Ledger", true],
     ["peak", "Peak", run.memory !== null],
     ["roofline", "Roofline", hasRoofline(run)],
