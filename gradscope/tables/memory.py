@@ -84,6 +84,14 @@ class CategoryCourse:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerCourse:
+    """Bytes over the step of what one layer owns, or all repeats of it together."""
+
+    owner: str | None  # path, numbers in it as "*": "h.*.attn"; None: nobody of the model's
+    bytes: Sequence[int]  # at each point of the timeline
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpan:
     """One stretch of time in which a layer itself ran, and none of the layers below it."""
 
@@ -136,6 +144,7 @@ class MemoryInfo:
     outside_allocator_bytes: int | None = None  # CUDA: in use on the device beyond that: context, libraries, others
     device_total_bytes: int | None = None  # CUDA
     categories: Sequence[CategoryCourse] | None = None  # the timeline by category; None: written by an older version
+    owners: Sequence[OwnerCourse] | None = None  # the timeline by owner, of those that hold most; None: as categories
     spans: Sequence[LayerSpan] | None = None  # in order of time, none overlapping another; None: as categories
     spans_left_out: int | None = None  # shorter ones, for which there was no room
     saved_at_peak_bytes: int | None = None  # sum of SavedRow.at_peak_bytes; None: as categories

@@ -301,6 +301,11 @@ def _check_memory(memory: MemoryInfo, layers: Sequence[LayerRow]) -> None:
     _require(sum(row.bytes for row in memory.copies), memory.copied_bytes, "copies", "bytes")
     if memory.categories is not None:
         _check_categories(memory, memory.categories)
+    for owner in memory.owners or ():
+        _require(len(owner.bytes), len(memory.timeline), f"points of {owner.owner}", "points")
+    for i, point in enumerate(memory.timeline if memory.owners else ()):
+        parts = sum(owner.bytes[i] for owner in memory.owners or ())
+        _require(max(parts, point.bytes), point.bytes, f"owners at point {i} of the timeline", "bytes")
 
 
 def _check_categories(memory: MemoryInfo, categories: Sequence[CategoryCourse]) -> None:

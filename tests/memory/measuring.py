@@ -177,11 +177,30 @@ def _check_course(data: RunData) -> None:
         for course in memory.categories
     }
     assert all(size in at_peak[category] for category, size in held.items())
+    _check_owners(data)
     end = memory.phases[-1].end_ns
     assert all(0 <= span.start_ns < span.end_ns <= end for span in memory.spans)
     assert all(one.end_ns <= other.start_ns for one, other in pairwise(memory.spans))
     assert {span.layer for span in memory.spans} <= {row.path for row in data.layers}
     assert {span.phase for span in memory.spans} <= {"forward", "backward", "recompute"}
+
+
+def _check_owners(data: RunData) -> None:
+    """Owners add up to no more than a point's bytes, and at the peak each has what the live set says."""
+    memory = memory_of(data)
+    assert memory.owners is not None
+    for i, point in enumerate(memory.timeline):
+        assert 0 <= sum(course.bytes[i] for course in memory.owners) <= point.bytes
+    held: Counter[str | None] = Counter()
+    for row in memory.at_peak:
+        parts = None if row.owner is None else [("*" if part.isdigit() else part) for part in row.owner.split(".")]
+        held[None if parts is None else ".".join(parts)] += row.bytes
+    peaks = [
+        i for i, point in enumerate(memory.timeline) if (point.ns, point.bytes) == (memory.peak_ns, memory.peak_bytes)
+    ]
+    found = [{course.owner: course.bytes[i] for course in memory.owners if course.bytes[i]} for i in peaks]
+    shown = {course.owner for course in memory.owners}
+    assert {owner: size for owner, size in held.items() if owner in shown} in found
 
 
 def check_sums(data: RunData) -> None:

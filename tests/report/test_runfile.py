@@ -31,6 +31,7 @@ from gradscope.tables import (
     MemoryCategory,
     MemoryInfo,
     OpRow,
+    OwnerCourse,
     PhaseSpan,
     RetainedRow,
     RunData,
@@ -420,6 +421,7 @@ MEMORY_TABLES = {
     "copies": CopyRow,
     "timeline": TimelinePoint,
     "categories": CategoryCourse,
+    "owners": OwnerCourse,
     "phases": PhaseSpan,
     "spans": LayerSpan,
 }

@@ -25,7 +25,7 @@ from gradscope.attribute.memory.liveset import (
     saved_rows,
 )
 from gradscope.attribute.memory.step import MeasuredStep, MemoryInput, SourceText, read_step
-from gradscope.attribute.memory.timeline import categories_of, kept_entries, phases_of, spans_of, timeline_of
+from gradscope.attribute.memory.timeline import categories_of, kept_entries, owners_of, phases_of, spans_of, timeline_of
 from gradscope.tables import BlockTable, CopyRow, IntColumn, MemoryInfo, ModuleInfo
 
 
@@ -93,6 +93,7 @@ def _info(step: MeasuredStep, given: MemoryInput, copies: tuple[CopyRow, ...]) -
         outside_allocator_bytes=_outside_allocator(given),
         device_total_bytes=given.device_total,
         categories=categories_of(running, step.blocks, step.found, entries),
+        owners=owners_of(running, step.blocks, step.found, [module.path for module in step.modules], entries),
         spans=spans,
         spans_left_out=spans_left_out,
         saved_at_peak_bytes=sum(entry.at_peak_bytes or 0 for entry in saved),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from gradscope.tables import (
     LayerSpan,
     MemoryCategory,
     ModuleInfo,
+    OwnerCourse,
     PhaseSpan,
     RowKind,
     TimelinePoint,
@@ -85,6 +87,33 @@ def categories_of(
         if course.any():
             result.append(CategoryCourse(category.value, tuple(course.tolist())))
     return tuple(result)
+
+
+MOST_OWNERS = 24
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def owners_of(
+    running: Running, blocks: Blocks, classified: Classified, paths: Sequence[str], entries: IntColumn
+) -> tuple[OwnerCourse, ...]:
+    """The running total at ``entries`` by owner, repeats as one, of the :data:`MOST_OWNERS` that hold most at any.
+
+    Args:
+        paths: of the modules.
+    """
+    names = [None, *(_NUMBER.sub("*", path) for path in paths)]
+    groups = list(dict.fromkeys(names))
+    group_of = np.array([groups.index(name) for name in names], np.int64)[classified.layer + 1]
+    count, alive = len(running.total), classified.block
+    first = np.clip(blocks.born[alive] - running.first + 1, 0, count)
+    last = np.minimum(blocks.died[alive], running.first + count) - running.first + 1
+    change = np.zeros((len(groups), len(entries) + 1), np.int64)
+    np.add.at(change, (group_of, np.searchsorted(entries, first)), blocks.bytes[alive])
+    np.subtract.at(change, (group_of, np.searchsorted(entries, last)), blocks.bytes[alive])
+    courses = np.cumsum(change, axis=1)[:, :-1]
+    most = courses.max(axis=1, initial=0)
+    largest = [index for index in np.argsort(-most, kind="stable")[:MOST_OWNERS].tolist() if most[index] > 0]
+    return tuple(OwnerCourse(groups[index], tuple(courses[index].tolist())) for index in largest)
 
 
 def phases_of(trace: MemoryTrace) -> tuple[PhaseSpan, ...]:

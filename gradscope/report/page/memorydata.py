@@ -7,12 +7,12 @@ from itertools import accumulate
 from typing import Any
 
 from gradscope.report.runfile import to_record
-from gradscope.tables import CategoryCourse, LayerSpan, MemoryInfo, TimelinePoint
+from gradscope.tables import LayerSpan, MemoryInfo, TimelinePoint
 
 TIMELINE_POINTS = 600  # more than the chart has pixels to tell apart
 SPANS = 1_500
 
-_TABLES = ("at_peak", "timeline", "phases", "saved", "held", "copies", "retained", "categories", "spans")
+_TABLES = ("at_peak", "timeline", "phases", "saved", "held", "copies", "retained", "categories", "owners", "spans")
 
 Column = Callable[[Iterable[str | None]], list[int]]
 
@@ -42,7 +42,7 @@ def memory_record(memory: MemoryInfo, layer: Column, text: Column) -> dict[str, 
             "count": [row.count for row in memory.saved],
             "bytes": [row.bytes for row in memory.saved],
         },
-        "timeline": _timeline(memory.timeline, memory.categories, text),
+        "timeline": _timeline(memory, text),
         "phases": to_record(memory.phases),
     }
     if memory.spans is not None:
@@ -52,15 +52,17 @@ def memory_record(memory: MemoryInfo, layer: Column, text: Column) -> dict[str, 
     return record
 
 
-def _timeline(
-    points: Sequence[TimelinePoint], categories: Sequence[CategoryCourse] | None, text: Column
-) -> dict[str, Any]:
+def _timeline(memory: MemoryInfo, text: Column) -> dict[str, Any]:
+    points, categories, owners = memory.timeline, memory.categories, memory.owners
     kept = thin(points, TIMELINE_POINTS)
     record: dict[str, Any] = {"ns": [points[i].ns for i in kept], "bytes": [points[i].bytes for i in kept]}
     if categories is not None:
         record["category"] = text(course.category for course in categories)
         # Most categories are steady for most of the time: steps are shorter than sums.
         record["parts"] = [steps([course.bytes[i] for i in kept]) for course in categories]
+    if owners:
+        record["owner"] = text(course.owner for course in owners)
+        record["owned"] = [steps([course.bytes[i] for i in kept]) for course in owners]
     return record
 
 

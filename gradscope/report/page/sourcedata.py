@@ -1,7 +1,7 @@
 """The functions that measured lines stand in, as the page shows them: whole, with what each line takes.
 
 RUN.json holds the measured lines alone. The rest is read from the files when the page is written, and left out where a
-file is not there any more, or where a measured line is not what it was: a function that changed is not what was measured.
+file is not there any more, or a measured line is not what it was: a function that changed is not what was measured.
 """
 
 from __future__ import annotations
