@@ -314,8 +314,8 @@ def test_names_from_outside_stay_text(open_page: Open) -> None:
 SHOW = """
 const places = document.querySelector("#place");
 const record = JSON.parse(document.querySelector("#record").textContent);
-const [run, before] = [0, 1].map((index) => readRun(record, index));
-drawTimeline(places, { ...run, baseline: before }, buildTree(run, true), () => {});
+const run = readRun(record, 0);
+drawTimeline(places, { ...run, baseline: readRun(record, 1) }, buildTree(run, true), () => {});
 """
 
 

@@ -19,6 +19,8 @@ ENTRY = "main.js"
 _IMPORT = re.compile(r'^import \{(?P<names>[^}]*)\} from "\./(?P<file>[\w-]+\.js)";\n', re.MULTILINE)
 # What is for those who read the modules, a quarter of their size. Casts inside a line stay: they cost little.
 _ANNOTATION = re.compile(r"^ *(?:/\*\*(?:[^*]|\*(?!/))*\*/|// [^\n]*)\n", re.MULTILINE)
+# Indents and empty lines. What is indented in a text of several lines stands in HTML, where it is one space.
+_INDENTED = re.compile(r"^ +|^\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 _DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class)\*? (\w+)", re.MULTILINE)
 # Names that are taken apart would not be seen by the line above.
@@ -32,6 +34,12 @@ class BundleError(AssertionError):
 def web_file(name: str) -> str:
     """A file of ``web/src`` as text."""
     return resources.files("gradscope.report.page").joinpath("web", "src", name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def style() -> str:
+    """The page's style sheet."""
+    return _INDENTED.sub("", web_file("style.css"))
 
 
 @functools.cache
@@ -53,7 +61,7 @@ def join(modules: Mapping[str, str]) -> str:
         body = _EXPORT.sub("", _IMPORT.sub("", _ANNOTATION.sub("", text)))
         if left := re.search(r"^(?:import|export)\b.*", body, re.MULTILINE):
             raise BundleError(f"{name} cannot be joined with the others: {left[0]}")
-        parts.append(f"// {name}\n{body}")
+        parts.append(f"// {name}\n{_INDENTED.sub('', body)}")
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 

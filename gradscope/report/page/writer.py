@@ -34,7 +34,7 @@ def to_html(runs: Sequence[RunData], source: bool = True, comparison: Mapping[st
     ``source=False`` leaves the text of source lines out. ``comparison`` is what :mod:`gradscope.compare.page` makes.
     """
     run = runs[0]
-    style, script = bundle.web_file("style.css"), bundle.script()
+    style, script = bundle.style(), bundle.script()
     slots = {
         "version": _comment(run.gradscope),
         "policy": html.escape(_policy(style, script)),

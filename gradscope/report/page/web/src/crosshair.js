@@ -2,7 +2,7 @@
 
 import { element, refill } from "./dom.js";
 import { formatBytes, formatTime, shorten, visible } from "./format.js";
-import { indexAt, kindOf, peakIndex, phaseAt, placeOf, spanAt } from "./memorydata.js";
+import { indexAt, kindOf, partsOf, peakIndex, phaseAt, placeOf, spanAt } from "./memorydata.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -14,7 +14,7 @@ import { indexAt, kindOf, peakIndex, phaseAt, placeOf, spanAt } from "./memoryda
  * @property {number} bytes
  * @property {string} phase
  * @property {string} layer path of the layer that ran; "" where none did
- * @property {{ category: string, bytes: number }[]} parts in the order of the stack from its top; they add up to `bytes`
+ * @property {{ category: string, colour: string, bytes: number }[]} parts kinds or owners, in the order of the stack from its top; they add up to `bytes`
  */
 
 /**
@@ -22,12 +22,19 @@ import { indexAt, kindOf, peakIndex, phaseAt, placeOf, spanAt } from "./memoryda
  * @param {Memory} memory
  * @param {number} time
  * @param {number} index of the point that holds then
+ * @param {boolean} [byOwner]
  * @returns {Moment}
  */
-export function momentOf(run, memory, time, index) {
+export function momentOf(run, memory, time, index, byOwner = false) {
   const span = spanAt(memory, time);
-  const parts = memory.categories.map((category, row) => ({ category, bytes: memory.parts[row][index] }));
-  parts.sort((a, b) => placeOf(b.category) - placeOf(a.category));
+  const parts = byOwner
+    ? partsOf(memory, true).map(({ words, colour, bytes }) => ({ category: words, colour, bytes: bytes[index] }))
+    : memory.categories.map((category, row) => {
+        const colour = `var(--memory-${kindOf(category)})`;
+        return { category, colour, bytes: memory.parts[row][index] };
+      });
+  if (byOwner) parts.reverse();
+  else parts.sort((a, b) => placeOf(b.category) - placeOf(a.category));
   return {
     time,
     bytes: memory.bytes[index] ?? 0,
@@ -58,8 +65,9 @@ export function momentWords(moment) {
  * @param {Run} run
  * @param {Memory} memory
  * @param {Scale} scale
+ * @param {boolean} byOwner
  */
-export function addCrosshair(chart, picture, line, tip, spoken, run, memory, scale) {
+export function addCrosshair(chart, picture, line, tip, spoken, run, memory, scale, byOwner) {
   if (memory.times.length === 0) return;
   let at = -1; // number of the point under the line; -1: it is hidden
 
@@ -74,7 +82,7 @@ export function addCrosshair(chart, picture, line, tip, spoken, run, memory, sca
    */
   const show = (index, time) => {
     at = index;
-    const moment = momentOf(run, memory, time, index);
+    const moment = momentOf(run, memory, time, index, byOwner);
     const x = scale.x(time);
     for (const end of ["x1", "x2"]) line.setAttribute(end, x.toFixed(1));
     line.setAttribute("visibility", "visible");
@@ -129,11 +137,11 @@ function phaseWords({ phase }) {
 
 /** @param {Moment} moment */
 function tipOf(moment) {
-  const rows = moment.parts.map(({ category, bytes }) =>
+  const rows = moment.parts.map(({ category, colour, bytes }) =>
     element(
       "tr",
       {},
-      element("th", { scope: "row" }, element("span", { class: `swatch memory-${kindOf(category)}` }), category),
+      element("th", { scope: "row" }, element("span", { class: "swatch", colour }), visible(shorten(category, 60))),
       element("td", { "data-category": category, "data-value": bytes }, formatBytes(bytes)),
     ),
   );

@@ -69,6 +69,7 @@ function applyAttributes(made, attributes) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "width%") /** @type {HTMLElement} */ (made).style.width = `${value}%`;
     else if (name === "height%") /** @type {HTMLElement} */ (made).style.height = `${value}%`;
+    else if (name === "colour") /** @type {HTMLElement} */ (made).style.background = value;
     else made.setAttribute(name, value === true ? "" : String(value));
   }
 }

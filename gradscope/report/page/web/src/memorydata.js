@@ -19,6 +19,7 @@
  * @property {number[]} bytes from each of the times on
  * @property {string[]} categories none where an older version wrote RUN.json
  * @property {number[][]} parts bytes by category, and by time; at each time they add up to `bytes`
+ * @property {{ name: string, bytes: number[] }[]} owners those that hold most, by time; "" is nobody
  * @property {Span[]} spans in order of time; none overlaps another
  * @property {{ phase: string, start_ns: number, end_ns: number }[]} phases
  */
@@ -50,6 +51,10 @@ export function readMemory(memory, text) {
     bytes: timeline.bytes ?? [],
     categories: (timeline.category ?? []).map(text),
     parts: (timeline.parts ?? []).map(sums),
+    owners: (timeline.owned ?? []).map((/** @type {number[]} */ owned, /** @type {number} */ i) => ({
+      name: text(timeline.owner[i]),
+      bytes: sums(owned),
+    })),
     spans: spans ? readSpans(spans, text) : [],
     phases: memory.phases,
   };
@@ -125,6 +130,31 @@ export function stackOf(memory) {
     low = high;
     return layer;
   });
+}
+
+// Colours of owners, by the type of layer that has them elsewhere; who comes behind these is one of the others.
+const OWNER_COLOURS = ["attention", "mlp", "norm", "embedding", "loss", "conv", "recurrent", "linear", "activation"];
+
+/**
+ * What the chart stacks, from below: bytes by time, which add up to those of the chart, with a name and a colour.
+ * @param {Memory} memory
+ * @param {boolean} byOwner else by kind
+ * @returns {{ key: string, words: string, colour: string, bytes: number[] }[]}
+ */
+export function partsOf(memory, byOwner) {
+  if (!byOwner) {
+    return MEMORY_KINDS.map(([key, words], i) => {
+      const { low, high } = stackOf(memory)[i];
+      return { key, words, colour: `var(--memory-${key})`, bytes: high.map((value, at) => value - low[at]) };
+    });
+  }
+  const rest = [...memory.bytes];
+  const named = memory.owners.filter((owner) => owner.name !== "").slice(0, OWNER_COLOURS.length);
+  const parts = named.map(({ name, bytes }, i) => {
+    bytes.forEach((value, at) => (rest[at] -= value));
+    return { key: name, words: name, colour: `var(--type-${OWNER_COLOURS[i]})`, bytes };
+  });
+  return [{ key: "", words: "others", colour: "var(--memory-rest)", bytes: rest }, ...parts];
 }
 
 /**

@@ -3,7 +3,8 @@
 import { addCrosshair } from "./crosshair.js";
 import { element, refill, svgElement } from "./dom.js";
 import { formatBytes, formatCount, formatShare, formatTime, shorten, visible } from "./format.js";
-import { bandsOf, peakKinds, stackOf, withDescendants } from "./memorydata.js";
+import { LANE, barsOf, drawLanes, levelsOf } from "./lanes.js";
+import { bandsOf, partsOf, peakIndex, peakKinds, withDescendants } from "./memorydata.js";
 import { areaPath, axes, chartScale, peakMark, phaseMarks, stepPath } from "./timelineparts.js";
 
 /**
@@ -45,21 +46,25 @@ export function drawTimeline(place, run, tree, select) {
     return;
   }
   const { figures } = memory;
+  const byOwner = place.dataset.by === "owner" && memory.owners.length > 0;
   const baseline = run.baseline?.memory ?? null;
   const end = Math.max(endOf(memory), baseline ? endOf(baseline) : 0);
   const most = Math.max(figures.peak_bytes, baseline?.figures.peak_bytes ?? 0, 1);
   const scale = chartScale(Math.max(place.clientWidth - 24, 240), HEIGHT, end, most);
+  const bars = barsOf(memory, run.parents, end / (scale.right - scale.left));
+  const height = HEIGHT + levelsOf(bars) * LANE;
   const bands = svgElement("g", { class: "bands" });
   const line = svgElement("line", { class: "crosshair", y1: scale.top - 8, y2: scale.base, visibility: "hidden" });
   const picture = svgElement(
     "svg",
-    { viewBox: `0 0 ${scale.width} ${HEIGHT}`, width: scale.width, height: HEIGHT, "aria-hidden": "true" },
+    { viewBox: `0 0 ${scale.width} ${height}`, width: scale.width, height, "aria-hidden": "true" },
     ...axes(scale),
-    ...areas(memory, scale),
+    ...areas(memory, scale, byOwner),
     bands,
     ...phaseMarks(memory, scale),
     ...(baseline ? [baselineOf(baseline, scale)] : []),
     ...peakMark(memory, scale),
+    drawLanes(bars, run, tree, scale, HEIGHT, select),
     line,
   );
   const chart = element(
@@ -70,20 +75,42 @@ export function drawTimeline(place, run, tree, select) {
   const tip = element("div", { class: "moment", hidden: true });
   const spoken = element("p", { class: "spoken", "aria-live": "polite" });
   const words = element("p", { class: "note ran-when", hidden: true });
-  addCrosshair(chart, picture, line, tip, spoken, run, memory, scale);
+  addCrosshair(chart, picture, line, tip, spoken, run, memory, scale, byOwner);
   const note = `${figures.device}, one step of ${formatTime(endOf(memory))}`;
   refill(
     place,
-    element("h2", {}, "Memory ", element("span", { class: "note" }, note)),
+    element(
+      "h2",
+      {},
+      "Memory ",
+      element("span", { class: "note" }, note),
+      memory.owners.length > 0 && byButton(place, byOwner, () => drawTimeline(place, run, tree, select)),
+    ),
     chart,
     tip,
     spoken,
     words,
-    kindsBar(memory, baseline),
+    kindsBar(memory, baseline, byOwner),
     peakWords(memory, tree, select),
   );
   drawnIn.set(place, { bands, words, scale });
   markLayers(place, run, markedIn.get(place) ?? []);
+}
+
+/**
+ * Switches between what the bytes are and who owns them.
+ * @param {HTMLElement} place
+ * @param {boolean} byOwner
+ * @param {() => void} draw
+ */
+function byButton(place, byOwner, draw) {
+  const about = { type: "button", class: "by-owner", "aria-pressed": String(byOwner) };
+  const change = () => {
+    place.dataset.by = byOwner ? "kind" : "owner";
+    draw();
+    /** @type {HTMLElement | null} */ (place.querySelector(".by-owner"))?.focus();
+  };
+  return element("button", { ...about, onclick: change }, "by layer");
 }
 
 /**
@@ -172,11 +199,12 @@ function summaryOf({ figures }) {
 }
 
 /**
- * One area a kind, stacked; a single one where it was not written down what the bytes were.
+ * One area a kind, or an owner, stacked; a single one where it was not written down what the bytes were.
  * @param {Memory} memory
  * @param {Scale} scale
+ * @param {boolean} byOwner
  */
-function areas(memory, scale) {
+function areas(memory, scale, byOwner) {
   const { times, bytes, parts } = memory;
   const end = endOf(memory);
   const line = svgElement("path", { class: "line", d: stepPath(times, bytes, scale, end) });
@@ -184,10 +212,15 @@ function areas(memory, scale) {
     const low = times.map(() => 0);
     return [svgElement("path", { class: "area", d: areaPath(times, low, bytes, scale, end) }), line];
   }
-  const made = stackOf(memory).filter(({ low, high }) => high.some((value, i) => value > low[i]));
-  return made.map(({ key, low, high }) =>
-    svgElement("path", { class: `kind kind-${key}`, "data-kind": key, d: areaPath(times, low, high, scale, end) }),
-  );
+  let low = times.map(() => 0);
+  return partsOf(memory, byOwner)
+    .filter((part) => part.bytes.some((value) => value > 0))
+    .map(({ key, words, colour, bytes: own }) => {
+      const high = low.map((value, i) => value + own[i]);
+      const d = areaPath(times, low, high, scale, end);
+      low = high;
+      return svgElement("path", { class: "kind", fill: colour, "data-kind": key, d }, svgElement("title", {}, words));
+    });
 }
 
 /**
@@ -203,24 +236,29 @@ function baselineOf(baseline, scale) {
 }
 
 /**
- * What the peak is made of; the colours are those of the chart.
+ * What the peak is made of, or who owns it; the colours are those of the chart.
  * @param {Memory} memory
  * @param {Memory | null} baseline
+ * @param {boolean} byOwner
  */
-function kindsBar(memory, baseline) {
+function kindsBar(memory, baseline, byOwner) {
   const whole = Number(memory.figures.peak_bytes);
-  const kinds = peakKinds(memory).filter((kind) => kind.bytes > 0);
+  const peak = peakIndex(memory);
+  const kinds = byOwner
+    ? partsOf(memory, true).map((part) => ({ ...part, bytes: part.bytes[peak] ?? 0 }))
+    : peakKinds(memory).map((kind) => ({ ...kind, colour: `var(--memory-${kind.key})` }));
   const bar = element("div", { class: "stack", "aria-hidden": "true" });
   const list = element("ul", { class: "legend" }, element("li", { class: "note" }, "at the peak"));
-  for (const { key, words, bytes } of kinds) {
+  for (const { key, words, bytes, colour } of kinds.filter((kind) => kind.bytes > 0)) {
     const share = whole > 0 ? bytes / whole : 0;
-    bar.append(element("span", { class: `memory-${key}`, "width%": share * 100 }));
+    bar.append(element("span", { colour, "width%": share * 100 }));
     list.append(
       element(
         "li",
         {},
-        element("span", { class: `swatch memory-${key}` }),
-        `${words} `,
+        element("span", { class: "swatch", colour }),
+        element("bdi", {}, visible(shorten(words, 80))),
+        " ",
         element("b", { "data-value": bytes, "data-kind": key }, formatBytes(bytes)),
       ),
     );
