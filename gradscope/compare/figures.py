@@ -23,7 +23,6 @@ from gradscope.report.figures.flame import (
     with_outside,
 )
 from gradscope.report.figures.frame import FlameFrame
-from gradscope.report.figures.layertypes import OTHER, mixed
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import prune
 from gradscope.report.fold import FoldedNode
@@ -37,6 +36,10 @@ _LESS, _SAME, _MORE = "#4f97e0", "#d5d8de", "#ee8a3c"
 _FULL = 2.0  # the ratio of full colour: twice, or half
 _FAINTEST = 0.3  # of full colour: a real change is never taken for none
 _NAMED = 4  # removed layers that are named
+_LEGEND = (
+    "Orange takes more than before, blue less, grey is within noise or not known, hatched is new; "
+    "full colour is twice or half."
+)
 # The columns that each metric is the sum of.
 _COLUMNS: Mapping[FlameMetric, Sequence[str]] = {
     "backward": ("backward_total_ns",),
@@ -66,8 +69,7 @@ def flamegraph(comparison: Comparison, options: FlameOptions) -> go.Figure:
     notes += [_removed(comparison.removed, options.metric)]
     notes += [_shrunk(whole, changes, least), *drawn_words(pruned, options, text)]
     title = options.title or _title(comparison, options.metric, changes[id(whole)])
-    used = {frame.hatched for frame in pruned.root.walk()}
-    return icicle.draw(pruned.root, text, title, [note for note in notes if note], _legend(any(used)))
+    return icicle.draw(pruned.root, text, title, [_LEGEND, *notes])
 
 
 def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[FlameFrame, dict[int, Change]]:
@@ -162,11 +164,9 @@ class _FrameBuilder:
             name=node.name,
             value=self._value(node.total),
             kind="layer",
-            colour=_SAME,
             about=tuple(about),
             title=address(node),
             layers=node.own.layers,
-            type=OTHER,
             children=children,
         )
         self.paint(frame, self._change(node, known > 0))
@@ -200,7 +200,13 @@ def colour_of(change: Change | None) -> str:
         return _SAME
     ratio = _FULL if change.ratio is None else max(change.ratio, 1e-9)
     strength = min(max(abs(math.log(ratio, _FULL)), _FAINTEST), 1.0)
-    return mixed(_SAME, _MORE if change.difference > 0 else _LESS, strength)
+    return _mixed(_SAME, _MORE if change.difference > 0 else _LESS, strength)
+
+
+def _mixed(colour: str, other: str, part: float) -> str:
+    """Return ``colour`` with ``part``, 0..1, of ``other``."""
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + "".join(f"{round(one + (two - one) * part):02x}" for one, two in pairs)
 
 
 def _sum(changes: Sequence[Change]) -> Change:
@@ -250,8 +256,7 @@ def _removed(found: Sequence[Presence], metric: FlameMetric) -> str:
         f"{plotly_text.cut(messages.repeated(one.address, len(one.paths)))} ({_worth(one, metric)})"
         for one in found[:_NAMED]
     ]
-    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    return f"Removed, and not drawn: {', '.join([*named, *more])}."
+    return f"Removed, and not drawn: {', '.join([*named, *_more(len(found))])}."
 
 
 def _worth(one: Presence, metric: FlameMetric) -> str:
@@ -269,30 +274,14 @@ def _shrunk(root: FlameFrame, changes: Mapping[int, Change], least: float) -> st
         if frame.kind != "layer" or frame.children or change is None or not change.real or frame.value >= least:
             continue
         if -(change.difference or 0) >= least:
-            words_on = f"{plotly_text.cut(frame.title)} ({_words(change, _text_of(change))[0]})"
+            text = units.ns if change.unit == "ns" else units.size
+            words_on = f"{plotly_text.cut(frame.title)} ({_words(change, text)[0]})"
             lost.append((change.difference or 0, words_on))
     if not lost:
         return ""
     named = [text for _, text in sorted(lost)[:_NAMED]]
-    more = [f"{len(lost) - _NAMED} more"] if len(lost) > _NAMED else []
-    return f"Too small to be seen now: {'; '.join([*named, *more])}."
+    return f"Too small to be seen now: {'; '.join([*named, *_more(len(lost))])}."
 
 
-def _text_of(change: Change) -> Callable[[float | None], str]:
-    return units.ns if change.unit == "ns" else units.size
-
-
-def _legend(new: bool) -> list[tuple[str, str]]:
-    """The scale of :func:`colour_of` at a few changes."""
-
-    def at(before: int, after: int) -> str:
-        return colour_of(Change("", "count", before, after, 0))
-
-    legend = [
-        (at(2, 1), "half or less"),
-        (at(100, 75), "-25 %"),
-        (_SAME, "within noise, or not known"),
-        (at(100, 133), "+33 %"),
-        (at(1, 2), "double or more"),
-    ]
-    return [*legend, (_SAME, "hatched: new")] if new else legend
+def _more(many: int) -> list[str]:
+    return [f"{many - _NAMED} more"] if many > _NAMED else []

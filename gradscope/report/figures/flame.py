@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradscope import units
 from gradscope.errors import UsageError
 from gradscope.report.figures import icicle, plotly_text
 from gradscope.report.figures.frame import FlameFrame, Kind
-from gradscope.report.figures.layertypes import ALL, LAYER_TYPES, OTHER, OUTSIDE, mixed, type_of_layer
 from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import Pruned, prune
 from gradscope.report.fold import FoldedNode, build_tree
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _FORWARD = frozenset(("forward",))
-_LIGHTER = 0.45  # of white, in the colour of a layer's own operations
 # Parts of the ledger that belong to no layer, and the phase that their operations are listed under.
 _OUTSIDE: Mapping[str, str] = {
     "outside_modules_ns": "backward",
@@ -66,9 +64,11 @@ def flamegraph(run: RunData, options: FlameOptions) -> go.Figure:
     whole = build_frames(run, options)
     pruned = prune(whole, options.min_percent / 100 * whole.value, options.max_frames)
     metric = METRICS[options.metric]
-    notes = [partial_text(run), *drawn_words(pruned, options, metric.text)]
-    title = options.title or f"{_subject(run)}: {metric.words}, {metric.text(whole.value)} a step"
-    return icicle.draw(pruned.root, metric.text, title, [note for note in notes if note], _legend(pruned.root))
+    about = "Width: a frame with all inside it. Colour: what it takes itself, from yellow to red."
+    notes = [about, partial_text(run), *drawn_words(pruned, options, metric.text)]
+    model = plotly_text.cut(run.workload.model or run.workload.target)
+    title = options.title or f"{model}: {metric.words}, {metric.text(whole.value)} a step"
+    return icicle.draw(pruned.root, metric.text, title, notes)
 
 
 def build_frames(run: RunData, options: FlameOptions) -> FlameFrame:
@@ -81,7 +81,7 @@ def build_frames(run: RunData, options: FlameOptions) -> FlameFrame:
     metric = METRICS[options.metric]
     nodes = layer_nodes(run, options.merge)
     operations = _Operations(run, options.metric, nodes)
-    layers = [_layer_frame(node, metric, operations, OTHER) for node in nodes]
+    layers = [_layer_frame(node, metric, operations) for node in nodes]
     return with_outside(run, options.metric, layers, operations)
 
 
@@ -130,14 +130,7 @@ def with_outside(
     rest = whole - sum(frame.value for frame in (*layers, *parts))
     meaning = "saved outside every module" if metric == "saved" else "forward time of no layer"
     parts.append(_part("outside the layers", rest, meaning, "saved" if metric == "saved" else "forward", operations))
-    return FlameFrame(
-        name=METRICS[metric].words,
-        value=whole,
-        kind="all",
-        colour=LAYER_TYPES[ALL].colour,
-        type=ALL,
-        children=[*layers, *parts],
-    )
+    return FlameFrame(METRICS[metric].words, whole, "all", children=[*layers, *parts])
 
 
 def drawn_words(pruned: Pruned, options: FlameOptions, text: Callable[[float | None], str]) -> list[str]:
@@ -160,21 +153,18 @@ def drawn_words(pruned: Pruned, options: FlameOptions, text: Callable[[float | N
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations, above: str) -> FlameFrame:
-    kind = type_of_layer(node.class_name, node.label.rpartition(".")[2], above)
-    colour = LAYER_TYPES[kind].colour
-    children = [_layer_frame(child, metric, operations, kind) for child in node.children]
-    inside = operations.of(node, metric.value(node.own), mixed(colour, "#ffffff", _LIGHTER), kind)
+def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations) -> FlameFrame:
     return FlameFrame(
         name=node.name,
         value=metric.value(node.total),
         kind="layer",
-        colour=colour,
         title=address(node),
         about=layer_words(node, metric),
         layers=node.own.layers,
-        type=kind,
-        children=[*children, *inside],
+        children=[
+            *(_layer_frame(child, metric, operations) for child in node.children),
+            *operations.of(node, metric.value(node.own)),
+        ],
     )
 
 
@@ -204,9 +194,8 @@ def layer_words(node: FoldedNode, metric: Metric) -> tuple[str, ...]:
 
 
 def _part(words: str, value: int, meaning: str, phase: str, operations: _Operations | None) -> FlameFrame:
-    colour = LAYER_TYPES[OUTSIDE].colour
-    inside = [] if operations is None else operations.outside(phase, value, mixed(colour, "#ffffff", _LIGHTER))
-    return FlameFrame(words, max(value, 0), "part", colour, (meaning,), type=OUTSIDE, children=inside)
+    inside = [] if operations is None else operations.outside(phase, value)
+    return FlameFrame(words, max(value, 0), "part", about=(meaning,), children=inside)
 
 
 @dataclass(slots=True)
@@ -244,31 +233,22 @@ class _Operations:
         if value > entry.most:
             entry.most, entry.shape = value, shape
 
-    def of(self, node: FoldedNode, own: int, colour: str, kind: str) -> list[FlameFrame]:
+    def of(self, node: FoldedNode, own: int) -> list[FlameFrame]:
         """The operations of a layer itself, the largest first."""
-        return self._frames(self._sums.get(id(node), {}), own, colour, kind, address(node))
+        return self._frames(id(node), own, address(node))
 
-    def outside(self, phase: str, own: int, colour: str) -> list[FlameFrame]:
+    def outside(self, phase: str, own: int) -> list[FlameFrame]:
         """Frames of the operations of no layer in ``phase``."""
-        return self._frames(self._sums.get(phase, {}), own, colour, OUTSIDE, "outside the layers")
+        return self._frames(phase, own, "outside the layers")
 
-    def _frames(
-        self, sums: Mapping[tuple[str, str], _EqualOps], own: int, colour: str, kind: str, where: str
-    ) -> list[FlameFrame]:
+    def _frames(self, owner: object, own: int, where: str) -> list[FlameFrame]:
+        sums = self._sums.get(owner, {})
         # They are listed by another pass: where they are more than the layer has, the layer is right.
         if sum(entry.value for entry in sums.values()) > own or any(entry.value < 0 for entry in sums.values()):
             return []
         ordered = sorted(sums.items(), key=lambda item: -item[1].value)
         return [
-            FlameFrame(
-                name=name,
-                value=entry.value,
-                kind=self._kind,
-                colour=colour,
-                title=name,
-                about=(f"in {where}", *self._words(phase, entry)),
-                type=kind,
-            )
+            FlameFrame(name, entry.value, self._kind, title=name, about=(f"in {where}", *self._words(phase, entry)))
             for (name, phase), entry in ordered
         ]
 
@@ -278,13 +258,3 @@ class _Operations:
         else:
             yield f"{phase.replace('_', ' ')} · {units.calls(entry.calls)} calls a step"
         yield entry.shape or ""
-
-
-def _subject(run: RunData) -> str:
-    return plotly_text.cut(run.workload.model or run.workload.target)
-
-
-def _legend(root: FlameFrame) -> list[tuple[str, Any]]:
-    """(colour, words) of each type of layer that is drawn."""
-    used = {frame.type for frame in root.walk() if frame.kind in ("layer", "part")}
-    return [(kind.colour, kind.words) for key, kind in LAYER_TYPES.items() if key in used]

@@ -19,11 +19,10 @@ class FlameFrame:
     name: str
     value: int  # ns or bytes, its children's included
     kind: Kind
-    colour: str  # "#rrggbb"
+    colour: str = ""  # "#rrggbb"; where the root has none, colours are of :attr:`own`
     about: tuple[str, ...] = ()  # lines of the hover text, after its value
     title: str = ""  # the hover text's first line; the name where there is none
     layers: int = 0  # modules that it stands for itself
-    type: str = "other"  # key of LAYER_TYPES
     hatched: bool = False
     remark: str = ""  # what stands after the value: "+12.3 %"
     children: list[FlameFrame] = field(default_factory=list)

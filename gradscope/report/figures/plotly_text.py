@@ -11,7 +11,7 @@ from gradscope.document import glyphs
 _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 _NAME = 48  # characters of a name in a frame or a title
 _HOVER = 96  # characters of a line of a hover text
-LINE = 118  # characters of a line below a figure, which fit 900 pixels
+_LINE = 118  # characters of a line below a figure, which fit 900 pixels
 
 
 def cut(text: str, most: int = _NAME) -> str:
@@ -39,11 +39,6 @@ def hover(lines: Iterable[str]) -> str:
     return "<br>".join([f"<b>{first}</b>", *rest])
 
 
-def wrapped(text: str, width: int = LINE) -> list[str]:
+def wrapped(text: str, width: int = _LINE) -> list[str]:
     """Plain text as escaped lines of at most ``width`` characters; words that are longer are broken."""
     return [plain(line) for line in textwrap.wrap(glyphs.for_encoding("utf-8").text(text), width)]
-
-
-def lines(text: str, width: int = 80) -> list[str]:
-    """Plain text broken into plain lines."""
-    return textwrap.wrap(text, width)

@@ -16,7 +16,6 @@ from gradscope.report.figures.frame import FlameFrame
 # equal blocks, not some with and some without what is inside them.
 _ALIKE = 1.25
 _WORDS = {"layer": "layer", "part": "part", "operation": "operation", "tensor": "tensor"}
-_NEUTRAL = "#d0d4db"
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ def _copy(frame: FlameFrame, kept: set[int], result: Pruned) -> FlameFrame:
     if not drawn:
         return replace(frame, children=[], about=(*frame.about, f"inside, not drawn: {_counted(counts, ', ')}"))
     about = ("too small, or too many, to be drawn by themselves:", *_largest(gone))
-    other = FlameFrame(f"other ({_counted(counts, ', ')})", value, "other", _NEUTRAL, about, type=frame.type)
+    other = FlameFrame(f"other ({_counted(counts, ', ')})", value, "other", "#d0d4db" if frame.colour else "", about)
     return replace(frame, children=[*(_copy(child, kept, result) for child in drawn), other])
 
 
