@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # numpy takes a third of a second, and the command line reads its options with these types
+    import numpy as np
+    import numpy.typing as npt
 
-IntColumn: TypeAlias = npt.NDArray[np.int64]
-Int32Column: TypeAlias = npt.NDArray[np.int32]
-Int8Column: TypeAlias = npt.NDArray[np.int8]
+IntColumn: TypeAlias = "npt.NDArray[np.int64]"
+Int32Column: TypeAlias = "npt.NDArray[np.int32]"
+Int8Column: TypeAlias = "npt.NDArray[np.int8]"
 
 
 class RowKind(IntEnum):

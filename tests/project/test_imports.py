@@ -251,3 +251,16 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     assert "profile" in run.stdout
     loaded = {name.partition(".")[0] for name in run.stdout.splitlines()[-1].split()}
     assert "typer" in loaded and not loaded & _HEAVY
+
+
+def test_nothing_heavy_is_loaded_before_the_first_line(tmp_path: Path) -> None:
+    """The line that torch is being loaded is all that a user sees for seconds: nothing slow comes before it."""
+    code = (
+        "import sys\nfrom importlib import import_module\nfrom gradscope.cli import main\n"
+        "command = import_module('gradscope.cli.profile')\n"
+        "def said(target, *, quiet): print(*sys.modules); raise SystemExit(0)\n"
+        "command.say_loading = said\nmain(['profile', 'train.py'])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    loaded = {name.partition(".")[0] for name in run.stdout.split()}
+    assert "typer" in loaded and not loaded & _HEAVY
