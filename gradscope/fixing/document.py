@@ -114,7 +114,7 @@ def _step(data: FixData) -> Section | None:
     before, after = data.before, data.after
     if before is None:
         return None
-    # A profile's backward does not stand beside what was measured in turns: it is another step, by another clock.
+    # A profile's backward is no comparison for what was measured in alternation: another step, by another clock.
     profiled = before.measured == "profile"
     columns = (
         Column("side", "", align="left"),

@@ -5,7 +5,7 @@ Example::
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(200)])  # with a batch of 8
 
 Pattern: layers that the calls limit (see ``bound_by``), together 20 % of the step or more, with 64 calls a step or
-more. On the CPU also those that take more than ten times what their products and bytes would, in calls of less than ten
+more. On the CPU also those that take more than ten times what their matmuls and bytes would, in calls of less than ten
 of the smallest. On a GPU: the device had nothing to do in half of the layers' backward time or more, their calls or
 their launches explain it, their kernels take less than 10 µs each, and the device's whole work fits twice into a step
 that is not profiled: the profiler makes launches slower too. Layers that ``tiny-layers`` (a Python loop) or

@@ -5,12 +5,12 @@ Example::
     for head in range(64):  # 64 matmuls of narrow matrices, where one of wide ones is enough
         out.append(q[:, head] @ k[:, head].transpose(-2, -1))
 
-Pattern: a layer, with its repeats, of a tenth of the step or more, whose products or bytes should limit it (its calls
+Pattern: a layer, with its repeats, of a tenth of the step or more, whose matmuls or bytes should limit it (its calls
 do not explain the time, a GPU was not idle), and that still takes more than three times its limit. Layers where a
 recipe could be put in are left out: that says more. On the CPU another kind of layer must have come three times nearer
 to its limit in the same run: else the machine was busy with something else. Evidence: both times, forward and backward,
 against the limits that ``gradscope doctor --calibrate`` measured. Estimate: none; the difference is the most that there
-is to gain, and shapes or functions that cost more than a product of large matrices or a plain copy keep a part of it.
+is to gain, and shapes or functions that cost more than a matmul of large matrices or a plain copy keep a part of it.
 
 Source: S. Williams, A. Waterman and D. Patterson, Roofline: an insightful visual performance model for multicore
 architectures, CACM 52(4), 2009.

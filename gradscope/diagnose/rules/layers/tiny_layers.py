@@ -12,7 +12,7 @@ CPU, a million and 100 million on a GPU. The lines must make 10 % of the step an
 and backward: else it is not the calls.
 
 Evidence: calls a step, the number of iterations, the mean time of a call with its backward. Estimate: 0.7 and more of
-that time with all iterations in one call; 0.3 to 0.9 where each iteration needs the one before (on a CPU, loops by hand
+that time with all iterations in one call; 0.3 to 0.9 where each iteration needs the one before (on a CPU, Python loops
 against torch's own: RNN 0.4, GRU 0.3, LSTM 0.7 to 0.9).
 
 Source: PyTorch, Performance Tuning Guide (fuse operations, torch.compile); H. He, Making Deep Learning Go Brrrr From

@@ -33,7 +33,7 @@ from gradscope.units import ns as time_text
 
 _CLASSES, _MULTIPLE, _CPU_MULTIPLE = 1024, 64, 16
 _LOGITS = 2_000_000
-_PARTS = (0.01, 0.04, 0.10)  # of the product's time: low, likely, high
+_PARTS = (0.01, 0.04, 0.10)  # of the matmul's time: low, likely, high
 _MATMUL_ROWS = ATEN_MATMULS | {"aten::matmul", "aten::linear"}  # and what calls them
 
 
@@ -100,7 +100,7 @@ def _code(source: str | None, classes: int, width: int, padded: int) -> str:
 
 
 def _product_ns(case: Case, calls: list[Node]) -> int:
-    """Return the forward products of the layers that are the head and nothing else."""
+    """Return the forward matmuls of the layers that are the head and nothing else."""
     paths = {call.layer for call in calls if call.module == "Linear" and call.layer is not None}
     return ops_ns(case, paths, _MATMUL_ROWS.__contains__, phases=("forward",))
 

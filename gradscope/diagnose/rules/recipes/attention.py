@@ -31,13 +31,13 @@ FEWEST_ON_CPU = {
 _FEWEST_WIDE = 2_000_000  # values of another size than the queries
 
 # Of the passes over scores: low, likely, high. With dropout on the CPU the recipe took 75 ms where torch took 288, of
-# which its products took about 100.
+# which its matmuls took about 100.
 _OF_PASSES = (0.3, 0.8, 0.95)
 # With a learnt bias benchmarks/crossover.py has x1.1 to x1.2 for the whole attention, whose passes are about half; a
 # pair of benchmarks/estimates.py, whose scores are new pages in each step, x1.6.
 OF_LEARNT_PASSES = (0.0, 0.4, 0.9)
 
-# Of the products' time.
+# Of the matmuls' time.
 _MADE_AGAIN = 1 / 6
 
 NO_DROPOUT = "torch's fused CPU kernel has no dropout"
@@ -52,8 +52,8 @@ def saved_of_passes(
 ) -> Estimate | None:
     """Return what a kernel without scores saves of these layers' attention; None where there is nothing to save.
 
-    Its passes over the scores go, but for the softmax itself, which is computed with the products, and again in
-    backward; of the six products (two in forward, four in backward) one is made again.
+    Its passes over the scores go, but for the softmax itself, which is computed with the matmuls, and again in
+    backward; of the six matmuls (two in forward, four in backward) one is recomputed.
 
     Args:
         spent: by the lines of the attention.
@@ -63,7 +63,7 @@ def saved_of_passes(
     products = ops_ns(case, layers, lambda name: "mm" in name.lower())
     passes = ops_ns(case, layers, lambda name: "mm" not in name.lower() and name != "(python)")
     found = min(passes, spent)
-    # What was measured as a whole has the product in it.
+    # What was measured as a whole has the matmul in it.
     again = min(products, spent - found) * _MADE_AGAIN if of_passes is _OF_PASSES else 0
     low, likely, high = (max(round(found * part - again), 0) for part in of_passes)
     return Estimate(likely, low, high, kept) if likely or kept else None

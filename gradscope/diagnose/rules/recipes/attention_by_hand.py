@@ -82,7 +82,7 @@ class _ByHand:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yield one finding for each place of attention by hand."""
+    """Yield one finding for each place of unfused attention."""
     places = {(place.recipe, place.source): place for place in case.facts.places if _by_hand(case, place)}
     for told in found_places(
         case, RULE.name, ATTENTION_RECIPES, lambda place: _MESSAGE, wanted=_by_hand, otherwise=_beside_products

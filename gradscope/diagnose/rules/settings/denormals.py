@@ -9,8 +9,8 @@ smaller than 1.2e-38 and not zero: gradients of a softmax over many classes, or 
 processors, as AMD's newer ones, lose nothing by it: a part of the matmul is run alone both ways, and must take twice
 as long as with denormal numbers flushed to zero. Silent where they are flushed already.
 
-Evidence: their share in what the recorded step's backward passes gave to products; the time of these; both times of the
-part. Estimate: of the products' time what flushing took away from the part, likely 0.9 of it, at least half.
+Evidence: their share in what the recorded step's backward passes gave to matmuls; the time of these; both times of the
+part. Estimate: of the matmuls' time what flushing took away from the part, likely 0.9 of it, at least half.
 
 Source: PyTorch, torch.set_flush_denormal; Intel 64 and IA-32 Architectures Optimization Reference Manual,
 "Floating-Point Exceptions and Modes": denormal operands need assistance by microcode.

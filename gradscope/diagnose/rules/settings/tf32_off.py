@@ -29,7 +29,7 @@ from gradscope.recording.graph import Node
 from gradscope.tables import Finding
 from gradscope.units import count as counted
 
-# Low, likely, high: parts of the products' time.
+# Low, likely, high: parts of the matmuls' time.
 _GAINS = (0.2, 0.5, 0.8)
 
 _LEAST = 0.01
@@ -75,7 +75,7 @@ _KINDS = (
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yield at most one finding for products and one for convolutions."""
+    """Yield at most one finding for matmuls and one for convolutions."""
     capability = tuple(case.facts.settings.get("capability") or ())
     if not case.on_cuda or capability < (8, 0):
         return
