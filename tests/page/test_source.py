@@ -46,7 +46,7 @@ def test_a_function_is_whole_and_has_its_qualified_name(file: Path) -> None:
     rows = [row(file, 9, "x = x + 1  # one"), row(file, 12, "return inner(x)"), row(file, 7, "return y * 2", 1)]
     found = source_record(rows)
     assert [(each["function"], each["first"]) for each in found] == [("Net.forward", 5), ("Net.forward.inner", 6)]
-    assert found[0]["lines"] == TEXT.splitlines()[4:12]
+    assert found[0]["lines"] == [line.removeprefix("    ") for line in TEXT.splitlines()[4:12]]
 
 
 def test_lines_of_no_function_have_those_around_them(file: Path) -> None:

@@ -7,6 +7,7 @@ file is not there any more, or a measured line is not what it was: a function th
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,10 @@ class _Function:
 
 
 def source_record(rows: Sequence[LineRow]) -> list[dict[str, Any]]:
-    """Return the functions that take most time, first: file, name, number of the first line, and the lines."""
+    """Return the functions that take most time, first: file, name, number of the first line, and the lines.
+
+    Lines are without what all of them are indented by.
+    """
     by_file: defaultdict[str, list[LineRow]] = defaultdict(list)
     for row in rows:
         if row.text:
@@ -65,7 +69,7 @@ def _in_file(file: str, rows: Sequence[LineRow]) -> Iterator[tuple[int, dict[str
                 "file": file,
                 "function": "" if function is None else function.name,
                 "first": first,
-                "lines": lines[first - 1 : last],
+                "lines": textwrap.dedent("\n".join(lines[first - 1 : last])).split("\n"),
             },
         )
 
