@@ -118,6 +118,7 @@ def test_a_click_on_a_line_selects_its_layer(open_page: Open, file: Path) -> Non
     opened.page.click("#source tr:nth-child(5) button")
     assert "select=layer/transformer.h.0.attn" in opened.state()
     assert opened.page.locator("#source tr.marked").count() == 2
+    assert opened.page.evaluate("document.activeElement.textContent") == "9"  # the list is drawn anew
 
 
 def test_there_is_no_tab_without_files(open_page: Open, tmp_path: Path) -> None:

@@ -181,8 +181,8 @@ export class Page {
     this.lastChange = how;
     if (goes) history.pushState(null, "", address);
     else history.replaceState(null, "", address);
-    const { cards, crumbs, legend, rows, details } = this.parts;
-    keepFocus([cards, crumbs, legend, rows, details], () => this.draw());
+    const { cards, crumbs, legend, rows, details, lists } = this.parts;
+    keepFocus([cards, crumbs, legend, rows, details, lists.source], () => this.draw());
     if (selected !== this.state.select) this.say(this.describe(this.selected));
     if (compared !== this.state.compare || merged !== this.state.merged) this.drawMemory();
   }

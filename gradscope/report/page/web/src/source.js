@@ -30,7 +30,7 @@ export function drawSource(place, run, tree, metric, selected, format, select) {
   const largest = Math.max(...[...measured.values()].map((one) => one.amount), 1);
   const whole = amountOf(run.whole, metric);
   /** @param {any} part */
-  const listing = ({ file, function: name, first, lines }) => {
+  const listing = ({ file, function: name, first, lines }, /** @type {number} */ at) => {
     let sum = 0;
     const rows = lines.map((/** @type {string} */ text, /** @type {number} */ i) => {
       const found = measured.get(`${file}:${first + i}`);
@@ -38,7 +38,7 @@ export function drawSource(place, run, tree, metric, selected, format, select) {
       sum += amount;
       const number = String(first + i);
       const marked = node && selected.kind !== "all" && isWithin(node, selected);
-      const go = node && { type: "button", class: "link", onclick: () => select(node) };
+      const go = node && { type: "button", class: "link", id: `line-${at}-${number}`, onclick: () => select(node) };
       return element(
         "tr",
         { class: `${found ? "" : "unmeasured"}${marked ? " marked" : ""}` },
