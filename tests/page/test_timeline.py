@@ -213,7 +213,7 @@ def test_bands_hold_all_repeats_and_all_that_is_below(open_page: Open) -> None:
     assert values(page, ".ran-when span[data-phase]", "data-phase") == ran(run, r"transformer\.h\.3\.attn(\..*)?")
     assert page.locator(".band").count() == 2
     page.set_viewport_size({"width": 1200, "height": 800})  # drawn again
-    page.wait_for_function("document.querySelector('.bands').childElementCount === 4")
+    page.locator(".bands > :nth-child(4)").wait_for(state="attached")
     assert page.locator(".ran-when b").inner_text() == "transformer.h.3.attn"
 
 

@@ -159,7 +159,6 @@ function findingItem(run, finding, index, actions) {
           {
             type: "button",
             class: "what-if",
-            title: "Draw the step as it is estimated to be without it",
             "aria-pressed": "false",
             "data-finding": finding.comment,
             onclick: () => actions.whatIf(finding),

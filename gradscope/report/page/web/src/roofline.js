@@ -25,8 +25,10 @@ const ROOF = { width: 640, height: 320, left: 52, right: 612, top: 26, base: 284
  * @param {Run} run
  */
 export function hasRoofline({ info, columns }) {
-  const { limit_flops: flops, limit_bytes: bytes } = info.environment;
-  return flops > 0 && bytes > 0 && columns.bytes !== undefined && columns.backward_flops !== undefined;
+  const { limit_flops: flops, limit_bytes: bytes, limit_dtype: dtype } = info.environment;
+  // A damaged file may hold anything: what no machine reaches would be drawn for ever.
+  const known = [flops, bytes].every((rate) => typeof rate === "number" && rate > 1e6 && rate < 1e18);
+  return known && typeof dtype === "string" && columns.bytes !== undefined && columns.backward_flops !== undefined;
 }
 
 /**
@@ -46,7 +48,7 @@ export function drawRoofline(place, run, tree, selected, select) {
   const x = (/** @type {number} */ value) => left + ((Math.log10(value) - fromX) / (toX - fromX)) * (right - left);
   const y = (/** @type {number} */ value) => base - ((Math.log10(value) - fromY) / (toY - fromY)) * (base - top);
   const roof = (/** @type {number} */ intensity) => Math.min(peak, (intensity * bytes) / 1e9);
-  const label = `Roofline of ${points.length} layers; the table of layers has what each reaches of its limit`;
+  const label = `Roofline of ${points.length} layers`;
   const picture = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (let power = fromX; power <= toX; power++) {
     const at = x(10 ** power);
@@ -99,8 +101,7 @@ export function drawRoofline(place, run, tree, selected, select) {
     element(
       "p",
       { class: "note" },
-      `Each dot is a layer's own operations in forward and backward; its area is their time. Bytes are estimated, so the place
-      from left to right is, too. Below the slope memory bandwidth limits, below the flat part ${visible(dtype)} matmuls.`,
+      `A dot is a layer's own operations, forward and backward; its area is their time. Bytes are estimates. The slope is memory bandwidth, the flat part ${visible(dtype)} matmuls.`,
     ),
   );
 }

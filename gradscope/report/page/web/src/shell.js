@@ -99,16 +99,8 @@ export function makeShell(place, run, tabs, actions) {
       onchange: () => actions.change({ zoomedOnly: parts.zoomedOnly.checked }),
     }),
     summary: element("span", { class: "note", id: "summary" }),
-    svg: element(
-      "button",
-      { type: "button", id: "svg", title: "Save the flame as SVG", onclick: () => actions.svg() },
-      "SVG",
-    ),
-    png: element(
-      "button",
-      { type: "button", id: "png", title: "Save the flame as PNG", onclick: () => actions.png() },
-      "PNG",
-    ),
+    svg: element("button", { type: "button", id: "svg", title: "Save as SVG", onclick: () => actions.svg() }, "SVG"),
+    png: element("button", { type: "button", id: "png", title: "Save as PNG", onclick: () => actions.png() }, "PNG"),
     whatIfWords: element("span", {}),
     csv: element("button", { type: "button", id: "csv", onclick: () => actions.csv() }, "CSV"),
     rows: element("div", { class: "rows", tabindex: "0", role: "tabpanel", id: "rows" }),

@@ -56,12 +56,7 @@ export function drawSource(place, run, tree, metric, selected, format, select) {
     return element(
       "section",
       {},
-      element(
-        "h3",
-        {},
-        visible(name || "outside of functions"),
-        element("span", { class: "note" }, ` ${visible(file)}${share}`),
-      ),
+      element("h3", {}, visible(name || "module"), element("span", { class: "note" }, ` ${visible(file)}${share}`)),
       element("table", { "aria-label": `Lines of ${visible(name || file)}` }, element("tbody", {}, ...rows)),
     );
   };

@@ -13,7 +13,8 @@ import { BACKWARD, FORWARD, LAYER_PHASES, SAVED } from "./run.js";
  * @param {any} finding
  */
 export function hasEstimate(finding) {
-  return finding.layers.length > 0 && (finding.saved_ns > 0 || finding.saved_bytes > 0);
+  // The root stands for the whole step: which of its layers would shrink it does not say.
+  return finding.layers.length > 0 && !finding.layers.includes("") && (finding.saved_ns > 0 || finding.saved_bytes > 0);
 }
 
 /**
