@@ -160,6 +160,11 @@ def _is_dirty(path: Path) -> bool:
 # In what the profiles before and after differ by what was replaced between them: model, batch and machine are the same.
 _OF_A_FIX = frozenset({"input shapes", "calls a step by layer"})
 
+_APART = (
+    "flame, tables and cards are of two profiles, made one after the other; the tab Fix has what was measured in "
+    "alternation, which alone decides"
+)
+
 # A line that patch and git pass over, by which a diff of ours is known.
 DIFF_HEAD = re.compile(r"gradscope fix of ")
 
@@ -222,7 +227,8 @@ class FixReport:
         comparison = diff(self.before, self.after).data
         others = tuple(each for each in comparison.mismatches if each.what not in _OF_A_FIX)
         fix = {"sections": to_record(self.document()), "diff": self.data.diff if source else ""}
-        page = comparison_html(replace(comparison, mismatches=others), source, fix)
+        notes = (*comparison.notes, _APART)
+        page = comparison_html(replace(comparison, mismatches=others, notes=notes), source, fix)
         return write_text(path, page, HTML_HEAD, force)
 
     def write(self) -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ def test_the_page_says_what_was_replaced_its_proof_and_its_diff(
     assert tab.locator(".copy").first.get_attribute("data-copy") == fixed.data.diff
     assert "call sites replaced" in page.inner_text("#headline")
     assert not page.get_by_text("differ in more than the code").count()  # it does not warn of its own change
+    assert "measured in alternation, which alone decides" in page.inner_text(".warnings")
     page.click("#tab-layers")
     page.click("#headline")
     assert tab.is_visible()

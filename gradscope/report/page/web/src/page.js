@@ -245,7 +245,7 @@ export class Page {
         "aria-pressed",
         String(whatIf !== null && button.getAttribute("data-finding") === whatIf.finding.comment),
       );
-    this.say(words || "As it was measured");
+    this.say(words || "As measured");
     this.draw();
     this.flame.lightUp(null); // what was lit are frames of the other tree
   }

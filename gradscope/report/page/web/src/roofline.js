@@ -101,7 +101,7 @@ export function drawRoofline(place, run, tree, selected, select) {
     element(
       "p",
       { class: "note" },
-      `A dot is a layer's own operations, forward and backward; its area is their time. Bytes are estimates. The slope is memory bandwidth, the flat part ${visible(dtype)} matmuls.`,
+      `A dot is a layer's own operations, forward and backward; its area is their time. Bytes: estimates. The slope is memory bandwidth, the flat part ${visible(dtype)} matmuls.`,
     ),
   );
 }
