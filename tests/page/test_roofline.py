@@ -71,3 +71,22 @@ def test_it_fits_the_window(open_page: Open, size: tuple[int, int], scheme: str)
 
 def test_there_is_none_without_ceilings(open_page: Open) -> None:
     assert open_page(runs.limited()).page.locator("#tab-roofline").count() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limit_flops": 1e308, "limit_bytes": 1e-5},
+        {"limit_flops": "5"},
+        {"limit_flops": True},
+        {"limit_bytes": 0},
+        {"limit_bytes": -1.0},
+        {"limit_dtype": 7},
+        {"limit_dtype": None},
+    ],
+)
+def test_a_damaged_ceiling_has_no_roofline(open_page: Open, wrong: dict[str, Any]) -> None:
+    run = known()
+    environment = {key: value for key, value in {**run.environment, **wrong}.items() if value is not None}
+    page = open_page(dataclasses.replace(run, environment=environment)).page
+    assert page.locator("#tab-roofline").count() == 0 and page.locator("#tab-layers").count() == 1

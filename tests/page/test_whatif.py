@@ -13,6 +13,7 @@ from gradscope.tables import RunData
 from tests.page import runs
 from tests.page.conftest import Open, Opened
 from tests.page.test_findings import found
+from tests.page.test_roofline import known
 
 SIZES = [(1280, 720), (390, 844)]
 
@@ -53,6 +54,24 @@ def test_the_saving_is_cut_out_and_comes_back(open_page: Open, size: tuple[int, 
     assert page.locator(".what-if-line").is_hidden() and button.get_attribute("aria-pressed") == "false"
 
 
+def test_limits_and_the_roofline_are_of_what_was_measured(open_page: Open) -> None:
+    run, finding = known(), estimated()[1]
+    layers = tuple(row.path for row in run.layers if row.class_name == "Linear")
+    saved = run.step.wall_ns // 5
+    finding = dataclasses.replace(
+        finding, layers=layers, predicted_saving_ns=saved, predicted_low_ns=saved, predicted_high_ns=saved
+    )
+    page = open_page(dataclasses.replace(run, findings=(finding,)), "#tab=roofline").page
+    places = "[...document.querySelectorAll('.dot')].map((one) => [one.cx.baseVal.value, one.cy.baseVal.value])"
+    before = page.evaluate(places)
+    page.click("#tab-findings")
+    page.click(".what-if")
+    page.click("#tab-layers")
+    assert "Limit" not in page.inner_text("#rows thead")
+    page.click("#tab-roofline")
+    assert page.evaluate(places) == before and before
+
+
 def test_only_the_layers_of_the_finding_get_shorter(open_page: Open) -> None:
     run, finding = estimated()
     opened = open_page(run, "#tab=layers&merged=false")
@@ -70,6 +89,13 @@ def test_only_the_layers_of_the_finding_get_shorter(open_page: Open) -> None:
     after = own()
     shorter = {name for name in before if after.get(name, 0) < before[name]}
     assert shorter and all(name.startswith(finding.layers) for name in shorter)
+
+
+@pytest.mark.parametrize("layers", [("",), ("", "transformer.h.0.attn")])
+def test_the_whole_model_has_no_what_if(open_page: Open, layers: tuple[str, ...]) -> None:
+    run, finding = estimated()
+    page = open_page(dataclasses.replace(run, findings=(dataclasses.replace(finding, layers=layers),))).page
+    assert page.locator("#findings .findings > li").count() == 1 and page.locator(".what-if").count() == 0
 
 
 def test_a_finding_without_an_estimate_has_no_what_if(open_page: Open) -> None:
@@ -92,6 +118,8 @@ def test_while_two_runs_are_compared_the_run_after_is_asked(open_page: Open, tmp
     page.click("#tab-findings")
     page.click(".what-if")
     assert page.is_disabled("#compare")
+    page.keyboard.press("c")
+    assert "compare=false" not in opened.state()
     assert finding.message in page.inner_text(".what-if-line")
     page.click(".what-if-line button")
     assert page.is_enabled("#compare")

@@ -35,7 +35,7 @@ function pageKey(page, event) {
   if (event.key === "/") page.parts.query.focus();
   else if (event.key === "?") page.parts.help.showModal();
   else if (event.key === "m") page.change({ merged: !page.state.merged });
-  else if (event.key === "c" && page.joined) page.change({ compare: !page.state.compare, sort: "" });
+  else if (event.key === "c" && page.joined && !page.whatIf) page.change({ compare: !page.state.compare, sort: "" });
   else if (metric && (metric !== "saved" || page.run.memory)) page.change({ metric });
   else return;
   event.preventDefault();

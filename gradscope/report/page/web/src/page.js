@@ -236,7 +236,7 @@ export class Page {
     this.whatIf = finding && finding !== last?.finding ? { finding, run: runWithout(this.single, finding) } : null;
     if (last) this.trees.delete(last.run);
     const { whatIf, parts } = this;
-    const words = whatIf ? `What if: ${visible(whatIf.finding.message)} (${visible(whatIf.finding.worth)})` : "";
+    const words = whatIf ? `What if: ${visible(whatIf.finding.message)} (${visible(whatIf.finding.saving)})` : "";
     parts.whatIf.hidden = !whatIf;
     parts.whatIfWords.textContent = words;
     parts.compare.disabled = whatIf !== null;
