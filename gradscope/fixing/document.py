@@ -57,8 +57,8 @@ def _sites(data: FixData) -> Section | None:
     ]
     if tried:
         columns += [Column("measured_saving_ns", "time"), Column("measured_saving_bytes", "memory")]
-        columns += [Column("max_grad_error", "error", drop=2), Column("original_grad_error", "before", drop=4)]
-        about = "saved per step; error: the largest gradient error, before: the original's"
+        columns += [Column("max_grad_error", "grad error", drop=2), Column("original_grad_error", "original's", drop=4)]
+        about = "time and memory: saved per step"
     else:
         columns += [Column("predicted_saving_ns", "~time"), Column("predicted_saving_bytes", "~memory", drop=5)]
         about = "predicted savings of one forward and backward"

@@ -19,7 +19,7 @@ from gradscope.fitting.batches import FactorySource, ScaledSource, SizeSource
 from gradscope.fitting.options import FitOptions, Reserve
 from gradscope.tables import Progress
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
-from tests.fitting.test_show import fitted
+from tests.fitting.test_document import fitted
 
 MODEL = """
 import torch

@@ -15,7 +15,7 @@ from gradscope.report.runfile import to_json
 from tests import report_fixtures as fixtures
 from tests import report_memory_fixtures as memory_fixtures
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (a fixture is used by its name)
-from tests.fixing.test_show import fixed
+from tests.fixing.test_document import fixed
 
 BASES = (
     replace(memory_fixtures.mlp(), findings=fixtures.findings()[:2], notes=("a note",)),
