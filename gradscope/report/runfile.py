@@ -143,8 +143,11 @@ def check_version(record: Mapping[str, Any], name: str, kind: str, newest: int, 
 
 def from_record(record: Any, name: str) -> RunData:
     """The run in a parsed RUN.json; errors as in :func:`load_run`, with ``name`` as the place."""
-    if not isinstance(record, dict) or "schema_version" not in record or "ledger" not in record:
-        raise RunFileError(f"{name} is not a RUN.json: it has no schema_version and ledger.\n{_WRITE_ONE}")
+    missing = [key for key in ("schema_version", "ledger") if not isinstance(record, dict) or key not in record]
+    if missing:
+        kind = record.get("kind") if isinstance(record, dict) else None
+        why = f"it is a {kind.upper()}.json" if kind in ("fix", "diff") else f"it has no {' and '.join(missing)}"
+        raise RunFileError(f"{name} is not a RUN.json: {why}.\n{_WRITE_ONE}")
     check_version(record, name, "RUN.json", SCHEMA_VERSION, "profile")
     try:
         run = read_dataclass(RunData, record, "")

@@ -79,7 +79,7 @@ def test_what_is_no_run(run: Runner) -> None:
     run("diff", "a.json", "b.json", "--format", "json", "-o", "diff.json")
     ran = run("diff", "a.json", "diff.json")
     assert ran.code == 2
-    assert ran.err.startswith("gradscope: error: diff.json is not a RUN.json: it has no schema_version and ledger.\n")
+    assert ran.err.startswith("gradscope: error: diff.json is not a RUN.json: it is a DIFF.json.\n")
     assert run("diff", "a.json").code == 2
 
 

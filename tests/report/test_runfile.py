@@ -425,3 +425,18 @@ MEMORY_TABLES = {
     "phases": PhaseSpan,
     "spans": LayerSpan,
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"kind": "fix", "schema_version": 1}', "it is a FIX.json"),
+        ('{"kind": "other", "schema_version": 1}', "it has no ledger"),
+        ('{"kind": ["fix"], "ledger": {}}', "it has no schema_version"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_for_what_it_is(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(RunFileError, match=f"is not a RUN.json: {why}\\."):
+        load(path)
