@@ -84,7 +84,7 @@ class Meter:
         """Make the body last at least ``ms`` and record how long it lasted."""
         start, start_cpu = time.perf_counter_ns(), time.thread_time_ns()
         yield
-        _wait_until(start + int(ms * self.scale * 1e6))
+        wait_until(start + int(ms * self.scale * 1e6))
         end, end_cpu = time.perf_counter_ns(), time.thread_time_ns()
         thread, profiled = threading.get_ident(), profiler_runs()
         self.records.append(Burned(kind, owner, start, end, start_cpu, end_cpu, thread, profiled, self.steps))
@@ -168,7 +168,8 @@ def profiler_runs() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
-def _wait_until(deadline_ns: int) -> None:
+def wait_until(deadline_ns: int) -> None:
+    """Rest until ``perf_counter_ns`` says so."""
     left = deadline_ns - time.perf_counter_ns()
     if left > _SPIN_NS:
         time.sleep((left - _SPIN_NS) / 1e9)

@@ -158,7 +158,8 @@ def test_backward_agrees_with_a_clock_outside(meter: Meter, calls: int) -> None:
 
     report = measure(meter, in_a_loop(model, step))
     truth = meter.totals_ns("outer")["backward"] / report.data.workload.steps
-    assert report.data.step.backward_ns == pytest.approx(truth, rel=0.03)
+    # The clock sees what gradscope itself does inside of backward too, of which a report says how much it is in all.
+    assert 0.97 * truth - report.data.own_ns <= report.data.step.backward_ns <= truth
     # The engine's own part is what is left between nodes; it must not be where time is hidden.
     assert report.data.ledger.engine_ns < 0.1 * report.data.ledger.backward_ns
 
