@@ -92,7 +92,10 @@ def test_regular_expressions(open_page: Open) -> None:
     page.fill("#query", r"/mlp\.c_(fc|proj) /")
     names = sorted(page.locator("#rows tbody th .name").all_inner_texts())
     assert names == ["transformer.h.*.mlp.c_fc", "transformer.h.*.mlp.c_proj"]
+    page.fill("#query", "/c_fc")
+    assert page.inner_text("#found") == "0 matches · a regular expression ends with /"
     page.fill("#query", "/(/")
+    assert page.inner_text("#found") == "0 matches · not a regular expression"
     assert page.locator("#found").inner_text().startswith("0 matches")
 
 

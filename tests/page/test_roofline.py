@@ -58,6 +58,13 @@ def test_a_click_on_a_dot_selects_its_layer(open_page: Open) -> None:
     page.locator("#roofline circle.dot").last.click()
     assert "select=layer" in opened.state()
     assert page.locator("#roofline circle.marked").count() >= 1
+    # What the pointer is told stands below the picture too, for those who have none.
+    assert "100 GFLOP/s at 50 FLOPs per byte" in page.inner_text("#roofline")
+
+
+def test_the_ceilings_have_their_figures(open_page: Open) -> None:
+    text = open_page(known(), "#tab=roofline").page.text_content("#roofline svg")
+    assert "20.0 GB/s" in text and "float32 matmul 200" in text
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])

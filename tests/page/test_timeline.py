@@ -341,7 +341,7 @@ def test_a_baseline_is_dashed_and_both_share_a_scale(chromium: Any) -> None:
         line = page.locator("path.baseline")
         assert int(line.get_attribute("data-peak")) == large.peak_bytes
         assert page.evaluate("getComputedStyle(document.querySelector('path.baseline')).strokeDasharray") != "none"
-        assert "baseline, peak 22.4 GB" in page.locator(".legend").inner_text()
+        assert "before, peak 22.4 GB" in page.locator(".legend").inner_text()
         ends = [float(number) for number in re.findall(r"V([\d.]+)", line.get_attribute("d"))]
         assert min(ends) == 34  # the baseline's peak is the top of the plot
         top = float(page.locator("circle.peak").get_attribute("cy"))

@@ -47,11 +47,42 @@ def test_the_saving_is_cut_out_and_comes_back(open_page: Open, size: tuple[int, 
     if "Saved memory" in before:
         assert before["Saved memory"] - after["Saved memory"] == pytest.approx(1_000_000, rel=1e-6)
     assert button.get_attribute("aria-pressed") == "true"
-    assert finding.message in page.inner_text(".what-if-line")
+    assert finding.message in page.inner_text(".what-if-line") and "Estimated" in page.inner_text(".what-if-line")
+    assert page.inner_text(".card[data-metric=backward] .value").startswith("≈ ")
+    assert "estimated" in page.inner_text(".crumbs")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.click(".what-if-line button")
     assert shown(opened) == before
     assert page.locator(".what-if-line").is_hidden() and button.get_attribute("aria-pressed") == "false"
+
+
+def test_it_is_in_the_address_and_the_back_button_ends_it(open_page: Open) -> None:
+    run, finding = estimated()
+    opened = open_page(run)
+    page, before = opened.page, shown(opened)
+    page.click(".what-if")
+    after, address = shown(opened), page.evaluate("location.hash")
+    page.go_back()
+    assert shown(opened) == before and page.locator(".what-if-line").is_hidden()
+    page.go_forward()
+    assert shown(opened) == after
+    again = open_page(run, address)
+    assert shown(again) == after and finding.message in again.page.inner_text(".what-if-line")
+    nobody = open_page(run, "#whatIf=nothing")
+    assert shown(nobody) == before and nobody.page.locator(".what-if-line").is_hidden()
+
+
+def test_what_is_saved_from_it_says_so(open_page: Open) -> None:
+    page = open_page(estimated()[0]).page
+    page.click(".what-if")
+    for button, name in (("#svg", "gradscope-flame-what-if.svg"), ("#png", "gradscope-flame-what-if.png")):
+        with page.expect_download() as download:
+            page.click(button)
+        assert download.value.suggested_filename == name
+    page.click("#tab-layers")
+    with page.expect_download() as download:
+        page.click("#csv")
+    assert download.value.suggested_filename == "gradscope-layers-what-if.csv"
 
 
 def test_limits_and_the_roofline_are_of_what_was_measured(open_page: Open) -> None:

@@ -21,6 +21,8 @@ _IMPORT = re.compile(r'^import \{(?P<names>[^}]*)\} from "\./(?P<file>[\w-]+\.js
 _ANNOTATION = re.compile(r"^ *(?:/\*\*(?:[^*]|\*(?!/))*\*/|// [^\n]*)\n", re.MULTILINE)
 # Indents and empty lines. What is indented in a text of several lines stands in HTML, where it is one space.
 _INDENTED = re.compile(r"^ +|^\n", re.MULTILINE)
+# The end of a line in the middle of a list, on a line without a comment.
+_WRAPPED = re.compile(r"^((?:(?!//).)*[(\[{,])\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 _DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class)\*? (\w+)", re.MULTILINE)
 # Names that are taken apart would not be seen by the line above.
@@ -61,7 +63,8 @@ def join(modules: Mapping[str, str]) -> str:
         body = _EXPORT.sub("", _IMPORT.sub("", _ANNOTATION.sub("", text)))
         if left := re.search(r"^(?:import|export)\b.*", body, re.MULTILINE):
             raise BundleError(f"{name} cannot be joined with the others: {left[0]}")
-        parts.append(f"// {name}\n{_INDENTED.sub('', body)}")
+        body = _WRAPPED.sub(r"\1", _INDENTED.sub("", body))
+        parts.append(f"// {name}\n{body}")
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 

@@ -55,7 +55,7 @@ def memory_record(memory: MemoryInfo, layer: Column, text: Column) -> dict[str, 
 def _timeline(memory: MemoryInfo, text: Column) -> dict[str, Any]:
     points, categories, owners = memory.timeline, memory.categories, memory.owners
     kept = thin(points, TIMELINE_POINTS)
-    record: dict[str, Any] = {"ns": [points[i].ns for i in kept], "bytes": [points[i].bytes for i in kept]}
+    record: dict[str, Any] = {"ns": steps([points[i].ns for i in kept]), "bytes": [points[i].bytes for i in kept]}
     if categories is not None:
         record["category"] = text(course.category for course in categories)
         # Most categories are steady for most of the time: steps are shorter than sums.

@@ -178,7 +178,7 @@ export function changeWords(change, format) {
   if (difference === 0) return "the same";
   if (real === null) return "not tested";
   if (!noise) return "exact";
-  return `${real ? "real: beyond" : "within"} ±${format(noise)}`;
+  return `${real ? "beyond" : "within"} ±${format(noise)}`;
 }
 
 /**

@@ -182,7 +182,7 @@ function changesTable(run, node) {
     );
   });
   if (rows.length === 0) return null;
-  const head = ["baseline", "now", "change", "is it noise?"].map((text) => element("th", { scope: "col" }, text));
+  const head = ["before", "after", "change", "noise"].map((text) => element("th", { scope: "col" }, text));
   return element(
     "table",
     { class: "amounts compared" },

@@ -7,7 +7,7 @@ import { ledgerParts } from "./linetables.js";
 import { ancestry, isWithin, layerOf } from "./nodes.js";
 import { BACKWARD } from "./run.js";
 import { lightOf } from "./search.js";
-import { hasEstimate } from "./whatif.js";
+import { hasEstimate, keyOf } from "./whatif.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -19,7 +19,7 @@ import { hasEstimate } from "./whatif.js";
  * @property {(found: import("./search.js").Found | null) => void} light the frames of layers
  * @property {(words: string) => void} say
  * @property {(finding: any) => Node[]} nodes of its layers
- * @property {(finding: any) => void} whatIf draw the step without what it costs
+ * @property {(key: string) => void} whatIf draw the step without what a finding costs, or with it again
  */
 
 /**
@@ -160,8 +160,8 @@ function findingItem(run, finding, index, actions) {
             type: "button",
             class: "what-if",
             "aria-pressed": "false",
-            "data-finding": finding.comment,
-            onclick: () => actions.whatIf(finding),
+            "data-finding": keyOf(finding),
+            onclick: () => actions.whatIf(keyOf(finding)),
           },
           "What if",
         ),

@@ -107,9 +107,10 @@ export function warningsOf(run) {
  * @param {HTMLElement} place
  * @param {Run} run
  * @param {Metric} metric
+ * @param {boolean} estimated but for the peak
  * @param {{ metric: (metric: Metric) => void, peak: () => void }} actions
  */
-export function drawCards(place, run, metric, actions) {
+export function drawCards(place, run, metric, estimated, actions) {
   const [forward, backward, saved] = [run.whole[FORWARD], run.whole[BACKWARD], run.whole[SAVED]];
   const ratio = forward > 0 ? `${formatRatio(backward / forward)} forward` : "";
   /** @type {[Metric, string, string, string][]} */
@@ -138,7 +139,7 @@ export function drawCards(place, run, metric, actions) {
         onclick: () => actions.metric(key),
       },
       element("span", { class: "words" }, words),
-      element("span", { class: "value" }, value),
+      element("span", { class: "value" }, estimated ? `≈ ${value}` : value),
       cardChange(changeOfWhole(run, key), key === "saved" ? formatBytes : formatTime),
       note !== "" && element("span", { class: "note" }, note),
     ),

@@ -47,7 +47,7 @@ export function readMemory(memory, text) {
       category: text(held.category[i]),
       bytes: held.bytes[i],
     })),
-    times: timeline.ns ?? [],
+    times: sums(timeline.ns ?? []),
     bytes: timeline.bytes ?? [],
     categories: (timeline.category ?? []).map(text),
     parts: (timeline.parts ?? []).map(sums),

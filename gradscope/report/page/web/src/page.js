@@ -14,7 +14,7 @@ import { ancestry, isWithin, nameWithRepeats } from "./nodes.js";
 import { listen, tabKey } from "./keys.js";
 import { amountOf } from "./run.js";
 import { drawRoofline } from "./roofline.js";
-import { matcher, search } from "./search.js";
+import { matcher, queryFault, search } from "./search.js";
 import { LISTS, makeShell } from "./shell.js";
 import { drawSource } from "./source.js";
 import { addressOf, colourOf, fromHash, nodeOf, toHash } from "./state.js";
@@ -23,7 +23,7 @@ import { makeTable, tabsOf } from "./tables.js";
 import { TableView } from "./tableview.js";
 import { drawTimeline, markLayers } from "./timeline.js";
 import { buildTree } from "./tree.js";
-import { runWithout } from "./whatif.js";
+import { hasEstimate, keyOf, runWithout } from "./whatif.js";
 
 /**
  * @typedef {import("./nodes.js").Node} Node
@@ -45,7 +45,7 @@ const WHOLE_WORDS = {
 const LEAST_SHARE = 0.08;
 
 /** @type {readonly (keyof ViewState)[]} */
-const STEPS = ["tab", "select", "zoom"];
+const STEPS = ["tab", "select", "zoom", "whatIf"];
 
 // Tabs that have no rows to be searched.
 const UNSEARCHED = new Set(["ledger", "fixed", "source", "roofline"]);
@@ -65,8 +65,8 @@ export class Page {
     this.state = fromHash(location.hash);
     /** @type {Map<Run, Map<boolean, Tree>>} */
     this.trees = new Map();
-    /** @type {{ finding: any, run: Run } | null} the run as a finding estimates it */
-    this.whatIf = null;
+    /** @type {{ key: string, finding: any, run: Run } | null} the run as a finding estimates it */
+    this.estimated = null;
     /** @type {{ key: string, found: import("./search.js").Found | null }} */
     this.searched = { key: "", found: null };
     /** @type {Map<string, number>} */
@@ -78,10 +78,10 @@ export class Page {
       change: (changes) => this.change(changes),
       query: (query) => this.changeQuery(query),
       tabKey: (event) => tabKey(this, event),
-      csv: () => this.saveCsv(),
-      svg: () => saveFile("gradscope-flame.svg", this.flame.toSvg(), "image/svg+xml"),
-      png: () => this.flame.toPng((picture) => saveFile("gradscope-flame.png", picture, "image/png")),
-      measured: () => this.showWhatIf(null),
+      csv: () => saveFile(this.fileName(this.tab, "csv"), toCsv(this.makeTable()), "text/csv"),
+      svg: () => saveFile(this.fileName("flame", "svg"), this.flame.toSvg(), "image/svg+xml"),
+      png: () => this.flame.toPng((picture) => saveFile(this.fileName("flame", "png"), picture, "image/png")),
+      measured: () => this.change({ whatIf: "" }),
       theme: () => this.switchTheme(),
     });
     this.flame = new Flame(this.parts.canvas, {
@@ -99,7 +99,7 @@ export class Page {
       light: (found) => this.flame.lightUp(found),
       say: (words) => this.say(words),
       nodes: (finding) => nodesOf(this.run, this.tree, finding),
-      whatIf: (finding) => this.showWhatIf(finding),
+      whatIf: (key) => this.change({ whatIf: key === this.state.whatIf ? "" : key }),
     });
     if (joined?.joined?.fixed) drawFixed(this.parts.lists.fixed, joined.joined.fixed, (words) => this.say(words));
     this.draw();
@@ -110,6 +110,18 @@ export class Page {
   get run() {
     if (this.whatIf) return this.whatIf.run;
     return (this.state.compare && this.joined) || this.single;
+  }
+
+  /** The finding whose estimate is cut out, and the run without it; null: the step as it was measured. */
+  get whatIf() {
+    const key = this.state.whatIf;
+    if (key !== (this.estimated?.key ?? "")) {
+      if (this.estimated) this.trees.delete(this.estimated.run);
+      const { findings } = this.single.info;
+      const finding = findings.find((/** @type {any} */ one) => hasEstimate(one) && keyOf(one) === key);
+      this.estimated = finding ? { key, finding, run: runWithout(this.single, finding) } : null;
+    }
+    return this.estimated;
   }
 
   get tree() {
@@ -134,7 +146,7 @@ export class Page {
 
   get found() {
     const { query, metric, merged, compare } = this.state;
-    const key = `${compare} ${merged} ${metric} ${this.whatIf?.finding.comment ?? ""} ${query}`;
+    const key = `${compare} ${merged} ${metric} ${this.state.whatIf} ${query}`;
     if (key !== this.searched.key)
       this.searched = { key, found: search(this.tree.root, query, metric, this.run.paths, this.nodesOfLines(query)) };
     return this.searched.found;
@@ -172,7 +184,7 @@ export class Page {
    * @param {string} [how] changes of one kind in a row, as by arrow keys, are one step of the history
    */
   change(changes, how = "") {
-    const { compare: compared, merged, select: selected } = this.state;
+    const { compare: compared, merged, select: selected, whatIf } = this.state;
     const before = this.state;
     this.state = { ...before, ...changes };
     const address = toHash(this.state) || location.pathname + location.search;
@@ -185,11 +197,15 @@ export class Page {
     keepFocus([cards, crumbs, legend, rows, details, lists.source], () => this.draw());
     if (selected !== this.state.select) this.say(this.describe(this.selected));
     if (compared !== this.state.compare || merged !== this.state.merged) this.drawMemory();
+    if (whatIf === this.state.whatIf) return;
+    this.flame.lightUp(null); // what was lit are frames of the other tree
+    this.say(this.parts.whatIfWords.textContent || "As measured");
   }
 
   readAddress() {
     this.state = fromHash(location.hash);
     this.lastChange = "";
+    this.flame.lightUp(null);
     this.draw();
     this.drawMemory();
   }
@@ -227,34 +243,25 @@ export class Page {
     this.change({ select: addressOf(node, this.run.paths), zoom: addressOf(zoom, this.run.paths) });
   }
 
-  /**
-   * Draw the step as it would be without what a finding costs; null: as it was measured.
-   * @param {any} finding
-   */
-  showWhatIf(finding) {
-    const last = this.whatIf;
-    this.whatIf = finding && finding !== last?.finding ? { finding, run: runWithout(this.single, finding) } : null;
-    if (last) this.trees.delete(last.run);
+  /** Say that an estimate is shown, and of what. */
+  drawWhatIf() {
     const { whatIf, parts } = this;
-    const words = whatIf ? `What if: ${visible(whatIf.finding.message)} (${visible(whatIf.finding.saving)})` : "";
+    const { message = "", saving = "" } = whatIf?.finding ?? {};
     parts.whatIf.hidden = !whatIf;
-    parts.whatIfWords.textContent = words;
+    parts.whatIfWords.textContent = whatIf
+      ? `What if: ${visible(message)} (${visible(saving)}). Estimated; limits, roofline and the memory chart are as measured.`
+      : "";
     parts.compare.disabled = whatIf !== null;
     for (const button of parts.lists.findings.querySelectorAll(".what-if"))
-      button.setAttribute(
-        "aria-pressed",
-        String(whatIf !== null && button.getAttribute("data-finding") === whatIf.finding.comment),
-      );
-    this.say(words || "As measured");
-    this.draw();
-    this.flame.lightUp(null); // what was lit are frames of the other tree
+      button.setAttribute("aria-pressed", String(button.getAttribute("data-finding") === whatIf?.key));
   }
 
   draw() {
     const { parts, run, state } = this;
     document.documentElement.dataset.theme = this.theme;
     if (state.metric === "saved" && !run.memory) state.metric = "backward";
-    drawCards(parts.cards, run, state.metric, {
+    this.drawWhatIf();
+    drawCards(parts.cards, run, state.metric, this.whatIf !== null, {
       metric: (metric) => this.change({ metric }),
       peak: () => this.showPeak(),
     });
@@ -273,7 +280,7 @@ export class Page {
     const compared = isCompared(run, state.metric);
     const colour = colourOf(state, compared);
     const largestChange = compared ? this.largestChange() : 0;
-    this.tree.root.label = WHOLE_WORDS[state.metric];
+    this.tree.root.label = `${WHOLE_WORDS[state.metric]}${this.whatIf ? ", estimated" : ""}`;
     const words = METRIC_WORDS[state.metric];
     parts.title.textContent = `${words[0].toUpperCase()}${words.slice(1)}${state.metric === "saved" ? "" : " time"} by layer`;
     parts.merged.checked = state.merged;
@@ -282,8 +289,10 @@ export class Page {
     parts.order.value = state.order;
     if (parts.query.value !== state.query) parts.query.value = state.query;
     const whole = amountOf(run.whole, state.metric);
+    const matches = countOf(found?.list.length ?? 0, "match").replace("matchs", "matches");
+    const share = formatShare(found && whole > 0 ? found.amount / whole : 0);
     parts.found.textContent = found
-      ? `${countOf(found.list.length, "match").replace("matchs", "matches")} · ${formatShare(whole > 0 ? found.amount / whole : 0)}`
+      ? `${matches} · ${(found.list.length === 0 && queryFault(state.query)) || share}`
       : "";
     drawCrumbs(parts.crumbs, this.zoom, (node) => this.zoomTo(node));
     drawLegend(parts.legend, run, this.tree, state, colour, largestChange, (highlight) => this.change({ highlight }));
@@ -367,7 +376,7 @@ export class Page {
     const identity = [
       tab,
       state.compare,
-      this.whatIf?.finding.comment,
+      state.whatIf,
       state.query,
       state.merged,
       state.metric,
@@ -483,8 +492,12 @@ export class Page {
     this.change({ theme: this.theme === "dark" ? "light" : "dark" });
   }
 
-  saveCsv() {
-    saveFile(`gradscope-${this.tab}.csv`, toCsv(this.makeTable()), "text/csv");
+  /**
+   * @param {string} what
+   * @param {string} kind
+   */
+  fileName(what, kind) {
+    return `gradscope-${what}${this.whatIf ? "-what-if" : ""}.${kind}`;
   }
 
   /** @param {number} step */

@@ -1,7 +1,7 @@
 // Roofline: what layers compute a second over what they compute for each byte, below this machine's ceilings.
 
 import { element, refill, svgElement } from "./dom.js";
-import { formatCount, formatTime, shorten, visible } from "./format.js";
+import { formatBytes, formatCount, formatTime, shorten, visible } from "./format.js";
 import { isWithin, nameWithRepeats } from "./nodes.js";
 
 /**
@@ -67,12 +67,19 @@ export function drawRoofline(place, run, tree, selected, select) {
     svgElement("text", { x: right, y: height - 6, "text-anchor": "end" }, "FLOPs per byte"),
     svgElement("text", { x: 4, y: 12 }, "GFLOP/s"),
   );
+  const slope = 10 ** ((fromX + Math.log10(knee)) / 2);
+  picture.append(
+    svgElement("text", { x: x(slope) - 6, y: y(roof(slope)) - 6, "text-anchor": "end" }, `${formatBytes(bytes)}/s`),
+  );
   const largest = Math.max(...points.map((point) => point.time), 1);
+  /** @type {string[]} */
+  const told = [];
   /** @type {[number, number][]} */
   const named = [];
   for (const { node, intensity, rate, time } of points) {
-    const words = `${nameWithRepeats(node)}: ${formatCount(rate)} GFLOP/s at ${formatCount(intensity)} FLOPs per byte, ${formatTime(time)}`;
+    const words = `${node.address || nameWithRepeats(node)}: ${formatCount(rate)} GFLOP/s at ${formatCount(intensity)} FLOPs per byte, ${formatTime(time)}`;
     const marked = selected.kind !== "all" && isWithin(node, selected);
+    if (marked && told.length < NAMED) told.push(words);
     picture.append(
       svgElement(
         "circle",
@@ -91,13 +98,14 @@ export function drawRoofline(place, run, tree, selected, select) {
     if (named.length >= NAMED || named.some((one) => Math.abs(at - one[0]) < 130 && Math.abs(above - one[1]) < 14))
       continue;
     named.push([at, above]);
-    const name = visible(shorten(nameWithRepeats(node), 24));
+    const name = visible(shorten(node.address.split(".").slice(-2).join("."), 24) || nameWithRepeats(node));
     const below = above + 3 + 9 * Math.sqrt(time / largest) + 12;
     picture.append(svgElement("text", { class: "dot-name", x: at, y: below, "text-anchor": "middle" }, name));
   }
   refill(
     place,
     picture,
+    ...told.map((words) => element("p", {}, visible(shorten(words, 400)))),
     element(
       "p",
       { class: "note" },

@@ -23,18 +23,35 @@ import { ancestry, walkTree } from "./nodes.js";
 export function matcher(query) {
   const between = /^\s*\/(.+)\/\s*$/s.exec(query);
   if (between) {
-    try {
-      const expression = new RegExp(between[1], "i");
-      return (text) => expression.test(text);
-    } catch {
-      return () => false;
-    }
+    const expression = expressionOf(between[1]);
+    return (text) => expression?.test(text) ?? false;
   }
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return (text) => {
     const lower = text.toLowerCase();
     return words.every((word) => lower.includes(word));
   };
+}
+
+/**
+ * What keeps a query from fitting anything: an expression that is none, or has no end yet; "" for nothing.
+ * @param {string} query
+ */
+export function queryFault(query) {
+  const [, text, end] = /^\s*\/(.*?)(\/?)\s*$/s.exec(query) ?? [];
+  if (text === undefined) return "";
+  return end ? (expressionOf(text) ? "" : "not a regular expression") : "a regular expression ends with /";
+}
+
+/**
+ * @param {string} text
+ */
+function expressionOf(text) {
+  try {
+    return new RegExp(text, "i");
+  } catch {
+    return null;
+  }
 }
 
 /**

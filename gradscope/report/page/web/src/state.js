@@ -19,6 +19,7 @@
  * @property {string} zoom address of a node, see addressOf
  * @property {string} select
  * @property {string} highlight a layer type
+ * @property {string} whatIf the finding whose estimate is cut out, see keyOf; "" is the step as measured
  * @property {"" | "light" | "dark"} theme "" is the system's
  */
 
@@ -37,6 +38,7 @@ export const START = {
   zoom: "all",
   select: "all",
   highlight: "",
+  whatIf: "",
   theme: "",
 };
 

@@ -269,7 +269,7 @@ function kindsBar(memory, baseline, byOwner) {
         "li",
         { class: "of-baseline" },
         element("span", { class: "swatch dashes", "aria-hidden": "true" }),
-        `baseline, peak ${formatBytes(baseline.figures.peak_bytes)}`,
+        `before, peak ${formatBytes(baseline.figures.peak_bytes)}`,
       ),
     );
   }

@@ -18,6 +18,15 @@ export function hasEstimate(finding) {
 }
 
 /**
+ * The name of a finding in an address: it holds for another run of the same model too.
+ * @param {any} finding
+ * @returns {string}
+ */
+export function keyOf(finding) {
+  return `${finding.rule}/${finding.layers[0]}/${finding.line}`;
+}
+
+/**
  * Times of the finding's layers, and of those below them, shrink by its saving in time, each by the same share, and what
  * they save for backward by its saving in memory. Where in them the saving lies nobody has measured.
  * @param {Run} run
