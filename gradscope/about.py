@@ -95,7 +95,7 @@ def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | No
 
 
 def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> StepTimes:
-    step = replace(step, waited_ns=trace.timed.waited_ns)
+    step = replace(step, waited_ns=trace.timed.waited_ns, taken=tuple(trace.timed.taken))
     if not capture.unprofiled_ns:
         return step
     unprofiled = round(statistics.median(capture.unprofiled_ns))

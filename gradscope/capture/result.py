@@ -14,7 +14,7 @@ from gradscope.capture.modules import CallRecorder
 from gradscope.capture.passes import PassRecorder
 from gradscope.capture.registry import ModuleRegistry, Seen
 from gradscope.capture.storages import Census
-from gradscope.tables import EventTable, GraphNode, LineInfo, OptimizerFact, Options, SpanTable
+from gradscope.tables import EventTable, GraphNode, LineInfo, OptimizerFact, Options, SpanTable, TakenStep
 
 
 @dataclass
@@ -26,6 +26,7 @@ class TimedSteps:
     passes: PassRecorder
     completed: int = 0  # steps that ended, the settling ones included
     interrupted: frozenset[int] = frozenset()  # numbers of steps that the system interrupted, see interrupted.py
+    taken: Sequence[TakenStep] = ()  # all but the settling one
     waited_ns: int | None = None  # for a core, in the mean of the other steps; None where the system does not tell
     tables: list[EventTable] = field(default_factory=list)  # one a stretch that was read while the run went on
     last_steps: int = 0  # that the last profiler saw

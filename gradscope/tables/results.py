@@ -31,6 +31,14 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenStep:
+    """One step that was measured, whether or not it counts."""
+
+    ns: int
+    left_out: bool  # the system interrupted it
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """One mean step. ``forward + backward + optimizer + other == wall`` exactly."""
 
@@ -43,6 +51,7 @@ class StepTimes:
     overhead: float | None  # median profiled step over median unprofiled step; None: not measured
     unprofiled_wall_ns: int | None
     waited_ns: int | None = None  # of the wall time, that the training thread had no core; None: not known
+    taken: Sequence[TakenStep] = ()  # in their order
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,14 @@ def test_only_steps_that_are_kept_have_waited(monkeypatch: pytest.MonkeyPatch) -
     phase.keep()
     assert run.capture.timed is not None
     assert (run.capture.timed.waited_ns, run.capture.timed.interrupted) == (3, {2})
+    assert [step.left_out for step in run.capture.timed.taken] == [False, True, False]
+
+
+def test_each_step_that_was_taken_is_told_of() -> None:
+    data = gradscope.profile(nn.Linear(4, 4), X, steps=4, warmup=0, memory=False).data
+    kept = [step.ns for step in data.step.taken if not step.left_out]
+    assert len(kept) == data.workload.steps and len(data.step.taken) - len(kept) == data.workload.steps_left_out
+    assert min(kept) > 0
 
 
 @pytest.mark.parametrize("memory", [True, False])

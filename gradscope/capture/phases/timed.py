@@ -20,6 +20,7 @@ from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.result import TimedSteps
 from gradscope.capture.system import StepCost, interrupted, without_core_ns
 from gradscope.compat import TraceMarker, new_profiler
+from gradscope.tables import TakenStep
 
 # The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.
 SETTLING_STEPS = 1
@@ -154,6 +155,7 @@ class Timed(Phase):
         self._timed.last_steps = self._in_stretch
         left_out = set(interrupted(self._costs))
         self._timed.interrupted = frozenset(SETTLING_STEPS + number for number in left_out)
+        self._timed.taken = [TakenStep(cost.wall_ns, number in left_out) for number, cost in enumerate(self._costs)]
         kept = [cost.waited_ns for number, cost in enumerate(self._costs) if number not in left_out]
         if kept and self._waited is not None:
             self._timed.waited_ns = round(statistics.mean(kept))

@@ -27,7 +27,7 @@ const memory = readMemory(
     peak_bytes: 100,
     at_peak: { layer: [1, 2, -1], category: [0, 1, 3], bytes: [50, 40, 10] },
     timeline: {
-      ns: [0, 20, 40, 40, 80],
+      ns: [0, 20, 20, 0, 40],
       bytes: [60, 75, 95, 100, 60],
       category: [0, 3, 1, 2],
       parts: [

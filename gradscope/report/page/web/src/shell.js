@@ -4,6 +4,7 @@ import { element, refill } from "./dom.js";
 import { shorten, visible } from "./format.js";
 import { makeHeader, warningsOf } from "./header.js";
 import { makeHelp } from "./help.js";
+import { stepStrip } from "./steps.js";
 import { countOf } from "./table.js";
 
 /**
@@ -143,7 +144,7 @@ export function makeShell(place, run, tabs, actions) {
         "div",
         { class: "bottom" },
         tablePanel(parts, tabs, actions),
-        element("div", { class: "side" }, parts.details, parts.timeline),
+        element("div", { class: "side" }, parts.details, parts.timeline, stepStrip(run)),
       ),
     ),
     makeFooter(run),
