@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from itertools import pairwise
 
 import pytest
@@ -60,12 +61,16 @@ def test_owners_are_stacked_and_add_up(open_page: Open) -> None:
     assert shown["transformer.h.*.attn"] == peak // 2 and shown["transformer.h.*.mlp.c_fc"] == peak // 4
     assert sum(shown.values()) == peak
     page.focus(".chart")  # at the peak
-    assert [one.split("\t")[0].strip() for one in page.locator(".moment tr").all_inner_texts()] == [
+    assert [one.split("\n")[0].split("\t")[0].strip() for one in page.locator(".moment tr").all_inner_texts()] == [
         "transformer.h.*.mlp.c_fc",
         "transformer.h.*.attn",
         "others",
     ]
     assert "transformer.h.*.attn" in page.inner_text(".spoken")
+    attention = [row for row in memory.saved if row.layer and re.fullmatch(r"transformer\.h\.\d+\.attn", row.layer)]
+    largest = max(attention, key=lambda row: row.bytes)
+    notes = page.locator(".moment .note").all_inner_texts()
+    assert f"{largest.node} · {largest.what}, {largest.line}" in notes
     page.click(".by-owner")
     assert page.locator(".kind").count() == kinds
 

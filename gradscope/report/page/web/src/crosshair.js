@@ -14,8 +14,10 @@ import { indexAt, kindOf, partsOf, peakIndex, phaseAt, placeOf, spanAt } from ".
  * @property {number} bytes
  * @property {string} phase
  * @property {string} layer path of the layer that ran; "" where none did
- * @property {{ category: string, colour: string, bytes: number }[]} parts kinds or owners, in the order of the stack from its top; they add up to `bytes`
+ * @property {{ category: string, colour: string, bytes: number, saved?: string }[]} parts kinds or owners, in the order of the stack from its top; they add up to `bytes`
  */
+
+const NUMBER = /(?<![^.])\d+(?![^.])/g;
 
 /**
  * @param {Run} run
@@ -28,7 +30,9 @@ import { indexAt, kindOf, partsOf, peakIndex, phaseAt, placeOf, spanAt } from ".
 export function momentOf(run, memory, time, index, byOwner = false) {
   const span = spanAt(memory, time);
   const parts = byOwner
-    ? partsOf(memory, true).map(({ words, colour, bytes }) => ({ category: words, colour, bytes: bytes[index] }))
+    ? partsOf(memory, true).map(({ key, words, colour, bytes }) => {
+        return { category: words, colour, bytes: bytes[index], saved: largestSaved(run, key) };
+      })
     : memory.categories.map((category, row) => {
         const colour = `var(--memory-${kindOf(category)})`;
         return { category, colour, bytes: memory.parts[row][index] };
@@ -42,6 +46,18 @@ export function momentOf(run, memory, time, index, byOwner = false) {
     layer: span ? run.paths[span.layer] || run.classes[span.layer] : "",
     parts: parts.filter((part) => part.bytes > 0),
   };
+}
+
+/**
+ * What is the most that an owner saves for backward, and the line that saves it; "" for nothing.
+ * @param {Run} run
+ * @param {string} owner a path, numbers in it as "*"
+ */
+function largestSaved(run, owner) {
+  const own = run.paths.flatMap((path, layer) => (path.replace(NUMBER, "*") === owner ? run.saved[layer] : []));
+  if (owner === "" || own.length === 0) return "";
+  const { name, line } = own.reduce((a, b) => (b.amount > a.amount ? b : a));
+  return line ? `${name}, ${line}` : name;
 }
 
 /**
@@ -137,11 +153,17 @@ function phaseWords({ phase }) {
 
 /** @param {Moment} moment */
 function tipOf(moment) {
-  const rows = moment.parts.map(({ category, colour, bytes }) =>
+  const rows = moment.parts.map(({ category, colour, bytes, saved }) =>
     element(
       "tr",
       {},
-      element("th", { scope: "row" }, element("span", { class: "swatch", colour }), visible(shorten(category, 60))),
+      element(
+        "th",
+        { scope: "row" },
+        element("span", { class: "swatch", colour }),
+        visible(shorten(category, 60)),
+        saved && element("div", { class: "note" }, visible(shorten(saved, 80))),
+      ),
       element("td", { "data-category": category, "data-value": bytes }, formatBytes(bytes)),
     ),
   );
