@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -16,6 +17,9 @@ from gradscope.tables import OF_TORCHS_LAYER
 
 TORCH = f"{Path(torch.__file__).parent}/"
 OURS = f"{Path(gradscope.__file__).parent}/"
+_FOUND = [find_spec(f"gradscope.{name}") for name in ("recipes", "kernels")]
+# What runs in the user's model in the place of the user's code; it lies elsewhere where gradscope is developed.
+REPLACEMENTS = tuple(f"{Path(found.origin).parent}/" for found in _FOUND if found is not None and found.origin)
 _STANDARD = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 _GENERATED = "<eval_with_key>"  # what torch.fx writes in memory, under another number in every run
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -30,7 +34,7 @@ def is_standard(filename: str) -> bool:
 
 def is_users(filename: str) -> bool:
     """Check that the user can edit the file: it is neither installed, nor the interpreter's, nor gradscope's."""
-    if filename.startswith((TORCH, OURS)) or is_standard(filename):
+    if filename.startswith((TORCH, OURS, *REPLACEMENTS)) or is_standard(filename):
         return False
     return not any(part in filename for part in _INSTALLED)
 
@@ -54,7 +58,6 @@ UNKNOWN = -1  # no frame of the program's is below the call
 _OFFSET_BITS = 32
 _TORCHS_LAYERS = f"{TORCH}nn/"  # containers call layers at lines of their own
 _TORCHS_CALL_FILE = nn.Module.__init__.__code__.co_filename
-_REPLACEMENTS = (f"{OURS}recipes/", f"{OURS}kernels/")  # run in the user's model
 
 
 class Callers:
@@ -107,5 +110,5 @@ def _passes_on(filename: str) -> bool:
     if filename == _TORCHS_CALL_FILE or is_standard(filename):
         return True
     if filename.startswith(OURS):
-        return not filename.startswith(_REPLACEMENTS)
+        return not filename.startswith(REPLACEMENTS)
     return filename.startswith(TORCH) and not filename.startswith(_TORCHS_LAYERS)

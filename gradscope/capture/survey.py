@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradscope
 from gradscope import markers
 from gradscope.capture import byhand
-from gradscope.capture.callers import TORCH, is_standard
+from gradscope.capture.callers import REPLACEMENTS, TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
@@ -34,7 +34,8 @@ from gradscope.tables import GraphNode, LineInfo
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
 _OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
-_BETWEEN = byhand.__file__  # wrappers between the user's own frames
+# Between the user's own frames: wrappers, and what a patch calls. The user's line is the one that calls them.
+_BETWEEN = (byhand.__file__, *REPLACEMENTS)
 # What is read like an attribute, and computed: views with a node each. None: a function that is called.
 _COMPUTED = (None, "T", "H", "mT", "mH", "real", "imag")
 
@@ -149,10 +150,10 @@ class _CodeOf(Enum):
 
 
 def _place_of(filename: str) -> _CodeOf:
-    if filename.startswith(_OWN) and filename != _BETWEEN:
+    if filename.startswith(_OWN) and not filename.startswith(_BETWEEN):
         return _CodeOf.OURS
     # What logging prints is the line's that logs.
-    return _CodeOf.LIBRARY if filename.startswith((TORCH, _BETWEEN)) or is_standard(filename) else _CodeOf.USER
+    return _CodeOf.LIBRARY if filename.startswith((TORCH, *_BETWEEN)) or is_standard(filename) else _CodeOf.USER
 
 
 class Tracer(Protocol):
