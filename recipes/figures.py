@@ -14,7 +14,7 @@ FILE = Path(__file__).parent / "figures.json"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A recipe beside what it replaces, forward and backward at one shape: medians of rounds taken in turns."""
+    """A recipe beside what it replaces, forward and backward at one shape: medians of rounds, alternating."""
 
     recipe: str
     case: str

@@ -114,7 +114,7 @@ class Peak:
 
     batch_size: int
     peak_bytes: int
-    saved_bytes: int  # activations kept for backward
+    saved_bytes: int  # activations saved for backward
     model_bytes: int  # parameters, buffers, gradients, optimizer state
     rest_bytes: int  # inputs, temporaries, gradients of activations, and what could not be matched
     unmatched_bytes: int  # part of the rest: remainder between the runs, or sizes that follow no curve

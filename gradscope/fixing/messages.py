@@ -168,7 +168,7 @@ def _need(data: FixData, before: int | None, after: int | None) -> str:
 
 def model_alone(data: FixData) -> bool:
     """Check that the script's model was measured, forward and backward, without what the script does outside of it."""
-    return data.workload.mode == "script" and data.before is not None and data.before.measured == "in turns"
+    return data.workload.mode == "script" and data.before is not None and data.before.measured == "alternating"
 
 
 def _wrong(data: FixData) -> str:
@@ -217,7 +217,7 @@ def _measuring(data: FixData) -> Iterator[str]:
         yield (
             "time and memory before and after: one process, alternating, same batch; memory is the peak above what was "
             "allocated when the step began"
-            if after.measured == "in turns"
+            if after.measured == "alternating"
             else "time and memory before and after: two profiles in separate processes; no time ratio is given, "
             "because the load of the machine may have changed more than the code"
         )

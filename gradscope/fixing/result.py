@@ -37,7 +37,7 @@ class StepSide:
 
     wall_ns: int  # median
     spread: Mapping[str, int]  # "wall_ns": between the quartiles, or in a profile the standard deviation
-    measured: Literal["in turns", "profile"]  # with the other side in one process, or in a run of its own
+    measured: Literal["alternating", "profile"]  # with the other side in one process, or in a run of its own
     backward_ns: int | None = None  # of the profile
     peak_bytes: int | None = None  # in turns: above what lived when the step began; in a profile: all of it
 
@@ -105,7 +105,7 @@ class FixData:
         if before is None or after is None or before.peak_bytes is None or after.peak_bytes is None:
             return "nothing"
         saved = before.peak_bytes - after.peak_bytes
-        if after.measured == "in turns":
+        if after.measured == "alternating":
             counts = much(abs(saved), before.peak_bytes)
         else:
             counts = abs(saved) > NOISE * min(before.peak_bytes, after.peak_bytes)
@@ -120,7 +120,7 @@ class FixData:
         if self.time is not None or self.before is None or self.after is None:
             return self.time or "nothing"
         before, after = self.before, self.after
-        if after.measured != "in turns":
+        if after.measured != "alternating":
             return "unknown"
         noise = max(NOISE * max(before.wall_ns, after.wall_ns), before.spread["wall_ns"], after.spread["wall_ns"])
         if abs(before.wall_ns - after.wall_ns) <= noise:
@@ -214,7 +214,7 @@ def _source(site: Site) -> str:
 
 def side_of(side: Side) -> StepSide:
     """A step that was measured in turns with another."""
-    return StepSide(side.wall_ns, {"wall_ns": side.spread_ns}, "in turns", peak_bytes=side.peak_bytes)
+    return StepSide(side.wall_ns, {"wall_ns": side.spread_ns}, "alternating", peak_bytes=side.peak_bytes)
 
 
 def key_of(site: Site) -> tuple[str, str, str]:

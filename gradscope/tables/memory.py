@@ -160,7 +160,7 @@ class MemoryCategory(StrEnum):
     GRADIENT = "gradients"  # .grad of parameters and other leaves
     OPTIMIZER = "optimizer state"
     INPUT = "inputs"  # the batch
-    SAVED = "saved activations"  # kept for backward
+    SAVED = "saved activations"  # saved for backward
     ACTIVATION = "other activations"  # alive when backward began, or still after it, though no node needs them
     ACTIVATION_GRADIENT = "activation gradients"  # made in backward, outliving the node that made them
     TEMPORARY = "temporaries"  # gone before the next phase needs them

@@ -74,7 +74,7 @@ def test_found_proved_and_written_down(folder: Path, gains: Gains, run: Runner) 
     ]
     assert found.before is not None and found.after is not None
     assert (found.before.wall_ns, found.after.wall_ns, found.after.peak_bytes) == (2_000_000, 1_000_000, 4 << 20)
-    assert found.before.measured == "in turns" and found.before.backward_ns
+    assert found.before.measured == "alternating" and found.before.backward_ns
     assert found.loss_difference is not None and found.loss_difference < 1e-6
     assert [site.time for site in found.sites] == ["less", "less"]
     assert [site.measured_saving_ns for site in found.sites] == [500_000, 500_000], "they add up to the step's"
@@ -220,7 +220,7 @@ def test_what_is_slower_is_undone(folder: Path, gains: Gains, run: Runner) -> No
     assert "undone: the step is slower with it" in ran.out
     assert "None of 2 call sites was replaced; the model is unchanged." in ran.out
     found = load_fix("gradscope-model-fix.json")
-    assert found.after is None and found.before is not None and found.before.measured == "in turns"
+    assert found.after is None and found.before is not None and found.before.measured == "alternating"
 
 
 def test_an_earlier_fix_is_taken_back(folder: Path, gains: Gains, run: Runner) -> None:

@@ -24,7 +24,7 @@ def block(number: int, **changes: Any) -> FixSite:
 
 
 def side(wall_ns: int, peak_bytes: int | None = 40_000_000, spread_ns: int = 10_000) -> StepSide:
-    return StepSide(wall_ns, {"wall_ns": spread_ns}, "in turns", wall_ns // 2, peak_bytes)
+    return StepSide(wall_ns, {"wall_ns": spread_ns}, "alternating", wall_ns // 2, peak_bytes)
 
 
 def shown(data: FixData, width: int = 100, encoding: str = "utf-8", diff: str | None = None) -> str:

@@ -23,7 +23,7 @@ _LASTING = {
 
 @dataclass(frozen=True, slots=True)
 class SavedStorage:
-    """A storage kept for backward, under the node that was the first to keep it."""
+    """A storage saved for backward, under the node that was the first to keep it."""
 
     block: int  # NO_PLACE where it was not allocated by torch
     note: SavedTensor
