@@ -53,6 +53,20 @@ class Change:
         return None if self.noise is None else abs(difference) > self.noise
 
 
+# What DIFF.json and the DataFrames say of a :class:`Change`, and of which type that is to pandas.
+COLUMNS: Mapping[str, str] = {
+    "metric": "object",
+    "unit": "object",
+    "before": "Int64",
+    "after": "Int64",
+    "difference": "Int64",
+    "ratio": "float64",
+    "noise": "Int64",
+    "basis": "object",
+    "real": "boolean",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LayerChange:
     """One layer, by path, in two runs; a new one has no values before, a removed one none after."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from gradscope import __version__
-from gradscope.compare.changes import Change, Comparison, GroupChange, LayerChange, MemoryChange, Presence
-from gradscope.report.runfile import to_record
+from gradscope.compare.changes import COLUMNS, Change, Comparison, GroupChange, LayerChange, MemoryChange
+from gradscope.report.runfile import dump_record, to_record
 from gradscope.tables import RunData
 
 DIFF_SCHEMA_VERSION = 1
@@ -28,30 +27,18 @@ def to_json(comparison: Comparison) -> str:
         "warnings": [to_record(mismatch) for mismatch in comparison.mismatches],
         "notes": list(comparison.notes),
         "totals": [change_record(change) for change in comparison.totals],
-        "groups": [_group(group) for group in comparison.groups],
-        "memory": [_memory(group) for group in comparison.memory],
-        "new": [_presence(one) for one in comparison.new],
-        "removed": [_presence(one) for one in comparison.removed],
+        "groups": [_group(group, (group.backward, group.forward)) for group in comparison.groups],
+        "memory": [_group(group, group.changes.values()) for group in comparison.memory],
+        "new": to_record(comparison.new),
+        "removed": to_record(comparison.removed),
         "layers": [_layer(layer) for layer in comparison.layers],
     }
-    parts = [f" {json.dumps(key)}: {_part(value)}" for key, value in record.items()]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    return dump_record(record, "comparison")
 
 
 def change_record(change: Change) -> dict[str, Any]:
     """One change; what is not known is absent."""
-    record = {
-        "metric": change.metric,
-        "unit": change.unit,
-        "before": change.before,
-        "after": change.after,
-        "difference": change.difference,
-        "ratio": change.ratio,
-        "noise": change.noise,
-        "basis": change.basis,
-        "real": change.real,
-    }
-    return {key: value for key, value in record.items() if value is not None}
+    return {name: value for name in COLUMNS if (value := getattr(change, name)) is not None}
 
 
 def run_record(run: RunData, name: str) -> dict[str, Any]:
@@ -65,28 +52,9 @@ def run_record(run: RunData, name: str) -> dict[str, Any]:
     }
 
 
-def _group(group: GroupChange) -> dict[str, Any]:
-    return {
-        "address": group.address,
-        "class": group.class_name,
-        "paths": list(group.paths),
-        "changes": [change_record(group.backward), change_record(group.forward)],
-    }
-
-
-def _memory(group: MemoryChange) -> dict[str, Any]:
-    return {
-        "address": group.address,
-        "class": group.class_name,
-        "paths": list(group.paths),
-        "changes": _changes(group.changes.values()),
-    }
-
-
-def _presence(one: Presence) -> dict[str, Any]:
-    record = {"address": one.address, "class": one.class_name, "paths": list(one.paths), "layers": one.layers}
-    record |= {"backward_ns": one.backward_ns, "forward_ns": one.forward_ns}
-    return record if one.saved_bytes is None else {**record, "saved_bytes": one.saved_bytes}
+def _group(group: GroupChange | MemoryChange, changes: Iterable[Change]) -> dict[str, Any]:
+    record = {"address": group.address, "class": group.class_name, "paths": list(group.paths)}
+    return {**record, "changes": [change_record(change) for change in changes]}
 
 
 def _layer(layer: LayerChange) -> dict[str, Any]:
@@ -95,19 +63,5 @@ def _layer(layer: LayerChange) -> dict[str, Any]:
         "path": layer.path,
         "status": layer.status,
         **{key: value for key, value in classes.items() if value is not None},
-        "changes": _changes(layer.changes.values()),
+        "changes": [change_record(change) for change in layer.changes.values()],
     }
-
-
-def _changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    return [change_record(change) for change in changes]
-
-
-def _part(value: Any) -> str:
-    if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(f"  {_dump(row)}" for row in value) + "\n ]"
-    return _dump(value)
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)

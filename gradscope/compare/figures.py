@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradscope import units
 from gradscope.compare import messages
-from gradscope.compare.changes import Change, Comparison, Presence
-from gradscope.compare.layers import TIMES, time_change, time_of
+from gradscope.compare.changes import Change, Comparison, Presence, Unit
+from gradscope.compare.layers import measured, time_change
 from gradscope.compare.measured import RunSpread
 from gradscope.report.figures import icicle, plotly_text
 from gradscope.report.figures.flame import (
@@ -27,7 +26,6 @@ from gradscope.report.figures.options import FlameMetric, FlameOptions
 from gradscope.report.figures.prune import prune
 from gradscope.report.fold import FoldedNode
 from gradscope.report.view import LEDGER_WORDS
-from gradscope.tables import LayerRow, RunData
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -95,34 +93,6 @@ def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[FlameFr
     return root, builder.changes
 
 
-@dataclass(slots=True)
-class _Side:
-    """One run, and which layers are below each one."""
-
-    spread: RunSpread
-    below: Mapping[str, list[LayerRow]]
-
-    @classmethod
-    def of(cls, run: RunData) -> _Side:
-        known = {row.path: row for row in run.layers}
-        below: dict[str, list[LayerRow]] = {path: [] for path in known}
-        for row in run.layers:
-            at: str | None = row.path
-            seen = set[str]()
-            while at is not None and at not in seen:
-                if at in known:
-                    seen.add(at)
-                    below[at].append(row)
-                    at = known[at].parent
-                else:  # a parent that has no row is skipped
-                    at = at.rpartition(".")[0] if at else None
-        return cls(RunSpread(run), below)
-
-    def rows(self, paths: Sequence[str]) -> list[LayerRow]:
-        """The layers at ``paths`` and all below them."""
-        return [row for path in paths for row in self.below.get(path, ())]
-
-
 class _FrameBuilder:
     """Frames of the layers of the run after, and their changes."""
 
@@ -130,7 +100,7 @@ class _FrameBuilder:
         self._metric = options.metric
         self._text = METRICS[options.metric].text
         self._value = METRICS[options.metric].value
-        self._sides = (_Side.of(comparison.before), _Side.of(comparison.after))
+        self._spreads = (RunSpread(comparison.before), RunSpread(comparison.after))
         self._nodes = layer_nodes(comparison.after, options.merge)
         # So many differences are looked at together: see noise.py.
         self._tested = max(sum(1 for root in self._nodes for _ in root.walk()), 1)
@@ -156,7 +126,7 @@ class _FrameBuilder:
     def _frame(self, node: FoldedNode) -> FlameFrame:
         children = [self._frame(child) for child in node.children]
         repeats = len(node.paths)
-        known = sum(1 for path in node.paths if path in self._sides[0].below)
+        known = sum(1 for path in node.paths if path in self._spreads[0].by_path)
         about = [node.class_name + (f" · {repeats} layers, summed" if repeats > 1 else "")]
         if 0 < known < repeats:
             about.append(f"{repeats - known} of them only in the run after")
@@ -169,29 +139,25 @@ class _FrameBuilder:
             layers=node.own.layers,
             children=children,
         )
-        self.paint(frame, self._change(node, known > 0))
+        self.paint(frame, self._change(node))
         return frame
 
-    def _change(self, node: FoldedNode, known: bool) -> Change:
-        if not known:
-            return Change(
-                self._metric, "bytes" if self._metric == "saved" else "ns", None, self._value(node.total), None
-            )
-        rows = [side.rows(node.paths) for side in self._sides]
+    def _change(self, node: FoldedNode) -> Change:
+        sides = [(spread, [path for path in node.paths if path in spread.by_path]) for spread in self._spreads]
+        if not sides[0][1]:
+            unit: Unit = "bytes" if self._metric == "saved" else "ns"
+            return Change(self._metric, unit, None, self._value(node.total), None)
         if self._metric == "saved":
-            before, after = (sum(row.saved_bytes or 0 for row in some) for some in rows)
+            before, after = (
+                sum(row.saved_bytes or 0 for path in paths for row in spread.below[path]) for spread, paths in sides
+            )
             return Change("saved_total_bytes", "bytes", before, after, 0)
-        return _sum([self._time(column, rows) for column in _COLUMNS[self._metric]])
-
-    def _time(self, metric: str, rows: Sequence[Sequence[LayerRow]]) -> Change:
-        column = TIMES[metric]
-        own = "backward_own_ns" if column.phase == "backward" else "forward_self_ns"
-        spreads = (self._sides[0].spread, self._sides[1].spread)
-        sides = [
-            spread.layers(some, sum(time_of(row, own) for row in some), column.phase, holds_nodes=column.holds_nodes)
-            for spread, some in zip(spreads, rows, strict=True)
-        ]
-        return time_change(metric, column.phase, sides, spreads, self._tested)
+        return _sum(
+            [
+                time_change(column, [measured(*side, column) for side in sides], self._spreads, self._tested)
+                for column in _COLUMNS[self._metric]
+            ]
+        )
 
 
 def colour_of(change: Change | None) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gradscope.compare.changes import Basis, Change, GroupChange, MemoryChange, Presence, class_words
-from gradscope.compare.layers import SIZES, TIMES, Spreads, time_change, time_of
-from gradscope.compare.measured import RunSpread, own_backward_ns
-from gradscope.compare.noise import Measured, odd_one
+from gradscope.compare.changes import Change, GroupChange, MemoryChange, Presence, class_words
+from gradscope.compare.layers import SIZES, TIMES, Spreads, measured, time_change
+from gradscope.compare.measured import own_backward_ns
+from gradscope.compare.noise import odd_one
 from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.tables import LayerRow, RunData
 
@@ -143,20 +143,13 @@ def _alike(group: _Group, spreads: Spreads) -> Iterator[_Group]:
 
 
 def _odd(paths: Sequence[str], spreads: Spreads, metric: str) -> int | None:
-    before, after = ([_measured(spread, [path], metric)[0] for path in paths] for spread in spreads)
+    before, after = ([measured(spread, [path], metric)[0] for path in paths] for spread in spreads)
     floor = max(spread.relative(TIMES[metric].phase) for spread in spreads)
     return odd_one(list(zip(before, after, strict=True)), floor)
 
 
 def _changes(groups: Sequence[_Group], spreads: Spreads, metric: str) -> list[Change]:
-    sides = [[_measured(spread, group.paths, metric) for group in groups] for spread in spreads]
+    sides = [[measured(spread, group.paths, metric) for group in groups] for spread in spreads]
     pairs = list(zip(*sides, strict=True))
     tested = sum(1 for (before, _), (after, _) in pairs if before.mean or after.mean)
-    return [time_change(metric, TIMES[metric].phase, pair, spreads, max(tested, 1)) for pair in pairs]
-
-
-def _measured(spread: RunSpread, paths: Sequence[str], metric: str) -> tuple[Measured, Basis]:
-    rows = [spread.by_path[path] for path in paths]
-    column = TIMES[metric]
-    value = sum(time_of(row, metric) for row in rows)
-    return spread.layers(rows, value, column.phase, holds_nodes=column.holds_nodes)
+    return [time_change(metric, pair, spreads, max(tested, 1)) for pair in pairs]

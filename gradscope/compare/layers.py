@@ -65,54 +65,31 @@ def time_of(row: LayerRow, metric: str) -> int:
     return own_backward_ns(row) if metric == "backward_own_ns" else int(getattr(row, metric))
 
 
-def time_change(
-    metric: str, phase: Phase, sides: Sequence[tuple[Measured, Basis]], spreads: Spreads, rows: int
-) -> Change:
-    """A change of a time that both runs have, tested together with ``rows`` others."""
+def time_change(metric: str, sides: Sequence[tuple[Measured, Basis]], spreads: Spreads, rows: int) -> Change:
+    """A change of one of :data:`TIMES` that both runs have, tested together with ``rows`` others."""
     (before, one), (after, other) = sides
-    floor = max(spread.relative(phase) for spread in spreads)
+    floor = max(spread.relative(TIMES[metric].phase) for spread in spreads)
     basis: Basis = one if one == other else "whole" if "whole" in (one, other) else "estimate"
     return Change(metric, "ns", int(before.mean), int(after.mean), limit_ns(before, after, floor, rows), basis)
 
 
+def measured(spread: RunSpread, paths: Sequence[str], metric: str) -> tuple[Measured, Basis]:
+    """One of :data:`TIMES`, summed over some layers of one run."""
+    rows, column = [spread.by_path[path] for path in paths], TIMES[metric]
+    inside = [row for path in paths for row in spread.below[path]] if column.total else rows
+    value = sum(time_of(row, metric) for row in rows)
+    return spread.layers(inside, value, column.phase, holds_nodes=column.holds_nodes)
+
+
 def _times(spreads: Spreads, metric: str) -> dict[str, Change]:
-    column = TIMES[metric]
-    sides = [_measured(spread, metric, column) for spread in spreads]
-    one, other = sides
+    one, other = ({path: measured(spread, [path], metric) for path in spread.by_path} for spread in spreads)
     both = [path for path in one if path in other]
     tested = sum(1 for path in both if one[path][0].mean or other[path][0].mean)
-    found = {
-        path: time_change(metric, column.phase, (one[path], other[path]), spreads, max(tested, 1)) for path in both
-    }
+    found = {path: time_change(metric, (one[path], other[path]), spreads, max(tested, 1)) for path in both}
     for path in one.keys() - other.keys():
         found[path] = Change(metric, "ns", int(one[path][0].mean), None, None, one[path][1])
     for path in other.keys() - one.keys():
         found[path] = Change(metric, "ns", None, int(other[path][0].mean), None, other[path][1])
-    return found
-
-
-def _measured(spread: RunSpread, metric: str, column: _Time) -> dict[str, tuple[Measured, Basis]]:
-    rows = spread.run.layers
-    below = layers_below(rows) if column.total else {row.path: [row] for row in rows}
-    return {
-        row.path: spread.layers(below[row.path], time_of(row, metric), column.phase, holds_nodes=column.holds_nodes)
-        for row in rows
-    }
-
-
-def layers_below(rows: Sequence[LayerRow]) -> dict[str, list[LayerRow]]:
-    """Each layer with all layers below it. A parent that has no row is skipped."""
-    parents = {row.path: row.parent for row in rows}
-    found: dict[str, list[LayerRow]] = {row.path: [row] for row in rows}
-    for row in rows:
-        at, seen = row.parent, {row.path}
-        while at is not None and at not in seen:
-            seen.add(at)
-            if at in found:
-                found[at].append(row)
-                at = parents[at]
-            else:
-                at = at.rpartition(".")[0] if at else None
     return found
 
 

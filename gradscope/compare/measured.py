@@ -6,14 +6,16 @@ forward and backward. What has neither is estimated, always on the side of more 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from gradscope.compare.changes import Basis
 from gradscope.compare.noise import Measured
 from gradscope.tables import LayerRow, RunData
+from gradscope.tables.results import parent_path
 
 Phase = Literal["wall", "forward", "backward"]
 
@@ -34,6 +36,18 @@ class RunSpread:
         self.steps = run.workload.steps
         self.by_path = {row.path: row for row in run.layers}
         self._means = {"wall": run.step.wall_ns, "forward": run.step.forward_ns, "backward": run.step.backward_ns}
+
+    @functools.cached_property
+    def below(self) -> Mapping[str, Sequence[LayerRow]]:
+        """Each layer with all layers below it. A parent that has no row is skipped."""
+        found = {row.path: [row] for row in self.run.layers}
+        for row in self.run.layers:
+            at, seen = parent_path(row, found), {row.path}
+            while at is not None and at not in seen:
+                seen.add(at)
+                found[at].append(row)
+                at = parent_path(self.by_path[at], found)
+        return found
 
     def relative(self, phase: Phase) -> float:
         """Standard deviation of a whole step over its mean; 0 where it is not known."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gradscope.compare.changes import Comparison
-from gradscope.compare.layers import TIMES, layers_below, time_change, time_of
+from gradscope.compare.layers import measured, time_change
 from gradscope.compare.measured import RunSpread
 from gradscope.report.page import to_html
-from gradscope.tables import LayerRow
 
 # What the page shows of a layer: itself, and with all layers below it.
 METRICS = ("forward_self_ns", "forward_total_ns", "backward_own_ns", "backward_total_ns")
@@ -51,39 +50,18 @@ def _limits(comparison: Comparison) -> dict[str, list[int | None]]:
 def _groups(comparison: Comparison) -> list[dict[str, Any]]:
     numbers = {row.path: index for index, row in enumerate(comparison.after.layers)}
     spreads = (RunSpread(comparison.before), RunSpread(comparison.after))
-    below = (layers_below(comparison.before.layers), layers_below(comparison.after.layers))
     rows = max(len(comparison.groups), 1)
     found = []
     for group in comparison.groups:
         if len(group.paths) < 2:
             continue
-        totals: Mapping[str, int | None] = {
-            metric: _total_limit(group.paths, metric, spreads, below, rows)
-            for metric in ("forward_total_ns", "backward_total_ns")
+        record: dict[str, Any] = {
+            "layers": [numbers[path] for path in group.paths],
+            "forward_self_ns": group.forward.noise,
+            "backward_own_ns": group.backward.noise,
         }
-        found.append(
-            {
-                "layers": [numbers[path] for path in group.paths],
-                "forward_self_ns": group.forward.noise,
-                "backward_own_ns": group.backward.noise,
-                **totals,
-            }
-        )
+        for metric in ("forward_total_ns", "backward_total_ns"):
+            sides = [measured(spread, group.paths, metric) for spread in spreads]
+            record[metric] = time_change(metric, sides, spreads, rows).noise
+        found.append(record)
     return found
-
-
-def _total_limit(
-    paths: Sequence[str],
-    metric: str,
-    spreads: tuple[RunSpread, RunSpread],
-    below: tuple[Mapping[str, Sequence[LayerRow]], Mapping[str, Sequence[LayerRow]]],
-    rows: int,
-) -> int | None:
-    """The limit of repeats with all below them, tested as one of ``rows``."""
-    column = TIMES[metric]
-    sides = []
-    for spread, inside in zip(spreads, below, strict=True):
-        value = sum(time_of(spread.by_path[path], metric) for path in paths)
-        layers = [row for path in paths for row in inside[path]]
-        sides.append(spread.layers(layers, value, column.phase, holds_nodes=column.holds_nodes))
-    return time_change(metric, column.phase, sides, spreads, rows).noise

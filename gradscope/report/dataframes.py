@@ -11,6 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from gradscope.report.schema import RENAMED
 from gradscope.tables import (
     CopyRow,
     Finding,
@@ -53,7 +54,7 @@ _OF_MEMORY = {"memory": "at_peak"} | {
 
 def columns_of(cls: type) -> list[str]:
     """Names of the columns of one of :data:`TABLES`."""
-    return ["class" if field.name == "class_name" else field.name for field in dataclasses.fields(cls)]
+    return [RENAMED.get(field.name, field.name) for field in dataclasses.fields(cls)]
 
 
 def rows_of(run: RunData, table: str) -> Sequence[Any]:
@@ -65,15 +66,25 @@ def rows_of(run: RunData, table: str) -> Sequence[Any]:
 
 def table_frame(run: RunData, table: str) -> pd.DataFrame:
     """The DataFrame of one of :data:`TABLES`; with all its columns also when it has no row."""
+    return rows_frame(rows_of(run, table), TABLES[table])
+
+
+def rows_frame(rows: Sequence[Any], cls: type) -> pd.DataFrame:
+    """A column for each field of ``cls``, the dataclass of the rows."""
+    hints = get_type_hints(cls)
+    return frame_of(rows, {field.name: _dtype(hints[field.name]) for field in dataclasses.fields(cls)})
+
+
+def frame_of(rows: Sequence[Any], types: Mapping[str, str]) -> pd.DataFrame:
+    """A column for each of these attributes of the rows, of that type."""
     import pandas as pd
 
-    cls, rows = TABLES[table], rows_of(run, table)
-    hints = get_type_hints(cls)
-    series = {}
-    for field, column in zip(dataclasses.fields(cls), columns_of(cls), strict=True):
-        values = [getattr(row, field.name) for row in rows]
-        series[column] = pd.Series(values, dtype=_dtype(hints[field.name]))
-    return pd.DataFrame(series)
+    return pd.DataFrame(
+        {
+            RENAMED.get(name, name): pd.Series([getattr(row, name) for row in rows], dtype=kind)
+            for name, kind in types.items()
+        }
+    )
 
 
 def ledger_frame(ledger: Ledger) -> pd.DataFrame:
