@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from gradscope import units
 from gradscope.document.parts import Bar, Cell, Column, Row, Section, Table, dim
@@ -19,16 +20,19 @@ _SHARE = {
     SAVED_MEMORY: "share of what is saved for backward",
 }
 
-# Of a layer's own amounts and of those with all below it.
-_Amount: TypeAlias = Callable[[Amounts, Amounts], int | None]
-
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """One column of numbers, and the text of a layer's own amounts and of those with all below it."""
+    """One column of numbers: what it shows of a layer with all below it, or ``alone``."""
 
     column: Column
-    text: Callable[[Amounts, Amounts], str]
+    text: Callable[[Any], str]
+    value: Callable[[Amounts], Any]
+    alone: bool = False
+
+    def of(self, own: Amounts, total: Amounts) -> str:
+        """The text of a layer's own amounts and of those with all below it."""
+        return self.text(self.value(own if self.alone else total))
 
 
 def layers_section(view: View) -> Section:
@@ -50,7 +54,7 @@ def layers_section(view: View) -> Section:
     )
     rows = [_layer_row(row, numbers) for row in tree.rows]
     rows += [
-        _rest_row(hidden.text, hidden.share, [number.text(hidden.own, hidden.own) for number in numbers])
+        _rest_row(hidden.text, hidden.share, [number.of(hidden.own, hidden.own) for number in numbers])
         for hidden in tree.hidden
     ]
     if tree.rest > 0:
@@ -62,7 +66,7 @@ def layers_section(view: View) -> Section:
 
 def _layer_row(row: TreeRow, numbers: list[_Number]) -> Row:
     node, accent = row.node, heat(row.own_share)
-    main, *others = (number.text(node.own, node.total) for number in numbers)
+    main, *others = (number.of(node.own, node.total) for number in numbers)
     repeats = f" ×{node.repeats}" if node.repeats > 1 else ""
     name = Cell(node.label, "strong" if row.level == 0 or repeats else "", True, repeats, row.guides)
     cells: tuple[Cell | Bar, ...] = (
@@ -85,105 +89,73 @@ def _rest_row(label: str, share: float, numbers: list[str]) -> Row:
 def _numbers(tree: Tree, scale: units.TimeScale) -> list[_Number]:
     """The columns that this run has values for; the one that shares are shares of comes first."""
     top = add_up([row.node.total for row in tree.rows if row.level == 0])
-    backward = _time(Column("backward_total_ns", "bwd", scale.unit, drop=1), scale, lambda own, all_: all_.backward_ns)
+    by_forward, time = tree.metric == "forward", scale.text
+    backward = Column("backward_total_ns", "bwd", scale.unit, drop=int(tree.metric != "backward"))
+    totals = [_Number(backward, time, attrgetter("backward_ns"))]
     if tree.metric == SAVED_MEMORY:
-        return [*_memory_numbers(top), backward]
-    forward = _time(Column("forward_total_ns", "fwd", scale.unit, drop=1), scale, lambda own, all_: all_.forward_ns)
-    if tree.metric == "forward":
-        main, other, limited = forward, backward, top.forward_limited
-        self_time = _time(Column("forward_self_ns", "fwd self", drop=7), scale, lambda own, all_: own.forward_ns)
-    else:
-        main, other, limited = backward, forward, top.backward_limited
-        self_time = _time(Column("backward_self_ns", "bwd self", drop=7), scale, lambda o, all_: o.backward_self_ns)
-    return [
-        replace(main, column=replace(main.column, drop=0)),
-        *(_limits(tree.metric, scale) if limited is not None else ()),
-        self_time,
-        other,
-        _Number(Column("ratio", "bwd:fwd", drop=3), lambda own, all_: units.ratio(all_.ratio)),
-        *_optional_numbers(top, scale),
-    ]
-
-
-def _optional_numbers(top: Amounts, scale: units.TimeScale) -> list[_Number]:
-    """Columns of what only some runs have."""
-    saved = _size(Column("saved_total_bytes", "saved", drop=2), lambda own, all_: all_.saved_bytes)
-    columns = (
-        (top.hook_ns, _time(Column("hook_ns", "hooks", drop=5), scale, lambda own, all_: all_.hook_ns)),
-        (
-            top.recompute_ns,
-            _time(Column("recompute_ns", "recompute", drop=5), scale, lambda own, all_: all_.recompute_ns),
-        ),
-        (
-            top.device_ns is not None,
-            _time(Column("device_ns", "device", drop=1), scale, lambda own, all_: all_.device_ns),
-        ),
-        (
-            top.launch_ns is not None,
-            _time(Column("launch_ns", "launch", drop=5), scale, lambda own, all_: all_.launch_ns),
-        ),
-        (top.saved_bytes is not None, saved),
-        (
-            top.flops is not None or top.backward_flops is not None,
-            _Number(Column("flops", "GFLOP/s", drop=11), _rate),
-        ),
-        (
-            top.accumulate_ns,
-            _time(Column("accumulate_ns", "accum", drop=12), scale, lambda own, all_: all_.accumulate_ns),
-        ),
-        (
-            top.gradient_sum_ns,
-            _time(Column("gradient_sum_ns", "fan-out", drop=13), scale, lambda own, all_: all_.gradient_sum_ns),
-        ),
+        return [*_memory_numbers(top), *totals]
+    forward = Column("forward_total_ns", "fwd", scale.unit, drop=int(not by_forward))
+    totals.insert(int(not by_forward), _Number(forward, time, attrgetter("forward_ns")))
+    limited, alone = (
+        (top.forward_limited, ("forward_self_ns", "fwd self", 7, "forward_ns"))
+        if by_forward
+        else (top.backward_limited, ("backward_self_ns", "bwd self", 7, "backward_self_ns"))
     )
-    return [number for present, number in columns if present]
+    return [
+        totals[0],
+        *(_limits(tree.metric, scale) if limited is not None else ()),
+        _number(time, *alone, alone=True),
+        totals[1],
+        _number(units.ratio, "ratio", "bwd:fwd", 3, "ratio"),
+        *_present(top, time, ("hook_ns", "hooks", 5), ("recompute_ns", "recompute", 5)),
+        *_present(top, time, ("device_ns", "device", 1), ("launch_ns", "launch", 5)),
+        *_present(top, units.size, ("saved_total_bytes", "saved", 2, "saved_bytes")),
+        *(
+            [_Number(Column("flops", "GFLOP/s", drop=11), str, _rate)]
+            if (top.flops, top.backward_flops) != (None, None)
+            else ()
+        ),
+        *_present(top, time, ("accumulate_ns", "accum", 12), ("gradient_sum_ns", "fan-out", 13)),
+    ]
 
 
 def _limits(metric: str, scale: units.TimeScale) -> list[_Number]:
     """The time at this machine's limits, how near the layers come to it, and what limits them."""
+    limit = Column(f"{metric}_limit_ns", "fwd limit" if metric == "forward" else "bwd limit", drop=5)
+    bound = Column("bound_by", "bound by", align="left", drop=6)
     return [
-        _Number(
-            Column(f"{metric}_limit_ns", "fwd limit" if metric == "forward" else "bwd limit", drop=5),
-            lambda own, total: scale.text(total.limit_ns(metric)),
-        ),
-        _Number(Column("reached", "reached", drop=10), lambda own, total: units.percent(total.reached(metric), 0)),
-        _Number(
-            Column("bound_by", "bound by", align="left", drop=6),
-            lambda own, total: total.bound_by(metric) or units.NOT_MEASURED,
-        ),
+        _Number(limit, scale.text, lambda total: total.limit_ns(metric)),
+        _Number(Column("reached", "reached", drop=10), lambda it: units.percent(it, 0), lambda it: it.reached(metric)),
+        _Number(bound, str, lambda total: total.bound_by(metric) or units.NOT_MEASURED),
     ]
 
 
 def _memory_numbers(top: Amounts) -> list[_Number]:
     """What is saved, and how much is allocated and copied on the way there."""
-    forward = Column("forward_allocated_bytes", "fwd alloc", drop=2)
-    backward = Column("backward_allocated_bytes", "bwd alloc", drop=2)
-    columns = (
-        (True, _size(Column("saved_total_bytes", "saved"), lambda own, all_: all_.saved_bytes)),
-        (True, _size(Column("saved_bytes", "saved self", drop=3), lambda own, all_: own.saved_bytes)),
-        (top.forward_allocated_bytes is not None, _size(forward, lambda own, all_: all_.forward_allocated_bytes)),
-        (top.backward_allocated_bytes is not None, _size(backward, lambda own, all_: all_.backward_allocated_bytes)),
-        (
-            top.allocations is not None,
-            _Number(Column("allocations", "allocs", drop=5), lambda own, all_: units.count(all_.allocations)),
-        ),
-        (
-            top.copied_bytes is not None,
-            _size(Column("copied_bytes", "copied", drop=4), lambda own, all_: all_.copied_bytes),
-        ),
-    )
-    return [number for present, number in columns if present]
+    return [
+        _number(units.size, "saved_total_bytes", "saved", 0, "saved_bytes"),
+        _number(units.size, "saved_bytes", "saved self", 3, alone=True),
+        *_present(top, units.size, ("forward_allocated_bytes", "fwd alloc", 2)),
+        *_present(top, units.size, ("backward_allocated_bytes", "bwd alloc", 2)),
+        *_present(top, units.count, ("allocations", "allocs", 5)),
+        *_present(top, units.size, ("copied_bytes", "copied", 4)),
+    ]
 
 
-def _time(column: Column, scale: units.TimeScale, of: _Amount) -> _Number:
-    return _Number(column, lambda own, all_: scale.text(of(own, all_)))
+def _number(
+    text: Callable[[Any], str], key: str, heading: str, drop: int, field: str = "", *, alone: bool = False
+) -> _Number:
+    """A column of one field of :class:`Amounts`: that of the column's key, unless another is given."""
+    return _Number(Column(key, heading, drop=drop), text, attrgetter(field or key), alone)
 
 
-def _size(column: Column, of: _Amount) -> _Number:
-    return _Number(column, lambda own, all_: units.size(of(own, all_)))
+def _present(top: Amounts, text: Callable[[Any], str], *columns: tuple[Any, ...]) -> list[_Number]:
+    """Those of the columns that this run has values for: key, heading, drop, and the field where it is not the key."""
+    numbers = [_number(text, *column) for column in columns]
+    return [number for number in numbers if number.value(top) != number.value(Amounts())]
 
 
-def _rate(own: Amounts, total: Amounts) -> str:
+def _rate(total: Amounts) -> str:
     """The rate of FLOPs: on a device of forward and backward over kernel time; on the CPU of backward over its time."""
     if total.device_ns:
         return units.rate_gflops(total.flops, total.device_ns)
