@@ -193,6 +193,11 @@ def code(text: str, style: Style = "") -> Cell:
     return Cell(text, style, code=True)
 
 
+def plain(texts: Sequence[str]) -> tuple[Cell, ...]:
+    """Make the cells of plain texts."""
+    return tuple(Cell(text) for text in texts)
+
+
 def strong(texts: Sequence[str]) -> tuple[Cell, ...]:
     """Make the cells of a sum."""
     return tuple(Cell(text, "strong") for text in texts)

@@ -27,6 +27,7 @@ from gradscope.document.parts import (
     Words,
     code,
     dim,
+    plain,
     strong,
 )
 from gradscope.document.style import heat
@@ -145,26 +146,19 @@ def _source_lines(view: View) -> Section | None:
     def saved(size: int | None, style: Style = "") -> tuple[Cell, ...]:
         return (Cell(units.size(size), style),) if group.has_saved else ()
 
-    rows = [
-        Row(
-            (
-                code(row.place),
-                Cell(scale.text(row.backward_ns), heat(row.share)),
-                Cell(units.percent(row.share), heat(row.share)),
-                *saved(row.saved_bytes),
-                code(row.layer, "dim"),
-                code(row.text),
-            )
-        )
-        for row in group.rows
-    ]
+    rows = []
+    for row in group.rows:
+        share = view.share(row.backward_ns)
+        numbers = (Cell(text, heat(share)) for text in (scale.text(row.backward_ns), units.percent(share)))
+        place = code(f"{row.file}:{row.line}")
+        rows.append(Row((place, *numbers, *saved(row.saved_bytes), code(row.layer or "", "dim"), code(row.text))))
     rest = (
-        (f"… {group.more} more", group.more_ns, group.more_share, group.more_saved_bytes),
-        ("no source line", group.without_ns, group.without_share, group.without_saved_bytes),
+        (f"… {group.more} more", group.more_ns, group.more_saved_bytes),
+        ("no source line", group.without_ns, group.without_saved_bytes),
     )
     rows += [
-        Row((*dim([label, scale.text(spent), units.percent(share)]), *saved(size, "dim")), "rest")
-        for label, spent, share, size in rest
+        Row((*dim([label, scale.text(spent), units.percent(view.share(spent))]), *saved(size, "dim")), "rest")
+        for label, spent, size in rest
         if spent or size
     ]
     about = "backward time by the line of the forward code that caused it"
@@ -185,23 +179,13 @@ def _operations(view: View) -> Section | None:
     rows: list[Row] = []
     for group in view.ops:
         name = Cell(group.address, "strong", code=True, after=f"  {group.class_name}" if group.class_name else "")
-        rows.append(Row((name, *strong([scale.text(group.ns), units.percent(group.share)]))))
-        rows += [
-            Row(
-                (
-                    Cell(op.name, code=True, level=1),
-                    Cell(scale.text(op.ns)),
-                    Cell(units.percent(op.share)),
-                    Cell(units.calls(op.calls)),
-                    Cell(op.shape, "dim"),
-                )
-            )
-            for op in group.ops
-        ]
+        rows.append(Row((name, *strong([scale.text(group.ns), units.percent(view.share(group.ns))]))))
+        for op in group.ops:
+            numbers = plain([scale.text(op.ns), units.percent(view.share(op.ns)), units.calls(op.calls)])
+            rows.append(Row((Cell(op.name, code=True, level=1), *numbers, Cell(op.shape, "dim"))))
         if group.more_ns:
-            rows.append(
-                Row((Cell(f"… {group.more} more", "dim", level=1), Cell(scale.text(group.more_ns), "dim")), "rest")
-            )
+            more = Cell(f"… {group.more} more", "dim", level=1)
+            rows.append(Row((more, Cell(scale.text(group.more_ns), "dim")), "rest"))
     about = "what the costliest layers run in backward by themselves"
     return Section("ops", "Operations", about, (Table(columns, tuple(rows)),))
 
@@ -215,17 +199,11 @@ def _kernels(view: View) -> Section | None:
         Column("calls", "calls", drop=2),
         Column("layer", "mostly in", align="left", drop=1, least=10),
     )
-    rows = [
-        Row(
-            (
-                code(kernel.name),
-                Cell(units.ns(kernel.device_ns)),
-                Cell(units.calls(kernel.calls)),
-                code(kernel.layer, "dim") if kernel.layer else Cell("outside the layers", "dim"),
-            )
-        )
-        for kernel in view.kernels
-    ]
+    rows = []
+    for kernel in view.kernels:
+        numbers = plain([units.ns(kernel.device_ns), units.calls(kernel.calls)])
+        layer = code(kernel.layer, "dim") if kernel.layer else Cell("outside the layers", "dim")
+        rows.append(Row((code(kernel.name), *numbers, layer)))
     return Section("kernels", "Kernels", "device time, forward and backward", (Table(columns, tuple(rows)),))
 
 
@@ -237,18 +215,11 @@ def _ledger(view: View) -> Section:
         Column("bar", "", align="left", drop=2, least=10, most=20),
         Column("meaning", "", align="left", drop=1, least=45),
     )
-    rows = [
-        Row(
-            (
-                Cell(part.name),
-                Cell(units.ns(part.ns)),
-                Cell(part.percent),
-                Bar(part.share, part.share),
-                Cell(part.meaning, "dim"),
-            )
-        )
-        for part in view.ledger
-    ]
+    rows = []
+    for part in view.ledger:
+        share = view.share(part.ns)
+        texts = plain([part.name, units.ns(part.ns), part.percent])
+        rows.append(Row((*texts, Bar(share, share), Cell(part.meaning, "dim"))))
     rows.append(Row(strong(["all of backward", units.ns(view.run.step.backward_ns), "100.0 %"]), "whole"))
     return Section("ledger", "Backward breakdown", "sums to 100 %", (Table(columns, tuple(rows)),))
 

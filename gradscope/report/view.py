@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.layer_cost import Amounts, add_up
 from gradscope.report.memory import MemoryView, build_memory
 from gradscope.report.tree import Sort, Tree, TreeRow, ViewOptions, select
-from gradscope.tables import ConservationError, Ledger, OpRow, RunData, is_unreliable
+from gradscope.tables import ConservationError, Ledger, LineRow, OpRow, RunData, is_unreliable
 
 __all__ = ["LedgerLine", "LineGroup", "OpGroup", "Sort", "TreeRow", "View", "ViewOptions", "build_view"]
 
@@ -46,33 +47,17 @@ class LedgerLine:
     name: str
     ns: int
     percent: str  # the percents of all lines add up to 100.0
-    share: float
     meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLine:
-    """One source line and the backward time it caused."""
-
-    place: str  # "examples/gpt.py:58"
-    backward_ns: int
-    forward_ns: int
-    share: float
-    layer: str  # address of the layer that spent most there; "" outside every module
-    text: str
-    saved_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class LineGroup:
     """The costliest source lines, and what they leave out."""
 
-    rows: tuple[SourceLine, ...]
+    rows: tuple[LineRow, ...]  # in the layer that spent most there, by the address it is shown under
     more: int  # lines not shown
     more_ns: int
-    more_share: float
     without_ns: int  # backward time that has no source line
-    without_share: float
     has_saved: bool  # it is known what each line saves for backward
     more_saved_bytes: int
     without_saved_bytes: int
@@ -85,7 +70,6 @@ class Op:
     name: str  # with the phase where it is not the layer's own backward: "aten::addmm (recompute)"
     calls: float
     ns: int
-    share: float
     shape: str
 
 
@@ -96,7 +80,6 @@ class OpGroup:
     address: str
     class_name: str
     ns: int
-    share: float
     ops: tuple[Op, ...]
     more: int  # operations not shown
     more_ns: int
@@ -128,6 +111,11 @@ class View:
     findings: FindingsView
     notes: tuple[str, ...]
 
+    def share(self, ns: int) -> float:
+        """The part of the backward pass that this is, 0..1."""
+        whole = self.run.step.backward_ns
+        return ns / whole if whole else 0.0
+
 
 def build_view(run: RunData, options: ViewOptions | None = None, path: str | Path | None = None) -> View:
     """Choose what the reader asked for; ``path`` is where the RUN.json lies, for the commands that show more.
@@ -150,7 +138,7 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
         scale=units.time_scale(max(step.backward_ns, step.forward_ns)),
         tree=tree,
         lines=_lines(run, options, addresses),
-        ops=_op_groups(run, roots, addresses),
+        ops=_op_groups(run, addresses),
         kernels=_kernels(run, addresses),
         ledger=_ledger(run.ledger),
         memory=None
@@ -187,51 +175,32 @@ def _ledger(ledger: Ledger) -> tuple[LedgerLine, ...]:
     kept = [name for name in Ledger.PARTS if values[name] and name != "unattributed_ns"]
     kept.sort(key=lambda name: -values[name])
     kept.append("unattributed_ns")
-    whole = ledger.backward_ns
-    percents = units.percents_of([values[name] for name in kept], whole)
-    lines = []
-    for name, percent in zip(kept, percents, strict=True):
-        title, meaning = LEDGER_WORDS[name]
-        lines.append(LedgerLine(title, values[name], percent, _share(values[name], whole), meaning))
-    return tuple(lines)
+    percents = units.percents_of([values[name] for name in kept], ledger.backward_ns)
+    return tuple(
+        LedgerLine(LEDGER_WORDS[name][0], values[name], percent, LEDGER_WORDS[name][1])
+        for name, percent in zip(kept, percents, strict=True)
+    )
 
 
 def _lines(run: RunData, options: ViewOptions, addresses: Mapping[str, FoldedNode]) -> LineGroup:
-    whole = run.step.backward_ns
     spending = sorted((line for line in run.lines if line.backward_ns > 0), key=lambda line: -line.backward_ns)
     shown, more = spending[: options.most_lines], spending[options.most_lines :]
-    more_ns = sum(line.backward_ns for line in more)
-    # Lines can cover a little more than the whole where they were matched by another pass: never print a negative.
-    without = max(whole - sum(line.backward_ns for line in spending), 0)
-    rows = tuple(
-        SourceLine(
-            place=f"{line.file}:{line.line}",
-            backward_ns=line.backward_ns,
-            forward_ns=line.forward_ns,
-            share=_share(line.backward_ns, whole),
-            layer=_address(line.layer, addresses, run),
-            text=line.text,
-            saved_bytes=line.saved_bytes,
-        )
-        for line in shown
-    )
     # Lines without backward time may save as well: they are among those not shown.
     idle = sum(1 for line in run.lines if line.backward_ns <= 0 and line.saved_bytes)
     saved = sum(line.saved_bytes or 0 for line in run.lines)
     return LineGroup(
-        rows=rows,
+        rows=tuple(replace(line, layer=_address(line.layer, addresses, run)) for line in shown),
         more=len(more) + idle,
-        more_ns=more_ns,
-        more_share=_share(more_ns, whole),
-        without_ns=without,
-        without_share=_share(without, whole),
+        more_ns=sum(line.backward_ns for line in more),
+        # Lines can cover a little more than the whole where they were matched by another pass: never print a negative.
+        without_ns=max(run.step.backward_ns - sum(line.backward_ns for line in spending), 0),
         has_saved=any(line.saved_bytes is not None for line in run.lines),
-        more_saved_bytes=saved - sum(row.saved_bytes or 0 for row in rows),
+        more_saved_bytes=saved - sum(line.saved_bytes or 0 for line in shown),
         without_saved_bytes=max(run.memory.saved_bytes - saved, 0) if run.memory is not None else 0,
     )
 
 
-def _op_groups(run: RunData, roots: Sequence[FoldedNode], addresses: Mapping[str, FoldedNode]) -> tuple[OpGroup, ...]:
+def _op_groups(run: RunData, addresses: Mapping[str, FoldedNode]) -> tuple[OpGroup, ...]:
     """The operations of the nodes that cost most by themselves, and of what is outside every module."""
     by_owner: dict[int | None, list[OpRow]] = {}
     for op in run.ops:
@@ -240,49 +209,41 @@ def _op_groups(run: RunData, roots: Sequence[FoldedNode], addresses: Mapping[str
         elif op.layer is not None and op.layer in addresses and op.phase in LAYER_PHASES:
             by_owner.setdefault(id(addresses[op.layer]), []).append(op)
     named: dict[int | None, tuple[str, str, int]] = {
-        id(node): (_name(node, run), node.class_name, node.own.backward_ns) for root in roots for node in root.walk()
+        id(node): (_name(node, run), node.class_name, node.own.backward_ns) for node in addresses.values()
     }
     named[None] = ("outside the layers", "", sum(op.self_ns for op in by_owner.get(None, ())))
     costliest = sorted((owner for owner in by_owner if named[owner][2] > 0), key=lambda owner: -named[owner][2])
-    return tuple(_op_group(by_owner[owner], *named[owner], run.step.backward_ns) for owner in costliest[:OP_LAYERS])
+    return tuple(_op_group(by_owner[owner], *named[owner]) for owner in costliest[:OP_LAYERS])
 
 
-def _op_group(rows: Sequence[OpRow], address: str, class_name: str, own_ns: int, whole: int) -> OpGroup:
-    merged: dict[str, list[OpRow]] = {}
+def _op_group(rows: Sequence[OpRow], address: str, class_name: str, own_ns: int) -> OpGroup:
+    merged: defaultdict[str, list[OpRow]] = defaultdict(list)
     for row in rows:
-        name = row.name if row.phase == "backward" else f"{row.name} ({row.phase.replace('_', ' ')})"
-        merged.setdefault(name, []).append(row)
+        merged[row.name if row.phase == "backward" else f"{row.name} ({row.phase.replace('_', ' ')})"].append(row)
     ops = [
         Op(
             name=name,
             calls=sum(row.calls for row in same),
-            ns=(spent := sum(row.self_ns for row in same)),
-            share=_share(spent, whole),
+            ns=sum(row.self_ns for row in same),
             shape=max(same, key=lambda row: row.self_ns).shape or "",
         )
         for name, same in merged.items()
     ]
     ops.sort(key=lambda op: -op.ns)
     more = ops[OPS_PER_LAYER:]
-    shown = tuple(ops[:OPS_PER_LAYER])
-    return OpGroup(address, class_name, own_ns, _share(own_ns, whole), shown, len(more), sum(op.ns for op in more))
+    return OpGroup(address, class_name, own_ns, tuple(ops[:OPS_PER_LAYER]), len(more), sum(op.ns for op in more))
 
 
 def _kernels(run: RunData, addresses: Mapping[str, FoldedNode]) -> tuple[Kernel, ...]:
-    by_name: dict[str, dict[str, tuple[float, int]]] = {}
+    calls: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    spent: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for row in run.kernels:
-        layers = by_name.setdefault(row.name, {})
         where = _address(row.layer, addresses, run)
-        calls, spent = layers.get(where, (0.0, 0))
-        layers[where] = (calls + row.calls, spent + row.device_ns)
+        calls[row.name][where] += row.calls
+        spent[row.name][where] += row.device_ns
     kernels = [
-        Kernel(
-            name,
-            sum(calls for calls, _ in layers.values()),
-            sum(spent for _, spent in layers.values()),
-            max(layers, key=lambda where: layers[where][1]),
-        )
-        for name, layers in by_name.items()
+        Kernel(name, sum(calls[name].values()), layers.total(), max(layers, key=layers.__getitem__))
+        for name, layers in spent.items()
     ]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.device_ns)[:TOP_KERNELS])
 
@@ -296,7 +257,3 @@ def _address(layer: str | None, addresses: Mapping[str, FoldedNode], run: RunDat
 
 def _name(node: FoldedNode, run: RunData) -> str:
     return node.address or node.label or run.workload.model
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
