@@ -6,20 +6,16 @@ of. Repeated blocks are folded as in the tree of layers: one row for ``transform
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from gradscope import units
-from gradscope.report.memorywords import (
-    allocator_words,
-    leaked_bytes,
-    outside_words,
-    peak_words,
-    tensor_words,
-)
+from gradscope.document.parts import Chart
+from gradscope.report.memorywords import leaked_bytes, tensor_words
 from gradscope.report.tree import ViewOptions
-from gradscope.tables import CopyRow, HeldRow, HolderRow, MemoryInfo, PhaseSpan, RetainedRow, SavedRow, TimelinePoint
+from gradscope.tables import MemoryInfo
 
 OUTSIDE = "outside the layers"
 
@@ -36,6 +32,7 @@ class _Sized(Protocol):
 
 
 Row = TypeVar("Row", bound=_Sized)
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +93,20 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """Bytes allocated over the step that measured memory."""
-
-    points: Sequence[TimelinePoint]  # in order of time; between two of them the first one's bytes are allocated
-    phases: Sequence[PhaseSpan]
-    duration_ns: int
-    peak_ns: int
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryView:
     """All that a report shows of memory. A table without rows has nothing worth saying."""
 
-    peak: str  # "9.38 GB in backward, at 1.02 s of 2.40 s, while transformer.h.11.attn ran SoftmaxBackward0"
     holders: Largest[Holder]
     categories: tuple[tuple[str, int], ...]  # (category, bytes), largest first; add up to the peak
-    timeline: Timeline
+    course: Chart  # bytes allocated over the step that measured memory
     saved: Largest[KeptTensors]
-    passes: str  # behind what is saved: ", summed over 4 backward passes"; "" of one
     retained: Largest[KeptTensors]
     leaked_bytes: int  # part of what is retained
     held: Largest[KeptTensors]
     copies: Largest[Copy]
-    allocations: str  # what the whole step allocated: "4812 allocations, 52.7 GB in all"
-    device: str  # "cuda:0"
-    figures: str  # the allocator's own figures, "" where the device has none
-    outside: str  # a sentence on why nvidia-smi shows more, "" where the device has no such figure
 
 
-def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str | None], str], model: str) -> MemoryView:
+def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str | None], str]) -> MemoryView:
     """The view of ``memory``.
 
     Args:
@@ -134,103 +114,59 @@ def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str |
         options: ``top`` is the number of rows of each table; rows below ``min_percent`` of their whole are summed up,
             and copies, held and retained memory below that share of the peak are left out altogether, but for leaks.
         name: path of a layer to the name it is shown under, repeats folded; ``""`` for ``None``.
-        model: what the root is called.
     """
 
     def choose(rows: Iterable[Row], whole: int, usual: int, least: int = 0) -> Largest[Row]:
         return _largest(rows, whole, options.top or usual, options.min_percent, least)
 
+    def layer(path: str | None) -> str:
+        return name(path) or OUTSIDE
+
+    def tensors(rows: Iterable[Any], what: Callable[[Any], str], *, alarmed: bool = False) -> list[KeptTensors]:
+        found = _alike(rows, lambda row: (what(row), layer(row.layer), row.line or "", alarmed and row.grows))
+        return [
+            KeptTensors(made, _bytes(same), sum(row.count for row in same), where, line, leaks)
+            for (made, where, line, leaks), same in found
+        ]
+
     worth = round(memory.peak_bytes * options.min_percent / 100)
     leaked = leaked_bytes(memory)
-    named = _Namer(name, alarmed=leaked > 0)
-    end = max([memory.peak_ns, *(point.ns for point in memory.timeline), *(span.end_ns for span in memory.phases)])
+    holders = _alike(memory.at_peak, lambda row: (layer(row.owner), row.category))
+    categories = [(category, _bytes(same)) for category, same in _alike(memory.at_peak, lambda row: row.category)]
+    saved = tensors(memory.saved, lambda row: tensor_words(row.node, row.what, row.shape, row.dtype))
+    retained = tensors(memory.retained, lambda row: f"{row.op}, {row.phase}", alarmed=leaked > 0)
+    copies = _alike(memory.copies, lambda row: (row.line or "", row.op, row.phase, layer(row.layer)))
+    copied = [Copy(*key, sum(row.calls for row in same), _bytes(same)) for key, same in copies]
     return MemoryView(
-        peak=peak_words(memory, model, end),
-        holders=choose(named.holders(memory.at_peak), memory.peak_bytes, HOLDERS),
-        categories=_categories(memory.at_peak),
-        timeline=Timeline(
-            points=sorted(memory.timeline, key=lambda point: point.ns),
-            phases=sorted(memory.phases, key=lambda span: span.start_ns),
-            duration_ns=end,
+        holders=choose([Holder(*key, _bytes(same)) for key, same in holders], memory.peak_bytes, HOLDERS),
+        categories=tuple(sorted((pair for pair in categories if pair[1]), key=lambda pair: -pair[1])),
+        course=Chart(
+            points=sorted(((point.ns, point.bytes) for point in memory.timeline), key=itemgetter(0)),
+            phases=sorted(((span.phase, span.start_ns, span.end_ns) for span in memory.phases), key=itemgetter(1)),
+            duration_ns=max(
+                [memory.peak_ns, *(point.ns for point in memory.timeline), *(span.end_ns for span in memory.phases)]
+            ),
             peak_ns=memory.peak_ns,
             peak_bytes=memory.peak_bytes,
         ),
-        saved=choose(named.saved(memory.saved), memory.saved_bytes, TENSORS),
-        passes=units.over_passes(memory.backward_passes),
-        retained=choose(
-            named.retained(memory.retained), memory.retained_after_step_bytes, LEFTOVERS, 0 if leaked else worth
-        ),
+        saved=choose(saved, memory.saved_bytes, TENSORS),
+        retained=choose(retained, memory.retained_after_step_bytes, LEFTOVERS, 0 if leaked else worth),
         leaked_bytes=leaked,
-        held=choose(named.held(memory.held), memory.held_bytes, LEFTOVERS, worth),
-        copies=choose(named.copies(memory.copies), memory.copied_bytes, COPIES, worth),
-        allocations=(
-            f"{units.count(memory.allocations)} {'allocation' if memory.allocations == 1 else 'allocations'}, "
-            f"{units.size(memory.step_allocated_bytes)} in all"
-        ),
-        device=memory.device,
-        figures=allocator_words(memory),
-        outside=outside_words(memory),
+        held=choose(tensors(memory.held, lambda row: row.op), memory.held_bytes, LEFTOVERS, worth),
+        copies=choose(copied, memory.copied_bytes, COPIES, worth),
     )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Rows, repeats summed
-# --------------------------------------------------------------------------------------------------------------------
+def _alike(rows: Iterable[Any], key: Callable[[Any], Key]) -> Iterable[tuple[Key, list[Any]]]:
+    """The rows of each key: repeats, which are shown as one."""
+    found: dict[Key, list[Any]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found.items()
 
 
-class _Namer:
-    """Rows of the run to rows of the view: layers by the names they are shown under, rows of one name summed.
-
-    Args:
-        name: of a layer's path.
-        alarmed: whether what grows is called a leak.
-    """
-
-    def __init__(self, name: Callable[[str | None], str], *, alarmed: bool) -> None:
-        self._name, self._alarmed = name, alarmed
-
-    def holders(self, rows: Sequence[HolderRow]) -> list[Holder]:
-        sums: dict[tuple[str, str], int] = {}
-        for row in rows:
-            key = (self._layer(row.owner), row.category)
-            sums[key] = sums.get(key, 0) + row.bytes
-        return [Holder(*key, size) for key, size in sums.items()]
-
-    def saved(self, rows: Sequence[SavedRow]) -> list[KeptTensors]:
-        return self._tensors((tensor_words(row.node, row.what, row.shape, row.dtype), row) for row in rows)
-
-    def held(self, rows: Sequence[HeldRow]) -> list[KeptTensors]:
-        return self._tensors((row.op, row) for row in rows)
-
-    def retained(self, rows: Sequence[RetainedRow]) -> list[KeptTensors]:
-        return self._tensors((f"{row.op}, {row.phase}", row) for row in rows)
-
-    def _tensors(self, rows: Iterable[tuple[str, SavedRow | HeldRow | RetainedRow]]) -> list[KeptTensors]:
-        sums: dict[tuple[str, str, str, bool], tuple[int, int]] = {}
-        for what, row in rows:
-            key = (
-                what,
-                self._layer(row.layer),
-                row.line or "",
-                self._alarmed and isinstance(row, RetainedRow) and row.grows,
-            )
-            size, count = sums.get(key, (0, 0))
-            sums[key] = size + row.bytes, count + row.count
-        return [
-            KeptTensors(what, size, count, layer, line, leaks)
-            for (what, layer, line, leaks), (size, count) in sums.items()
-        ]
-
-    def copies(self, rows: Sequence[CopyRow]) -> list[Copy]:
-        sums: dict[tuple[str, str, str, str], tuple[int, int]] = {}
-        for row in rows:
-            key = (row.line or "", row.op, row.phase, self._layer(row.layer))
-            calls, size = sums.get(key, (0, 0))
-            sums[key] = calls + row.calls, size + row.bytes
-        return [Copy(*key, calls, size) for key, (calls, size) in sums.items()]
-
-    def _layer(self, path: str | None) -> str:
-        return self._name(path) or OUTSIDE
+def _bytes(rows: Iterable[_Sized]) -> int:
+    return sum(row.bytes for row in rows)
 
 
 def _largest(rows: Iterable[Row], whole: int, limit: int, min_percent: float, least: int) -> Largest[Row]:
@@ -242,15 +178,8 @@ def _largest(rows: Iterable[Row], whole: int, limit: int, min_percent: float, le
         return Largest((), 0, 0, 0)
     ordered = sorted((row for row in rows if row.bytes), key=lambda row: (not _leaks(row), -row.bytes))
     shown = [row for row in ordered if _leaks(row) or row.bytes * 100 >= min_percent * whole][:limit]
-    return Largest(tuple(shown), len(ordered) - len(shown), whole - sum(row.bytes for row in shown), whole)
+    return Largest(tuple(shown), len(ordered) - len(shown), whole - _bytes(shown), whole)
 
 
 def _leaks(row: Any) -> bool:
     return isinstance(row, KeptTensors) and row.leaks
-
-
-def _categories(rows: Sequence[HolderRow]) -> tuple[tuple[str, int], ...]:
-    sums: dict[str, int] = {}
-    for row in rows:
-        sums[row.category] = sums.get(row.category, 0) + row.bytes
-    return tuple(sorted(((name, size) for name, size in sums.items() if size), key=lambda pair: -pair[1]))

@@ -6,7 +6,6 @@ from gradscope import units
 from gradscope.document.parts import (
     Bar,
     Cell,
-    Chart,
     Column,
     KeyValues,
     Row,
@@ -19,7 +18,9 @@ from gradscope.document.parts import (
 )
 from gradscope.document.style import heat
 from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
+from gradscope.report.memorywords import allocator_words, outside_words, peak_words
 from gradscope.report.view import View
+from gradscope.tables import MemoryInfo
 
 NO_LINE = "no source line"
 # Owners and tensors that are named in short.
@@ -47,15 +48,35 @@ def memory_in_short(view: View) -> Section | None:
 
 def memory_sections(view: View) -> list[Section]:
     """The sections on memory in the order of reading; none where it was not measured."""
-    memory = view.memory
-    if memory is None:
+    memory, info = view.memory, view.run.memory
+    if memory is None or info is None:
         return []
-    found = [_holders(memory), _course(memory), _saved(memory), _retained(memory), _held(memory), _copies(memory)]
-    found.append(_device(memory))
+    whole, left = units.size(memory.saved.whole), units.size(memory.retained.whole)
+    saved = (
+        f"{whole}{units.over_passes(info.backward_passes)}; each storage once, with the layer and line that saved it "
+        "first"
+    )
+    retained = f"{left} that are no parameter, gradient, buffer or optimizer state"
+    if memory.leaked_bytes:
+        retained += f"; LEAK: {units.size(memory.leaked_bytes)} more with every step"
+    held = f"{units.size(memory.held.whole)} that no backward node needs: a variable or a container still refers to it"
+    allocated = (
+        f"{units.count(info.allocations)} {'allocation' if info.allocations == 1 else 'allocations'}, "
+        f"{units.size(info.step_allocated_bytes)} in all"
+    )
+    found = [
+        _holders(memory, peak_words(info, view.run.workload.model, memory.course.duration_ns)),
+        Section("memory", "Memory over the step", allocated, (memory.course,)),
+        _tensors("saved", "Saved for backward", saved, "tensor", memory.saved),
+        _tensors("retained", "Retained after the step", retained, "made by", memory.retained),
+        _tensors("held", "Held by Python", held, "made by", memory.held),
+        _copies(memory),
+        _device(info),
+    ]
     return [section for section in found if section is not None]
 
 
-def _holders(memory: MemoryView) -> Section | None:
+def _holders(memory: MemoryView, peak: str) -> Section | None:
     holders = memory.holders
     if not holders.whole:
         return None
@@ -78,37 +99,7 @@ def _holders(memory: MemoryView) -> Section | None:
     rows.append(Row(strong(["all of the peak", units.size(holders.whole), "100.0 %"]), "whole"))
     kinds = " · ".join(f"{name} {units.size(size)}" for name, size in memory.categories)
     blocks = (KeyValues((("by kind", kinds),)), Table(columns, tuple(rows)))
-    return Section("memory", "Memory at peak, by owner", memory.peak, blocks)
-
-
-def _course(memory: MemoryView) -> Section:
-    timeline = memory.timeline
-    chart = Chart(
-        points=[(point.ns, point.bytes) for point in timeline.points],
-        phases=[(span.phase, span.start_ns, span.end_ns) for span in timeline.phases],
-        duration_ns=timeline.duration_ns,
-        peak_ns=timeline.peak_ns,
-        peak_bytes=timeline.peak_bytes,
-    )
-    return Section("memory", "Memory over the step", memory.allocations, (chart,))
-
-
-def _saved(memory: MemoryView) -> Section | None:
-    whole = f"{units.size(memory.saved.whole)}{memory.passes}"
-    about = f"{whole}; each storage once, with the layer and line that saved it first"
-    return _tensors("saved", "Saved for backward", about, "tensor", memory.saved)
-
-
-def _retained(memory: MemoryView) -> Section | None:
-    about = f"{units.size(memory.retained.whole)} that are no parameter, gradient, buffer or optimizer state"
-    if memory.leaked_bytes:
-        about += f"; LEAK: {units.size(memory.leaked_bytes)} more with every step"
-    return _tensors("retained", "Retained after the step", about, "made by", memory.retained)
-
-
-def _held(memory: MemoryView) -> Section | None:
-    about = f"{units.size(memory.held.whole)} that no backward node needs: a variable or a container still refers to it"
-    return _tensors("held", "Held by Python", about, "made by", memory.held)
+    return Section("memory", "Memory at peak, by owner", peak, blocks)
 
 
 def _tensors(key: str, title: str, about: str, head: str, tensors: Largest[KeptTensors]) -> Section | None:
@@ -177,8 +168,9 @@ def _more(largest: Largest[Holder] | Largest[KeptTensors] | Largest[Copy]) -> tu
     return dim([f"… {largest.more} more", units.size(largest.more_bytes), largest.percents[-1]])
 
 
-def _device(memory: MemoryView) -> Section | None:
-    if not memory.figures:
+def _device(memory: MemoryInfo) -> Section | None:
+    figures, outside = allocator_words(memory), outside_words(memory)
+    if not figures:
         return None
-    blocks = (Words(memory.outside),) if memory.outside else ()
-    return Section("memory", f"On {memory.device}", f"at the peak: {memory.figures}", blocks)
+    blocks = (Words(outside),) if outside else ()
+    return Section("memory", f"On {memory.device}", f"at the peak: {figures}", blocks)

@@ -141,9 +141,7 @@ def build_view(run: RunData, options: ViewOptions | None = None, path: str | Pat
         ops=_op_groups(run, addresses),
         kernels=_kernels(run, addresses),
         ledger=_ledger(run.ledger),
-        memory=None
-        if memory is None
-        else build_memory(memory, options, lambda layer: _address(layer, addresses, run), run.workload.model),
+        memory=None if memory is None else build_memory(memory, options, lambda layer: _address(layer, addresses, run)),
         findings=build_findings(run, addresses, options, path),
         notes=notes,
     )
