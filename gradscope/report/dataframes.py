@@ -12,43 +12,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gradscope.report.schema import RENAMED
-from gradscope.tables import (
-    CopyRow,
-    Finding,
-    HeldRow,
-    HolderRow,
-    KernelRow,
-    LayerRow,
-    Ledger,
-    LineRow,
-    OpRow,
-    PhaseSpan,
-    RetainedRow,
-    RunData,
-    SavedRow,
-    TimelinePoint,
-)
+from gradscope.tables import Ledger, MemoryInfo, RunData
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLES: Mapping[str, type] = {
-    "layers": LayerRow,
-    "lines": LineRow,
-    "ops": OpRow,
-    "kernels": KernelRow,
-    "findings": Finding,
-    "memory": HolderRow,
-    "saved": SavedRow,
-    "held": HeldRow,
-    "copies": CopyRow,
-    "retained": RetainedRow,
-    "timeline": TimelinePoint,
-    "phases": PhaseSpan,
-}
+_OF_RUN = ("layers", "lines", "ops", "kernels", "findings")
 # Tables of RUN.json's ``memory``, by the name that they have there.
 _OF_MEMORY = {"memory": "at_peak"} | {
     name: name for name in ("saved", "held", "copies", "retained", "timeline", "phases")
+}
+# The dataclass of the rows of each table, as the run is annotated.
+TABLES: Mapping[str, type] = {name: get_args(get_type_hints(RunData)[name])[0] for name in _OF_RUN} | {
+    name: get_args(get_type_hints(MemoryInfo)[field])[0] for name, field in _OF_MEMORY.items()
 }
 
 
