@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradscope.report.view import LEDGER_WORDS
+from gradscope.report.view import LEDGER_WORDS, OUTSIDE_PHASES
 from gradscope.tables import LayerRow, RunData
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -26,13 +26,7 @@ _BACKWARD = {
     "hook_ns": ("hook", "(backward hooks)"),
 }
 _FORWARD = {"forward_self_ns": ("forward", None)}
-_OUTSIDE_PHASES = {
-    "backward": "outside_modules_ns",
-    "communication": "communication_ns",
-    "engine": "engine_ns",
-    "unattributed": "unattributed_ns",
-}
-_NO_LAYER = frozenset(_OUTSIDE_PHASES) - {"backward"}
+_NO_LAYER = frozenset(OUTSIDE_PHASES.values()) - {"backward"}
 
 
 def to_speedscope(run: RunData, name: str | None = None) -> str:
@@ -43,7 +37,7 @@ def to_speedscope(run: RunData, name: str | None = None) -> str:
     for row in run.layers:
         _add_layer(backward, frames, row, _BACKWARD, operations)
         _add_layer(forward, frames, row, _FORWARD, operations)
-    for phase, part in _OUTSIDE_PHASES.items():
+    for part, phase in OUTSIDE_PHASES.items():
         stack = [frames.named("(outside the layers)"), frames.named(f"({LEDGER_WORDS[part][0]})")]
         backward.fill(stack, operations.get((None, phase), ()), getattr(run.ledger, part), frames)
     outside = run.step.forward_ns - sum(forward.weights)

@@ -35,8 +35,15 @@ LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
     "unattributed_ns": ("unattributed", "nodes whose forward was not seen"),
 }
 
-# Phases of operations that are part of a layer's backward, and those with a row of their own in the ledger.
+# Phases of operations that are part of a layer's backward.
 LAYER_PHASES = frozenset(("backward", "recompute", "gradient_sum", "accumulate", "hook"))
+# Parts of the ledger that belong to no layer, and the phase that their operations are listed under.
+OUTSIDE_PHASES: Mapping[str, str] = {
+    "outside_modules_ns": "backward",
+    "communication_ns": "communication",
+    "engine_ns": "engine",
+    "unattributed_ns": "unattributed",
+}
 _OTHER_PHASES = frozenset(("communication", "unattributed"))
 
 

@@ -16,20 +16,13 @@ from gradscope.report.fold import FoldedNode, build_tree
 from gradscope.report.header import partial_text
 from gradscope.report.layer_cost import Amounts
 from gradscope.report.memorywords import tensor_words
-from gradscope.report.view import LAYER_PHASES, LEDGER_WORDS
-from gradscope.tables import Ledger, RunData
+from gradscope.report.view import LAYER_PHASES, LEDGER_WORDS, OUTSIDE_PHASES
+from gradscope.tables import RunData
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _FORWARD = frozenset(("forward",))
-# Parts of the ledger that belong to no layer, and the phase that their operations are listed under.
-_OUTSIDE: Mapping[str, str] = {
-    "outside_modules_ns": "backward",
-    "communication_ns": "communication",
-    "engine_ns": "engine",
-    "unattributed_ns": "unattributed",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +117,9 @@ def with_outside(
     """The root over ``layers`` and over what no layer accounts for."""
     whole, parts = whole_of(run, metric), []
     if metric in ("backward", "both"):
-        for part in (name for name in Ledger.PARTS if name in _OUTSIDE):
+        for part, phase in OUTSIDE_PHASES.items():
             words, meaning = LEDGER_WORDS[part]
-            parts.append(_part(words, getattr(run.ledger, part), meaning, _OUTSIDE[part], operations))
+            parts.append(_part(words, getattr(run.ledger, part), meaning, phase, operations))
     rest = whole - sum(frame.value for frame in (*layers, *parts))
     meaning = "saved outside every module" if metric == "saved" else "forward time of no layer"
     parts.append(_part("outside the layers", rest, meaning, "saved" if metric == "saved" else "forward", operations))
