@@ -92,26 +92,22 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "odd": layers.column(_odd_repeats(run)),
         "notes": list(run.notes),
         "layers": _layer_columns(run.layers, layers, strings),
-        "ops": {
-            "layer": layers.column(row.layer for row in run.ops),
-            "phase": strings.column(row.phase for row in run.ops),
-            "name": strings.column(row.name for row in run.ops),
-            "shape": strings.column(row.shape for row in run.ops),
-            **_numbers(run.ops, ("calls", "self_ns")),
-        },
-        "kernels": {
-            "layer": layers.column(row.layer for row in run.kernels),
-            "phase": strings.column(row.phase for row in run.kernels),
-            "name": strings.column(row.name for row in run.kernels),
-            "op": strings.column(row.op for row in run.kernels),
-            **_numbers(run.kernels, ("calls", "device_ns", "busy_ns")),
-        },
+        "ops": _op_columns(run.ops, layers, strings, "shape", ("calls", "self_ns")),
+        "kernels": _op_columns(run.kernels, layers, strings, "op", ("calls", "device_ns", "busy_ns")),
         "lines": _line_columns(run.lines, layers, strings, source),
         "functions": source_record(run.lines) if source else [],
     }
     if run.memory is not None:
         record["memory"] = memory_record(run.memory, layers.column, strings.column)
     return record
+
+
+def _op_columns(
+    rows: Sequence[Any], layers: _Layers, strings: Strings, text: str, numbers: Sequence[str]
+) -> dict[str, Any]:
+    """The columns of operations or kernels, which have one more text and these numbers."""
+    texts = {name: strings.column(getattr(row, name) for row in rows) for name in ("phase", "name", text)}
+    return {"layer": layers.column(row.layer for row in rows), **texts, **_numbers(rows, numbers)}
 
 
 def _odd_repeats(run: RunData) -> Iterator[str]:

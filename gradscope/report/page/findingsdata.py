@@ -37,7 +37,7 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
                 "saved_ns": finding.predicted_saving_ns or 0,
                 "saved_bytes": finding.predicted_saving_bytes or 0,
                 "small": small,
-                "command": _command(row, run),
+                "command": fix_command(run.workload) if row.recipe else "",  # makes the change and verifies it
                 "comment": comment,
             }
             for (row, finding, small), comment in zip(rows, comments, strict=True)
@@ -64,11 +64,6 @@ def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, Finding, bool
         row = row if source else dataclasses.replace(row, text="")
         rows.append((row, finding, index >= len(shown)))
     return rows
-
-
-def _command(row: FindingRow, run: RunData) -> str:
-    """The command that makes the change and verifies it; ``""`` for a finding without a recipe."""
-    return fix_command(run.workload) if row.recipe else ""
 
 
 def _headline(shown: Sequence[FindingRow], nothing: Sequence[str]) -> str:

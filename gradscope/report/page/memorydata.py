@@ -13,6 +13,7 @@ TIMELINE_POINTS = 600  # more than the chart has pixels to tell apart
 SPANS = 1_500
 
 _TABLES = ("at_peak", "timeline", "phases", "saved", "held", "copies", "retained", "categories", "owners", "spans")
+_SAVED_TEXTS = ("line", "node", "what", "shape", "dtype")
 
 Column = Callable[[Iterable[str | None]], list[int]]
 
@@ -34,11 +35,7 @@ def memory_record(memory: MemoryInfo, layer: Column, text: Column) -> dict[str, 
         },
         "saved": {
             "layer": layer(row.layer for row in memory.saved),
-            "line": text(row.line for row in memory.saved),
-            "node": text(row.node for row in memory.saved),
-            "what": text(row.what for row in memory.saved),
-            "shape": text(row.shape for row in memory.saved),
-            "dtype": text(row.dtype for row in memory.saved),
+            **{name: text(getattr(row, name) for row in memory.saved) for name in _SAVED_TEXTS},
             "count": [row.count for row in memory.saved],
             "bytes": [row.bytes for row in memory.saved],
         },
