@@ -7,7 +7,7 @@ whole. The choice is the reader's (:class:`ViewOptions`); the numbers are not to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from gradscope import units
@@ -19,19 +19,7 @@ Sort = Literal["backward", "forward", "ratio", "memory"]
 SAVED_MEMORY = "saved memory"
 
 # What --show can ask for, in the order of reading.
-SECTIONS = (
-    "findings",
-    "layers",
-    "lines",
-    "ops",
-    "kernels",
-    "ledger",
-    "memory",
-    "saved",
-    "retained",
-    "held",
-    "copies",
-)
+SECTIONS = ("findings", "layers", "lines", "ops", "kernels", "ledger", "memory", "saved", "retained", "held", "copies")
 # What fits a screen.
 SHORT_LAYERS, SHORT_LINES, FULL_LINES = 12, 8, 10
 LEAST_PERCENT = 1.0
@@ -175,12 +163,10 @@ def _metric(sort: Sort) -> tuple[str, Callable[[Amounts], int]]:
     return "backward", lambda amounts: amounts.backward_ns
 
 
-def _ordered(nodes: Sequence[FoldedNode], sort: Sort) -> list[FoldedNode]:
-    """Costliest first; equal ones as the model has them."""
-    if sort == "ratio":
-        return sorted(nodes, key=lambda node: -(node.total.ratio or 0.0))
+def _rank(sort: Sort) -> Callable[[Amounts], float]:
+    """The costliest first."""
     value = _metric(sort)[1]
-    return sorted(nodes, key=lambda node: -value(node.total))
+    return lambda amounts: -(amounts.ratio or 0.0) if sort == "ratio" else -value(amounts)
 
 
 def _hide(roots: Sequence[FoldedNode], options: ViewOptions, shares: _Shares) -> dict[int, str]:
@@ -215,14 +201,8 @@ def _hide(roots: Sequence[FoldedNode], options: ViewOptions, shares: _Shares) ->
 def _hide_below_top(
     candidates: list[tuple[FoldedNode, tuple[FoldedNode, ...]]], options: ViewOptions, reasons: dict[int, str]
 ) -> None:
-    value = _metric(options.sort)[1]
-
-    def rank(candidate: tuple[FoldedNode, tuple[FoldedNode, ...]]) -> float:
-        own = candidate[0].own
-        return -(own.ratio or 0.0) if options.sort == "ratio" else -value(own)
-
-    kept: set[int] = set()
-    for node, above in sorted(candidates, key=rank)[: options.top]:
+    rank, kept = _rank(options.sort), set[int]()
+    for node, above in sorted(candidates, key=lambda candidate: rank(candidate[0].own))[: options.top]:
         kept.update(id(one) for one in (node, *above))
     for node, _ in candidates:
         if id(node) not in kept:
@@ -233,7 +213,9 @@ def _shown(
     nodes: Sequence[FoldedNode], sort: Sort, reasons: dict[int, str], shares: _Shares, guides: tuple[bool, ...]
 ) -> Iterator[TreeRow]:
     """Rows of ``nodes``, each followed by what is below it; ``guides`` are those of the level above."""
-    shown = [node for node in _ordered(nodes, sort) if id(node) not in reasons]
+    rank = _rank(sort)
+    ordered = sorted(nodes, key=lambda node: rank(node.total))  # equal ones as the model has them
+    shown = [node for node in ordered if id(node) not in reasons]
     for node in shown:
         own_guides = (*guides, node is shown[-1])
         yield TreeRow(node, own_guides[1:], shares.of(node.total), shares.of(node.own), "")
@@ -248,13 +230,10 @@ def _with_outliers(rows: tuple[TreeRow, ...]) -> tuple[TreeRow, ...]:
         odd = row.node.outlier
         if odd and not any(path.startswith(f"{odd.path}.") for path in explained):
             explained.add(odd.path)
-            row = TreeRow(row.node, row.guides, row.share, row.own_share, _outlier_text(odd.path, odd.ratio))
+            apart = f"{odd.path} takes {units.ratio(odd.ratio)} the backward time of its siblings"
+            row = replace(row, outlier=apart)
         result.append(row)
     return tuple(reversed(result))
-
-
-def _outlier_text(path: str, factor: float) -> str:
-    return f"{path} takes {units.ratio(factor)} the backward time of its siblings"
 
 
 def _hidden_rows(roots: Sequence[FoldedNode], reasons: dict[int, str], shares: _Shares) -> tuple[HiddenRow, ...]:
