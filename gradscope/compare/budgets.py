@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Literal
 
 from gradscope import units
+from gradscope.compare import messages
 from gradscope.compare.build import compare
 from gradscope.compare.changes import Change, Comparison
 from gradscope.errors import UsageError
@@ -116,7 +117,8 @@ def check(run: RunData, baseline: RunData | None, budgets: Budgets, names: tuple
     notes: list[str] = []
     if comparison is not None:
         _require_steps(comparison, budgets)
-        judged += _times(comparison, budgets)
+        if budgets.regression is not None:
+            judged.append(_judge(_total(comparison, "backward_ns"), None, budgets.regression))
         judged += _layers(comparison, budgets, notes)
         judged += _memory_regressions(comparison, budgets)
     judged += _amounts(run, names[0], budgets)
@@ -134,11 +136,6 @@ def _require_steps(comparison: Comparison, budgets: Budgets) -> None:
             )
 
 
-def _times(comparison: Comparison, budgets: Budgets) -> Iterator[Judged]:
-    if budgets.regression is not None:
-        yield _judge(_total(comparison, "backward_ns"), None, budgets.regression)
-
-
 def _layers(comparison: Comparison, budgets: Budgets, notes: list[str]) -> Iterator[Judged]:
     paths = [layer.path for layer in comparison.layers]
     for limit in budgets.layers:
@@ -152,8 +149,7 @@ def _layers(comparison: Comparison, budgets: Budgets, notes: list[str]) -> Itera
         elif limits and layer.status == "new":
             new.append(layer.path)
     if new:
-        some = ", ".join(new[:3]) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
-        notes.append(f"not in the baseline, so not checked: {some}")
+        notes.append(f"not in the baseline, so not checked: {messages.named(new)}")
 
 
 def _no_layer(glob: str, paths: Sequence[str]) -> str:

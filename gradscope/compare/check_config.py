@@ -11,7 +11,14 @@ from gradscope.config import FILE, find_table, refuse_unknown
 from gradscope.errors import UsageError
 from gradscope.safe_text import shown_path, shown_repr
 
-_KEYS = ("baseline", "max-regression", "max-memory-regression", "max-peak", "max-saved", "strict")
+# The keys that are text.
+_EXAMPLES = {
+    "baseline": "baseline.json",
+    "max-regression": "5%",
+    "max-memory-regression": "2%",
+    "max-peak": "6GiB",
+    "max-saved": "2GiB",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +46,16 @@ def find_settings(folder: Path) -> CheckSettings:
             no text.
     """
     found = find_table(folder)
-    return CheckSettings() if found is None else _settings(*found)
-
-
-def _settings(file: Path, table: Mapping[str, Any]) -> CheckSettings:
+    if found is None:
+        return CheckSettings()
+    file, table = found
     ours = table.get("check", {})
     if not isinstance(ours, dict):
         raise UsageError(
             f"{shown_path(file)}: tool.gradscope.check is not a table.\n"
             "Write [tool.gradscope.check] and its keys below it."
         )
-    refuse_unknown(file, "tool.gradscope.check", ours, _KEYS)
+    refuse_unknown(file, "tool.gradscope.check", ours, (*_EXAMPLES, "strict"))
     baseline = _text(file, ours, "baseline")
     return CheckSettings(
         file=file,
@@ -80,15 +86,6 @@ def _text(file: Path, table: Mapping[str, Any], key: str) -> str | None:
         f"{shown_path(file)}: tool.gradscope.check.{key} is not text but {shown_repr(value)}.\n"
         f'Write {key} = "{_EXAMPLES[key]}"'
     )
-
-
-_EXAMPLES = {
-    "baseline": "baseline.json",
-    "max-regression": "5%",
-    "max-memory-regression": "2%",
-    "max-peak": "6GiB",
-    "max-saved": "2GiB",
-}
 
 
 def _texts(file: Path, table: Mapping[str, Any], key: str) -> Sequence[str] | None:

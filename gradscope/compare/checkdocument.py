@@ -114,18 +114,10 @@ def _row(judged: Judged) -> Row:
     styles: dict[str, Style] = {"over": "worse", "inconclusive": "warm"}
     style = styles.get(judged.result, "")
     change_text = messages.mark(change) + messages.relative(change) if change.before is not None else units.NOT_MEASURED
-    return Row(
-        (
-            Cell(_RESULTS[judged.result], style),
-            Cell(_layer_name(judged), code=bool(judged.layer)),
-            Cell(_METRICS[change.metric]),
-            Cell(messages.value(change.before, change.unit)),
-            Cell(messages.value(change.after, change.unit), style),
-            Cell(change_text, style),
-            Cell(allowed_text(judged)),
-            Cell(messages.noise(change), "dim"),
-        )
-    )
+    before, after = (messages.value(amount, change.unit) for amount in (change.before, change.after))
+    names = Cell(_RESULTS[judged.result], style), Cell(_layer_name(judged), code=bool(judged.layer))
+    changed = Cell(_METRICS[change.metric]), Cell(before), Cell(after, style), Cell(change_text, style)
+    return Row((*names, *changed, Cell(allowed_text(judged)), Cell(messages.noise(change), "dim")))
 
 
 def _layer_name(judged: Judged) -> str:
@@ -174,8 +166,7 @@ def _judged_record(judged: Judged) -> dict[str, Any]:
 
 def offenders(judged: Sequence[Judged]) -> str:
     """The names of what is over its limit, for one line: ``backward of the step, peak of the step``."""
-    names = list(dict.fromkeys(_name(one) for one in judged))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return messages.named(list(dict.fromkeys(_name(one) for one in judged)))
 
 
 def _name(judged: Judged) -> str:
@@ -184,5 +175,4 @@ def _name(judged: Judged) -> str:
 
 def hidden(judged: Sequence[Judged]) -> str:
     """What noise hides, for one line: ``backward of the step: cannot see below 49 %``."""
-    texts = [hidden_text(one) for one in judged]
-    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
+    return messages.named([hidden_text(one) for one in judged])

@@ -11,7 +11,7 @@ from gradscope.compare.layertable import changed_layers, is_changed, layer_cell,
 from gradscope.compare.measured import RunSpread
 from gradscope.compare.memorytable import changed_memory
 from gradscope.compare.options import DiffOptions
-from gradscope.document.parts import Bullets, Cell, Column, Document, KeyValues, Row, Section, Style, Table, code, dim
+from gradscope.document.parts import Bullets, Cell, Column, Document, KeyValues, Row, Section, Table, code, dim, plain
 from gradscope.tables import Ledger, RunData
 
 WARNING = "WARNING: the runs differ in more than the code, and what follows may come from that:"
@@ -45,13 +45,12 @@ def diff_document(comparison: Comparison, options: DiffOptions | None = None) ->
 
 def _header(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     backward = next(change for change in comparison.totals if change.metric == "backward_ns")
-    rows = [
+    return (
         ("before", _run(comparison.before, comparison.names[0])),
         ("after", _run(comparison.after, comparison.names[1])),
         ("backward", _sentence(backward)),
         ("layers", _counts(comparison)),
-    ]
-    return tuple(rows)
+    )
 
 
 def _run(run: RunData, name: str) -> str:
@@ -95,37 +94,20 @@ def _totals(comparison: Comparison) -> Section | None:
         Column("verdict", "", align="left"),
     )
     rows = []
-    order = {name: number for number, name in enumerate(_ORDER)}
-    for change in sorted(comparison.totals, key=lambda one: order.get(one.metric, len(order))):
+    order = list(messages.TOTAL_WORDS)
+    for change in sorted(comparison.totals, key=lambda one: order.index(one.metric)):
         part = change.metric in Ledger.PARTS
-        style = _style(change)
+        style = style_of(change.difference or 0) if change.real else "dim"
         name = Cell(messages.TOTAL_WORDS[change.metric], "dim" if part else "strong", level=int(part))
-        rows.append(
-            Row(
-                (
-                    name,
-                    Cell(messages.value(change.before, change.unit)),
-                    Cell(messages.value(change.after, change.unit)),
-                    Cell(messages.mark(change) + messages.signed(change.difference, change.unit), style),
-                    Cell(messages.relative(change), style),
-                    Cell(messages.noise(change), "dim"),
-                    Cell(messages.verdict(change), style),
-                )
-            )
-        )
+        amounts = plain([messages.value(amount, change.unit) for amount in (change.before, change.after)])
+        difference = messages.mark(change) + messages.signed(change.difference, change.unit)
+        changed = Cell(difference, style), Cell(messages.relative(change), style)
+        last = Cell(messages.noise(change), "dim"), Cell(messages.verdict(change), style)
+        rows.append(Row((name, *amounts, *changed, *last)))
     if not rows:
         return None
     about = "the mean step, and the one that measured memory"
     return Section("totals", "Totals", about, (Table(columns, tuple(rows)),))
-
-
-_ORDER = ("wall_ns", "forward_ns", "backward_ns", *Ledger.PARTS, "optimizer_ns", "other_ns")
-
-
-def _style(change: Change) -> Style:
-    if not change.real:
-        return "dim"
-    return style_of(change.difference or 0)
 
 
 def _presence(
@@ -143,27 +125,17 @@ def _presence(
         Column("saved_bytes", "saved", drop=1),
         Column("layers", "layers", drop=2),
     )
+
+    def numbers(some: Sequence[Presence]) -> list[str]:
+        saved = [one.saved_bytes for one in some if one.saved_bytes is not None]
+        times = [sum(one.backward_ns for one in some), sum(one.forward_ns for one in some)]
+        sizes = [units.size(sum(saved) if saved else None), units.count(sum(one.layers for one in some))]
+        return [*map(scale.text, times), *sizes]
+
     rows = [
-        Row(
-            (
-                layer_cell(one.address, len(one.paths)),
-                code(one.class_name, "dim"),
-                Cell(scale.text(one.backward_ns)),
-                Cell(scale.text(one.forward_ns)),
-                Cell(units.size(one.saved_bytes)),
-                Cell(units.count(one.layers)),
-            )
-        )
+        Row((layer_cell(one.address, len(one.paths)), code(one.class_name, "dim"), *plain(numbers([one]))))
         for one in found[: options.top]
     ]
-    more = found[options.top :]
-    if more:
-        saved = [one.saved_bytes for one in more if one.saved_bytes is not None]
-        numbers = [
-            scale.text(sum(one.backward_ns for one in more)),
-            scale.text(sum(one.forward_ns for one in more)),
-            units.size(sum(saved) if saved else None),
-            units.count(sum(one.layers for one in more)),
-        ]
-        rows.append(Row(dim([f"… {len(more)} more", "", *numbers]), "rest"))
+    if more := found[options.top :]:
+        rows.append(Row(dim([f"… {len(more)} more", "", *numbers(more)]), "rest"))
     return Section(key, title, f"{about}, each with all below it", (Table(columns, tuple(rows)),))

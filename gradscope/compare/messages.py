@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gradscope import units
 from gradscope.compare.changes import Change, Unit
@@ -10,14 +10,14 @@ from gradscope.report.view import LEDGER_WORDS
 
 WITHIN_NOISE, NOT_KNOWN = "~", "?"  # before a difference that is not known to be real
 
-# Names of the totals; parts of the backward pass stand below it.
+# Names of the totals, in the order of reading; parts of the backward pass stand below it.
 TOTAL_WORDS: Mapping[str, str] = {
     "wall_ns": "step",
     "forward_ns": "forward",
     "backward_ns": "backward",
+    **{name: words for name, (words, _) in LEDGER_WORDS.items()},
     "optimizer_ns": "optimizer",
     "other_ns": "other",
-    **{name: words for name, (words, _) in LEDGER_WORDS.items()},
     "peak_bytes": "peak memory",
     "saved_bytes": "saved for backward",
     "held_bytes": "held by Python",
@@ -87,6 +87,11 @@ def verdict(change: Change) -> str:
 def repeated(address: str, repeats: int) -> str:
     """``h.*.attn ×12``."""
     return f"{address} ×{repeats}" if repeats > 1 else address
+
+
+def named(texts: Sequence[str]) -> str:
+    """``a, b, c and 4 more``."""
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
 def layers(count: int) -> str:
