@@ -9,7 +9,7 @@ from gradscope import units
 from gradscope.compare import messages
 from gradscope.compare.changes import Comparison, GroupChange
 from gradscope.compare.options import DiffOptions
-from gradscope.document.parts import Cell, Column, Row, Section, Style, Table, code
+from gradscope.document.parts import Cell, Column, Row, Section, Style, Table, code, plain
 
 
 def is_changed(group: GroupChange) -> bool:
@@ -93,19 +93,17 @@ def _layer_row(group: GroupChange, scale: units.TimeScale, step_ns: int) -> Row:
     backward, forward = group.backward, group.forward
     style = style_of(_effect_ns(group)) if is_changed(group) else "dim"
     changed = style if backward.real else "dim"
+    differences = [messages.mark(one) + messages.signed_on(scale, one.difference) for one in (backward, forward)]
+    noise = f"±{scale.text(backward.noise)}" if backward.noise is not None else messages.NOT_KNOWN
     return Row(
         (
             layer_cell(group.address, len(group.paths)),
             code(group.class_name, "dim"),
-            Cell(scale.text(backward.before)),
-            Cell(scale.text(backward.after)),
-            Cell(messages.mark(backward) + messages.signed_on(scale, backward.difference), changed),
+            *plain([scale.text(backward.before), scale.text(backward.after)]),
+            Cell(differences[0], changed),
             Cell(messages.relative(backward), changed),
-            Cell(f"±{scale.text(backward.noise)}" if backward.noise is not None else messages.NOT_KNOWN, "dim"),
-            Cell(
-                messages.mark(forward) + messages.signed_on(scale, forward.difference),
-                style if forward.real else "dim",
-            ),
+            Cell(noise, "dim"),
+            Cell(differences[1], style if forward.real else "dim"),
             Cell(messages.signed_percent(_effect_ns(group) / step_ns if step_ns else None), style),
         )
     )
@@ -168,12 +166,9 @@ def _count(groups: Iterable[GroupChange]) -> int:
 
 def _sum(groups: Sequence[GroupChange]) -> tuple[int, ...]:
     """Backward before and after, forward before and after."""
-    return (
-        sum(group.backward.before or 0 for group in groups),
-        sum(group.backward.after or 0 for group in groups),
-        sum(group.forward.before or 0 for group in groups),
-        sum(group.forward.after or 0 for group in groups),
-    )
+    changes = [(group.backward, group.forward) for group in groups]
+    amounts = [(one.before, one.after, other.before, other.after) for one, other in changes]
+    return tuple(sum(values) for values in zip((0, 0, 0, 0), *amounts, strict=True))
 
 
 def _present(comparison: Comparison, side: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from gradscope.compare.groups import OWN_SIZES
 from gradscope.compare.layers import SIZES
 from gradscope.compare.layertable import layer_cell, style_of
 from gradscope.compare.options import DiffOptions
-from gradscope.document.parts import Cell, Column, Row, Section, Table, code, dim
+from gradscope.document.parts import Cell, Column, Row, Section, Table, code, dim, plain
 
 
 def changed_memory(comparison: Comparison, options: DiffOptions) -> Section | None:
@@ -45,10 +45,8 @@ def _rank(group: MemoryChange) -> tuple[int, ...]:
 
 def _cells(groups: Sequence[MemoryChange]) -> list[Cell]:
     saved = [group.changes["saved_bytes"] for group in groups if "saved_bytes" in group.changes]
-    cells = [
-        Cell(units.size(sum(change.before or 0 for change in saved) if saved else None)),
-        Cell(units.size(sum(change.after or 0 for change in saved) if saved else None)),
-    ]
+    sums = [sum(amounts) for amounts in zip(*((one.before or 0, one.after or 0) for one in saved), strict=True)]
+    cells = [*plain([units.size(amount) for amount in sums or (None, None)])]
     for metric in OWN_SIZES:
         difference = _difference(groups, metric)
         cells.append(Cell(messages.signed(difference, SIZES[metric]), style_of(difference) if difference else "dim"))

@@ -135,8 +135,7 @@ def _accuracy(data: FitData) -> Iterator[str]:
 def _checks(data: FitData) -> Iterator[str]:
     if data.unchecked is not None:
         yield f"no size was checked with fake tensors: {data.unchecked}"
-    corrected = [row for row in data.rows if row.check == "corrected"]
-    for row in corrected:
+    for row in (row for row in data.rows if row.check == "corrected"):
         more = "more" if row.correction_bytes > 0 else "less"
         yield (
             f"at batch size {row.batch_size} the model keeps {units.size(abs(row.correction_bytes))} {more} for "
@@ -206,7 +205,7 @@ def _layers(data: FitData) -> Section | None:
     rows = []
     for item in grown[:_TOP_LAYERS]:
         share = item.bytes / whole
-        numbers = (Cell(units.size(item.bytes), heat(share)), Cell(units.percent(share), heat(share)))
+        numbers = (Cell(text, heat(share)) for text in (units.size(item.bytes), units.percent(share)))
         name = (code(item.address), code(item.class_name, "dim"))
         rows.append(Row((*name, *numbers, Bar(share, share), Cell(str(item.layers)))))
     others = grown[_TOP_LAYERS:]

@@ -16,6 +16,8 @@ from gradscope.document.parts import (
     Table,
     Words,
     code,
+    dim,
+    plain,
     strong,
 )
 from gradscope.fixing.messages import (
@@ -70,26 +72,14 @@ def _site_row(row: SiteRow, *, tried: bool, noise: bool) -> Row:
     first, worst = row.first, row.worst
     count = f" ×{len(row.sites)}" if len(row.sites) > 1 else ""
     if tried:
-        numbers = [
-            Cell(_time_saved(row, noise=noise), "strong"),
-            Cell(units.size(row.measured_saving_bytes), "strong"),
-            Cell(_error(worst.max_grad_error)),
-            Cell(_error(worst.original_grad_error), "dim"),
-        ]
+        saved = strong([_time_saved(row, noise=noise), units.size(row.measured_saving_bytes)])
+        numbers = (*saved, Cell(_error(worst.max_grad_error)), Cell(_error(worst.original_grad_error), "dim"))
     else:
-        estimates = (
-            _estimate(units.ns, row.predicted_saving_ns),
-            _estimate(units.size, row.predicted_saving_bytes),
-        )
-        numbers = [Cell(text, "dim") for text in estimates]
-    cells = (
-        Cell(row.address or "(the model)", code=bool(row.address), after=count),
-        code(first.source, "dim"),
-        code(first.recipe),
-        Cell(first.status, _STATUS[first.status]),
-        *numbers,
-    )
-    return Row(cells, note=reason_of(first) if first.reason else "", note_style="dim")
+        estimates = (row.predicted_saving_ns, units.ns), (row.predicted_saving_bytes, units.size)
+        numbers = dim([text(value) if value is None else f"~{text(value)}" for value, text in estimates])
+    name = Cell(row.address or "(the model)", code=bool(row.address), after=count)
+    place = (name, code(first.source, "dim"), code(first.recipe), Cell(first.status, _STATUS[first.status]))
+    return Row((*place, *numbers), note=reason_of(first) if first.reason else "", note_style="dim")
 
 
 def _time_saved(row: SiteRow, *, noise: bool) -> str:
@@ -99,11 +89,6 @@ def _time_saved(row: SiteRow, *, noise: bool) -> str:
     if saved is not None and ((noise and row.first.status == "kept") or not row.told):
         return "noise"
     return units.ns(saved)
-
-
-def _estimate(text: object, value: int | None) -> str:
-    shown: str = text(value)  # type: ignore[operator]
-    return shown if value is None else f"~{shown}"
 
 
 def _error(value: float | None) -> str:
@@ -123,16 +108,12 @@ def _step(data: FixData) -> Section | None:
         *([Column("backward_ns", "backward", drop=2)] if profiled else []),
         Column("peak_bytes", "peak memory"),
     )
-    sides = [("before", before), *([("after", after)] if after is not None else [])]
-    rows = [Row(tuple(Cell(text) for text in (name, *_side(side, profiled=profiled)))) for name, side in sides]
+    rows = [Row(plain(["before", *_side(before, profiled=profiled)]))]
     if after is not None:
-        texts = (
-            _time_ratio(data, before.wall_ns / max(after.wall_ns, 1)),
-            "",
-            *([units.NOT_MEASURED] if profiled else []),
-            _ratio(before.peak_bytes, after.peak_bytes),
-        )
-        rows.append(Row((Cell("before / after", "dim"), *strong(texts))))
+        rows.append(Row(plain(["after", *_side(after, profiled=profiled)])))
+        between = ["", units.NOT_MEASURED] if profiled else [""]
+        times, peaks = before.wall_ns / max(after.wall_ns, 1), _ratio(before.peak_bytes, after.peak_bytes)
+        rows.append(Row((Cell("before / after", "dim"), *strong([_time_ratio(data, times), *between, peaks]))))
     name = "The model's part of a step" if model_alone(data) else "The whole step"
     blocks: list[Table | Words] = [Table(columns, tuple(rows))]
     if data.loss_difference is not None:
