@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import json
 import os
 from pathlib import Path
@@ -70,11 +69,7 @@ class FitReport:
 
     def to_json(self) -> str:
         """The fit as FIT.json's text."""
-        record = to_record(self.data)
-        ordered = {"schema_version": record.pop("schema_version"), **record}
-        out = io.StringIO()
-        json.dump(ordered, out, indent=1, ensure_ascii=False, allow_nan=False)
-        return out.getvalue() + "\n"
+        return json.dumps(to_record(self.data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], force: bool = False) -> Path:
         """Write FIT.json to ``path``, whole or not at all, and return the path.

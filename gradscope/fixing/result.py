@@ -139,9 +139,7 @@ def to_json(fix: FixData) -> str:
 
     Raises :class:`~gradscope.errors.OutputError` for a number that JSON cannot hold, naming where it is.
     """
-    record: dict[str, Any] = to_record(fix)
-    head = {"kind": "fix", "schema_version": record.pop("schema_version")}
-    return dump_record({**head, **record}, "fix")
+    return dump_record({"kind": "fix", **to_record(fix)}, "fix")
 
 
 def load_fix(path: str | os.PathLike[str]) -> FixData:

@@ -1,12 +1,13 @@
 """RUN.json: :class:`~gradscope.tables.RunData` to JSON and back, without loss.
 
 The fields are those of the dataclasses in ``gradscope.tables`` in their order, ``class_name`` being called
-``class``; what is ``None`` is left out. docs/run-json.md says what each field means.
+``class``, and ``schema_version`` the first; what is ``None`` is left out. docs/run-json.md says what each field means.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -19,24 +20,6 @@ from gradscope.report.schema import RENAMED, SchemaMismatch, read_dataclass
 from gradscope.safe_text import cut, shown_path, shown_repr, visible
 from gradscope.tables import SCHEMA_VERSION, ConservationError, RunData
 from gradscope.tables.results import ShapeError, check_tree
-
-_ORDER = (
-    "schema_version",
-    "gradscope",
-    "partial",
-    "environment",
-    "workload",
-    "step",
-    "ledger",
-    "layers",
-    "lines",
-    "ops",
-    "kernels",
-    "memory",
-    "findings",
-    "rules",
-    "notes",
-)
 
 
 def to_json(run: RunData) -> str:
@@ -75,14 +58,19 @@ def _dump(value: Any) -> str:
 def to_record(value: Any) -> Any:
     """``value`` as dicts, lists and plain values, in the order of RUN.json; ``None`` fields are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = _ORDER if isinstance(value, RunData) else tuple(field.name for field in dataclasses.fields(value))
-        pairs = ((RENAMED.get(name, name), getattr(value, name)) for name in names)
+        pairs = ((RENAMED.get(name, name), getattr(value, name)) for name in _names(type(value)))
         return {key: to_record(item) for key, item in pairs if item is not None}
     if isinstance(value, Mapping):
         return {str(key): to_record(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_record(item) for item in value]
     return value
+
+
+@functools.cache
+def _names(cls: Any) -> list[str]:
+    """The fields of a dataclass, the version first: a reader must know it before anything else."""
+    return sorted((field.name for field in dataclasses.fields(cls)), key=lambda name: name != "schema_version")
 
 
 def load_run(path: str | os.PathLike[str]) -> RunData:

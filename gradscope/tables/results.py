@@ -232,8 +232,8 @@ class RunData:
     kernels: Sequence[KernelRow] = ()
     memory: MemoryInfo | None = None
     findings: Sequence[Finding] = ()
-    notes: Sequence[str] = ()  # what was not measured and why; what was estimated
     rules: int | None = None  # how many looked for findings; None: nobody looked
+    notes: Sequence[str] = ()  # what was not measured and why; what was estimated
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from gradscope.report.figures.frame import FlameFrame
 # Where frames have to be left out because they are too many, those of about the same size go together: of two hundred
 # equal blocks, not some with and some without what is inside them.
 _ALIKE = 1.25
-_WORDS = {"layer": "layer", "part": "part", "operation": "operation", "tensor": "tensor"}
+_COUNTED = ("layer", "part", "operation", "tensor")
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ def _count(frames: Sequence[FlameFrame]) -> Counter[str]:
 
 
 def _counted(counts: Counter[str], joint: str) -> str:
-    parts = [(counts[kind], word) for kind, word in _WORDS.items() if counts[kind]]
-    return joint.join(f"{units.count(many)} {word}{'' if many == 1 else 's'}" for many, word in parts)
+    parts = [(counts[kind], kind) for kind in _COUNTED if counts[kind]]
+    return joint.join(f"{units.count(many)} {kind}{'' if many == 1 else 's'}" for many, kind in parts)
 
 
 def _largest(frames: Sequence[FlameFrame]) -> list[str]:
