@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gradscope.compare.build import compare
-from gradscope.compare.changes import Comparison
+from gradscope.compare.changes import COLUMNS, Comparison, Presence
 from gradscope.compare.difffile import DIFF_HEAD, to_json
 from gradscope.compare.document import diff_document
 from gradscope.compare.options import DiffOptions
 from gradscope.document.parts import Document
 from gradscope.errors import UsageError
 from gradscope.report import Report
+from gradscope.report.dataframes import frame_of, rows_frame
 from gradscope.report.figures.options import FlameMetric
 from gradscope.report.outfile import write_text
 from gradscope.report.runfile import load_run
@@ -57,16 +58,17 @@ class Diff:
     @functools.cached_property
     def totals(self) -> pd.DataFrame:
         """One row a total: ``metric``, ``before``, ``after``, ``difference``, ``ratio``, ``noise``, ``real`` ..."""
-        from gradscope.compare.dataframes import totals_frame
-
-        return totals_frame(self.data)
+        return frame_of(self.data.totals, COLUMNS)
 
     @functools.cached_property
     def layers(self) -> pd.DataFrame:
-        """One row a layer and metric: ``path``, ``class``, ``status``, and the columns of :attr:`totals`."""
-        from gradscope.compare.dataframes import layers_frame
+        """One row a layer and metric: ``path``, ``class``, ``status``, and the columns of :attr:`totals`.
 
-        return layers_frame(self.data)
+        Integers that may be missing are ``Int64``, ``real`` is ``boolean``.
+        """
+        pairs = [(layer, change) for layer in self.data.layers for change in layer.changes.values()]
+        head = frame_of([layer for layer, _ in pairs], dict.fromkeys(("path", "class_name", "status"), "object"))
+        return head.join(frame_of([change for _, change in pairs], COLUMNS))
 
     @functools.cached_property
     def changed(self) -> pd.DataFrame:
@@ -83,16 +85,12 @@ class Diff:
     @functools.cached_property
     def new(self) -> pd.DataFrame:
         """Layers that only the run after has, the topmost ones with all below them."""
-        from gradscope.compare.dataframes import presence_frame
-
-        return presence_frame(self.data.new)
+        return rows_frame(self.data.new, Presence)
 
     @functools.cached_property
     def removed(self) -> pd.DataFrame:
         """Layers that only the run before has, as in :attr:`new`."""
-        from gradscope.compare.dataframes import presence_frame
-
-        return presence_frame(self.data.removed)
+        return rows_frame(self.data.removed, Presence)
 
     def document(self, **options: Any) -> Document:
         """What is shown, before it is known where; ``options`` as in :meth:`print`."""
