@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradscope.compare.changes import Change, GroupChange, MemoryChange, Presence, class_words
-from gradscope.compare.layers import SIZES, TIMES, Spreads, measured, time_change
+from gradscope.compare.layers import SIZES, TIMES, Spreads, measured, time_changes
 from gradscope.compare.measured import own_backward_ns
 from gradscope.compare.noise import odd_one
 from gradscope.report.fold import FoldedNode, build_tree
@@ -32,8 +32,9 @@ class _Group:
 def time_groups(spreads: Spreads) -> tuple[GroupChange, ...]:
     """Every layer that both runs have is in exactly one group."""
     groups = [part for group in _repeats(spreads[0].run, spreads[1].run) for part in _alike(group, spreads)]
-    backward = _changes(groups, spreads, _BACKWARD)
-    forward = _changes(groups, spreads, _FORWARD)
+    backward, forward = (
+        time_changes(spreads, [group.paths for group in groups], metric) for metric in (_BACKWARD, _FORWARD)
+    )
     return tuple(
         GroupChange(group.address, _class_name(group, spreads), group.paths, one, other)
         for group, one, other in zip(groups, backward, forward, strict=True)
@@ -146,10 +147,3 @@ def _odd(paths: Sequence[str], spreads: Spreads, metric: str) -> int | None:
     before, after = ([measured(spread, [path], metric)[0] for path in paths] for spread in spreads)
     floor = max(spread.relative(TIMES[metric].phase) for spread in spreads)
     return odd_one(list(zip(before, after, strict=True)), floor)
-
-
-def _changes(groups: Sequence[_Group], spreads: Spreads, metric: str) -> list[Change]:
-    sides = [[measured(spread, group.paths, metric) for group in groups] for spread in spreads]
-    pairs = list(zip(*sides, strict=True))
-    tested = sum(1 for (before, _), (after, _) in pairs if before.mean or after.mean)
-    return [time_change(metric, pair, spreads, max(tested, 1)) for pair in pairs]

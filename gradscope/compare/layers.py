@@ -81,15 +81,22 @@ def measured(spread: RunSpread, paths: Sequence[str], metric: str) -> tuple[Meas
     return spread.layers(inside, value, column.phase, holds_nodes=column.holds_nodes)
 
 
+def time_changes(spreads: Spreads, groups: Sequence[Sequence[str]], metric: str) -> list[Change]:
+    """The changes of one of :data:`TIMES` in groups of layers that both runs have, tested together."""
+    pairs = [[measured(spread, paths, metric) for spread in spreads] for paths in groups]
+    tested = sum(1 for pair in pairs if any(value.mean for value, _ in pair))
+    return [time_change(metric, pair, spreads, max(tested, 1)) for pair in pairs]
+
+
 def _times(spreads: Spreads, metric: str) -> dict[str, Change]:
-    one, other = ({path: measured(spread, [path], metric) for path in spread.by_path} for spread in spreads)
-    both = [path for path in one if path in other]
-    tested = sum(1 for path in both if one[path][0].mean or other[path][0].mean)
-    found = {path: time_change(metric, (one[path], other[path]), spreads, max(tested, 1)) for path in both}
-    for path in one.keys() - other.keys():
-        found[path] = Change(metric, "ns", int(one[path][0].mean), None, None, one[path][1])
-    for path in other.keys() - one.keys():
-        found[path] = Change(metric, "ns", None, int(other[path][0].mean), None, other[path][1])
+    before, after = (spread.by_path for spread in spreads)
+    both = [path for path in before if path in after]
+    found = dict(zip(both, time_changes(spreads, [[path] for path in both], metric), strict=True))
+    for spread in spreads:
+        for path in spread.by_path.keys() - found.keys():
+            value, basis = measured(spread, [path], metric)
+            one, other = (int(value.mean) if path in rows else None for rows in (before, after))
+            found[path] = Change(metric, "ns", one, other, None, basis)
     return found
 
 
