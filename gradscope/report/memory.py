@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gradscope import units
 from gradscope.document.parts import Chart
-from gradscope.report.memorywords import leaked_bytes, tensor_words
+from gradscope.report.memorywords import end_ns, leaked_bytes, tensor_words
 from gradscope.report.tree import ViewOptions
 from gradscope.tables import MemoryInfo
 
@@ -143,9 +143,7 @@ def build_memory(memory: MemoryInfo, options: ViewOptions, name: Callable[[str |
         course=Chart(
             points=sorted(((point.ns, point.bytes) for point in memory.timeline), key=itemgetter(0)),
             phases=sorted(((span.phase, span.start_ns, span.end_ns) for span in memory.phases), key=itemgetter(1)),
-            duration_ns=max(
-                [memory.peak_ns, *(point.ns for point in memory.timeline), *(span.end_ns for span in memory.phases)]
-            ),
+            duration_ns=end_ns(memory),
             peak_ns=memory.peak_ns,
             peak_bytes=memory.peak_bytes,
         ),

@@ -65,7 +65,7 @@ def memory_sections(view: View) -> list[Section]:
         f"{units.size(info.step_allocated_bytes)} in all"
     )
     found = [
-        _holders(memory, peak_words(info, view.run.workload.model, memory.course.duration_ns)),
+        _holders(memory, peak_words(info, view.run.workload.model)),
         Section("memory", "Memory over the step", allocated, (memory.course,)),
         _tensors("saved", "Saved for backward", saved, "tensor", memory.saved),
         _tensors("retained", "Retained after the step", retained, "made by", memory.retained),

@@ -30,10 +30,15 @@ def peak_place(memory: MemoryInfo, model: str) -> str:
     return phase_words(memory.peak_phase) + (f" ({layer})" if layer else "")
 
 
-def peak_words(memory: MemoryInfo, model: str, end_ns: int) -> str:
+def end_ns(memory: MemoryInfo) -> int:
+    """Where the step that measured memory ends."""
+    return max([memory.peak_ns, *(point.ns for point in memory.timeline), *(span.end_ns for span in memory.phases)])
+
+
+def peak_words(memory: MemoryInfo, model: str) -> str:
     """``22.4 GB in backward, at 5.75 s of 16.8 s, while transformer.h.3.attn ran SoftmaxBackward0``."""
     text = f"{units.size(memory.peak_bytes)} {phase_words(memory.peak_phase)}"
-    text += f", at {units.ns(memory.peak_ns)} of {units.ns(end_ns)}"
+    text += f", at {units.ns(memory.peak_ns)} of {units.ns(end_ns(memory))}"
     layer = _layer_at_peak(memory, model)
     if layer:
         return f"{text}, while {layer} ran" + (f" {memory.peak_op}" if memory.peak_op else "")

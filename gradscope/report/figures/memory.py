@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gradscope import units
 from gradscope.errors import UsageError
 from gradscope.report.figures import plotly_text
-from gradscope.report.memorywords import peak_words, phase_words
+from gradscope.report.memorywords import end_ns, peak_words, phase_words
 from gradscope.tables import MemoryInfo, RunData, TimelinePoint
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def memory_timeline(run: RunData, title: str | None = None) -> go.Figure:
         raise UsageError(f"title must be a string, or None for the usual one; got {title!r}.")
     import plotly.graph_objects as go
 
-    points = memory.timeline
-    end = max([points[-1].ns, memory.peak_ns, *(span.end_ns for span in memory.phases)])
+    points, end = memory.timeline, end_ns(memory)
     # The last point's bytes are allocated until the step ends.
     course = [*points, TimelinePoint(end, points[-1].bytes)] if end > points[-1].ns else list(points)
     seconds = [point.ns / 1e9 for point in course]
@@ -72,7 +71,7 @@ def memory_timeline(run: RunData, title: str | None = None) -> go.Figure:
         x=peak_s,
         y=memory.peak_bytes,
         text=plotly_text.plain(f"peak {units.size(memory.peak_bytes)} {phase_words(memory.peak_phase)}"),
-        hovertext=plotly_text.hover(textwrap.wrap(peak_words(memory, run.workload.model, end), 80)),
+        hovertext=plotly_text.hover(textwrap.wrap(peak_words(memory, run.workload.model), 80)),
         showarrow=False,
         xanchor="left" if left else "right",
         xshift=8 if left else -8,
