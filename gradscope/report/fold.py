@@ -78,14 +78,6 @@ class _Raw:
     steps_ns: list[int] = field(default_factory=list)  # own backward nodes of it and all below, by measured step
 
 
-@dataclass(frozen=True, slots=True)
-class _Parent:
-    """What siblings stand below: their labels and addresses begin with it."""
-
-    name: str  # the parent's own last name, "" below a root
-    address: str
-
-
 def build_tree(rows: Sequence[LayerRow], backward_ns: int, model: str = "", *, steady: bool = True) -> list[FoldedNode]:
     """The roots, children in the order of ``rows``.
 
@@ -156,11 +148,8 @@ def _root_node(root: _Raw, model: str, least: float) -> FoldedNode:
 
 def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: int) -> FoldedNode:
     """One node for ``raws``, which are of one structure."""
-    place = _Parent(raws[0].name.rpartition(".")[2], address)
-    children = [
-        _elide(node)
-        for node in _fold([[raw.children[i] for raw in raws] for i in range(len(raws[0].children))], place, least)
-    ]
+    siblings = [[raw.children[i] for raw in raws] for i in range(len(raws[0].children))]
+    children = [_elide(node) for node in _fold(siblings, raws[0].name.rpartition(".")[2], address, least)]
     own = add_up([amounts_of(raw.row) for raw in raws])
     return FoldedNode(
         label=label,
@@ -176,8 +165,11 @@ def _merge(raws: list[_Raw], label: str, address: str, least: float, repeats: in
     )
 
 
-def _fold(siblings: list[list[_Raw]], place: _Parent, least: float) -> list[FoldedNode]:
-    """Nodes of the children of one node; each sibling comes as the list of its counterparts in every repeat."""
+def _fold(siblings: list[list[_Raw]], parent: str, above: str, least: float) -> list[FoldedNode]:
+    """Nodes of the children of one node; each sibling comes as the list of its counterparts in every repeat.
+
+    Labels and addresses begin with ``parent``, the node's own last name, and ``above``, its address.
+    """
     groups: dict[object, list[list[_Raw]]] = {}
     for i, counterparts in enumerate(siblings):
         first = counterparts[0]
@@ -186,17 +178,18 @@ def _fold(siblings: list[list[_Raw]], place: _Parent, least: float) -> list[Fold
         key = (match[1], first.signature) if match and foldable else i
         groups.setdefault(key, []).append(counterparts)
     numbered = [s[0].name for s in siblings if s[0].children and _NUMBERED.match(s[0].name)]
-    return [_group_node(members, numbered, place, least) for members in groups.values()]
+    return [_group_node(members, numbered, parent, above, least) for members in groups.values()]
 
 
-def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Parent, least: float) -> FoldedNode:
+def _group_node(members: list[list[_Raw]], numbered: list[str], parent: str, above: str, least: float) -> FoldedNode:
     names = [member[0].name for member in members]
-    before = f"{place.address}." if place.address else ""
+    before = f"{above}." if above else ""
     # A bare number says nothing: put the parent's name before it.
-    lead = f"{place.name}." if place.name and names[0].isdigit() else ""
+    lead = f"{parent}." if parent and names[0].isdigit() else ""
     if len(members) == 1:
         return _merge(members[0], lead + names[0], before + names[0], least, repeats=1)
-    prefix = _prefix(names[0])
+    match = _NUMBERED.match(names[0])
+    prefix = match[1] if match else names[0]
     spans = _spans(sorted(int(name[len(prefix) :]) for name in names))
     first, last = spans[0].partition("-")[0], spans[-1].rpartition("-")[2]
     whole = len(spans) == 1
@@ -205,12 +198,6 @@ def _group_node(members: list[list[_Raw]], numbered: list[str], place: _Parent, 
     all_of_them = sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in numbered) == len(names)
     address = f"{before}{prefix}{'*' if all_of_them else _short(spans)}"
     return _merge([raw for member in members for raw in member], label, address, least, repeats=len(members))
-
-
-def _prefix(name: str) -> str:
-    """What stands before the number of a repeat."""
-    match = _NUMBERED.match(name)
-    return match[1] if match else name
 
 
 def _spans(numbers: list[int]) -> list[str]:
