@@ -101,9 +101,10 @@ def _read(annotation: Any, value: Any, where: str, limits: _Range) -> Any:
     """``value`` as ``annotation`` wants it; lists become tuples."""
     if annotation is int or annotation is float:
         return _read_number(annotation, value, where, limits)
-    reader = _READERS.get(annotation)
-    if reader is not None:
-        return reader(value, where)
+    if annotation is Any:
+        return _read_plain(value, where)
+    if annotation is str or annotation is bool:
+        return _read_simple(annotation, value, where)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         if value is None and _optional(annotation):
@@ -142,16 +143,10 @@ def _read_number(annotation: type, value: Any, where: str, limits: _Range) -> in
     return value if whole else float(value)
 
 
-def _read_str(value: Any, where: str) -> str:
-    if isinstance(value, str):
+def _read_simple(kind: type, value: Any, where: str) -> Any:
+    if isinstance(value, kind):
         return value
-    raise SchemaMismatch(f"{where} is {kind_of(value)}, not a string")
-
-
-def _read_bool(value: Any, where: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise SchemaMismatch(f"{where} is {kind_of(value)}, not true or false")
+    raise SchemaMismatch(f"{where} is {kind_of(value)}, not {'a string' if kind is str else 'true or false'}")
 
 
 def _read_plain(value: Any, where: str) -> Any:
@@ -161,9 +156,6 @@ def _read_plain(value: Any, where: str) -> Any:
     if isinstance(value, (int, float)):
         return _read_number(type(value), value, where, _ANY)
     raise SchemaMismatch(f"{where} is {kind_of(value)}, not a string, a number, true or false")
-
-
-_READERS: Mapping[Any, Any] = {str: _read_str, bool: _read_bool, Any: _read_plain}
 
 
 def _optional(annotation: Any) -> bool:
