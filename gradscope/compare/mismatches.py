@@ -54,11 +54,8 @@ def _environment(before: RunData, after: RunData) -> Iterator[Mismatch]:
 def _workload(before: RunData, after: RunData) -> Iterator[Mismatch]:
     one, other = before.workload, after.workload
     yield from _differ("gradscope", before.gradscope, after.gradscope)
-    yield from _differ("target", one.target, other.target)
-    yield from _differ("mode", one.mode, other.mode)
-    yield from _differ("model", one.model, other.model)
-    yield from _differ("parameters", one.parameters, other.parameters)
-    yield from _differ("loss", one.loss, other.loss)
+    for name in ("target", "mode", "model", "parameters", "loss"):
+        yield from _differ(name, getattr(one, name), getattr(other, name))
     if one.batch is not None and other.batch is not None:
         yield from _differ("batch", one.batch, other.batch)
     yield from _differ("warm-up steps", one.warmup, other.warmup)
