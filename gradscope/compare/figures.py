@@ -38,18 +38,12 @@ _LEGEND = (
     "Orange takes more than before, blue less, grey is within noise or not known, hatched is new; "
     "full colour is twice or half."
 )
-# The columns that each metric is the sum of.
+# The columns of layers that each metric is the sum of; without "total" they are those of the step.
 _COLUMNS: Mapping[FlameMetric, Sequence[str]] = {
     "backward": ("backward_total_ns",),
     "forward": ("forward_total_ns",),
     "both": ("backward_total_ns", "forward_total_ns"),
-    "saved": (),
-}
-_TOTALS: Mapping[FlameMetric, Sequence[str]] = {
-    "backward": ("backward_ns",),
-    "forward": ("forward_ns",),
-    "both": ("backward_ns", "forward_ns"),
-    "saved": ("saved_bytes",),
+    "saved": ("saved_total_bytes",),
 }
 
 
@@ -83,7 +77,8 @@ def build_frames(comparison: Comparison, options: FlameOptions) -> tuple[FlameFr
     builder = _FrameBuilder(comparison, options)
     root = with_outside(comparison.after, metric, builder.layers())
     totals = {change.metric: change for change in comparison.totals}
-    builder.paint(root, _sum([totals[name] for name in _TOTALS[metric] if name in totals]))
+    of_the_step = [column.replace("total_", "") for column in _COLUMNS[metric]]
+    builder.paint(root, _sum([totals[name] for name in of_the_step if name in totals]))
     keys = {title: key for key, (title, _) in LEDGER_WORDS.items()}
     for part in root.children:
         change = totals.get(keys.get(part.name, ""))
