@@ -29,8 +29,8 @@ _FORWARD = {"forward_self_ns": ("forward", None)}
 _NO_LAYER = frozenset(OUTSIDE_PHASES.values()) - {"backward"}
 
 
-def to_speedscope(run: RunData, name: str | None = None) -> str:
-    """The run as speedscope JSON; ``name`` is the title, by default the target."""
+def to_speedscope(run: RunData) -> str:
+    """The run as speedscope JSON; its title is the target."""
     frames = _Frames(run.layers)
     operations = _operations(run)
     backward, forward = _Samples(), _Samples()
@@ -45,7 +45,7 @@ def to_speedscope(run: RunData, name: str | None = None) -> str:
     record = {
         "$schema": SCHEMA,
         "exporter": f"gradscope {run.gradscope}",
-        "name": name or run.workload.target,
+        "name": run.workload.target,
         "activeProfileIndex": 0,
         "shared": {"frames": frames.table},
         "profiles": [backward.profile("backward"), forward.profile("forward")],

@@ -39,6 +39,6 @@ def hover(lines: Iterable[str]) -> str:
     return "<br>".join([f"<b>{first}</b>", *rest])
 
 
-def wrapped(text: str, width: int = _LINE) -> list[str]:
-    """Plain text as escaped lines of at most ``width`` characters; words that are longer are broken."""
-    return [plain(line) for line in textwrap.wrap(glyphs.for_encoding("utf-8").text(text), width)]
+def wrapped(text: str) -> list[str]:
+    """Plain text as escaped lines below a figure; words that are longer than one are broken."""
+    return [plain(line) for line in textwrap.wrap(glyphs.for_encoding("utf-8").text(text), _LINE)]
