@@ -158,15 +158,13 @@ def _check(tree: Tree, run: RunData) -> None:
     shown = add_up([*(row.node.own for row in tree.rows), *(hidden.own for hidden in tree.hidden), Amounts()])
     ledger = run.ledger
     owned = (ledger.layers_ns, ledger.recompute_ns, ledger.accumulate_ns, ledger.gradient_sum_ns, ledger.hook_ns)
-    expected = sum(owned)
-    if shown.backward_ns != expected:
-        raise ConservationError(f"shown and hidden layers: {shown.backward_ns} != {expected} ns of backward")
-    forward = sum(row.forward_self_ns for row in run.layers)
-    if shown.forward_ns != forward:
-        raise ConservationError(f"shown and hidden layers: {shown.forward_ns} != {forward} ns of forward")
-    saved = sum(row.saved_bytes or 0 for row in run.layers)
-    if (shown.saved_bytes or 0) != saved:
-        raise ConservationError(f"shown and hidden layers: {shown.saved_bytes} != {saved} bytes saved for backward")
+    for amount, expected, what in (
+        (shown.backward_ns, sum(owned), "ns of backward"),
+        (shown.forward_ns, sum(row.forward_self_ns for row in run.layers), "ns of forward"),
+        (shown.saved_bytes, sum(row.saved_bytes or 0 for row in run.layers), "bytes saved for backward"),
+    ):
+        if (amount or 0) != expected:
+            raise ConservationError(f"shown and hidden layers: {amount} != {expected} {what}")
 
 
 # --------------------------------------------------------------------------------------------------------------------
