@@ -14,7 +14,6 @@ from gradscope.compare.measured import RunSpread
 from gradscope.report.figures import icicle, plotly_text
 from gradscope.report.figures.flame import (
     METRICS,
-    address,
     drawn_words,
     layer_nodes,
     require_measured,
@@ -130,7 +129,7 @@ class _FrameBuilder:
             value=self._value(node.total),
             kind="layer",
             about=tuple(about),
-            title=address(node),
+            title=node.place,
             layers=node.own.layers,
             children=children,
         )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gradscope.compare.changes import Change, GroupChange, MemoryChange, Presence, class_words
 from gradscope.compare.layers import SIZES, TIMES, Spreads, measured, time_changes
-from gradscope.compare.measured import own_backward_ns
 from gradscope.compare.noise import odd_one
 from gradscope.report.fold import FoldedNode, build_tree
+from gradscope.report.layer_cost import add_up, amounts_of
 from gradscope.tables import LayerRow, RunData
 
 _BACKWARD, _FORWARD = "backward_own_ns", "forward_self_ns"
@@ -72,19 +72,9 @@ def present(run: RunData, other: RunData) -> tuple[Presence, ...]:
     for node in _nodes(run):
         tops = tuple(path for path in node.paths if path in inside)
         if tops:
-            layers = [row for path in tops for row in inside[path]]
-            saved = [row.saved_bytes for row in layers if row.saved_bytes is not None]
-            found.append(
-                Presence(
-                    address=_address(node),
-                    class_name=rows[tops[0]].class_name,
-                    paths=tops,
-                    layers=len(layers),
-                    backward_ns=sum(own_backward_ns(row) for row in layers),
-                    forward_ns=sum(row.forward_self_ns for row in layers),
-                    saved_bytes=sum(saved) if saved else None,
-                )
-            )
+            sums = add_up([amounts_of(row) for path in tops for row in inside[path]])
+            amounts = (sums.layers, sums.backward_ns, sums.forward_ns, sums.saved_bytes)
+            found.append(Presence(node.place, rows[tops[0]].class_name, tops, *amounts))
     return tuple(sorted(found, key=lambda one: -(one.backward_ns + one.forward_ns)))
 
 
@@ -106,16 +96,12 @@ def _repeats(before: RunData, after: RunData) -> Iterator[_Group]:
             if path in folded:
                 together.setdefault(folded[path], []).append(path)
         for paths in together.values():
-            yield _part(_Group(_address(node), node.paths), paths)
+            yield _part(_Group(node.place, node.paths), paths)
 
 
 def _nodes(run: RunData) -> list[FoldedNode]:
     """Nodes of the folded tree, also of those rows that stand for a container and its only child."""
     return [node for root in build_tree(run.layers, 0, run.workload.model) for node in root.walk()]
-
-
-def _address(node: FoldedNode) -> str:
-    return node.address or node.label
 
 
 def _part(group: _Group, paths: Sequence[str]) -> _Group:

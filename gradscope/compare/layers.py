@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradscope.compare.changes import Basis, Change, LayerChange, Unit
-from gradscope.compare.measured import Phase, RunSpread, own_backward_ns
+from gradscope.compare.measured import Phase, RunSpread
 from gradscope.compare.noise import Measured, limit_ns
+from gradscope.report.layer_cost import amounts_of
 from gradscope.tables import LayerRow
 
 Spreads = tuple[RunSpread, RunSpread]
@@ -62,7 +63,7 @@ def matched_layers(spreads: Spreads) -> tuple[LayerChange, ...]:
 
 def time_of(row: LayerRow, metric: str) -> int:
     """One of :data:`TIMES` of one layer, in ns."""
-    return own_backward_ns(row) if metric == "backward_own_ns" else int(getattr(row, metric))
+    return amounts_of(row).backward_ns if metric == "backward_own_ns" else int(getattr(row, metric))
 
 
 def time_change(metric: str, sides: Sequence[tuple[Measured, Basis]], spreads: Spreads, rows: int) -> Change:

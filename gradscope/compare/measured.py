@@ -19,14 +19,6 @@ from gradscope.tables.results import parent_path
 
 Phase = Literal["wall", "forward", "backward"]
 
-# Columns that are disjoint: a layer's part of the backward pass.
-OWN_BACKWARD = ("backward_self_ns", "recompute_ns", "accumulate_ns", "gradient_sum_ns", "hook_ns")
-
-
-def own_backward_ns(row: LayerRow) -> int:
-    """What the layer itself costs in the backward pass."""
-    return sum(getattr(row, name) for name in OWN_BACKWARD)
-
 
 class RunSpread:
     """The spread of the values of one run."""

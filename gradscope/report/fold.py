@@ -59,6 +59,11 @@ class FoldedNode:
         """Label and number of repeats: ``h.0-h.11 ×12``."""
         return f"{self.label} ×{self.repeats}" if self.repeats > 1 else self.label
 
+    @property
+    def place(self) -> str:
+        """The path, repeats as a star; the label of a root that has none."""
+        return self.address or self.label
+
     def walk(self) -> Iterator[FoldedNode]:
         """This node and all below it, parents first."""
         yield self

@@ -259,4 +259,4 @@ def _address(layer: str | None, addresses: Mapping[str, FoldedNode], run: RunDat
 
 
 def _name(node: FoldedNode, run: RunData) -> str:
-    return node.address or node.label or run.workload.model
+    return node.place or run.workload.model

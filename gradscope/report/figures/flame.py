@@ -151,7 +151,7 @@ def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations) -> F
         name=node.name,
         value=metric.value(node.total),
         kind="layer",
-        title=address(node),
+        title=node.place,
         about=layer_words(node, metric),
         layers=node.own.layers,
         children=[
@@ -159,11 +159,6 @@ def _layer_frame(node: FoldedNode, metric: Metric, operations: _Operations) -> F
             *operations.of(node, metric.value(node.own)),
         ],
     )
-
-
-def address(node: FoldedNode) -> str:
-    """The path, repeats as a star; the label of a root that has none."""
-    return node.address or node.label
 
 
 def layer_words(node: FoldedNode, metric: Metric) -> tuple[str, ...]:
@@ -228,7 +223,7 @@ class _Operations:
 
     def of(self, node: FoldedNode, own: int) -> list[FlameFrame]:
         """The operations of a layer itself, the largest first."""
-        return self._frames(id(node), own, address(node))
+        return self._frames(id(node), own, node.place)
 
     def outside(self, phase: str, own: int) -> list[FlameFrame]:
         """Frames of the operations of no layer in ``phase``."""
