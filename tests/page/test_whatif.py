@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gradscope import units
 from gradscope.tables import RunData
 from tests.page import runs
 from tests.page.conftest import Open, Opened
@@ -50,6 +51,9 @@ def test_the_saving_is_cut_out_and_comes_back(open_page: Open, size: tuple[int, 
     assert finding.message in page.inner_text(".what-if-line") and "Estimated" in page.inner_text(".what-if-line")
     assert page.inner_text(".card[data-metric=backward] .value").startswith("≈ ")
     assert "estimated" in page.inner_text(".crumbs")
+    if run.memory is not None:
+        less = units.size(run.memory.peak_bytes - finding.predicted_saving_bytes)
+        assert page.inner_text("#peak .value") == f"≈ {less}"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.click(".what-if-line button")
     assert shown(opened) == before

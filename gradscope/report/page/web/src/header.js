@@ -107,7 +107,7 @@ export function warningsOf(run) {
  * @param {HTMLElement} place
  * @param {Run} run
  * @param {Metric} metric
- * @param {boolean} estimated but for the peak
+ * @param {any} estimated the finding whose saving is cut out; null for what was measured
  * @param {{ metric: (metric: Metric) => void, peak: () => void }} actions
  */
 export function drawCards(place, run, metric, estimated, actions) {
@@ -146,12 +146,13 @@ export function drawCards(place, run, metric, estimated, actions) {
   );
   if (run.memory) {
     const { peak_bytes, peak_phase } = run.memory.figures;
+    const peak = formatBytes(Math.max(peak_bytes - (estimated?.saved_bytes ?? 0), 0));
     made.push(
       element(
         "button",
         { type: "button", class: "card", id: "peak", title: "Who holds it, and what ran then", onclick: actions.peak },
         element("span", { class: "words" }, "Peak memory"),
-        element("span", { class: "value" }, formatBytes(peak_bytes)),
+        element("span", { class: "value" }, estimated ? `≈ ${peak}` : peak),
         cardChange(peakChange(run), formatBytes),
         element("span", { class: "note" }, `in ${peak_phase}`),
       ),

@@ -261,7 +261,7 @@ export class Page {
     document.documentElement.dataset.theme = this.theme;
     if (state.metric === "saved" && !run.memory) state.metric = "backward";
     this.drawWhatIf();
-    drawCards(parts.cards, run, state.metric, this.whatIf !== null, {
+    drawCards(parts.cards, run, state.metric, this.whatIf?.finding ?? null, {
       metric: (metric) => this.change({ metric }),
       peak: () => this.showPeak(),
     });
