@@ -26,7 +26,7 @@ from gradscope.capture.result import Capture
 from gradscope.capture.session import Session
 from gradscope.capture.training import StepFinder
 from gradscope.readings import READING_MEMORY, READING_SURVEY, TimedTrace
-from gradscope.tables import Options, RunData, StepTimes, WorkloadInfo
+from gradscope.tables import Options, RunData, StepTimes, TakenStep, WorkloadInfo
 from gradscope.tree import parameters_of
 
 
@@ -95,11 +95,19 @@ def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | No
 
 
 def _with_unprofiled(step: StepTimes, capture: Capture, trace: TimedTrace) -> StepTimes:
-    step = replace(step, waited_ns=trace.timed.waited_ns, taken=tuple(trace.timed.taken))
+    step = replace(step, waited_ns=trace.timed.waited_ns, taken=_all_taken(step.taken, trace.timed.taken))
     if not capture.unprofiled_ns:
         return step
     unprofiled = round(statistics.median(capture.unprofiled_ns))
     return replace(step, unprofiled_wall_ns=unprofiled, overhead=step.spread["wall"].median_ns / max(unprofiled, 1))
+
+
+def _all_taken(measured: Sequence[TakenStep], taken: Sequence[TakenStep]) -> tuple[TakenStep, ...]:
+    """The steps that count by the trace's clock, in their places among those that do not: of these is no trace."""
+    if len(measured) != sum(not step.left_out for step in taken):
+        return tuple(measured)
+    traced = iter(measured)
+    return tuple(step if step.left_out else next(traced) for step in taken)
 
 
 def _notes(

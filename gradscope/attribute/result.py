@@ -35,6 +35,7 @@ from gradscope.tables import (
     RowKind,
     Spread,
     StepTimes,
+    TakenStep,
 )
 
 PHASES = {
@@ -171,6 +172,7 @@ def _step_times(assigned: Assigned, cells: Cells, by_step: Mapping[Category, Int
         },
         overhead=None,
         unprofiled_wall_ns=None,
+        taken=tuple(TakenStep(ns, left_out=False) for ns in wall.tolist()),
     )
     return step, notes
 
@@ -179,7 +181,8 @@ def spread(samples: IntColumn) -> Spread:
     """Return how steady one quantity was: ns of each step."""
     if not len(samples):
         return Spread(0, 0, 0, 0)
-    return Spread(int(samples.min()), int(np.median(samples)), int(samples.max()), int(samples.std()))
+    deviation = int(samples.std(ddof=1)) if len(samples) > 1 else 0
+    return Spread(int(samples.min()), int(np.median(samples)), int(samples.max()), deviation)
 
 
 def _calls(assigned: Assigned, layers: int) -> IntColumn:

@@ -12,11 +12,10 @@ from types import CodeType, FrameType
 import torch
 from torch import nn
 
-import gradscope
 from gradscope.tables import OF_TORCHS_LAYER
 
 TORCH = f"{Path(torch.__file__).parent}/"
-OURS = f"{Path(gradscope.__file__).parent}/"
+OURS = f"{Path(__file__).parents[1]}/"
 _FOUND = [find_spec(f"gradscope.{name}") for name in ("recipes", "kernels")]
 # What runs in the user's model in the place of the user's code; it lies elsewhere where gradscope is developed.
 REPLACEMENTS = tuple(f"{Path(found.origin).parent}/" for found in _FOUND if found is not None and found.origin)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -19,10 +18,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import gradscope
 from gradscope import markers
 from gradscope.capture import byhand
-from gradscope.capture.callers import REPLACEMENTS, TORCH, is_standard
+from gradscope.capture.callers import OURS, REPLACEMENTS, TORCH, is_standard
 from gradscope.capture.graphs import starts_of, walked
 from gradscope.capture.guard import Guard
 from gradscope.capture.modes import take_off
@@ -33,7 +31,7 @@ from gradscope.process import unheard
 from gradscope.tables import GraphNode, LineInfo
 
 _RECORD = "torch._ops.profiler"  # record_function's two halves
-_OWN = tuple(f"{Path(gradscope.__file__).parent / name}" for name in ("capture", "workload", "pipeline.py", "cli"))
+_OWN = tuple(f"{OURS}{name}" for name in ("capture", "workload", "pipeline.py", "cli"))
 # Between the user's own frames: wrappers, and what a patch calls. The user's line is the one that calls them.
 _BETWEEN = (byhand.__file__, *REPLACEMENTS)
 # What is read like an attribute, and computed: views with a node each. None: a function that is called.

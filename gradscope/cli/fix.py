@@ -266,6 +266,8 @@ def _deliver(report: FixReport, request: FixRequest, stream: TextIO, *, to_stdou
         try:
             page = report.to_html(request.html_path, source=request.source, force=request.force)
             made += [page] if page is not None else []
+            if page is None and not request.quiet:
+                say("no page: it compares two profiles, and no replacement was kept")
         except OutputError as error:
             unwritten = error
     if not request.quiet:

@@ -7,7 +7,6 @@ forward and backward. What has neither is estimated, always on the side of more 
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -83,11 +82,10 @@ class RunSpread:
         return Measured(value, relative * abs(value), self._known_steps(phase)), "estimate"
 
     def _deviation(self, phase: Phase) -> float:
-        """RUN.json has the deviation of the measured steps themselves; this is that of the steps they stand for."""
         spread = self.run.step.spread.get(phase)
         if spread is None or self.steps < 2:
             return 0.0
-        return spread.std_ns * math.sqrt(self.steps / (self.steps - 1))
+        return spread.std_ns
 
     def _known_steps(self, phase: Phase) -> int:
         return self.steps if phase in self.run.step.spread else 1

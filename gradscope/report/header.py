@@ -39,9 +39,9 @@ def subject(run: RunData) -> str:
 def head_rows(run: RunData, *, full: bool) -> tuple[tuple[str, str], ...]:
     """(name, text) of each row; the device and how it was measured take one row, or ``full`` ones."""
     if full:
-        rows = [("device", device_text(run.environment)), ("measured", _measured(run, full=True))]
+        rows = [("device", device_text(run.environment)), ("measured", measured_text(run, full=True))]
     else:
-        rows = [("run", f"{device_text(run.environment, _SHORT_VERSIONS)} · {_measured(run, full=False)}")]
+        rows = [("run", f"{device_text(run.environment, _SHORT_VERSIONS)} · {measured_text(run, full=False)}")]
     rows.append(("step", _step(run)))
     found = backward_of(run.layers)
     if found is not None and (limit := header_text(found, run.step.backward_ns)):
@@ -77,7 +77,7 @@ def device_text(environment: Mapping[str, object], versions: Sequence[str] = _VE
 _SLOWING = {"deterministic": "deterministic algorithms", "anomaly_mode": "anomaly mode ON: backward is slower"}
 
 
-def _measured(run: RunData, *, full: bool) -> str:
+def measured_text(run: RunData, *, full: bool) -> str:
     """How many steps, how steady they were, and what profiling cost; ``full``: with figures behind these."""
     work, step = run.workload, run.step
     left_out = work.steps_left_out

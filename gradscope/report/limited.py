@@ -57,12 +57,14 @@ class Limited:
     def words(self, phase: str, whole_ns: int) -> str:
         """``backward 12.3 ms, at this machine's limit 4.1 ms (33 %), bound by compute``; empty where nothing ran.
 
-        Where only a part of the phase's ``whole_ns`` has a limit, it begins with that part.
+        The limit is that of the operations with a known one: where they took less than ``whole_ns``, it begins with
+        what they took.
         """
         if self.reached is None:
             return ""
         time = f"{phase} {units.ns(whole_ns)}"
-        measured = time if self.covers(whole_ns) else f"{units.ns(self.known_ns)} of {time}"
+        known = units.ns(self.known_ns)
+        measured = time if known == units.ns(whole_ns) else f"{known} of {time}"
         kind = f", bound by {self.bound_by}" if self.bound_by else ""
         limit = f"{units.ns(self.limit_ns)} ({units.percent(self.reached, 0)})"
         return f"{measured}, at this machine's limit {limit}{kind}"
@@ -98,10 +100,10 @@ def header_text(found: Limited, backward_ns: int) -> str:
         return ""
     # Faster than what was measured as the fastest: the limits are too low, or all of it was in a cache.
     doubt = ": more than there should be, are the limits of a busy machine?" if reached > 1 else ""
-    parts = [
-        f"backward {units.ns(found.known_ns)}, at this machine's limit {units.ns(found.limit_ns)} "
-        f"({units.percent(reached, 0)}{doubt})"
-    ]
+    known, whole = units.ns(found.known_ns), units.ns(backward_ns)
+    measured = f"backward {whole}" if known == whole else f"{known} of backward {whole}"
+    limit = f"{units.ns(found.limit_ns)} ({units.percent(reached, 0)}{doubt})"
+    parts = [f"{measured}, at this machine's limit {limit}"]
     if kinds := found.kinds():
         parts.append(", ".join(kinds))
     without = 1 - found.known_ns / backward_ns if backward_ns else 0.0

@@ -27,7 +27,7 @@ class Spread:
     min_ns: int
     median_ns: int
     max_ns: int
-    std_ns: int
+    std_ns: int  # sample standard deviation; 0 of one step
 
 
 @dataclass(frozen=True, slots=True)

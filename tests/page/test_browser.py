@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gradscope.report.view import LEDGER_WORDS
 from gradscope.tables import Ledger, RunData
 from tests import report_fixtures as fixtures
 from tests.page import runs
@@ -61,7 +62,8 @@ def test_the_ledger_is_complete(open_page: Open) -> None:
     names = [
         cell.get_attribute("data-value").replace(" ", "_") for cell in opened.page.query_selector_all("#rows tbody th")
     ]
-    parts = {f"{name}_ns".replace("sums_", "sum_"): value for name, value in zip(names, opened.values(3), strict=True)}
+    keys = {words.replace(" ", "_"): key for key, (words, _) in LEDGER_WORDS.items()}
+    parts = {keys[name]: value for name, value in zip(names, opened.values(3), strict=True)}
     # Few programs have hooks: without them there is no row for what they take.
     assert parts == {name: ns for name in Ledger.PARTS if (ns := getattr(run.ledger, name)) or name != "hook_ns"}
 

@@ -71,8 +71,22 @@ def test_owners_are_stacked_and_add_up(open_page: Open) -> None:
     largest = max(attention, key=lambda row: row.bytes)
     notes = page.locator(".moment .note").all_inner_texts()
     assert f"{largest.node} · {largest.what}, {largest.line}" in notes
+    assert page.evaluate("document.activeElement.className") == "chart"
+    again = open_page(run, page.evaluate("location.hash"), size=(1400, 1400)).page
+    assert again.get_attribute(".by-owner", "aria-pressed") == "true"
     page.click(".by-owner")
     assert page.locator(".kind").count() == kinds
+    assert page.evaluate("document.activeElement.className") == "by-owner"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_moment_is_seen_whole(open_page: Open, width: int) -> None:
+    page = open_page(owned(), "#owners=true", size=(width, 800)).page
+    page.focus(".chart")
+    box = page.locator(".moment").bounding_box()
+    assert box["y"] >= 0 and box["y"] + box["height"] <= 800
+    # No part of the page that scrolls cuts it off.
+    assert page.locator(".moment").evaluate("one => getComputedStyle(one).position") == "fixed"
 
 
 def test_a_layer_runs_while_one_below_it_does(open_page: Open) -> None:

@@ -315,7 +315,8 @@ SHOW = """
 const places = document.querySelector("#place");
 const record = JSON.parse(document.querySelector("#record").textContent);
 const run = readRun(record, 0);
-drawTimeline(places, { ...run, baseline: readRun(record, 1) }, buildTree(run, true), () => {});
+const actions = { select() {}, owners() {} };
+drawTimeline(places, { ...run, baseline: readRun(record, 1) }, buildTree(run, true), false, actions);
 """
 
 

@@ -76,6 +76,63 @@ def test_it_is_in_the_address_and_the_back_button_ends_it(open_page: Open) -> No
     assert shown(nobody) == before and nobody.page.locator(".what-if-line").is_hidden()
 
 
+def test_each_finding_has_its_own(open_page: Open) -> None:
+    run, finding = estimated()
+    two = [dataclasses.replace(finding, message=name) for name in ("First", "Second")]
+    page = open_page(dataclasses.replace(run, findings=tuple(two))).page
+    for button, name in zip(page.locator(".what-if").all(), ("First", "Second"), strict=True):
+        button.click()
+        assert page.inner_text(".what-if-line").split()[2] == name
+        assert page.locator(".what-if[aria-pressed=true]").count() == 1
+        assert button.get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize("rule", ["a\ud800b", "a/b#c%25&d=e\u202e"])
+def test_any_name_is_in_the_address(open_page: Open, rule: str) -> None:
+    run, finding = estimated()
+    run = dataclasses.replace(run, findings=(dataclasses.replace(finding, rule=rule),))
+    page = open_page(run).page
+    page.click(".what-if")
+    assert open_page(run, page.evaluate("location.hash")).page.locator(".what-if-line").is_visible()
+
+
+def test_no_more_is_cut_out_than_there_is(open_page: Open) -> None:
+    run, finding = estimated()
+    opened = open_page(
+        dataclasses.replace(run, findings=(dataclasses.replace(finding, predicted_saving_bytes=10**15),))
+    )
+    opened.page.click(".what-if")
+    assert all(value >= 0 for value in shown(opened).values())
+
+
+def test_layers_that_are_not_there_have_none(open_page: Open) -> None:
+    run, finding = estimated()
+    layers = tuple(path[:-1] for path in finding.layers)
+    page = open_page(dataclasses.replace(run, findings=(dataclasses.replace(finding, layers=layers),))).page
+    assert page.locator("#findings .findings > li").count() == 1 and page.locator(".what-if").count() == 0
+
+
+def test_a_search_is_of_what_is_shown(open_page: Open) -> None:
+    run, finding = estimated()
+    page = open_page(run, f"#query={finding.layers[0]}").page
+    before = page.inner_text("#found")
+    page.click(".what-if")
+    assert page.inner_text("#found") != before
+
+
+def test_the_ledger_stays_as_measured(open_page: Open) -> None:
+    opened = open_page(estimated()[0], "#tab=ledger")
+    page = opened.page
+    before = page.inner_text("#rows")
+    page.click("#tab-findings")
+    page.click(".what-if")
+    page.click("#tab-ledger")
+    assert page.inner_text("#rows") == before
+    with page.expect_download() as download:
+        page.click("#csv")
+    assert download.value.suggested_filename == "gradscope-ledger.csv"
+
+
 def test_what_is_saved_from_it_says_so(open_page: Open) -> None:
     page = open_page(estimated()[0]).page
     page.click(".what-if")

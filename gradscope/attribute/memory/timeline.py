@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -101,7 +101,8 @@ def owners_of(
     Args:
         paths: of the modules.
     """
-    names = [None, *(_NUMBER.sub("*", path) for path in paths)]
+    above = {path[: match.start()] for path in paths for match in re.finditer(r"\.", path)}
+    names = [None, *(_folded(path, above) for path in paths)]
     groups = list(dict.fromkeys(names))
     group_of = np.array([groups.index(name) for name in names], np.int64)[classified.layer + 1]
     count, alive = len(running.total), classified.block
@@ -114,6 +115,11 @@ def owners_of(
     most = courses.max(axis=1, initial=0)
     largest = [index for index in np.argsort(-most, kind="stable")[:MOST_OWNERS].tolist() if most[index] > 0]
     return tuple(OwnerCourse(groups[index], tuple(courses[index].tolist())) for index in largest)
+
+
+def _folded(path: str, above: Container[str]) -> str:
+    """``path`` with a "*" for each number that names a block: as in the report, what holds no layer is no repeat."""
+    return _NUMBER.sub(lambda match: "*" if path[: match.end()] in above else match[0], path)
 
 
 def phases_of(trace: MemoryTrace) -> tuple[PhaseSpan, ...]:

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gradscope import units
 from gradscope.report.fold import build_tree
-from gradscope.report.header import partial_text
+from gradscope.report.header import measured_text, partial_text
 from gradscope.report.page.findingsdata import findings_record
 from gradscope.report.page.memorydata import memory_record
 from gradscope.report.page.sourcedata import source_record
 from gradscope.report.runfile import to_record
-from gradscope.tables import LayerRow, LineRow, RunData, is_unreliable
+from gradscope.report.view import LEDGER_WORDS
+from gradscope.tables import LayerRow, LineRow, RunData, TakenStep, is_unreliable
 
 FORMAT = 1
+
+_BARS = 400  # more steps than that share bars
 
 _LAYER_NUMBERS = (
     "calls",
@@ -86,8 +90,11 @@ def _run_record(run: RunData, strings: Strings, source: bool) -> dict[str, Any]:
         "source": source,
         "environment": dict(run.environment),
         "workload": to_record(run.workload),
-        "step": to_record(run.step),
+        "step": {key: value for key, value in to_record(run.step).items() if key != "taken"},
+        "taken": _taken(run.step.taken),
+        "measured": measured_text(run, full=False).split(" · "),
         "ledger": to_record(run.ledger),
+        "ledger_words": [[key, *words] for key, words in LEDGER_WORDS.items()],
         **findings_record(run, source=source),
         "odd": layers.column(_odd_repeats(run)),
         "notes": list(run.notes),
@@ -108,6 +115,22 @@ def _op_columns(
     """The columns of operations or kernels, which have one more text and these numbers."""
     texts = {name: strings.column(getattr(row, name) for row in rows) for name in ("phase", "name", text)}
     return {"layer": layers.column(row.layer for row in rows), **texts, **_numbers(rows, numbers)}
+
+
+def _taken(steps: Sequence[TakenStep]) -> dict[str, Any] | None:
+    """A bar for each step, or for so many of them, of which the longest stands for all."""
+    if len(steps) < 2:
+        return None
+    each = -(-len(steps) // _BARS)
+    groups = [steps[first : first + each] for first in range(0, len(steps), each)]
+    times, out = [step.ns for step in steps], sum(step.left_out for step in steps)
+    left_out = f"; {units.count(out)} left out: interrupted by the system" if out else ""
+    return {
+        "words": f"{units.count(len(steps))} steps, {units.ns(min(times))} to {units.ns(max(times))}{left_out}",
+        "each": each,
+        "ns": [max(step.ns for step in group) for group in groups],
+        "left_out": [int(any(step.left_out for step in group)) for group in groups],
+    }
 
 
 def _odd_repeats(run: RunData) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,8 +40,9 @@ def findings_record(run: RunData, *, source: bool) -> dict[str, Any]:
                 "small": small,
                 "command": fix_command(run.workload) if row.recipe else "",  # makes the change and verifies it
                 "comment": comment,
+                "key": key,
             }
-            for (row, finding, small), comment in zip(rows, comments, strict=True)
+            for (row, finding, small), comment, key in zip(rows, comments, _keys(rows), strict=True)
         ],
         "nothing_found": list(nothing),
         "headline": _headline(shown, nothing),
@@ -64,6 +66,17 @@ def _rows(run: RunData, *, source: bool) -> list[tuple[FindingRow, Finding, bool
         row = row if source else dataclasses.replace(row, text="")
         rows.append((row, finding, index >= len(shown)))
     return rows
+
+
+def _keys(rows: Sequence[tuple[FindingRow, Finding, bool]]) -> list[str]:
+    """A name for each that an address can hold: of the same model it is the same in another run."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for row, finding, _ in rows:
+        text = "/".join((row.rule, *finding.layers[:1], row.line)).encode("utf-8", "replace").decode()
+        seen[text] += 1
+        keys.append(text if seen[text] == 1 else f"{text}/{seen[text]}")
+    return keys
 
 
 def _headline(shown: Sequence[FindingRow], nothing: Sequence[str]) -> str:

@@ -66,7 +66,13 @@ export function sample() {
         source: true,
         environment: { device: "cpu" },
         workload: { target: "m.py", model: "Net", steps: 2, warmup: 1 },
+        measured: ["1 step"],
         step: { wall_ns: 127, forward_ns: 22, backward_ns: 105, optimizer_ns: 0, other_ns: 0, spread: {} },
+        ledger_words: [
+          ["layers_ns", "layers", ""],
+          ["outside_modules_ns", "outside modules", ""],
+          ["engine_ns", "autograd overhead", ""],
+        ],
         ledger: {
           backward_ns: 105,
           layers_ns: 96,

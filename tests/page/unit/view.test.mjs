@@ -59,7 +59,7 @@ test("a search finds all words, and counts nothing twice", () => {
   assert.deepEqual(names("/^BODY\\.[02]\\.FC /"), names("body.0.fc")?.concat(names("body.2.fc") ?? []));
   assert.deepEqual(names("/(/"), []);
   assert.equal(search(tree.root, "mmbackward", "backward", run.paths)?.amount, 66);
-  assert.equal(search(tree.root, "engine", "backward", run.paths)?.amount, 5);
+  assert.equal(search(tree.root, "autograd overhead", "backward", run.paths)?.amount, 5);
 });
 
 test("rows of layers add up to the ledger", () => {
@@ -103,7 +103,7 @@ test("CSV is exact, quoted, and no formula", () => {
 test("frames fill the width and share it by amount", () => {
   const frames = layoutFrames(tree.root, "backward", 1050, false);
   const of = (/** @type {string} */ label) => frames.find((frame) => frame.node.label === label && frame.hidden === 0);
-  assert.deepEqual([of("Net")?.x, of("Net")?.width, of("engine")?.x], [0, 1000, 1000]);
+  assert.deepEqual([of("Net")?.x, of("Net")?.width, of("autograd overhead")?.x], [0, 1000, 1000]);
   assert.equal(of("body.0-body.1")?.width, 900);
   assert.equal(frameAt(frames, 5, 1)?.node.label, "Net");
   assert.equal(frameAt(frames, 5, 40), null);

@@ -55,6 +55,10 @@ export function drawLegend(place, run, tree, state, colour, largest, highlight) 
   if (colour === "change") {
     const format = state.metric === "saved" ? formatBytes : formatTime;
     const noise = state.metric === "saved" ? "grey: the same" : "grey: within noise, or not tested";
+    if (largest === 0) {
+      refill(place, element("span", { class: "note" }, `No frame changed beyond noise; ${noise}; hatched: new`));
+      return;
+    }
     refill(
       place,
       element("span", { class: "note" }, `${formatSigned(-largest, format)} less`),

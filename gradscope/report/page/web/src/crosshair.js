@@ -17,8 +17,6 @@ import { indexAt, kindOf, partsOf, peakIndex, phaseAt, placeOf, spanAt } from ".
  * @property {{ category: string, colour: string, bytes: number, saved?: string }[]} parts kinds or owners, in the order of the stack from its top; they add up to `bytes`
  */
 
-const NUMBER = /(?<![^.])\d+(?![^.])/g;
-
 /**
  * @param {Run} run
  * @param {Memory} memory
@@ -54,7 +52,9 @@ export function momentOf(run, memory, time, index, byOwner = false) {
  * @param {string} owner a path, numbers in it as "*"
  */
 function largestSaved(run, owner) {
-  const own = run.paths.flatMap((path, layer) => (path.replace(NUMBER, "*") === owner ? run.saved[layer] : []));
+  const parts = owner.split("*").map((part) => part.replace(/[^\w]/g, "\\$&"));
+  const fits = new RegExp(`^${parts.join("\\d+")}$`);
+  const own = run.paths.flatMap((path, layer) => (fits.test(path) ? run.saved[layer] : []));
   if (owner === "" || own.length === 0) return "";
   const { name, line } = own.reduce((a, b) => (b.amount > a.amount ? b : a));
   return line ? `${name}, ${line}` : name;
@@ -186,7 +186,6 @@ function placeTip(tip, picture, x) {
   const left = Math.max(4, Math.min(around.left + x - box.width / 2, window.innerWidth - box.width - 8));
   const below = around.bottom + 4;
   const top = below + box.height <= window.innerHeight ? below : Math.max(4, around.top - box.height - 4);
-  const origin = tip.offsetParent?.getBoundingClientRect();
-  tip.style.left = `${left - (origin?.left ?? 0)}px`;
-  tip.style.top = `${top - (origin?.top ?? 0)}px`;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${top}px`;
 }

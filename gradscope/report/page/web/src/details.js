@@ -243,7 +243,8 @@ function layerFacts(run, node) {
   const copied = sumOf("copied_bytes");
   if (copied) facts.push(`copies ${formatBytes(copied)}`);
   const flops = sumOf("backward_flops");
-  if (flops && node.own[BACKWARD] > 0) facts.push(`${formatCount(flops / node.own[BACKWARD])} GFLOP/s in backward`);
+  if (flops && node.own[BACKWARD] > 0 && !run.estimated)
+    facts.push(`${formatCount(flops / node.own[BACKWARD])} GFLOP/s in backward`);
   const source = run.sources[layers[0]];
   if (source) facts.push(source);
   const tied = layers.flatMap((layer) => run.tied[layer] ?? []);

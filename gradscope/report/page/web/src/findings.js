@@ -7,7 +7,7 @@ import { ledgerParts } from "./linetables.js";
 import { ancestry, isWithin, layerOf } from "./nodes.js";
 import { BACKWARD } from "./run.js";
 import { lightOf } from "./search.js";
-import { hasEstimate, keyOf } from "./whatif.js";
+import { hasEstimate } from "./whatif.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -63,7 +63,9 @@ export function drawFindings(place, run, actions) {
       element(
         "p",
         {},
-        nothing.length > 0 ? visible(nothing.join(" ")) : "Savings are estimates; gradscope fix measures them.",
+        nothing.length > 0
+          ? visible(nothing.join(" "))
+          : `Savings are estimates${findings.some((/** @type {any} */ one) => one.recipe) ? "; gradscope fix measures those of recipes" : ""}.`,
       ),
       copyButton(nothing.length > 0 ? "Copy as GitHub comment" : "Copy all as GitHub comment", comment, actions.say),
     ),
@@ -153,15 +155,15 @@ function findingItem(run, finding, index, actions) {
       "p",
       { class: "note foot" },
       visible(finding.recipe ? `rule ${finding.rule} · recipe ${finding.recipe}` : `rule ${finding.rule}`),
-      hasEstimate(finding) &&
+      hasEstimate(run, finding) &&
         element(
           "button",
           {
             type: "button",
             class: "what-if",
             "aria-pressed": "false",
-            "data-finding": keyOf(finding),
-            onclick: () => actions.whatIf(keyOf(finding)),
+            "data-finding": finding.key,
+            onclick: () => actions.whatIf(finding.key),
           },
           "What if",
         ),

@@ -57,7 +57,11 @@ function blockOf(block, say) {
   const cell = (/** @type {"td" | "th"} */ tag, /** @type {string} */ text, /** @type {number} */ i) =>
     element(
       text ? tag : "td", // a heading without words is none
-      { class: columns[i].align, scope: tag === "th" && text !== "" && "col" },
+      {
+        class: columns[i].align,
+        "data-title": tag === "td" && text !== "" && columns[i].title,
+        scope: tag === "th" && text !== "" && "col",
+      },
       element("bdi", {}, visible(text)),
     );
   const row = (/** @type {any} */ { cells, note }) => [

@@ -25,7 +25,7 @@ import { BACKWARD, FORWARD, SAVED } from "./run.js";
  * @returns {string[]}
  */
 export function chipsOf(run) {
-  const { workload, environment, step } = run.info;
+  const { workload, environment, measured } = run.info;
   const chips = [workload.target];
   if (workload.parameters) chips.push(`${formatCount(workload.parameters)} parameters`);
   if (workload.batch) chips.push(`batch ${workload.batch.replaceAll(/(?<=\d)x(?=\d)/g, "×")}`);
@@ -33,12 +33,7 @@ export function chipsOf(run) {
   chips.push(environment.device_name ?? environment.device ?? "unknown device");
   if (environment.device === "cpu" && environment.threads) chips.push(`${environment.threads} threads`);
   if (environment.torch) chips.push(`torch ${environment.torch}`);
-  const spread = step.spread.wall;
-  const steady =
-    spread && step.wall_ns > 0 && workload.steps > 1 ? `, ±${formatShare(spread.std_ns / step.wall_ns)}` : "";
-  chips.push(`${workload.steps} ${workload.steps === 1 ? "step" : "steps"}${steady}`);
-  chips.push(step.overhead === undefined ? "overhead not measured" : `overhead ${formatRatio(step.overhead)}`);
-  return chips;
+  return [...chips, ...measured];
 }
 
 /**
@@ -49,7 +44,9 @@ export function makeHeader(run, actions) {
   const { workload } = run.info;
   const chips = element("ul", { class: "chips" });
   for (const chip of chipsOf(run))
-    chips.append(element("li", { title: visible(shorten(chip, 300)) }, element("bdi", {}, visible(shorten(chip, 80)))));
+    chips.append(
+      element("li", { title: visible(shorten(chip, 300)) }, element("bdi", {}, visible(shorten(chip, 120)))),
+    );
   return element(
     "header",
     {},

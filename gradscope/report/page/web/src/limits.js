@@ -88,8 +88,8 @@ function hasEnough({ known, operations }) {
  * @param {string} pass
  */
 export function limitWords(found, pass) {
-  const time = `${pass} ${formatTime(found.whole)}`;
-  const measured = limitTime(found) === null ? `${formatTime(found.known)} of ${time}` : time;
+  const [time, known] = [`${pass} ${formatTime(found.whole)}`, formatTime(found.known)];
+  const measured = known === formatTime(found.whole) ? time : `${known} of ${time}`;
   const kinds = kindsOf(found).join(", ");
   const reached = formatPercent(found.limit / found.known);
   const limit = `${measured}, at this machine’s limit ${formatTime(found.limit)} (${reached})`;

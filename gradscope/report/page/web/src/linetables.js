@@ -2,7 +2,7 @@
 
 import { changeOfLine, isCompared, makeChange } from "./change.js";
 import { isWithin, nameWithRepeats } from "./nodes.js";
-import { BACKWARD, FORWARD, SAVED, amountOf } from "./run.js";
+import { BACKWARD, FORWARD, SAVED, amountOf, wordsOfLedger } from "./run.js";
 import { matcher } from "./search.js";
 import { addressOf } from "./state.js";
 import {
@@ -124,31 +124,18 @@ function noLineRow({ run, state }, whole) {
   };
 }
 
-// The ledger's rows: key, words, meaning.
-const LEDGER_ROWS = /** @type {const} */ ([
-  ["layers_ns", "layers", "the layers’ own backward nodes"],
-  ["recompute_ns", "recompute", "forward run again by activation checkpointing"],
-  ["gradient_sum_ns", "gradient sums", "adding gradients of values with several users"],
-  ["accumulate_ns", "accumulate", "AccumulateGrad: writing the parameters’ .grad"],
-  ["hook_ns", "backward hooks", "your hooks on modules, tensors and parameters"],
-  ["outside_modules_ns", "outside modules", "nodes of no module: a functional loss, say"],
-  ["communication_ns", "communication", "collectives of DDP and FSDP"],
-  ["engine_ns", "engine", "autograd’s engine, and Python between its nodes"],
-  ["unattributed_ns", "unattributed", "nodes whose forward was not seen"],
-]);
-
 /**
  * What the backward pass is made of: the parts add up to it.
  * @param {Run} run
  */
 export function ledgerParts(run) {
   const { ledger } = run.info;
-  return LEDGER_ROWS.map(([key, words, meaning]) => ({ key, words, meaning, ns: Number(ledger[key]) }));
+  return wordsOfLedger(run).map(([key, words, meaning]) => ({ key, words, meaning, ns: Number(ledger[key]) }));
 }
 
 /** @param {Scene} scene @returns {Table} */
 export function ledgerTable({ run, tree }) {
-  const whole = run.whole[BACKWARD];
+  const whole = Number(run.info.ledger.backward_ns); // as measured: an estimate says nothing of the parts
   const { baseline, joined } = run;
   /** @param {string} key */
   const wasOf = (key) => Number(baseline?.info.ledger[key] ?? 0);
@@ -168,7 +155,7 @@ export function ledgerTable({ run, tree }) {
   /** @type {Column[]} */
   const columns = [
     { key: "part", label: "Part", kind: "text" },
-    { key: "meaning", label: "What it is", kind: "text", rank: 3 },
+    { key: "meaning", label: "What it is", kind: "text", isWide: true, rank: 3 },
     { key: "time", label: "Time", kind: "time" },
     ...changeColumns(run, "backward"),
     { key: "share", label: "Share", of: "backward", kind: "share", rank: joined ? 3 : undefined },
@@ -199,7 +186,7 @@ export function peakTable({ run, tree, state, zoom }, memory) {
     const owner = node ? addressOf(node, run.paths) : "";
     const name = node ? node.address || nameWithRepeats(node) : "(outside the layers)";
     const path = holder.layer < 0 ? "" : run.paths[holder.layer];
-    if (!fits(`${name} ${path} ${holder.category}`)) continue;
+    if (!fits(`${name} ${path} ${holder.category} ${node?.className ?? ""}`)) continue;
     const key = `${owner}\n${holder.category}`;
     const row = groups.get(key) ?? {
       cells: { owner: name, category: holder.category, bytes: 0, share: 0 },

@@ -23,7 +23,7 @@ import { makeTable, tabsOf } from "./tables.js";
 import { TableView } from "./tableview.js";
 import { drawTimeline, markLayers } from "./timeline.js";
 import { buildTree } from "./tree.js";
-import { hasEstimate, keyOf, runWithout } from "./whatif.js";
+import { hasEstimate, runWithout } from "./whatif.js";
 
 /**
  * @typedef {import("./nodes.js").Node} Node
@@ -49,6 +49,9 @@ const STEPS = ["tab", "select", "zoom", "whatIf"];
 
 // Tabs that have no rows to be searched.
 const UNSEARCHED = new Set(["ledger", "fixed", "source", "roofline"]);
+
+// Tables that no estimate changes.
+const MEASURED = new Set(["ledger", "peak"]);
 
 // A page of A4 between its margins, in CSS pixels.
 const PAPER_WIDTH = 700;
@@ -118,7 +121,7 @@ export class Page {
     if (key !== (this.estimated?.key ?? "")) {
       if (this.estimated) this.trees.delete(this.estimated.run);
       const { findings } = this.single.info;
-      const finding = findings.find((/** @type {any} */ one) => hasEstimate(one) && keyOf(one) === key);
+      const finding = findings.find((/** @type {any} */ one) => hasEstimate(this.single, one) && one.key === key);
       this.estimated = finding ? { key, finding, run: runWithout(this.single, finding) } : null;
     }
     return this.estimated;
@@ -184,7 +187,7 @@ export class Page {
    * @param {string} [how] changes of one kind in a row, as by arrow keys, are one step of the history
    */
   change(changes, how = "") {
-    const { compare: compared, merged, select: selected, whatIf } = this.state;
+    const { compare: compared, merged, select: selected, owners, whatIf } = this.state;
     const before = this.state;
     this.state = { ...before, ...changes };
     const address = toHash(this.state) || location.pathname + location.search;
@@ -193,10 +196,13 @@ export class Page {
     this.lastChange = how;
     if (goes) history.pushState(null, "", address);
     else history.replaceState(null, "", address);
-    const { cards, crumbs, legend, rows, details, lists } = this.parts;
-    keepFocus([cards, crumbs, legend, rows, details, lists.source], () => this.draw());
+    const { cards, crumbs, legend, rows, details, lists, timeline } = this.parts;
+    keepFocus([cards, crumbs, legend, rows, details, lists.source, timeline], () => {
+      this.draw();
+      const { compare, merged: folded, owners: byOwner } = this.state;
+      if (compared !== compare || merged !== folded || owners !== byOwner) this.drawMemory();
+    });
     if (selected !== this.state.select) this.say(this.describe(this.selected));
-    if (compared !== this.state.compare || merged !== this.state.merged) this.drawMemory();
     if (whatIf === this.state.whatIf) return;
     this.flame.lightUp(null); // what was lit are frames of the other tree
     this.say(this.parts.whatIfWords.textContent || "As measured");
@@ -249,7 +255,7 @@ export class Page {
     const { message = "", saving = "" } = whatIf?.finding ?? {};
     parts.whatIf.hidden = !whatIf;
     parts.whatIfWords.textContent = whatIf
-      ? `What if: ${visible(message)} (${visible(saving)}). Estimated; limits, roofline and the memory chart are as measured.`
+      ? `What if: ${visible(message)} (${visible(saving)}). Estimated; limits, roofline, ledger and memory over time are as measured.`
       : "";
     parts.compare.disabled = whatIf !== null;
     for (const button of parts.lists.findings.querySelectorAll(".what-if"))
@@ -271,7 +277,10 @@ export class Page {
   }
 
   drawMemory() {
-    drawTimeline(this.parts.timeline, this.run, this.tree, (node) => this.selectInView(node));
+    drawTimeline(this.parts.timeline, this.run, this.tree, this.state.owners, {
+      select: (node) => this.selectInView(node),
+      owners: (owners) => this.change({ owners }),
+    });
     markLayers(this.parts.timeline, this.run, this.selected.layers);
   }
 
@@ -497,7 +506,7 @@ export class Page {
    * @param {string} kind
    */
   fileName(what, kind) {
-    return `gradscope-${what}${this.whatIf ? "-what-if" : ""}.${kind}`;
+    return `gradscope-${what}${this.whatIf && !MEASURED.has(what) ? "-what-if" : ""}.${kind}`;
   }
 
   /** @param {number} step */

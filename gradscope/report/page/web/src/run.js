@@ -20,13 +20,22 @@ export function amountOf(amounts, metric) {
   return metric === "both" ? amounts[FORWARD] + amounts[BACKWARD] : amounts[SAVED];
 }
 
-// Parts of the ledger that belong to no layer: key of the ledger, phase of the operations in it, words.
+// Parts of the ledger that belong to no layer, and the phase of the operations in them.
 export const PARTS = /** @type {const} */ ([
-  ["outside_modules_ns", "backward", "outside modules", "nodes of no module: a functional loss, say"],
-  ["communication_ns", "communication", "communication", "collectives of DDP and FSDP"],
-  ["engine_ns", "engine", "engine", "autograd's engine, and Python between its nodes"],
-  ["unattributed_ns", "unattributed", "unattributed", "nodes whose forward was not seen"],
+  ["outside_modules_ns", "backward"],
+  ["communication_ns", "communication"],
+  ["engine_ns", "engine"],
+  ["unattributed_ns", "unattributed"],
 ]);
+
+/**
+ * Key, name and meaning of each part of the ledger, as every report has them.
+ * @param {Run} run
+ * @returns {[key: string, words: string, meaning: string][]}
+ */
+export function wordsOfLedger(run) {
+  return run.info.ledger_words;
+}
 
 // Columns that make up a layer's backward.
 const BACKWARD_COLUMNS = ["backward_self_ns", "recompute_ns", "accumulate_ns", "gradient_sum_ns", "hook_ns"];
@@ -94,6 +103,7 @@ export function slotOf(phase) {
  * @property {Memory | null} memory
  * @property {Amounts} whole forward, backward and saved of the whole step
  * @property {Map<string, number>} byPath
+ * @property {boolean} [estimated] it is what a finding estimates
  * @property {Run | null} baseline the run that this one is compared with
  * @property {import("./joined.js").Joined | null} joined what is known of the layers in that run
  */

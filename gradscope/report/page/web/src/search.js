@@ -63,7 +63,7 @@ function expressionOf(text) {
 function nodeFits(node, fits, paths) {
   if (node.kind !== "layer") return fits(node.kind === "part" ? node.label : `${node.label} ${node.phase}`);
   const names = [node.address, ...node.layers.map((layer) => paths[layer])];
-  return names.some((name) => fits(`${name} ${node.className}`));
+  return names.some((name) => fits(name) || fits(`${name} ${node.className}`));
 }
 
 /**

@@ -19,7 +19,8 @@
  * @property {string} zoom address of a node, see addressOf
  * @property {string} select
  * @property {string} highlight a layer type
- * @property {string} whatIf the finding whose estimate is cut out, see keyOf; "" is the step as measured
+ * @property {boolean} owners memory is stacked by who owns it, not by what it is
+ * @property {string} whatIf the finding whose estimate is cut out, by its key; "" is the step as measured
  * @property {"" | "light" | "dark"} theme "" is the system's
  */
 
@@ -38,6 +39,7 @@ export const START = {
   zoom: "all",
   select: "all",
   highlight: "",
+  owners: false,
   whatIf: "",
   theme: "",
 };

@@ -1,7 +1,6 @@
 // The steps that were measured, side by side, with those that do not count.
 
 import { element } from "./dom.js";
-import { countOf } from "./table.js";
 import { formatTime } from "./format.js";
 
 /**
@@ -9,25 +8,21 @@ import { formatTime } from "./format.js";
  * @param {import("./run.js").Run} run
  */
 export function stepStrip({ info }) {
-  /** @type {{ ns: number, left_out: boolean }[]} */
-  const taken = info.step.taken ?? [];
-  if (taken.length < 2) return null;
-  const times = taken.map((step) => step.ns);
+  if (!info.taken) return null;
+  const { words, ns: times, left_out: leftOut, each } = info.taken;
   const longest = Math.max(...times, 1);
-  const leftOut = taken.filter((step) => step.left_out).length;
-  const range = `${formatTime(Math.min(...times))} to ${formatTime(longest)}`;
-  const words = `${countOf(taken.length, "step")}, ${range}${leftOut ? `; ${leftOut} left out: interrupted by the system` : ""}`;
-  const bars = taken.map(({ ns, left_out: out }, i) =>
-    element("span", {
-      class: out ? "step left-out" : "step",
-      title: `step ${i + 1}: ${formatTime(ns)}${out ? ", left out" : ""}`,
+  const bars = times.map((/** @type {number} */ ns, /** @type {number} */ i) => {
+    const name = each === 1 ? `step ${i + 1}` : `the longest of steps ${i * each + 1} to ${(i + 1) * each}`;
+    return element("span", {
+      class: leftOut[i] > 0 && "left-out",
+      title: `${name}: ${formatTime(ns)}${leftOut[i] > 0 ? ", left out" : ""}`,
       "height%": Math.max((ns / longest) * 100, 4),
-    }),
-  );
+    });
+  });
   return element(
     "section",
     { class: "panel steps", "aria-label": "Steps" },
     element("h2", {}, "Steps ", element("span", { class: "note" }, words)),
-    element("div", { class: "strip", role: "img", "aria-label": words }, ...bars),
+    element("div", { class: "taken", role: "img", "aria-label": words }, ...bars),
   );
 }

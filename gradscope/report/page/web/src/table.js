@@ -20,6 +20,7 @@ import { amountOf } from "./run.js";
  * @property {"text" | "code" | "time" | "bytes" | "number" | "share" | "change"} kind a change sorts by its size
  * @property {boolean} [inBytes] of a change
  * @property {(value: number) => string} [format] of numbers
+ * @property {boolean} [isWide] its texts are sentences
  * @property {boolean} [isShort] its texts are a word or two: it takes no room from the names
  * @property {boolean} [isPath] its texts say most at their end: where there is no room, their front is cut
  * @property {1 | 2 | 3} [rank] which goes first where there is little room, 1 before 3; the CSV has it
@@ -102,7 +103,9 @@ export function toCsv(table) {
   };
   const units = { time: "_ns", bytes: "_bytes", text: "", code: "", number: "", share: "", change: "_ns" };
   /** @param {Column} column */
-  const heading = (column) => quoted(column.key + (column.inBytes ? "_bytes" : units[column.kind]));
+  const unitOf = (column) => (column.inBytes ? "_bytes" : units[column.kind]);
+  /** @param {Column} column */
+  const heading = (column) => quoted(column.key === "bytes" ? "bytes" : column.key + unitOf(column));
   const lines = [table.columns.map(heading).join(",")];
   for (const row of table.rows) lines.push(table.columns.map((column) => quoted(row.cells[column.key])).join(","));
   return `${lines.join("\n")}\n`;

@@ -187,8 +187,10 @@ function valueCell(row, column, scales, largest) {
 }
 
 /** @param {Column} column */
-function classOf({ kind, isShort, isPath, rank }) {
-  return [kind, isShort && "short", isPath && "front", rank && `drop-${rank}`].filter(Boolean).join(" ");
+function classOf({ kind, isShort, isWide, isPath, rank }) {
+  return [kind, isShort && "short", isWide && "wide", isPath && "front", rank && `drop-${rank}`]
+    .filter(Boolean)
+    .join(" ");
 }
 
 /**

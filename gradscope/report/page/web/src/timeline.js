@@ -32,9 +32,10 @@ const markedIn = new WeakMap();
  * @param {HTMLElement} place
  * @param {Run} run `run.baseline`, if there is one with memory, is a dashed line
  * @param {import("./nodes.js").Tree} tree
- * @param {(node: Node) => void} select
+ * @param {boolean} owners whether it is stacked by owner, where they are known
+ * @param {{ select: (node: Node) => void, owners: (owners: boolean) => void }} actions
  */
-export function drawTimeline(place, run, tree, select) {
+export function drawTimeline(place, run, tree, owners, actions) {
   const { memory } = run;
   drawnIn.delete(place);
   if (!memory) {
@@ -46,7 +47,7 @@ export function drawTimeline(place, run, tree, select) {
     return;
   }
   const { figures } = memory;
-  const byOwner = place.dataset.by === "owner" && memory.owners.length > 0;
+  const byOwner = owners && memory.owners.length > 0;
   const baseline = run.baseline?.memory ?? null;
   const end = Math.max(endOf(memory), baseline ? endOf(baseline) : 0);
   const most = Math.max(figures.peak_bytes, baseline?.figures.peak_bytes ?? 0, 1);
@@ -64,7 +65,7 @@ export function drawTimeline(place, run, tree, select) {
     ...phaseMarks(memory, scale),
     ...(baseline ? [baselineOf(baseline, scale)] : []),
     ...peakMark(memory, scale),
-    drawLanes(bars, run, tree, scale, HEIGHT, select),
+    drawLanes(bars, run, tree, scale, HEIGHT, actions.select),
     line,
   );
   const chart = element(
@@ -84,14 +85,14 @@ export function drawTimeline(place, run, tree, select) {
       {},
       "Memory ",
       element("span", { class: "note" }, note),
-      memory.owners.length > 0 && byButton(place, byOwner, () => drawTimeline(place, run, tree, select)),
+      memory.owners.length > 0 && byButton(byOwner, () => actions.owners(!byOwner)),
     ),
     chart,
     tip,
     spoken,
     words,
     kindsBar(memory, baseline, byOwner),
-    peakWords(memory, tree, select),
+    peakWords(memory, tree, byOwner, actions.select),
   );
   drawnIn.set(place, { bands, words, scale });
   markLayers(place, run, markedIn.get(place) ?? []);
@@ -99,17 +100,11 @@ export function drawTimeline(place, run, tree, select) {
 
 /**
  * Switches between what the bytes are and who owns them.
- * @param {HTMLElement} place
  * @param {boolean} byOwner
- * @param {() => void} draw
+ * @param {() => void} change
  */
-function byButton(place, byOwner, draw) {
+function byButton(byOwner, change) {
   const about = { type: "button", class: "by-owner", "aria-pressed": String(byOwner) };
-  const change = () => {
-    place.dataset.by = byOwner ? "kind" : "owner";
-    draw();
-    /** @type {HTMLElement | null} */ (place.querySelector(".by-owner"))?.focus();
-  };
   return element("button", { ...about, onclick: change }, "by layer");
 }
 
@@ -280,9 +275,10 @@ function kindsBar(memory, baseline, byOwner) {
  * When the peak is, and who holds most then; repeats as one where they are folded.
  * @param {Memory} memory
  * @param {import("./nodes.js").Tree} tree
+ * @param {boolean} byOwner the bar above says who holds what
  * @param {(node: Node) => void} select
  */
-function peakWords(memory, tree, select) {
+function peakWords(memory, tree, byOwner, select) {
   const { figures, holders } = memory;
   /** @param {Node | undefined} node */
   const link = (node) => {
@@ -296,6 +292,7 @@ function peakWords(memory, tree, select) {
     `At the peak ran ${visible(figures.peak_op || "nothing that has a name")} of `,
   );
   line.append(link(tree.layerNodes[figures.peak_layer]), ` (${figures.peak_phase}).`);
+  if (byOwner) return line;
   /** @type {Map<string, { node: Node | undefined, category: string, bytes: number }>} */
   const groups = new Map();
   for (const { layer, category, bytes } of holders) {

@@ -3,7 +3,7 @@
 
 import { TreeBuilder } from "./fold.js";
 import { addTo, hangKernels, makeNode, opNodes, walkTree } from "./nodes.js";
-import { BACKWARD, FORWARD, PARTS, SAVED } from "./run.js";
+import { BACKWARD, FORWARD, PARTS, SAVED, wordsOfLedger } from "./run.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -44,7 +44,9 @@ function outsideParts(run) {
   const { baseline, joined } = run;
   const layersBefore = [0, 0, 0];
   for (const was of joined?.was ?? []) addTo(layersBefore, was);
-  return PARTS.map(([key, phase, label, meaning]) => {
+  const words = new Map(wordsOfLedger(run).map(([key, ...both]) => [key, both]));
+  return PARTS.map(([key, phase]) => {
+    const [label, meaning] = words.get(key) ?? [key, ""];
     const part = makeNode("part", label, [], 1);
     part.address = key;
     part.className = meaning;

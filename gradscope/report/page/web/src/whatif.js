@@ -9,21 +9,14 @@ import { BACKWARD, FORWARD, LAYER_PHASES, SAVED } from "./run.js";
  */
 
 /**
- * Whether a finding says how much its layers would save.
+ * Whether a finding says how much layers of the run would save.
+ * @param {Run} run
  * @param {any} finding
  */
-export function hasEstimate(finding) {
+export function hasEstimate(run, finding) {
   // The root stands for the whole step: which of its layers would shrink it does not say.
-  return finding.layers.length > 0 && !finding.layers.includes("") && (finding.saved_ns > 0 || finding.saved_bytes > 0);
-}
-
-/**
- * The name of a finding in an address: it holds for another run of the same model too.
- * @param {any} finding
- * @returns {string}
- */
-export function keyOf(finding) {
-  return `${finding.rule}/${finding.layers[0]}/${finding.line}`;
+  const known = finding.layers.some((/** @type {string} */ path) => run.byPath.has(path));
+  return known && !finding.layers.includes("") && (finding.saved_ns > 0 || finding.saved_bytes > 0);
 }
 
 /**
@@ -63,6 +56,7 @@ export function runWithout(run, finding) {
   delete columns.backward_limit_ns;
   return {
     ...run,
+    estimated: true,
     columns,
     own: run.own.map(scaled),
     ops: scaledOps(run.ops),
