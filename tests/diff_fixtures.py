@@ -14,9 +14,9 @@ MS = 1_000_000
 
 
 def spread(steps: Sequence[int]) -> Spread:
-    """As gradscope writes it: the deviation of these steps themselves; no time is negative."""
+    """As gradscope writes it: the sample standard deviation; no time is negative."""
     values = (min(steps), int(statistics.median(steps)), max(steps))
-    return Spread(*(max(value, 0) for value in values), int(statistics.pstdev(steps)))
+    return Spread(*(max(value, 0) for value in values), int(statistics.stdev(steps) if len(steps) > 1 else 0))
 
 
 def run(

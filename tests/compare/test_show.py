@@ -259,7 +259,7 @@ def test_json(found: Diff) -> None:
         "after": 172 * MS,
         "difference": 45 * MS,
         "ratio": 172 / 127,
-        "noise": 2_122_132,
+        "noise": 2_122_133,
         "basis": "steps",
         "real": True,
     }

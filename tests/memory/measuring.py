@@ -193,14 +193,21 @@ def _check_owners(data: RunData) -> None:
         assert 0 <= sum(course.bytes[i] for course in memory.owners) <= point.bytes
     held: Counter[str | None] = Counter()
     for row in memory.at_peak:
-        parts = None if row.owner is None else [("*" if part.isdigit() else part) for part in row.owner.split(".")]
-        held[None if parts is None else ".".join(parts)] += row.bytes
+        held[None if row.owner is None else _folded(row.owner, data)] += row.bytes
     peaks = [
         i for i, point in enumerate(memory.timeline) if (point.ns, point.bytes) == (memory.peak_ns, memory.peak_bytes)
     ]
     found = [{course.owner: course.bytes[i] for course in memory.owners if course.bytes[i]} for i in peaks]
     shown = {course.owner for course in memory.owners}
     assert {owner: size for owner, size in held.items() if owner in shown} in found
+
+
+def _folded(owner: str, data: RunData) -> str:
+    """The path with a "*" for the number of each block, which is what holds layers."""
+    parts = owner.split(".")
+    blocks = [".".join(parts[: i + 1]) + "." for i in range(len(parts))]
+    holds = [any(row.path.startswith(block) for row in data.layers) for block in blocks]
+    return ".".join("*" if part.isdigit() and above else part for part, above in zip(parts, holds, strict=True))
 
 
 def check_sums(data: RunData) -> None:
