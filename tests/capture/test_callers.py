@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradscope.capture.callers import UNKNOWN
+from gradscope.capture.callers import OURS, REPLACEMENTS, UNKNOWN, Callers, _passes_on
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import CallRecorder
 from gradscope.capture.registry import ModuleRegistry
@@ -100,6 +101,21 @@ def test_a_recipe_calls_its_layers_itself(folder: str, own: bool) -> None:
         names["go"]()
 
     assert len(set(callers(run))) == (2 if own else 1)
+
+
+def test_only_the_usual_depth_is_the_quick_way() -> None:
+    found = Callers()
+    found.number(sys._getframe(), usual=1)
+    assert not found.first_of
+    found.number(sys._getframe(), usual=0)
+    assert id(sys._getframe().f_code) in found.first_of
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"), [(f"{REPLACEMENTS[0]}norm.py", False), (f"{OURS}capture/modules.py", True)]
+)
+def test_a_replacement_calls_for_itself(name: str, passes: bool) -> None:
+    assert _passes_on(name) is passes
 
 
 class Own(nn.Module):

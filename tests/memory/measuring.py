@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 import gradscope
+from gradscope.attribute.memory.timeline import MOST_OWNERS
 from gradscope.tables import MemoryInfo, RunData
 
 #: Bytes of one element.
@@ -199,6 +200,9 @@ def _check_owners(data: RunData) -> None:
     ]
     found = [{course.owner: course.bytes[i] for course in memory.owners if course.bytes[i]} for i in peaks]
     shown = {course.owner for course in memory.owners}
+    most = [max(course.bytes) for course in memory.owners]
+    assert most == sorted(most, reverse=True)
+    assert len(shown) == MOST_OWNERS or {owner for owner, size in held.items() if size} <= shown
     assert {owner: size for owner, size in held.items() if owner in shown} in found
 
 

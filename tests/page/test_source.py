@@ -49,6 +49,27 @@ def test_a_function_is_whole_and_has_its_qualified_name(file: Path) -> None:
     assert found[0]["lines"] == [line.removeprefix("    ") for line in TEXT.splitlines()[4:12]]
 
 
+def test_functions_are_in_order_of_both_directions(file: Path) -> None:
+    rows = [
+        LineRow(str(file), 9, "forward", "x = x + 1  # one", None, 10, 0),
+        LineRow(str(file), 7, "inner", "return y * 2", None, 1, 50),
+    ]
+    assert [each["function"] for each in source_record(rows)] == ["Net.forward.inner", "Net.forward"]
+
+
+def test_a_text_that_was_cut_is_as_it_was(file: Path) -> None:
+    (found,) = source_record([row(file, 9, "x = x +…")])
+    assert found["function"] == "Net.forward"
+
+
+def test_a_line_of_several_layers_has_all_that_they_take(open_page: Open, file: Path) -> None:
+    rows = [
+        row(file, 9, "x = x + 1  # one", ns, f"transformer.h.{i}.attn") for i, ns in enumerate((4_000_000, 1_000_000))
+    ]
+    page = open_page(dataclasses.replace(runs.gpt(), lines=rows), "#tab=source").page
+    assert "10.0 ms" in page.inner_text("#source")  # backward: twice 4 and 1
+
+
 def test_lines_of_no_function_have_those_around_them(file: Path) -> None:
     (found,) = source_record([row(file, 15, "loss = Net().forward(1)")])
     assert (found["function"], found["first"]) == ("", 12)
