@@ -132,6 +132,7 @@ def _place(site: Site, top: str, saving: Saving | None, shown: Callable[[str], s
         predicted_saving_ns=None if saving is None else saving.ns,
         predicted_saving_bytes=None if saving is None else saving.bytes,
         predicted_old_ns=None if saving is None else saving.old_ns,
+        predicted_kept_bytes=None if saving is None else saving.kept_bytes,
     )
 
 

@@ -22,6 +22,7 @@ class PlaceFact:
     predicted_saving_ns: int | None = None  # of a step: micro-runs at these shapes
     predicted_saving_bytes: int | None = None
     predicted_old_ns: int | None = None  # of the calls that would go, in the same micro-run
+    predicted_kept_bytes: int | None = None  # less saved for backward, in the same micro-run
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,7 +71,9 @@ class Rounds(small.Causal):
 def test_a_site_in_a_loop_saves_in_every_round(runs: list[torch.device]) -> None:
     found = gradscope.plan(Rounds(), BATCH, recipes=["attention"])
     assert [site.reasons for site in found.sites] == [[]]
-    assert list(found.savings.values()) == [Saving(4_000, 6_000, 10_000)]
+    (saving,) = found.savings.values()
+    assert replace(saving, kept_bytes=None) == Saving(4_000, 6_000, 10_000)
+    assert saving.kept_bytes is not None and saving.kept_bytes > 0 and saving.kept_bytes % 2 == 0
 
 
 def test_what_cannot_be_run_alone_is_predicted_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +107,9 @@ def test_a_match_runs_alone(entry: Any, runs: list[torch.device]) -> None:
     model, batch = entry.build()
     model.train(entry.train)
     found = gradscope.plan(model, batch, entry.loss)
-    assert found.savings and all(saving == Saving(2_000, 3_000, 5_000) for saving in found.savings.values())
+    assert found.savings and all(
+        replace(saving, kept_bytes=None) == Saving(2_000, 3_000, 5_000) for saving in found.savings.values()
+    )
     assert runs
 
 

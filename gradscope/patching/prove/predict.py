@@ -80,6 +80,32 @@ class Replay:
         """Run forward and backward of the recipe."""
         self._backward(self._called())
 
+    def kept_bytes(self) -> int:
+        """Return what the original saves for backward beyond the recipe.
+
+        An operand counts where the recipe alone saves it: of one that the original saves, other calls may do so too.
+        """
+        (old, old_given), (new, new_given) = self._kept(self._replayed), self._kept(self._called)
+        return old - new - sum(size for storage, size in new_given.items() if storage not in old_given)
+
+    def _kept(self, make: Callable[[], list[Tensor]]) -> tuple[int, dict[int, int]]:
+        """Return the bytes of what is made and saved, and the storages of operands that are."""
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            outputs = make()
+        there = [tensor for module in self.modules for tensor in parameters_of(module)]
+        for tensor in (*there, *outputs):  # what reads the output saves it as well
+            sizes.pop(tensor.untyped_storage().data_ptr(), None)
+        operands = {tensor.untyped_storage().data_ptr() for tensor in self.given.values()}
+        given = {storage: size for storage, size in sizes.items() if storage in operands}
+        return sum(sizes.values()) - sum(given.values()), given
+
     def times_ns(self, rounds: int, cache: Tensor) -> tuple[int, int]:
         """Return the median times of the original and of the recipe, forward and backward, in turns.
 
@@ -276,6 +302,7 @@ class Saving:
     ns: int | None  # forward and backward; None: it could not be run alone
     bytes: int  # at the peak; where it could not be run alone, what the match keeps for backward
     old_ns: int | None = None  # of the calls that would go, in the same run
+    kept_bytes: int | None = None  # less saved for backward; None: not measured
 
 
 def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int = CACHE_BYTES) -> dict[Site, Saving]:
@@ -297,6 +324,7 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
             ns=None if one.ns is None else one.ns * times,
             bytes=one.bytes * times,
             old_ns=None if one.old_ns is None else one.old_ns * times,
+            kept_bytes=None if one.kept_bytes is None else one.kept_bytes * times,
         )
     return found
 
@@ -315,14 +343,15 @@ def measured(match: Match, rounds: int, elsewhere: int) -> Saving:
     try:
         with torch.random.fork_rng(_devices()), torch.enable_grad():
             replay, device = Replay(match), match.output.device
-            saved_bytes = kept_bytes(match)
+            saved_bytes, kept = kept_bytes(match), None
             if rounds > 1:
                 before, after = peaks_bytes([replay.original, replay.recipe], device)
                 saved_bytes = before - after
+                kept = replay.kept_bytes()
             old_ns, new_ns = replay.times_ns(rounds, torch.ones(min(elsewhere, CACHE_BYTES) // 4, device=device))
     except Exception:  # what a matcher, the user's operands or the device may raise has no end
         return Saving(None, kept_bytes(match))
-    return Saving(old_ns - new_ns, saved_bytes, old_ns)
+    return Saving(old_ns - new_ns, saved_bytes, old_ns, kept)
 
 
 def kept_bytes(match: Match) -> int:

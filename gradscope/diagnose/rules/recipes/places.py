@@ -143,14 +143,23 @@ def as_in_the_step(case: Case, places: Sequence[PlaceFact], lines: Collection[st
 def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str], freed: int) -> int:
     """Limit the bytes that micro-runs free, each at a peak of its own, to what the step's peak holds.
 
-    That is what these lines keep for backward until then, and what one of the calls makes on the way, if any runs then.
+    That is what all of them save for backward beyond the recipe, if it lives then, and what the one that runs then
+    makes on the way beyond it, which may be less than nothing.
     """
     memory = case.run.memory
     if memory is None:
         return freed
+    alive = alive_at_peak(row for row in memory.saved if row.line in lines)
+    kept = _summed([place.predicted_kept_bytes for place in places])
     running = memory.peak_phase in ("forward", "backward", "recompute")
-    passing = max((place.predicted_saving_bytes or 0 for place in places), default=0) if running else 0
-    return min(freed, alive_at_peak(row for row in memory.saved if row.line in lines) + passing)
+    if kept is None:
+        passing = max((place.predicted_saving_bytes or 0 for place in places), default=0) if running else 0
+        return min(freed, alive + passing)
+    layers: set[str | None] = {row.path for place in places for row in case.below.get(place.layer, ())}
+    if any(place.layer in case.layers and case.layers[place.layer].parent is None for place in places):
+        layers.add(None)  # what a model itself calls may be the loss, which no layer holds
+    on_the_way = [(place.predicted_saving_bytes or 0) - (place.predicted_kept_bytes or 0) for place in places]
+    return max(0, min(kept, alive)) + (max(on_the_way) if running and memory.peak_layer in layers else 0)
 
 
 def _readers(case: Case, places: Sequence[PlaceFact]) -> Iterator[Node]:
