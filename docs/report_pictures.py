@@ -37,6 +37,7 @@ def main(runs: list[str]) -> None:
         for name, (scheme, anchor) in (PICTURES if len(runs) == 1 else COMPARED).items():
             page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme=scheme)
             page.goto(path.as_uri() + anchor)
+            page.wait_for_timeout(300)  # what lies below is drawn last
             page.screenshot(path=FOLDER / name)
             page.close()
         browser.close()

@@ -85,9 +85,8 @@ def _section(section: Section) -> list[str]:
     body = [part for block in section.blocks for part in _block(block)]
     if not body and section.blocks:
         return []
-    about = (
-        f' <span style="font-weight:normal;{MUTED}">{text(section.about, _SENTENCE)}</span>' if section.about else ""
-    )
+    words = "; ".join(filter(None, [section.about, section.bars]))
+    about = f' <span style="font-weight:normal;{MUTED}">{text(words, _SENTENCE)}</span>' if words else ""
     return [f'<div style="font-weight:600;margin-top:6px">{text(section.title)}{about}</div>', *body]
 
 

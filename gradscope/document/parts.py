@@ -170,6 +170,7 @@ class Section:
     title: str
     about: str
     blocks: tuple[Block, ...] = ()
+    bars: str = ""  # what bars mean: said with what it is about, where they are drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,9 @@ def _section_lines(section: Section, width: int, marks: Glyphs) -> list[Line]:
     body = [line for block in section.blocks for line in _block_lines(block, width, marks)]
     if not body and section.blocks:  # a chart without room, say
         return []
-    return [*_titled(section.title, section.about, width, marks), *body]
+    has_bars = any(style in ("own", "below") for line in body for _, style in line)
+    about = [section.about, section.bars if has_bars else ""]
+    return [*_titled(section.title, "; ".join(filter(None, about)), width, marks), *body]
 
 
 def _titled(title: str, about: str, width: int, marks: Glyphs, about_style: str = "dim") -> list[Line]:

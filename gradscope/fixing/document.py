@@ -119,7 +119,9 @@ def _step(data: FixData) -> Section | None:
     if data.loss_difference is not None:
         text = f"the loss differs by {data.loss_difference:.1e} of its value"
         blocks.append(Words(text if data.loss_difference else "the loss is the same, bit for bit"))
-    return Section("step", name, "", tuple(blocks))
+    # A profile's peak has all that is allocated.
+    about = "" if profiled or before.peak_bytes is None else "peak memory: above what was allocated when it began"
+    return Section("step", name, about, tuple(blocks))
 
 
 def _time_ratio(data: FixData, ratio: float) -> str:

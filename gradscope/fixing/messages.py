@@ -13,6 +13,9 @@ from gradscope.fixing.result import FixData, FixSite, StepSide
 from gradscope.patching.advice import what_to_do
 from gradscope.report.header import MEAN_OF_OUTPUTS, NOT_ITS_LOSS, device_text
 
+# Distance of the quartiles of the step's times over their median, from which on a ratio of two is called rough.
+UNSTEADY = 0.20
+
 
 @dataclass(frozen=True, slots=True)
 class SiteRow:
@@ -215,8 +218,7 @@ def _measuring(data: FixData) -> Iterator[str]:
     before, after = data.before, data.after
     if after is not None:
         yield (
-            "time and memory before and after: one process, alternating, same batch; memory is the peak above what was "
-            "allocated when the step began"
+            "time and memory before and after: one process, alternating, same batch"
             if after.measured == "alternating"
             else "time and memory before and after: two profiles in separate processes; no time ratio is given, "
             "because the load of the machine may have changed more than the code"
@@ -224,9 +226,12 @@ def _measuring(data: FixData) -> Iterator[str]:
     elif before is not None and before.measured == "profile":
         yield f"time{' and memory' if before.peak_bytes is not None else ''} of the step: one profile"
     elif before is not None:
+        yield "time and memory: repeated steps on the same batch"
+    spread = max(_spread(side) for side in (before, after))
+    if spread > UNSTEADY:
         yield (
-            "time and memory: repeated steps on the same batch; memory is the peak above what was allocated when the "
-            "step began"
+            f"the step's times spread by ±{units.percent(spread)}: the ratio is a rough one; run this again while the "
+            "machine is idle"
         )
     if model_alone(data):
         ours = data.workload.loss == MEAN_OF_OUTPUTS
@@ -239,6 +244,10 @@ def _measuring(data: FixData) -> Iterator[str]:
         yield "peak memory was not measured: the profile has none"
     if data.loss_difference is not None:
         yield "the losses are of one batch with dropout off, before any optimizer step"
+
+
+def _spread(side: StepSide | None) -> float:
+    return 0.0 if side is None or not side.wall_ns else side.spread["wall_ns"] / side.wall_ns
 
 
 def left_out(count: int) -> tuple[str, ...]:

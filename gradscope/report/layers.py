@@ -60,8 +60,8 @@ def layers_section(view: View) -> Section:
     if tree.rest > 0:
         rest = units.size(tree.rest) if tree.metric == SAVED_MEMORY else view.scale.text(tree.rest)
         rows.append(_rest_row("outside the layers", tree.rest_share, [rest]))
-    about = f"{_SHARE[tree.metric]}; solid: itself, light: layers below it"
-    return Section("layers", "Layers", about, (Table(columns, tuple(rows)),))
+    bars = "solid: itself, light: layers below it"
+    return Section("layers", "Layers", _SHARE[tree.metric], (Table(columns, tuple(rows)),), bars)
 
 
 def _layer_row(row: TreeRow, numbers: list[_Number]) -> Row:

@@ -84,3 +84,26 @@ def test_a_fix_says_that_its_profile_ran_the_old_code(
     fixed = fix_workload(load_target("model.py:workload"), options)
     (note,) = (note for note in fixed.data.notes if "old code" in note)
     assert note.startswith("the profile after ran old code: layers.0 ")
+
+
+def test_a_forward_that_a_layer_got_of_its_own_since_is_not_passed_by(folder: Path) -> None:
+    """A dropout that the new code only reads: one given a forward of its own would be read, and not called."""
+    workload = load_target("model.py:workload")
+    patches = Patches(plan.plan(workload, recipes=("attention",), device="cpu"))
+    patches.apply()
+    drop = workload.model.layers[0].drop
+    object.__setattr__(drop, "forward", lambda weights: weights * 0.5)
+    workload.model(workload.batch)
+    assert patches.old_calls == {"layers.0": 1}
+    object.__delattr__(drop, "forward")
+    workload.model(workload.batch)
+    assert patches.old_calls == {"layers.0": 1}
+
+
+def test_the_peak_after_has_nothing_of_the_proof(fixed: FixReport) -> None:
+    """Operands and copies that the proof left alive would be counted: the page's peak against the table's."""
+    assert fixed.before is not None and fixed.after is not None
+    for report in (fixed.before, fixed.after):
+        memory = report.data.memory
+        assert memory is not None and memory.at_peak
+        assert sum(row.bytes for row in memory.at_peak if row.category == "other tensors") == 0

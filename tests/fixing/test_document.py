@@ -65,7 +65,7 @@ h.*.attn ×3  m.py:7  attention  kept     3.00 ms  9.00 MB     2.0e-07     3.0e-
 head         m.py:9  rope       refused        -        -           -           -
   refused: q is read by add
 
-The whole step
+The whole step  peak memory: above what was allocated when it began
                    time  spread  peak memory
 before          10.0 ms  ±0.1 %      40.0 MB
 after           8.00 ms  ±0.1 %      10.0 MB
@@ -131,7 +131,14 @@ def test_a_loss_that_is_not_the_users_is_told() -> None:
 
 def test_a_step_in_turns_says_what_its_memory_is_also_where_nothing_is_kept() -> None:
     for after in (side(8_000_000), None):
-        assert "the peak above what was allocated when the step began" in " ".join(shown(fixed(after=after)).split())
+        text = " ".join(shown(fixed(after=after)).split())
+        assert "The whole step peak memory: above what was allocated when it began" in text
+        assert "spread by" not in text
+
+
+def test_a_ratio_of_unsteady_steps_is_called_rough() -> None:
+    noisy = replace(side(8_000_000), spread={"wall_ns": 2_800_000})
+    assert "step's times spread by ±35.0 %: the ratio is a rough one" in " ".join(shown(fixed(after=noisy)).split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
@@ -251,12 +258,12 @@ def test_of_a_script_the_model_alone_was_measured() -> None:
     """Neither heading nor verdict says that of a step which holds a loss, data and an optimizer besides."""
     script = WorkloadInfo("train.py", "script", 5, 3, None)
     found = shown(fixed(workload=script), 140)
-    assert "The model's part of a step\n" in found and "whole step" not in found
+    assert "The model's part of a step  peak memory" in found and "whole step" not in found
     assert "replaced: the model's part of a step is 1.25 times as fast and needs 4.00 times less memory." in found
     assert "a loss outside the model, data loading and the optimizer come on top" in " ".join(found.split())
     of_two = {name: replace(side(wall_ns), measured="profile") for name, wall_ns in (("before", 10), ("after", 8))}
     assert "The whole step\n" in shown(fixed(workload=script, **of_two), 140)
-    assert "The whole step\n" in shown(fixed(), 140)
+    assert "The whole step  peak memory" in shown(fixed(), 140)
 
 
 def test_next_steps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 from dataclasses import replace
@@ -136,3 +137,16 @@ def test_a_model_that_is_in_evaluation_since_is_run_as_it_was_recorded() -> None
     first = replay._called()[0]
     second = replay._called()[0]
     assert not torch.equal(first, second) and first.shape == trained.shape  # other weights were dropped
+
+
+def test_what_was_run_is_not_kept() -> None:
+    """A peak measured later in this process would have it in."""
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if type(each) is Tensor}
+    plan = gradscope.plan(small.Causal(), BATCH, recipes=["attention"])
+    (saving,) = plan.savings.values()
+    assert saving.kept_bytes is not None and saving.kept_bytes > 0
+    del plan, saving
+    gc.collect()
+    after = [each for each in gc.get_objects() if type(each) is Tensor and id(each) not in before]
+    assert [tuple(each.shape) for each in after] == []

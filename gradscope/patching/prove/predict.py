@@ -86,25 +86,24 @@ class Replay:
         An operand counts where the recipe alone saves it: of one that the original saves, other calls may do so too.
         """
         (old, old_given), (new, new_given) = self._kept(self._replayed), self._kept(self._called)
-        return old - new - sum(size for storage, size in new_given.items() if storage not in old_given)
+        return old - new - sum(size for place, size in new_given.items() if place not in old_given)
 
     def _kept(self, make: Callable[[], list[Tensor]]) -> tuple[int, dict[int, int]]:
         """Return the bytes of what is made and saved, and the storages of operands that are."""
-        sizes: dict[int, int] = {}
+        held: dict[int, torch.UntypedStorage] = {}  # alive until they are counted, for no other to get their place
 
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
+        def pack(tensor: Tensor) -> None:
+            storage = tensor.untyped_storage()  # the tensor itself would hold its own graph in a cycle
+            held[storage.data_ptr()] = storage
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda none: none):
             outputs = make()
         there = [tensor for module in self.modules for tensor in parameters_of(module)]
         for tensor in (*there, *outputs):  # what reads the output saves it as well
-            sizes.pop(tensor.untyped_storage().data_ptr(), None)
+            held.pop(tensor.untyped_storage().data_ptr(), None)
         operands = {tensor.untyped_storage().data_ptr() for tensor in self.given.values()}
-        given = {storage: size for storage, size in sizes.items() if storage in operands}
-        return sum(sizes.values()) - sum(given.values()), given
+        given = {place: storage.nbytes() for place, storage in held.items() if place in operands}
+        return sum(storage.nbytes() for storage in held.values()) - sum(given.values()), given
 
     def times_ns(self, rounds: int, cache: Tensor) -> tuple[int, int]:
         """Return the median times of the original and of the recipe, forward and backward, in turns.

@@ -14,7 +14,7 @@ export function listen(page) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.draw());
   window.addEventListener("beforeprint", () => page.print(true));
   window.addEventListener("afterprint", () => page.print(false));
-  let width = window.innerWidth;
+  let width = 0; // not yet known: to ask for it here would lay the page out before it is drawn
   window.addEventListener("resize", () => {
     page.drawFlame();
     if (width !== window.innerWidth) page.drawMemory();

@@ -106,7 +106,8 @@ export class Page {
     });
     if (joined?.joined?.fixed) drawFixed(this.parts.lists.fixed, joined.joined.fixed, (words) => this.say(words));
     this.draw();
-    this.drawMemory();
+    // Below what is seen first: drawn once that is on the screen.
+    window.requestAnimationFrame(() => setTimeout(() => this.drawMemory()));
   }
 
   /** What is shown: the run alone, or beside the one before. */
