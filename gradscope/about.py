@@ -59,6 +59,7 @@ def run_data(
         lines=result.lines,
         ops=result.ops,
         kernels=result.kernels,
+        device=result.device,
         memory=memory.info if memory is not None else None,
         notes=tuple(_notes(capture, about, trace, result, memory)),
     )

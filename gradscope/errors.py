@@ -8,6 +8,7 @@ GradscopeError                  2
 ├── WorkloadError               2   the workload cannot be run as a training step
 ├── OutputError                 2   an output path cannot be written
 ├── RunFileError                2   a RUN.json cannot be read
+├── TraceFileError              2   an exported trace cannot be read, or does not hold what was asked for
 ├── UnsupportedTorchError       2   this torch does not answer as gradscope needs
 ├── NothingMeasuredError        3   the run ended before one step was measured
 ├── BudgetExceededError         4   ``gradscope check`` found a regression
@@ -45,6 +46,10 @@ class OutputError(GradscopeError, OSError):
 
 class RunFileError(GradscopeError, ValueError):
     """A file is not a RUN.json of a schema that this version reads."""
+
+
+class TraceFileError(GradscopeError, ValueError):
+    """A file is no trace that torch.profiler exported, or holds no training step."""
 
 
 class UnsupportedTorchError(GradscopeError, RuntimeError):

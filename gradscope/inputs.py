@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gradscope import units
@@ -113,12 +114,13 @@ def _too_large(size: int, most: int) -> str:
     return f"it has {units.size(size)}, and at most {units.size(most)} are read"
 
 
-def parse_json(text: str, *, constants: bool = False) -> Any:
+def parse_json(text: str, *, constants: bool = False, each: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """``text`` as Python's values. Numbers that no field can hold come as floats, infinite ones among them.
 
     Args:
         text: what a file held.
         constants: take NaN and infinity for numbers as well, where who reads them looks at each.
+        each: given every object as soon as it is read, inner ones first; what it returns stands in its place.
 
     Raises:
         NotJsonError: it is not JSON, has NaN or infinity spelled out, or is nested too deeply.
@@ -126,7 +128,8 @@ def parse_json(text: str, *, constants: bool = False) -> Any:
     if not text.strip():
         raise NotJsonError("it is empty")
     try:
-        return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_parse_int)
+        constant = float if constants else _refuse_constant
+        return json.loads(text, parse_constant=constant, parse_int=_parse_int, object_hook=each)
     except json.JSONDecodeError as error:
         if _depth(text[: error.pos]) > _DEEPEST:  # where Python 3.13 gets further than those before it
             raise NotJsonError("its brackets are nested too deeply") from error

@@ -128,7 +128,7 @@ def move_recompute_gaps(assigned: Assigned, own: Contribution) -> list[Contribut
     again = again[(category[above] == Category.LAYER) & (table.kind[above] == RowKind.OP)]
     if not len(again):
         return [own]
-    until = np.zeros(len(table), np.int64)
+    until = np.full(len(table), np.iinfo(np.int64).min)  # no child of a function that recomputes nothing counts
     np.maximum.at(until, table.parent[again], table.start_ns[again])
     children = np.flatnonzero(table.parent >= 0)
     children = children[table.start_ns[children] <= until[table.parent[children]]]

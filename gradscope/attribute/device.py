@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.attribute.cost_table import Contribution
-from gradscope.tables import EventTable, IntColumn, KernelTable
+from gradscope.attribute.rows import BoolColumn, Steps
+from gradscope.tables import BEFORE_THE_TRACE, EventTable, IntColumn, KernelTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,21 @@ class DeviceTime:
     row: IntColumn  # of each kernel: the CPU row that launched it; -1 where it is not known
     busy_ns: IntColumn  # of each kernel: its share of the time during which the device worked; of a collective, exposed
     duration_ns: IntColumn  # of each kernel, overlaps counted in each
+    communicates: BoolColumn  # whether each is a collective between ranks
+    covered: Stretches  # of time, in which the device works
+
+    def steps_ns(self, steps: Steps) -> IntColumn:
+        """How much of the time belongs to each step: what the device idled in it, and what the step's kernels took.
+
+        Where each step waits for the device that is its wall time. Where the host runs ahead, its steps are short and
+        the kernels run later: this is what they take of the timeline, which they share without overlap.
+        """
+        idle = steps.wall_ns - (self.covered.until(steps.end_ns) - self.covered.until(steps.start_ns))
+        known = self.row >= 0
+        number = steps.of_row[self.row[known]]
+        inside = number >= 0
+        np.add.at(idle, number[inside], self.busy_ns[known][inside])
+        return idle
 
 
 def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
@@ -34,25 +50,27 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
     Where several run at the same time, on whatever stream or device, a nanosecond belongs to one that computes, else to
     a copy, else to communication: a collective or a prefetch that overlaps compute costs nothing, and the part of it
     that is left is exposed. Among equals it belongs to the one that started first. The time of a kernel that nobody is
-    known to have launched stays with the CPU, as if the device had idled.
+    known to have launched stays with the CPU, as if the device had idled; of one launched before the trace it is gone.
     """
     row, start = kernels.row, kernels.start_ns
-    end = np.where(row >= 0, kernels.end_ns, start)
+    end = np.where((row >= 0) | (row == BEFORE_THE_TRACE), kernels.end_ns, start)
     kind = kinds_of(kernels.names)[kernels.name]
     busy = np.zeros(len(row), np.int64)
-    covered = _Stretches.none()
+    covered = Stretches.none()
     for each in range(_COMMUNICATION + 1):
         of_kind = np.flatnonzero(kind == each)
         first, last = _without_overlap(start[of_kind], end[of_kind])
         busy[of_kind] = last - first - (covered.until(last) - covered.until(first))
-        covered = _Stretches.union(np.concatenate([covered.first, first]), np.concatenate([covered.last, last]))
-
-    def idle_clock(time: IntColumn) -> IntColumn:
-        idle: IntColumn = time - covered.until(time)
-        return idle
+        covered = Stretches.union(np.concatenate([covered.first, first]), np.concatenate([covered.last, last]))
 
     return DeviceTime(
-        idle_clock(table.start_ns), idle_clock(table.end_ns), row, busy, kernels.end_ns - kernels.start_ns
+        table.start_ns - covered.until(table.start_ns),
+        table.end_ns - covered.until(table.end_ns),
+        row,
+        busy,
+        kernels.end_ns - kernels.start_ns,
+        kind == _COMMUNICATION,
+        covered,
     )
 
 
@@ -79,7 +97,7 @@ def _without_overlap(start: IntColumn, end: IntColumn) -> tuple[IntColumn, IntCo
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretches:
+class Stretches:
     """Stretches of time that do not overlap, in order.
 
     Attributes:
@@ -92,12 +110,12 @@ class _Stretches:
     before: IntColumn
 
     @classmethod
-    def none(cls) -> _Stretches:
+    def none(cls) -> Stretches:
         """No stretch."""
         return cls.union(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @classmethod
-    def union(cls, first: IntColumn, last: IntColumn) -> _Stretches:
+    def union(cls, first: IntColumn, last: IntColumn) -> Stretches:
         """What any of these covers."""
         order = np.argsort(first, kind="stable")
         first, last = _without_overlap(first[order], last[order])

@@ -21,9 +21,11 @@ from gradscope.attribute.cost_table import (
     totals_by_step,
 )
 from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
-from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, self_times
+from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
 from gradscope.tables import (
+    BEFORE_THE_TRACE,
+    DeviceLedger,
     IntColumn,
     KernelRow,
     LayerRow,
@@ -71,6 +73,7 @@ class Attribution:
     lines: tuple[LineRow, ...]
     ops: tuple[OpRow, ...]
     kernels: tuple[KernelRow, ...]
+    device: DeviceLedger | None
     notes: tuple[str, ...]
 
 
@@ -82,6 +85,7 @@ def build_result(
     source_text: Mapping[tuple[str, int], tuple[str, str]],
     *,
     has_flops: bool,
+    shapes: Mapping[tuple[int, int, str], str] | None = None,
 ) -> Attribution:
     """Group the rows of the timed trace into a report's tables.
 
@@ -89,6 +93,7 @@ def build_result(
         lines: what the line indices stand for.
         source_text: (file, line) -> (name to show, text of the line).
         has_flops: the survey counted floating-point operations.
+        shapes: (layer, category, op) -> its most frequent input shapes; None: the survey's.
     """
     table = assigned.skeleton.table
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
@@ -101,7 +106,8 @@ def build_result(
         parts = move_recompute_gaps(assigned, own)
         parts.append(kernel_contribution(device, own.op))
     cells = make_cells(assigned, parts, names)
-    step, notes = _step_times(assigned, cells, totals_by_step(assigned, parts))
+    wall_ns = assigned.steps.wall_ns if device is None else device.steps_ns(assigned.steps)
+    step, notes = _step_times(wall_ns, cells, totals_by_step(assigned, parts))
     ledger = _ledger(cells)
     calls = _calls(assigned, len(modules))
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
@@ -115,8 +121,9 @@ def build_result(
         ledger=ledger,
         layers=rows,
         lines=_lines(cells, modules, lines, source_text),
-        ops=_ops(cells, modules, survey),
+        ops=_ops(cells, modules, (survey.shapes if survey is not None else {}) if shapes is None else shapes),
         kernels=() if device is None else _kernels(assigned, modules, device, own.op, names),
+        device=None if device is None else _device_ledger(assigned, device),
         notes=(*assigned.notes, *notes),
     )
 
@@ -144,8 +151,7 @@ def _ledger(cells: Cells) -> Ledger:
     )
 
 
-def _step_times(assigned: Assigned, cells: Cells, by_step: Mapping[Category, IntColumn]) -> tuple[StepTimes, list[str]]:
-    wall = assigned.steps.wall_ns
+def _step_times(wall: IntColumn, cells: Cells, by_step: Mapping[Category, IntColumn]) -> tuple[StepTimes, list[str]]:
     backward = np.sum([by_step[category] for category in BACKWARD_CATEGORIES], axis=0)
     forward_ns = _sum(cells, cells.category == Category.FORWARD)
     backward_ns = _sum(cells, np.isin(cells.category, BACKWARD_CATEGORIES))
@@ -304,6 +310,47 @@ def _with_device(
     )
 
 
+_DEVICE_COLUMNS = {
+    Category.FORWARD: "forward_ns",
+    Category.LAYER: "layers_ns",
+    Category.RECOMPUTE: "recompute_ns",
+    Category.GRADIENT_SUM: "gradient_sum_ns",
+    Category.ACCUMULATE: "accumulate_ns",
+    Category.HOOK: "hook_ns",
+    Category.COMMUNICATION: "communication_ns",
+    Category.ENGINE: "engine_ns",
+    Category.UNATTRIBUTED: "unattributed_ns",
+    Category.OPTIMIZER: "optimizer_ns",
+    Category.OTHER: "other_ns",
+}
+
+
+def _device_ledger(assigned: Assigned, device: DeviceTime) -> DeviceLedger:
+    """Sum the kernels' durations by what launched them, over the measured steps and what lies beside them."""
+    steps = max(len(assigned.steps), 1)
+    launcher = np.maximum(device.row, 0)
+    known = device.row >= 0
+    measured = known & (assigned.steps.of_row[launcher] >= 0)
+    category, owned = assigned.rows.category[launcher], assigned.rows.owner[launcher] >= 0
+    layers = np.isin(category, [each for each in _LAYER_COLUMNS if each != Category.FORWARD])
+
+    def spent(mask: BoolColumn, of: IntColumn = device.duration_ns) -> int:
+        return int(of[mask].sum()) // steps
+
+    # What no layer owns of these is outside the modules, as in the ledger of the pass.
+    parts = {name: spent(measured & (category == each) & (owned | ~layers)) for each, name in _DEVICE_COLUMNS.items()}
+    parts["outside_modules_ns"] = spent(measured & layers & ~owned)
+    parts["elsewhere_ns"] = spent(known & ~measured)
+    parts["before_ns"] = spent(device.row == BEFORE_THE_TRACE)
+    parts["unknown_ns"] = spent((device.row < 0) & (device.row != BEFORE_THE_TRACE))
+    return DeviceLedger(
+        kernel_ns=sum(parts.values()),
+        collectives_ns=spent(device.communicates),
+        exposed_ns=spent(device.communicates, device.busy_ns),
+        **parts,
+    )
+
+
 def _path(modules: Sequence[ModuleInfo], owner: int) -> str | None:
     return modules[owner].path if owner >= 0 else None
 
@@ -336,7 +383,7 @@ def _lines(
     return tuple(sorted(found, key=lambda row: -row.backward_ns))
 
 
-def _ops(cells: Cells, modules: Sequence[ModuleInfo], survey: Notes | None) -> tuple[OpRow, ...]:
+def _ops(cells: Cells, modules: Sequence[ModuleInfo], shapes: Mapping[tuple[int, int, str], str]) -> tuple[OpRow, ...]:
     time: dict[tuple[int, int, int], int] = defaultdict(int)
     calls: dict[tuple[int, int, int], int] = defaultdict(int)
     shown = np.flatnonzero(np.isin(cells.category, list(PHASES)))
@@ -344,7 +391,6 @@ def _ops(cells: Cells, modules: Sequence[ModuleInfo], survey: Notes | None) -> t
     for category, owner, op, ns, count in zip(*(column[shown].tolist() for column in columns), strict=True):
         time[owner, category, op] += ns
         calls[owner, category, op] += count
-    shapes = survey.shapes if survey is not None else {}
     return tuple(
         OpRow(
             layer=_path(modules, owner),

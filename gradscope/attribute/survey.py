@@ -85,7 +85,7 @@ def read_survey(survey: SurveyInput) -> Notes:
         receivers=receivers,
         flops=_flops(table, rows),
         calls=_calls(skeleton, rows),
-        shapes=_shapes(table, rows),
+        shapes=shapes_of(table, rows),
         graphs_known=all(survey.graphs),
     )
 
@@ -216,7 +216,8 @@ def _flops(table: EventTable, rows: Rows) -> dict[tuple[int, int], int]:
     return dict(found)
 
 
-def _shapes(table: EventTable, rows: Rows) -> dict[tuple[int, int, str], str]:
+def shapes_of(table: EventTable, rows: Rows) -> dict[tuple[int, int, str], str]:
+    """(layer, category, op) -> its most frequent input shapes; empty where they were not recorded."""
     if table.shapes is None:
         return {}
     counts: dict[tuple[int, int, str], dict[str, int]] = {}

@@ -21,6 +21,7 @@ from gradscope.cli.recipes import recipes
 from gradscope.cli.rules import rules
 from gradscope.cli.show import show
 from gradscope.cli.streams import keep_streams, reopen_closed_streams, silence
+from gradscope.cli.trace import trace
 from gradscope.errors import GradscopeError, Terminated
 
 
@@ -70,6 +71,7 @@ app.command(
 )(fix)
 app.command("fit", cls=TargetCommand)(fit)
 app.command("show", cls=Command)(show)
+app.command("trace", cls=Command)(trace)
 app.command("diff", cls=Command)(diff)
 app.command("check", cls=Command)(check)
 app.command("recipes", cls=Command)(recipes)

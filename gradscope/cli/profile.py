@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.failure import note_kept, raising_on_terminate, say, say_error, say_loading, show_user_error
+from gradscope.cli.deliver import Delivery, deliver
+from gradscope.cli.failure import raising_on_terminate, say_error, say_loading, show_user_error
 from gradscope.cli.options import (
     SCRIPT_ARGS,
     Color,
@@ -43,34 +43,24 @@ from gradscope.cli.options import (
     shown_target,
     view_options,
 )
-from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams, write_json, write_page
-from gradscope.errors import GradscopeError, NothingMeasuredError, OutputError, Terminated, UsageError
+from gradscope.cli.streams import report_stream, restore_streams
+from gradscope.errors import GradscopeError, NothingMeasuredError, Terminated, UsageError
 from gradscope.process import room_for_files
-from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.pipeline import Outcome
-    from gradscope.report import Report
     from gradscope.tables import Options
     from gradscope.workload import Script, Workload
 
 
-@dataclass(frozen=True)
-class ProfileRequest:
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest(Delivery):
     """One ``gradscope profile``, as asked for."""
 
     target: str
     args: tuple[str, ...]
     module: bool
     options: Options
-    json_path: Path | None  # None: the JSON goes to stdout, and nothing else does
-    html_path: Path | None  # None: no page
-    source: bool  # the page holds the text of source lines
-    open_page: bool
-    force: bool
-    view: dict[str, Any]
-    color: bool | None
-    quiet: bool
 
 
 def profile(
@@ -180,7 +170,7 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
         restore_streams()
         if outcome.report is not None:
             with room_for_files():
-                _deliver(outcome.report, request, sys.stdout if stream.closed else stream)
+                deliver(outcome.report, request, sys.stdout if stream.closed else stream)
     return _exit_code(outcome, shown_target(request.target, module=request.module))
 
 
@@ -212,55 +202,6 @@ def _measure(loaded: Workload | Script, request: ProfileRequest) -> Outcome:
             return pipeline.profile_workload(loaded, request.options, progress)
     finally:
         progress.done()
-
-
-def _deliver(report: Report, request: ProfileRequest, stream: TextIO) -> None:
-    if request.json_path is None:
-        with reader_may_leave(stream):
-            write_json(stream, report.to_json())
-        note_kept(f"the JSON on stdout ({_steps(report)})")
-        _write_page(report, request)
-        return
-    from gradscope.document.terminal import make_console
-
-    unwritten: OutputError | None = None
-    try:
-        report.save(request.json_path, force=request.force)  # first: the report names the file
-        note_kept(f"{shown_path(request.json_path)} ({_steps(report)})")
-    except OutputError as error:
-        unwritten = error
-    unprinted: OutputError | None = None
-    try:
-        with reader_may_leave(stream, beside_files=unwritten is None):
-            report.print(make_console(stream, request.color), **request.view)
-    except OutputError as error:  # the files are worth all the more
-        unprinted = error
-    if unwritten is not None:
-        raise unwritten
-    if not request.quiet:
-        say(f"wrote {shown_path(request.json_path)}")
-    _write_page(report, request)
-    if unprinted is not None:
-        raise unprinted
-
-
-def _write_page(report: Report, request: ProfileRequest) -> None:
-    if request.html_path is None:
-        return
-    write_page(
-        report,
-        request.html_path,
-        source=request.source,
-        force=request.force,
-        open_it=request.open_page,
-        quiet=request.quiet,
-    )
-    note_kept(shown_path(request.html_path))
-
-
-def _steps(report: Report) -> str:
-    steps = report.data.workload.steps
-    return f"{steps} measured step{'' if steps == 1 else 's'}"
 
 
 def _exit_code(outcome: Outcome, target: str) -> int:

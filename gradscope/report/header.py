@@ -53,7 +53,7 @@ def head_rows(run: RunData, *, full: bool) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-_MODES = {"script": "script", "loop": "own loop"}
+_MODES = {"script": "script", "loop": "own loop", "trace": "trace"}
 
 
 _VERSIONS = ("torch", "triton", "python")

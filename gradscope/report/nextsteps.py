@@ -38,7 +38,7 @@ def _wants_limits(run: RunData) -> bool:
 
 def fix_command(work: WorkloadInfo) -> str:
     """Return how to run fix: as a command, or in Python where what was measured has no name for one."""
-    if not work.target or work.mode == "loop":
+    if not work.target or work.mode in ("loop", "trace"):
         return "gradscope.patch(model, batch)"
     # A script without a file's ending was run as a module, as with python -m.
     names_module = all(part.isidentifier() for part in work.target.split("."))

@@ -43,7 +43,8 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
         return (head,)
     kinds = _kinds(run.layers)
     shown = [kind for kind in kinds[:_KINDS] if kind.ns >= _LEAST * whole] or kinds[:1]
-    return tuple(filter(None, (head, _where(run, shown), _phases(run), _limits(shown))))
+    of_this_machine = run.workload.mode != "trace"
+    return tuple(filter(None, (head, _where(run, shown), _phases(run), _limits(shown) if of_this_machine else "")))
 
 
 def _where(run: RunData, kinds: Sequence[_LayerClass]) -> str:

@@ -19,7 +19,10 @@ Sort = Literal["backward", "forward", "ratio", "memory"]
 SAVED_MEMORY = "saved memory"
 
 # What --show can ask for, in the order of reading.
-SECTIONS = ("findings", "layers", "lines", "ops", "kernels", "ledger", "memory", "saved", "retained", "held", "copies")
+SECTIONS = (
+    *("findings", "layers", "lines", "ops", "kernels", "ledger", "device"),
+    *("memory", "saved", "retained", "held", "copies"),
+)
 # What fits a screen.
 SHORT_LAYERS, SHORT_LINES, FULL_LINES = 12, 8, 10
 LEAST_PERCENT = 1.0

@@ -1,6 +1,7 @@
 """Types that every other part of gradscope imports; no logic beyond what the types promise."""
 
 from gradscope.tables.columns import (
+    BEFORE_THE_TRACE,
     CHECKPOINT,
     OF_TORCHS_LAYER,
     AllocationTable,
@@ -52,6 +53,7 @@ from gradscope.tables.results import (
     OWN,
     SCHEMA_VERSION,
     ConservationError,
+    DeviceLedger,
     Finding,
     KernelRow,
     LayerRow,
@@ -76,10 +78,12 @@ __all__ = [
     "MEMORY_BUDGET",
     "AllocationTable",
     "BlockTable",
+    "BEFORE_THE_TRACE",
     "CHECKPOINT",
     "OF_TORCHS_LAYER",
     "CategoryCourse",
     "ConservationError",
+    "DeviceLedger",
     "CopyRow",
     "EventTable",
     "Finding",

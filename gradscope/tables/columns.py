@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # numpy takes a third of a second, and the command line reads
     import numpy as np
     import numpy.typing as npt
 
+BEFORE_THE_TRACE = -2  # in KernelTable.row: launched before the trace began
+
 IntColumn: TypeAlias = "npt.NDArray[np.int64]"
 Int32Column: TypeAlias = "npt.NDArray[np.int32]"
 Int8Column: TypeAlias = "npt.NDArray[np.int8]"
@@ -93,7 +95,7 @@ class KernelTable:
     end_ns: IntColumn
     device: IntColumn
     stream: IntColumn
-    row: IntColumn  # row of the EventTable that launched it; -1 where that is not known
+    row: IntColumn  # row of the EventTable that launched it; -1 where that is not known; BEFORE_THE_TRACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,52 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLedger:
+    """How long the device's kernels and copies ran in a step, each in full, by what launched them.
+
+    The parts add up to ``kernel_ns`` exactly. What overlaps counts twice, so it may be more than the step.
+    """
+
+    kernel_ns: int
+    forward_ns: int
+    layers_ns: int  # from here on as in the backward pass's Ledger
+    recompute_ns: int
+    gradient_sum_ns: int
+    accumulate_ns: int
+    hook_ns: int
+    outside_modules_ns: int
+    communication_ns: int
+    engine_ns: int
+    unattributed_ns: int
+    optimizer_ns: int
+    other_ns: int  # launched between the phases
+    elsewhere_ns: int  # launched in steps that do not count
+    before_ns: int  # launched before the trace began
+    unknown_ns: int  # nobody knows by what
+    collectives_ns: int = 0  # of all of these, collectives between ranks
+    exposed_ns: int = 0  # of the collectives, while the device did nothing else
+
+    PARTS = (
+        "forward_ns",
+        *Ledger.PARTS,
+        "optimizer_ns",
+        "other_ns",
+        "elsewhere_ns",
+        "before_ns",
+        "unknown_ns",
+    )
+
+    def parts_ns(self) -> int:
+        """Sum of the parts; equal to ``kernel_ns`` by construction and checked by :class:`RunData`."""
+        return sum(getattr(self, name) for name in self.PARTS)
+
+    @property
+    def backward_ns(self) -> int:
+        """What backward passes launched."""
+        return sum(getattr(self, name) for name in Ledger.PARTS)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerRow:
     """One module of the model, by path; ``""`` is the root. Self values unless the name says total.
 
@@ -181,7 +227,7 @@ class WorkloadInfo:
     """What was run and how."""
 
     target: str
-    mode: Literal["model", "script", "loop"]
+    mode: Literal["model", "script", "loop", "trace"]
     steps: int  # measured steps, those that were interrupted left out
     warmup: int
     loss: LossKind | None  # None in script and loop mode
@@ -233,6 +279,7 @@ class RunData:
     memory: MemoryInfo | None = None
     findings: Sequence[Finding] = ()
     rules: int | None = None  # how many looked for findings; None: nobody looked
+    device: DeviceLedger | None = None  # where a device's kernels were recorded
     notes: Sequence[str] = ()  # what was not measured and why; what was estimated
     schema_version: int = SCHEMA_VERSION
 
@@ -276,6 +323,8 @@ def check_conservation(run: RunData) -> None:
     step, ledger = run.step, run.ledger
     _require(ledger.parts_ns(), ledger.backward_ns, "ledger parts against backward_ns")
     _require(ledger.backward_ns, step.backward_ns, "ledger.backward_ns against step.backward_ns")
+    if run.device is not None:
+        _require(run.device.parts_ns(), run.device.kernel_ns, "device's parts against kernel_ns")
     phases = step.forward_ns + step.backward_ns + step.optimizer_ns + step.other_ns
     _require(phases, step.wall_ns, "phases against wall_ns")
     for column, part in (

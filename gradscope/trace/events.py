@@ -142,13 +142,22 @@ def without_parts_of_ops(table: EventTable) -> EventTable:
         rows = np.flatnonzero(table.depth == level)
         above = table.parent[rows]
         drop[rows] = drop[above] | closed[above]
+    return without_rows(table, drop)
+
+
+def without_rows(table: EventTable, drop: npt.NDArray[np.bool_]) -> EventTable:
+    """Leave out these rows; of what they launched, and of rows inside them, the row around them takes their place."""
     keep = np.flatnonzero(~drop)
     place = np.cumsum(~drop, dtype=np.int32) - 1
+    whole = _kept(table.parent, drop)
+
+    def moved(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+        around = np.where(rows >= 0, whole[rows], rows)
+        return np.where(around >= 0, place[around], around)
+
     kernels = table.kernels
     if kernels is not None:
-        whole = _kept(table.parent, drop)
-        kernels = replace(kernels, row=np.where(kernels.row >= 0, place[whole[kernels.row]], -1))
-    parent = table.parent[keep]
+        kernels = replace(kernels, row=moved(kernels.row).astype(np.int64))
     return replace(
         table,
         name=table.name[keep],
@@ -159,16 +168,27 @@ def without_parts_of_ops(table: EventTable) -> EventTable:
         thread=table.thread[keep],
         sequence=table.sequence[keep],
         forward_thread=table.forward_thread[keep],
-        parent=np.where(parent >= 0, place[parent], -1).astype(np.int32),
-        depth=table.depth[keep],
+        parent=moved(table.parent[keep]).astype(np.int32),
+        depth=(table.depth - _dropped_above(table, drop))[keep],
         kernels=kernels,
+        shapes=None if table.shapes is None else tuple(table.shapes[row] for row in keep.tolist()),
     )
 
 
+def _dropped_above(table: EventTable, drop: npt.NDArray[np.bool_]) -> Int32Column:
+    """How many of the rows around each row are left out."""
+    found = np.zeros(len(table), np.int32)
+    for level in range(1, int(table.depth.max(initial=0)) + 1):
+        rows = np.flatnonzero(table.depth == level)
+        above = table.parent[rows]
+        found[rows] = found[above] + drop[above]
+    return found
+
+
 def _kept(parent: Int32Column, drop: npt.NDArray[np.bool_]) -> IntColumn:
-    """The innermost undropped row around each row: itself if it is not dropped."""
+    """The innermost undropped row around each row: itself if it is not dropped; -1 for none."""
     found = np.arange(len(parent))
-    while (inside := np.flatnonzero(drop[found])).size:
+    while (inside := np.flatnonzero((found >= 0) & drop[found])).size:
         found[inside] = parent[found[inside]]
     return found
 

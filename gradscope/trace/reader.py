@@ -136,8 +136,8 @@ def _end_of_step(table: EventTable, mark: int) -> int:
 
 
 def _moved(place: IntColumn, rows: npt.NDArray[np.integer]) -> IntColumn:
-    """New numbers of rows; -1 stays."""
-    return np.where(rows >= 0, place[rows], -1)
+    """New numbers of rows; what is none stays."""
+    return np.where(rows >= 0, place[rows], rows)
 
 
 def _kernels(parts: Sequence[_Part], after: IntColumn) -> KernelTable | None:

@@ -1,0 +1,1 @@
+"""Traces that ``torch.profiler`` exported (Chrome's JSON) -> the run data of a report: ``gradscope trace``."""

@@ -1,0 +1,133 @@
+"""What the modules of a trace are called: by who called them, or by the model that they are.
+
+The profiler names a module by its class and a number, ``Linear_3``: the fourth Linear that was called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gradscope.chrome.table import CalledModule
+from gradscope.errors import TraceFileError
+from gradscope.tables import ModuleInfo
+from gradscope.tree import named_modules_of, parameters_of
+from gradscope.workload import Workload, call_model
+
+_SHARDED = "FSDP"  # fully_shard makes a class of its own of each: FSDPLinear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The layers of the report, and which of them each module of the trace is."""
+
+    infos: tuple[ModuleInfo, ...]  # parents before children
+    label: tuple[int, ...]  # of each module of the trace; -1 for none
+    parents: tuple[int, ...]  # of each layer the nearest above it that is called itself; -1 for none
+    parameters: int = 0  # elements of the model's, each shared parameter once; 0: not known
+
+
+def by_calls(modules: Sequence[CalledModule]) -> LayerNames:
+    """Name each module below the one that called it first: ``Block_0.Linear_3``; a single root has no name."""
+    roots = [module for module in modules if module.parent < 0]
+    paths: dict[int, str] = {}
+    infos: dict[int, ModuleInfo] = {}
+
+    def name(number: int) -> str:
+        module = modules[number]
+        if number not in paths:
+            if module.parent < 0:
+                paths[number] = "" if len(roots) == 1 else module.instance
+            else:
+                above = name(module.parent)
+                paths[number] = f"{above}.{module.instance}" if above else module.instance
+            parent = None if module.parent < 0 else paths[module.parent]
+            infos[number] = ModuleInfo(paths[number], module.class_name, parent, 0, None)
+        return paths[number]
+
+    for number in range(len(modules)):
+        name(number)
+    order = list(infos)  # a parent is named before its children
+    row = {number: place for place, number in enumerate(order)}
+    return LayerNames(
+        tuple(infos.values()),
+        tuple(row[number] for number in range(len(modules))),
+        tuple(row.get(modules[number].parent, -1) for number in order),
+    )
+
+
+def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) -> LayerNames:
+    """Name the modules of the trace as the model names them: of each class, in the order of their first calls.
+
+    The model is run forward once, without gradients, for that order. What wraps it in the trace, and a loss that it
+    does not hold, are no layers.
+
+    Raises:
+        TraceFileError: the model calls another number of modules of some class.
+        BaseException: what the model raises.
+    """
+    called = _first_calls(workload)
+    paths = {id(module): path for path, module in named_modules_of(workload.model)}
+    mine: dict[str, list[str]] = defaultdict(list)
+    for module in called:
+        if id(module) in paths:
+            mine[type(module).__name__].append(paths[id(module)])
+    seen = Counter(_class_name(module, mine) for module in modules)
+    for class_name, known in mine.items():
+        if seen[class_name] != len(known):
+            raise TraceFileError(
+                f"{trace} is not of this model: it calls {seen[class_name]} modules of class {class_name}, and "
+                f"{type(workload.model).__name__} calls {len(known)}.\nGive --model the model that was traced."
+            )
+    infos = _infos(workload.model)
+    row = {info.path: number for number, info in enumerate(infos)}
+    given: Counter[str] = Counter()
+    label = []
+    for module in modules:
+        class_name = _class_name(module, mine)
+        label.append(row[mine[class_name][given[class_name]]] if class_name in mine else -1)
+        given[class_name] += 1
+    is_called = {number for number in label if number >= 0}
+    parents = []
+    for info in infos:
+        above = info.parent
+        while above is not None and row[above] not in is_called:
+            above = infos[row[above]].parent
+        parents.append(-1 if above is None else row[above])
+    elements = sum({id(each): each.numel() for each in parameters_of(workload.model)}.values())
+    return LayerNames(tuple(infos), tuple(label), tuple(parents), elements)
+
+
+def _class_name(module: CalledModule, known: dict[str, list[str]]) -> str:
+    plain = module.class_name.removeprefix(_SHARDED)
+    return plain if module.class_name not in known and plain in known else module.class_name
+
+
+def _first_calls(workload: Workload) -> list[nn.Module]:
+    found: dict[int, nn.Module] = {}
+
+    def note(module: nn.Module, args: object) -> None:
+        found.setdefault(id(module), module)
+
+    hook = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        with torch.no_grad():
+            call_model(workload.model, workload.batch)
+    finally:
+        hook.remove()
+    return list(found.values())
+
+
+def _infos(model: nn.Module) -> list[ModuleInfo]:
+    infos: dict[str, ModuleInfo] = {}
+    for path, module in named_modules_of(model):
+        above = path.rpartition(".")[0] if path else None
+        while above and above not in infos:
+            above = above.rpartition(".")[0]
+        own = sum(each.numel() for each in module._parameters.values() if each is not None)
+        infos[path] = ModuleInfo(path, type(module).__name__, above, own, None)
+    return list(infos.values())

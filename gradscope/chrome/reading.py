@@ -1,0 +1,291 @@
+"""The JSON of an exported trace -> columns, an event at a time.
+
+Of an event nothing is kept but its numbers, so that a trace needs little more memory than its own text. Times are
+nanoseconds from the first event; the file has microseconds with up to three decimals.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gradscope.errors import TraceFileError
+from gradscope.inputs import MOST_BYTES, NotJsonError, UnreadableError, parse_json, read_bytes
+from gradscope.safe_text import shown_path
+from gradscope.tables import IntColumn
+from gradscope.trace.tree import Interner
+from gradscope.units import size as size_text
+
+_EXPORT = "Export one from the training loop with: prof.export_chrome_trace('trace.json.gz')"
+
+# Categories of kineto's exports, newest and oldest names. Others (flows of copies, Python's own functions,
+# annotations mirrored on the device, counters) hold nothing that is read here.
+_OPS = frozenset({"cpu_op", "operator"})
+_ANNOTATIONS = frozenset({"user_annotation"})
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "privateuse1_runtime", "xpu_runtime", "mtia_runtime"})
+_DEVICE = frozenset(
+    {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "concurrent_kernel", "privateuse1_driver"}
+    | {"mtia_ccp_events", "xpu_kernel"}
+)
+_PYTHON = frozenset({"python_function"})
+_ARROWS = frozenset({"fwdbwd"})
+
+MODULE = "nn.Module: "
+# The engine is entered by the first of these; where several enclose each other the innermost counts.
+_ENGINE = ("<built-in method run_backward of ", "<built-in method run_backward>")
+_ENGINE_CALLERS = (": _engine_run_backward", "torch/_tensor.py(", "torch/autograd/__init__.py(")
+
+HOST, ANNOTATION, RUNTIME, CALL, BACKWARD = range(5)  # what a row of the host is
+
+
+@dataclass(slots=True)
+class HostEvents:
+    """What threads of the program did; one entry an event."""
+
+    kind: Any = field(default_factory=lambda: array("b"))
+    name: Any = field(default_factory=lambda: array("i"))  # index into Exported.names
+    thread: Any = field(default_factory=lambda: array("i"))  # index into Exported.threads
+    start: Any = field(default_factory=lambda: array("d"))  # microseconds
+    duration: Any = field(default_factory=lambda: array("d"))
+    sequence: Any = field(default_factory=lambda: array("q"))  # -1: none
+    forward_thread: Any = field(default_factory=lambda: array("q"))  # the profiler's number of a thread; 0: none
+    external: Any = field(default_factory=lambda: array("q"))  # "External id"; -1: none
+    correlation: Any = field(default_factory=lambda: array("q"))  # of a call of the device's runtime; -1: none
+
+
+@dataclass(slots=True)
+class DeviceEvents:
+    """Kernels, copies and memsets; one entry an event."""
+
+    name: Any = field(default_factory=lambda: array("i"))  # index into Exported.kernels
+    start: Any = field(default_factory=lambda: array("d"))
+    duration: Any = field(default_factory=lambda: array("d"))
+    device: Any = field(default_factory=lambda: array("q"))
+    stream: Any = field(default_factory=lambda: array("q"))
+    external: Any = field(default_factory=lambda: array("q"))
+    correlation: Any = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True)
+class Exported:
+    """An exported trace as columns.
+
+    Attributes:
+        arrows: of each arrow from an operation to its backward node, by its number: (thread, start) of both ends.
+        shapes: of each host event the number of its text in ``shape_texts``, -1 for none.
+        about: what the file says of itself outside of its events.
+    """
+
+    name: str  # what messages call the file
+    host: HostEvents = field(default_factory=HostEvents)
+    device: DeviceEvents = field(default_factory=DeviceEvents)
+    names: Interner = field(default_factory=Interner)
+    kernels: Interner = field(default_factory=Interner)
+    threads: dict[tuple[str, str], int] = field(default_factory=dict)
+    arrows: dict[str, list[tuple[int, float] | None]] = field(default_factory=dict)
+    shape_texts: Interner = field(default_factory=Interner)
+    shapes: Any = field(default_factory=lambda: array("i"))
+    about: dict[str, Any] = field(default_factory=dict)
+    events: int = 0
+
+    def base(self) -> float:
+        """The start of the first event, in the file's microseconds."""
+        starts = [column for column in (self.host.start, self.device.start) if len(column)]
+        return min(min(column) for column in starts) if starts else 0.0
+
+
+def ns(microseconds: Any, base: float) -> IntColumn:
+    """Nanoseconds from ``base`` on."""
+    found: IntColumn = np.rint((np.frombuffer(microseconds, np.float64) - base) * 1000.0).astype(np.int64)
+    return found
+
+
+def read_exported(path: str | os.PathLike[str]) -> Exported:
+    """Read a trace that ``torch.profiler`` exported, ``.json`` or ``.json.gz``.
+
+    Raises:
+        TraceFileError: it cannot be read, is cut off, or is no such trace.
+    """
+    name = shown_path(path)
+    text = _text(path, name)
+    reader = _Reader(Exported(name))
+    try:
+        whole = parse_json(text, constants=True, each=reader.take)
+    except NotJsonError as error:
+        raise TraceFileError(f"{name} is not a whole trace: {error}.\n{_EXPORT}") from error
+    del text
+    found = reader.found
+    if isinstance(whole, dict):
+        found.about = {key: value for key, value in whole.items() if key != "traceEvents"}
+    if not found.events:
+        raise TraceFileError(
+            f"{name} is not a trace of torch.profiler: it has no events with a name, a start and a duration.\n{_EXPORT}"
+        )
+    return found
+
+
+def _text(path: str | os.PathLike[str], name: str) -> str:
+    try:
+        data = read_bytes(path, pipes=True)
+        if data[:2] == b"\x1f\x8b":
+            data = _unpacked(data)
+        return data.decode("utf-8", errors="replace")  # names of kernels of other compilers
+    except UnreadableError as error:
+        reason = "no such file" if error.missing else f"cannot be read: {error}"
+        raise TraceFileError(f"{name}{':' if error.missing else ''} {reason}.\n{_EXPORT}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceFileError(f"{name} is cut off or damaged: {error}.\nCopy it again, or record it again.") from error
+    except MemoryError as error:
+        raise TraceFileError(f"{name} cannot be read: there is not enough memory for it.") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What gzip packed; no more than would be read of a plain file.
+
+    Raises:
+        EOFError: it ends before its end.
+        UnreadableError: it is larger.
+    """
+    unpacker = zlib.decompressobj(wbits=31)
+    found = unpacker.decompress(data, _MOST_UNPACKED + 1)
+    if len(found) > _MOST_UNPACKED:
+        raise UnreadableError(f"unpacked it has more than {size_text(_MOST_UNPACKED)}, the most that is read")
+    if not unpacker.eof:
+        raise EOFError("it ends before its end")
+    return found
+
+
+_MOST_UNPACKED = 4 * MOST_BYTES
+
+
+class _Reader:
+    """Takes each object of the JSON as soon as it is read: an event becomes numbers, and nothing is left of it."""
+
+    def __init__(self, found: Exported) -> None:
+        self.found = found
+        self._kinds: dict[Any, Callable[[dict[str, Any]], None] | None] = {}
+
+    def take(self, value: dict[str, Any]) -> Any:
+        """Return None of an event, and of other objects themselves."""
+        phase = value.get("ph")
+        if phase is None or "name" not in value:
+            return value
+        category = value.get("cat")
+        if phase == "X":
+            if category not in self._kinds:
+                self._kinds[category] = self._reader_of(str(category).lower())
+            read = self._kinds[category]
+            self.found.events += 1
+            if read is not None:
+                try:
+                    read(value)
+                except (TypeError, ValueError, OverflowError):
+                    self.found.events -= 1  # no event of kineto's
+        elif phase in ("s", "f") and str(category).lower() in _ARROWS:
+            self._arrow(value, end=phase == "f")
+        return None
+
+    def _reader_of(self, category: str) -> Callable[[dict[str, Any]], None] | None:
+        if category in _OPS:
+            return self._op
+        if category in _ANNOTATIONS:
+            return self._annotation
+        if category in _RUNTIME:
+            return self._runtime
+        if category in _DEVICE:
+            return self._device
+        return self._python if category in _PYTHON else None
+
+    def _op(self, event: dict[str, Any]) -> None:
+        self._host(HOST, event, event["name"])
+
+    def _annotation(self, event: dict[str, Any]) -> None:
+        self._host(ANNOTATION, event, event["name"])
+
+    def _runtime(self, event: dict[str, Any]) -> None:
+        self._host(RUNTIME, event, event["name"])
+
+    def _python(self, event: dict[str, Any]) -> None:
+        name = event["name"]
+        if name.startswith(MODULE):
+            self._host(CALL, event, name)
+        elif name.startswith(_ENGINE) or (name.endswith("backward") and any(each in name for each in _ENGINE_CALLERS)):
+            self._host(BACKWARD, event, name)
+
+    def _host(self, kind: int, event: dict[str, Any], name: str) -> None:
+        found, arguments = self.found.host, _arguments(event)
+        start, duration = float(event["ts"]), float(event.get("dur", 0))
+        thread = self._thread(event)
+        sequence = int(arguments.get("Sequence number", -1))
+        forward = int(arguments.get("Fwd thread id", 0))
+        external = _external(arguments)
+        correlation = int(arguments.get("correlation", -1)) if kind == RUNTIME else -1
+        shape = _shape_text(arguments.get("Input Dims", arguments.get("Input dims"))) if kind == HOST else ""
+        found.kind.append(kind)
+        found.name.append(self.found.names[str(name)])
+        found.thread.append(thread)
+        found.start.append(start)
+        found.duration.append(max(duration, 0.0))
+        found.sequence.append(sequence)
+        found.forward_thread.append(forward)
+        found.external.append(external)
+        found.correlation.append(correlation)
+        self.found.shapes.append(self.found.shape_texts[shape] if shape else -1)
+
+    def _device(self, event: dict[str, Any]) -> None:
+        found, arguments = self.found.device, _arguments(event)
+        start, duration = float(event["ts"]), float(event.get("dur", 0))
+        device = _number(arguments.get("device", event.get("pid")))
+        stream = _number(arguments.get("stream", event.get("tid")))
+        external, correlation = _external(arguments), int(arguments.get("correlation", -1))
+        found.name.append(self.found.kernels[str(event["name"])])
+        found.start.append(start)
+        found.duration.append(max(duration, 0.0))
+        found.device.append(device)
+        found.stream.append(stream)
+        found.external.append(external)
+        found.correlation.append(correlation)
+
+    def _arrow(self, event: dict[str, Any], *, end: bool) -> None:
+        try:
+            place = (self._thread(event), float(event["ts"]))
+        except (KeyError, TypeError, ValueError):
+            return
+        ends = self.found.arrows.setdefault(str(event.get("id")), [None, None])
+        ends[end] = place
+
+    def _thread(self, event: dict[str, Any]) -> int:
+        threads = self.found.threads
+        return threads.setdefault((str(event.get("pid")), str(event.get("tid"))), len(threads) + 1)
+
+
+def _arguments(event: dict[str, Any]) -> Mapping[str, Any]:
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _external(arguments: Mapping[str, Any]) -> int:
+    return int(arguments.get("External id", arguments.get("external id", -1)))
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):  # "stream 7", or a name
+        digits = "".join(letter for letter in str(value) if letter.isdigit())
+        return int(digits[:9]) if digits else 0
+
+
+def _shape_text(dims: Any) -> str:
+    """``[[8, 64], [], [64, 64]]`` -> ``"[8, 64] [64, 64]"``."""
+    if not isinstance(dims, list):
+        return ""
+    return " ".join(json.dumps(shape) for shape in dims if isinstance(shape, list) and shape)

@@ -1,0 +1,469 @@
+"""An exported trace -> the tables that attribution reads: rows of the host, calls of modules, kernels, steps.
+
+What gradscope marks in a trace of its own is found here from what torch writes by itself: module calls from the
+profiler's ``nn.Module`` rows, and the numbers that each drew from the operations around it; backward passes from
+``run_backward``, or where Python was not recorded from the stretches in which the engine evaluated nodes; steps from
+``ProfilerStep#N``, else from the ends of ``Optimizer.step``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gradscope import markers
+from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
+from gradscope.errors import TraceFileError
+from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, SpanTable
+from gradscope.trace.events import launchers, make_table, row_order, without_parts_of_ops, without_rows
+from gradscope.trace.names import EVALUATE, USER_SCOPE
+from gradscope.trace.tree import Interner, RawColumns
+
+PROFILER_STEP = "ProfilerStep#"
+_OPTIMIZER_STEP = "Optimizer.step#"
+_UNSEEN = 1_000_000  # added to the profiler's number of a thread that the trace does not show
+_GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """Where the steps lie.
+
+    Attributes:
+        how: what they were cut at: "ProfilerStep", "Optimizer.step" or "" where the whole trace is taken for one.
+    """
+
+    numbers: tuple[int, ...]  # as the trace numbers them, else from 0 on
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class CalledModule:
+    """A module of the trace."""
+
+    instance: str  # "Linear_3"
+    class_name: str
+    parent: int  # index of the module that called it first; -1 for none
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What attribution reads of an exported trace."""
+
+    table: EventTable
+    calls: SpanTable  # label: index of the module
+    modules: tuple[CalledModule, ...]  # in the order of their first calls
+    steps: StepBounds
+    left_out: frozenset[int]  # of the intervals between STEP rows, those that are no step
+    kernel_count: int
+    begins_ns: int  # of the first row of the host
+    has_module_rows: bool
+    passes_guessed: bool  # backward passes are stretches of evaluated nodes: Python was not recorded
+
+
+def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
+    """Make the tables of a trace.
+
+    Args:
+        found: what was read.
+        steps: first and last of the steps that count; None: all.
+
+    Raises:
+        TraceFileError: it holds no backward pass, or none of these steps.
+    """
+    host = _Host(found)
+    if not len(host.nodes):
+        raise TraceFileError(
+            f"{found.name} holds no backward pass: no node of autograd was evaluated in it"
+            f"{_instead(host)}.\nRecord one step of training, forward and backward, on every thread."
+        )
+    bounds = _steps(host, steps)
+    windows, guessed = _windows(host)
+    calls, modules = _calls(host)
+    columns, names, scopes, runtime = _raw(host, calls, windows, bounds)
+    table = make_table(columns, names, scopes)
+    order = row_order(columns)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    table = replace(table, kernels=_kernels(found, host, place))
+    table = without_parts_of_ops(without_rows(table, _only_launching(table, runtime[order])))
+    spans = SpanTable(calls.label, calls.low, calls.high)
+    gaps = frozenset(range(1, 2 * len(bounds.numbers), 2))
+    return Recorded(
+        table,
+        spans,
+        modules,
+        bounds,
+        gaps,
+        len(found.device.name),
+        int(host.start.min()),
+        bool(len(calls.row)),
+        guessed,
+    )
+
+
+class _Host:
+    """The host's events as arrays, threads of forward told from the profiler's numbers."""
+
+    def __init__(self, found: Exported) -> None:
+        host, base = found.host, found.base()
+        self.found = found
+        self.base = base
+        self.names = list(found.names)
+        self.kind = np.frombuffer(host.kind, np.int8)
+        self.name = np.frombuffer(host.name, np.int32)
+        self.thread: Int32Column = np.frombuffer(host.thread, np.int32)
+        self.start = ns(host.start, base)
+        self.end = self.start + ns(host.duration, 0.0)
+        self.sequence: IntColumn = np.frombuffer(host.sequence, np.int64)
+        self.logical: IntColumn = np.frombuffer(host.forward_thread, np.int64)
+        self.external: IntColumn = np.frombuffer(host.external, np.int64)
+        self.correlation: IntColumn = np.frombuffer(host.correlation, np.int64)
+        evaluates = np.array([text.startswith(EVALUATE) for text in self.names], bool)
+        is_host = self.kind == HOST
+        self.nodes = np.flatnonzero(is_host & evaluates[self.name]) if self.names else np.empty(0, np.int64)
+        self.drew = np.flatnonzero(is_host & (self.sequence >= 0) & (self.logical == 0))
+        self.forward_thread = self._forward_threads()
+
+    def _forward_threads(self) -> Int32Column:
+        """The thread whose counter drew the number of each backward row; 0 for others."""
+        thread_of = _by_arrows(self)
+        for number in np.unique(self.logical[self.logical > 0]).tolist():
+            if number not in thread_of:
+                thread_of[number] = _by_numbers(self, number)
+        found = np.zeros(len(self.kind), np.int32)
+        for number, thread in thread_of.items():
+            found[self.logical == number] = thread
+        return found
+
+    def named(self, kind: int, beginning: str) -> IntColumn:
+        """Rows of a kind whose name begins so, in order of start."""
+        if not self.names:
+            return np.empty(0, np.int64)
+        fits = np.array([text.startswith(beginning) for text in self.names], bool)
+        rows = np.flatnonzero((self.kind == kind) & fits[self.name])
+        return rows[np.argsort(self.start[rows], kind="stable")]
+
+
+def _by_arrows(host: _Host) -> dict[int, int]:
+    """The profiler's number of a thread -> the thread that most arrows to its nodes come from."""
+    rows = np.flatnonzero(host.logical > 0)
+    starts = np.frombuffer(host.found.host.start, np.float64)
+    number_at = {
+        (thread, start): number
+        for thread, start, number in zip(
+            host.thread[rows].tolist(), starts[rows].tolist(), host.logical[rows].tolist(), strict=True
+        )
+    }
+    votes: dict[int, Counter[int]] = defaultdict(Counter)
+    for source, target in host.found.arrows.values():
+        if source is not None and target is not None and target in number_at:
+            votes[number_at[target]][source[0]] += 1
+    return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
+
+
+def _by_numbers(host: _Host, number: int) -> int:
+    """The thread whose operations drew most of the numbers of these nodes; one that is not there where none did."""
+    wanted = np.unique(host.sequence[(host.logical == number) & (host.sequence >= 0)])
+    best, most = _UNSEEN + number, 0
+    for thread in np.unique(host.thread[host.drew]).tolist():
+        drawn = np.unique(host.sequence[host.drew[host.thread[host.drew] == thread]])
+        shared = int(np.isin(wanted, drawn, assume_unique=True).sum())
+        if shared > most:
+            best, most = thread, shared
+    return best
+
+
+def _instead(host: _Host) -> str:
+    drew = len(host.drew) or np.any(host.kind == HOST)
+    if drew:
+        return ", which is so of inference"
+    return "; it has the device's side alone" if len(host.found.device.name) else ""
+
+
+def _steps(host: _Host, wanted: tuple[int, int] | None) -> StepBounds:
+    found = _profiler_steps(host) or _optimizer_steps(host)
+    if found is None:
+        found = StepBounds((0,), (int(host.start.min()),), (int(host.end.max()) + 1,), "")
+    if wanted is None:
+        # A step in which nothing ran backward is the one before the window, or behind it.
+        chosen = [i for i in range(len(found.numbers)) if _has_backward(host, found, i)] or [0]
+    else:
+        chosen = [i for i, number in enumerate(found.numbers) if wanted[0] <= number <= wanted[1]]
+        if not chosen:
+            first, last = found.numbers[0], found.numbers[-1]
+            has = f"step {first} alone" if first == last else f"steps {first} to {last}"
+            raise TraceFileError(f"{host.found.name} has {has}: --steps {wanted[0]}-{wanted[1]} leaves none.")
+    return StepBounds(
+        tuple(found.numbers[i] for i in chosen),
+        tuple(found.start_ns[i] for i in chosen),
+        tuple(found.end_ns[i] for i in chosen),
+        found.how,
+    )
+
+
+def _has_backward(host: _Host, steps: StepBounds, i: int) -> bool:
+    start = host.start[host.nodes]
+    return bool(((start >= steps.start_ns[i]) & (start < steps.end_ns[i])).any())
+
+
+def _profiler_steps(host: _Host) -> StepBounds | None:
+    rows = host.named(ANNOTATION, PROFILER_STEP)
+    if not len(rows):
+        rows = host.named(HOST, PROFILER_STEP)  # of torch before 1.12
+    texts = [host.names[number].removeprefix(PROFILER_STEP) for number in host.name[rows].tolist()]
+    kept = [i for i, text in enumerate(texts) if text.isdigit()]
+    if not kept:
+        return None
+    start, end = host.start[rows[kept]].tolist(), host.end[rows[kept]].tolist()
+    end = [min(last, following) for last, following in zip(end, [*start[1:], end[-1]], strict=True)]
+    return StepBounds(tuple(int(texts[i]) for i in kept), tuple(start), tuple(end), "ProfilerStep")
+
+
+def _optimizer_steps(host: _Host) -> StepBounds | None:
+    """Steps from the end of one ``Optimizer.step`` to that of the next, of the optimizer that steps least often."""
+    rows = host.named(ANNOTATION, _OPTIMIZER_STEP)
+    if not len(rows):
+        rows = host.named(HOST, _OPTIMIZER_STEP)
+    if not len(rows):
+        return None
+    counts = Counter(host.name[rows].tolist())
+    rarest = min(counts.values())
+    last = [name for name in host.name[rows].tolist() if counts[name] == rarest][-1]
+    ends = np.sort(host.end[rows[host.name[rows] == last]]).tolist()
+    begins = int(host.start.min())
+    # What precedes the first end may be a part of a step alone: it counts where there is no other.
+    bounds = ends if len(ends) > 1 else [begins, *ends]
+    return StepBounds(tuple(range(len(bounds) - 1)), tuple(bounds[:-1]), tuple(bounds[1:]), "Optimizer.step")
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Backward passes."""
+
+    start: IntColumn
+    end: IntColumn
+    thread: Int32Column
+
+
+def _windows(host: _Host) -> tuple[_Windows, bool]:
+    """The backward passes, and whether they had to be guessed."""
+    rows = np.flatnonzero(host.kind == BACKWARD)
+    if len(rows):
+        for beginning in ("<built-in method run_backward", "torch/autograd/graph.py"):
+            inner = rows[[host.names[name].startswith(beginning) for name in host.name[rows].tolist()]]
+            if len(inner):
+                rows = inner
+                break
+        return _Windows(host.start[rows], host.end[rows], host.thread[rows]), False
+    return _stretches_of_nodes(host), True
+
+
+def _stretches_of_nodes(host: _Host) -> _Windows:
+    """Evaluated nodes between which nothing ran forward: each stretch is a pass, of the thread that waits for it."""
+    nodes = host.nodes[np.argsort(host.start[host.nodes], kind="stable")]
+    start, end = host.start[nodes], host.end[nodes]
+    until = np.maximum.accumulate(end)
+    optimizer = host.named(ANNOTATION, _OPTIMIZER_STEP)
+    forward = np.sort(host.start[np.concatenate([host.drew, optimizer])])
+    # In the gap before node i: forward that starts after all nodes before have ended.
+    between = np.searchsorted(forward, start[1:]) - np.searchsorted(forward, until[:-1])
+    first = np.concatenate([[0], np.flatnonzero((between > 0) & (start[1:] > until[:-1])) + 1])
+    last = np.concatenate([first[1:] - 1, [len(nodes) - 1]])
+    waits = host.forward_thread[nodes]
+    thread = []
+    for low, high in zip(first.tolist(), last.tolist(), strict=True):
+        made_by = Counter(number for number in waits[low : high + 1].tolist() if 0 < number < _UNSEEN)
+        thread.append(made_by.most_common(1)[0][0] if made_by else int(host.thread[nodes[low]]))
+    return _Windows(start[first], until[last], np.array(thread, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    row: IntColumn
+    label: IntColumn
+    low: IntColumn
+    high: IntColumn
+
+
+def _calls(host: _Host) -> tuple[_Calls, tuple[CalledModule, ...]]:
+    """Module calls in order of start, with the numbers that each drew, and the modules."""
+    rows = np.flatnonzero(host.kind == CALL)
+    rows = rows[np.lexsort((-host.end[rows], host.start[rows]))]
+    low, high = _numbers(host, rows, host.start[rows]), _numbers(host, rows, host.end[rows])
+    parents = _callers(host, rows)
+    texts = [host.names[name].removeprefix(MODULE) for name in host.name[rows].tolist()]
+    index: dict[str, int] = {}
+    modules: list[CalledModule] = []
+    backward = _in_backward(host, rows)
+    # A module that is first seen while it is run again has its place from a call of forward, where there is one.
+    for again in (False, True):
+        for i in np.flatnonzero(backward == again).tolist():
+            if texts[i] not in index:
+                index[texts[i]] = len(modules)
+                above = index.get(texts[parents[i]], -1) if parents[i] >= 0 else -1
+                modules.append(CalledModule(texts[i], texts[i].rpartition("_")[0] or texts[i], above))
+    label = np.array([index[text] for text in texts], np.int64)
+    return _Calls(rows, label, low, np.maximum(low, high)), tuple(modules)
+
+
+def _in_backward(host: _Host, rows: IntColumn) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each call began while its thread evaluated a node."""
+    found = np.zeros(len(rows), bool)
+    for thread in np.unique(host.thread[rows]).tolist():
+        mine = np.flatnonzero(host.thread[rows] == thread)
+        nodes = host.nodes[host.thread[host.nodes] == thread]
+        nodes = nodes[np.argsort(host.start[nodes], kind="stable")]
+        if not len(nodes):
+            continue
+        until = np.maximum.accumulate(host.end[nodes])
+        place = np.searchsorted(host.start[nodes], host.start[rows[mine]], side="right") - 1
+        found[mine] = (place >= 0) & (host.start[rows[mine]] < until[np.maximum(place, 0)])
+    return found
+
+
+def _numbers(host: _Host, rows: IntColumn, time: IntColumn) -> IntColumn:
+    """The number that the next node would have had on each row's thread at that time."""
+    found = np.zeros(len(rows), np.int64)
+    for thread in np.unique(host.thread[rows]).tolist():
+        mine = np.flatnonzero(host.thread[rows] == thread)
+        drew = host.drew[host.thread[host.drew] == thread]
+        if not len(drew):
+            continue
+        drew = drew[np.argsort(host.start[drew], kind="stable")]
+        numbers = np.maximum.accumulate(host.sequence[drew])
+        following = np.append(numbers, numbers[-1] + 1)
+        found[mine] = following[np.searchsorted(host.start[drew], time[mine], side="left")]
+    return found
+
+
+def _callers(host: _Host, rows: IntColumn) -> list[int]:
+    """For each call the index of the call around it; -1 for none."""
+    open_calls: dict[int, list[int]] = defaultdict(list)
+    found = []
+    starts, ends, threads = host.start[rows].tolist(), host.end[rows].tolist(), host.thread[rows].tolist()
+    for i, (start, end, thread) in enumerate(zip(starts, ends, threads, strict=True)):
+        stack = open_calls[thread]
+        while stack and ends[stack[-1]] <= start and not (start == end == ends[stack[-1]]):
+            stack.pop()
+        found.append(stack[-1] if stack else -1)
+        stack.append(i)
+    return found
+
+
+def _raw(
+    host: _Host, calls: _Calls, windows: _Windows, steps: StepBounds
+) -> tuple[RawColumns, Interner, Sequence[int], np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """The rows of the table before they are sorted: the host's events, and the marks of gradscope's own."""
+    kept = np.flatnonzero(np.isin(host.kind, (HOST, ANNOTATION, RUNTIME)))
+    names, scopes = Interner(), []
+    number_of = np.full(len(host.names) * 2, -1, np.int32)  # an annotation may have the name of an operation
+    is_annotation = (host.kind[kept] == ANNOTATION).astype(np.int64)
+    keys = host.name[kept].astype(np.int64) * 2 + is_annotation
+    for key in np.unique(keys).tolist():
+        text = host.names[key // 2]
+        number = names[text]
+        if number == len(scopes):
+            scopes.append(USER_SCOPE if key % 2 else 0)
+        number_of[key] = number
+    marks: list[tuple[str, int, int, int]] = []
+    for k, row in enumerate(calls.row.tolist()):
+        marks.append((f"{markers.CALL}{k}", int(host.start[row]), int(host.end[row]), int(host.thread[row])))
+    for start, end, thread in zip(windows.start.tolist(), windows.end.tolist(), windows.thread.tolist(), strict=True):
+        marks.append((f"{markers.BACKWARD}0", start, end, thread))
+    trains = _training_thread(host)
+    for k, (start, end) in enumerate(zip(steps.start_ns, steps.end_ns, strict=True)):
+        marks.append((f"{markers.STEP}{2 * k}", start, start, trains))
+        marks.append((f"{markers.STEP}{2 * k + 1}", end, end, trains))
+    mark_names = np.array([names[text] for text, *_ in marks], np.int32)
+    scopes.extend([0] * (len(names) - len(scopes)))
+
+    def column(values: IntColumn, of_marks: list[int] | int) -> IntColumn:
+        tail = np.full(len(marks), of_marks) if isinstance(of_marks, int) else np.array(of_marks, np.int64)
+        return np.concatenate([values, tail.astype(np.int64)])
+
+    shapes = np.frombuffer(host.found.shapes, np.int32)[kept]
+    texts = [*host.found.shape_texts, ""]
+    columns = RawColumns(
+        name=np.concatenate([number_of[keys], mark_names]),
+        start_ns=column(host.start[kept], [mark[1] for mark in marks]),
+        end_ns=column(host.end[kept], [mark[2] for mark in marks]),
+        thread=column(host.thread[kept].astype(np.int64), [mark[3] for mark in marks]).astype(np.int32),
+        sequence=column(host.sequence[kept], -1),
+        forward_thread=column(host.forward_thread[kept].astype(np.int64), 0).astype(np.int32),
+        shapes=[texts[number] for number in shapes.tolist()] + [""] * len(marks),
+    )
+    runtime = np.concatenate([host.kind[kept] == RUNTIME, np.zeros(len(marks), bool)])
+    return columns, names, scopes, runtime
+
+
+def _training_thread(host: _Host) -> int:
+    """The thread whose counter most nodes have their numbers from."""
+    threads = host.forward_thread[host.forward_thread > 0]
+    threads = threads[threads < _UNSEEN]
+    if not len(threads):
+        threads = host.thread[host.nodes]
+    return int(np.bincount(threads).argmax())
+
+
+def _kernels(found: Exported, host: _Host, place: IntColumn) -> KernelTable | None:
+    """The device's activities, each with the row that launched it: by correlation, else by the operation's number."""
+    device = found.device
+    if not len(device.name):
+        return None
+    start = ns(device.start, host.base)
+    order = np.argsort(start, kind="stable")
+    kept = np.flatnonzero(np.isin(host.kind, (HOST, ANNOTATION, RUNTIME)))
+    runtime = np.where(host.kind[kept] == RUNTIME, host.correlation[kept], -1)
+    correlation = np.frombuffer(device.correlation, np.int64)[order]
+    external = np.frombuffer(device.external, np.int64)[order]
+    rows = _row_of(runtime, correlation)
+    ops = np.where(host.kind[kept] == HOST, host.external[kept], -1)
+    by_operation = _row_of(ops, external)
+    # A call of the runtime on a thread of its own is in no operation: the operation's number tells it.
+    alone = np.zeros(len(kept), bool)
+    threads = host.thread[kept]
+    for thread in np.unique(threads).tolist():
+        alone[threads == thread] = not (host.kind[kept[threads == thread]] != RUNTIME).any()
+    lost = (rows < 0) | (alone[np.maximum(rows, 0)] & (by_operation >= 0))
+    rows = np.where(lost, by_operation, rows)
+    # These numbers grow: smaller ones than any in the trace were given before it began.
+    numbers = np.where(correlation > 0, correlation, external)
+    known = runtime if (correlation > 0).any() else ops
+    earliest = int(known[known > 0].min(initial=np.iinfo(np.int64).max))
+    early = np.where(numbers > 0, numbers < earliest, start[order] < host.start.min())
+    rows = np.where((rows < 0) & early & (earliest < np.iinfo(np.int64).max), BEFORE_THE_TRACE, rows)
+    return KernelTable(
+        names=tuple(found.kernels),
+        name=np.frombuffer(device.name, np.int32)[order].astype(np.int64),
+        start_ns=start[order],
+        end_ns=start[order] + ns(device.duration, 0.0)[order],
+        device=np.frombuffer(device.device, np.int64)[order],
+        stream=np.frombuffer(device.stream, np.int64)[order],
+        row=np.where(rows >= 0, place[np.maximum(rows, 0)], rows),
+    )
+
+
+def _row_of(of_rows: IntColumn, wanted: IntColumn) -> IntColumn:
+    """The row of each number; -1 where it is none, or no row has it."""
+    found = launchers(of_rows, np.where(wanted > 0, wanted, -2))
+    return np.where(wanted > 0, found, -1)
+
+
+def _only_launching(
+    table: EventTable, runtime: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Calls of the device's runtime to leave out: their time is their operation's.
+
+    One that is in nothing stays, where it launched something, and so does the launch of a graph: all of its kernels.
+    """
+    graphs = np.array([name.startswith(_GRAPH_LAUNCHES) for name in table.names], bool)[table.name]
+    launched = np.zeros(len(table), bool)
+    if table.kernels is not None:
+        launched[table.kernels.row[table.kernels.row >= 0]] = True
+    return runtime & ~graphs & ~((table.parent < 0) & launched)
