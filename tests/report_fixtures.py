@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradscope.tables import (
+    DeviceLedger,
     Finding,
     KernelRow,
     LayerRow,
@@ -437,6 +438,12 @@ def random_run(seed: int) -> RunData:
         grow(root, rng.randrange(4), None, "Model")
     parts = {part: value() for part in ("outside", "engine", "unattributed", "communication", "optimizer", "other")}
     return builder.build(**parts, overhead=rng.choice((None, 1.2)), target="any.py", model="Model")
+
+
+def device() -> DeviceLedger:
+    """What a device did: a part of each kind."""
+    parts = {name: 1_000_000 * (place + 1) for place, name in enumerate(DeviceLedger.PARTS)}
+    return DeviceLedger(kernel_ns=sum(parts.values()), collectives_ns=9_000_000, exposed_ns=4_000_000, **parts)
 
 
 def findings() -> tuple[Finding, ...]:

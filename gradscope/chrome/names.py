@@ -73,9 +73,9 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
     called = _first_calls(workload)
     paths = {id(module): path for path, module in named_modules_of(workload.model)}
     mine: dict[str, list[str]] = defaultdict(list)
-    for module in called:
-        if id(module) in paths:
-            mine[type(module).__name__].append(paths[id(module)])
+    for each in called:
+        if id(each) in paths:
+            mine[type(each).__name__].append(paths[id(each)])
     seen = Counter(_class_name(module, mine) for module in modules)
     for class_name, known in mine.items():
         if seen[class_name] != len(known):

@@ -178,18 +178,18 @@ class _Reader:
         phase = value.get("ph")
         if phase is None or "name" not in value:
             return value
-        category = value.get("cat")
+        category = str(value.get("cat"))
         if phase == "X":
             if category not in self._kinds:
-                self._kinds[category] = self._reader_of(str(category).lower())
+                self._kinds[category] = self._reader_of(category.lower())
             read = self._kinds[category]
             self.found.events += 1
             if read is not None:
                 try:
                     read(value)
-                except (TypeError, ValueError, OverflowError):
+                except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
                     self.found.events -= 1  # no event of kineto's
-        elif phase in ("s", "f") and str(category).lower() in _ARROWS:
+        elif phase in ("s", "f") and category.lower() in _ARROWS:
             self._arrow(value, end=phase == "f")
         return None
 
@@ -222,18 +222,18 @@ class _Reader:
 
     def _host(self, kind: int, event: dict[str, Any], name: str) -> None:
         found, arguments = self.found.host, _arguments(event)
-        start, duration = float(event["ts"]), float(event.get("dur", 0))
+        start, duration = _times(event)
         thread = self._thread(event)
-        sequence = int(arguments.get("Sequence number", -1))
-        forward = int(arguments.get("Fwd thread id", 0))
+        sequence = _whole(arguments.get("Sequence number", -1))
+        forward = _whole(arguments.get("Fwd thread id", 0))
         external = _external(arguments)
-        correlation = int(arguments.get("correlation", -1)) if kind == RUNTIME else -1
+        correlation = _whole(arguments.get("correlation", -1)) if kind == RUNTIME else -1
         shape = _shape_text(arguments.get("Input Dims", arguments.get("Input dims"))) if kind == HOST else ""
         found.kind.append(kind)
         found.name.append(self.found.names[str(name)])
         found.thread.append(thread)
         found.start.append(start)
-        found.duration.append(max(duration, 0.0))
+        found.duration.append(duration)
         found.sequence.append(sequence)
         found.forward_thread.append(forward)
         found.external.append(external)
@@ -242,13 +242,13 @@ class _Reader:
 
     def _device(self, event: dict[str, Any]) -> None:
         found, arguments = self.found.device, _arguments(event)
-        start, duration = float(event["ts"]), float(event.get("dur", 0))
+        start, duration = _times(event)
         device = _number(arguments.get("device", event.get("pid")))
         stream = _number(arguments.get("stream", event.get("tid")))
-        external, correlation = _external(arguments), int(arguments.get("correlation", -1))
+        external, correlation = _external(arguments), _whole(arguments.get("correlation", -1))
         found.name.append(self.found.kernels[str(event["name"])])
         found.start.append(start)
-        found.duration.append(max(duration, 0.0))
+        found.duration.append(duration)
         found.device.append(device)
         found.stream.append(stream)
         found.external.append(external)
@@ -256,8 +256,8 @@ class _Reader:
 
     def _arrow(self, event: dict[str, Any], *, end: bool) -> None:
         try:
-            place = (self._thread(event), float(event["ts"]))
-        except (KeyError, TypeError, ValueError):
+            place = (self._thread(event), _times(event)[0])
+        except (KeyError, TypeError, ValueError, OverflowError):
             return
         ends = self.found.arrows.setdefault(str(event.get("id")), [None, None])
         ends[end] = place
@@ -273,13 +273,40 @@ def _arguments(event: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _external(arguments: Mapping[str, Any]) -> int:
-    return int(arguments.get("External id", arguments.get("external id", -1)))
+    return _whole(arguments.get("External id", arguments.get("external id", -1)))
+
+
+_LATEST_US, _LONGEST_US = 4e15, 1e12  # the year 2096, and eleven days: what is beyond is no time of a trace's
+
+
+def _times(event: dict[str, Any]) -> tuple[float, float]:
+    """Start and duration in microseconds.
+
+    Raises:
+        KeyError, TypeError, ValueError: it has no start, or one of them is no such number.
+    """
+    start, duration = float(event["ts"]), float(event.get("dur", 0))
+    if not (abs(start) <= _LATEST_US and duration <= _LONGEST_US):
+        raise ValueError(f"no time: {start}, {duration}")
+    return start, max(duration, 0.0)
+
+
+def _whole(value: Any) -> int:
+    """An integer that a column can hold.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none.
+    """
+    found = int(value)
+    if abs(found) >= 1 << 62:
+        raise OverflowError("no number of a trace's")
+    return found
 
 
 def _number(value: Any) -> int:
     try:
-        return int(value)
-    except (TypeError, ValueError):  # "stream 7", or a name
+        return _whole(value)
+    except (TypeError, ValueError, OverflowError):  # "stream 7", or a name
         digits = "".join(letter for letter in str(value) if letter.isdigit())
         return int(digits[:9]) if digits else 0
 

@@ -361,7 +361,8 @@ def _raw(
 ) -> tuple[RawColumns, Interner, Sequence[int], np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """The rows of the table before they are sorted: the host's events, and the marks of gradscope's own."""
     kept = np.flatnonzero(np.isin(host.kind, (HOST, ANNOTATION, RUNTIME)))
-    names, scopes = Interner(), []
+    names = Interner()
+    scopes: list[int] = []
     number_of = np.full(len(host.names) * 2, -1, np.int32)  # an annotation may have the name of an operation
     is_annotation = (host.kind[kept] == ANNOTATION).astype(np.int64)
     keys = host.name[kept].astype(np.int64) * 2 + is_annotation

@@ -71,6 +71,7 @@ _ALLOWED: dict[str, set[str]] = {
         "report",
         "pipeline",
     },
+    "chrome": {*_BASE, "tree", "workload", "trace", "attribute", "diagnose", "report"},
     "fitting": {
         *_BASE,
         "compat",
@@ -122,6 +123,7 @@ _ALLOWED: dict[str, set[str]] = {
         "limits",
         "workload",
         "pipeline",
+        "chrome",
         "fitting",
         "diagnose",
         "document",

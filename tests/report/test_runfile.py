@@ -232,7 +232,7 @@ BAD_FILES = {
     "not an object": (changed(put([], "ops", 0)), f"run.json is damaged: ops[0] is a list, not an object.\n{AGAIN}"),
     "mode": (
         changed(put("x", "workload", "mode")),
-        f"run.json is damaged: workload.mode is 'x', not one of model, script, loop.\n{AGAIN}",
+        f"run.json is damaged: workload.mode is 'x', not one of model, script, loop, trace.\n{AGAIN}",
     ),
     "sums": (
         changed(put(1, "ledger", "engine_ns")),

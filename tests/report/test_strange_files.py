@@ -137,9 +137,9 @@ BAD_VALUES = {
     ("step/wall_ns", "true"): "step.wall_ns is true or false, not an integer",
     ("step/wall_ns", "null"): "step.wall_ns is missing",
     ("workload/steps", "-1"): "workload.steps is the number -1, and cannot be negative",
-    ("workload/mode", "[[[]]]"): "workload.mode is a list, not one of model, script, loop",
+    ("workload/mode", "[[[]]]"): "workload.mode is a list, not one of model, script, loop, trace",
     ("workload/mode", json.dumps("\x1b" + "x" * 500)): (
-        f"workload.mode is '\\x1b{'x' * 24}…{'x' * 29}', not one of model, script, loop"
+        f"workload.mode is '\\x1b{'x' * 24}…{'x' * 29}', not one of model, script, loop, trace"
     ),
     ("environment/threads", "[1]"): "environment.threads is a list, not a string, a number, true or false",
     ("environment/threads", "null"): "environment.threads is null, not a string, a number, true or false",

@@ -266,8 +266,8 @@ def test_memory_sorts_and_shares_by_what_is_saved() -> None:
         ({"lines": -2}, "lines must be 0 or more; got -2."),
         (
             {"show": ("ops", "op")},
-            "no section 'op' to show; there are findings, layers, lines, ops, kernels, ledger, memory, saved, "
-            "retained, held, copies.",
+            "no section 'op' to show; there are findings, layers, lines, ops, kernels, ledger, device, "
+            "memory, saved, retained, held, copies.",
         ),
     ],
 )

@@ -1,0 +1,118 @@
+"""Files that are no trace of a training step, or a broken one: one to three lines, whatever they hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.chrome.run import read_trace, steps_of
+from gradscope.errors import TraceFileError, UsageError
+from tests.chrome.made import MAIN, Made, two_layers
+
+INFERENCE = Made()
+INFERENCE.op("aten::mm", 0, 10)
+DEVICE_ONLY = Made()
+DEVICE_ONLY.kernel(0, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty"),
+        (b"# a text", "is not a whole trace: Expecting value (line 1, column 1)"),
+        (b'{"traceEvents": [{"ph": "X"', "is not a whole trace"),
+        (b'{"schema_version": 1, "layers": []}', "is not a trace of torch.profiler"),
+        (b"[1, 2, 3]", "is not a trace of torch.profiler"),
+        (b'"traceEvents"', "is not a trace of torch.profiler"),
+        (gzip.compress(b'{"traceEvents": []}')[:-9], "is cut off or damaged"),
+        (b"\x1f\x8b\x08\x00 no gzip", "is cut off or damaged"),
+        (json.dumps({"traceEvents": INFERENCE.events}).encode(), "holds no backward pass"),
+        (json.dumps({"traceEvents": INFERENCE.events}).encode(), "which is so of inference"),
+        (json.dumps({"traceEvents": DEVICE_ONLY.events}).encode(), "it has the device's side alone"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",  # what gzip writes has the time in it
+)
+def test_what_is_no_trace_says_so_and_what_to_do(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceFileError) as raised:
+        read_trace(path)
+    message = str(raised.value)
+    assert words in message and message.count("\n") == 1
+    assert str(path) in message or "trace.json" in message
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(TraceFileError, match="no such file"):
+        read_trace(tmp_path / "none.json")
+    with pytest.raises(TraceFileError, match="it is a folder"):
+        read_trace(tmp_path)
+
+
+def test_a_file_that_unpacks_to_more_than_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradscope.chrome.reading._MOST_UNPACKED", 1000)
+    path = two_layers().save(tmp_path / "trace.json.gz")
+    with pytest.raises(TraceFileError, match="unpacked it has more than"):
+        read_trace(path)
+
+
+def test_steps_that_are_not_there(tmp_path: Path) -> None:
+    path = two_layers().save(tmp_path / "trace.json")
+    with pytest.raises(TraceFileError, match=r"has steps 4 to 5: --steps 7-9 leaves none"):
+        read_trace(path, steps=(7, 9))
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "3-2", "1.5", "3-4-5", "9" * 40])
+def test_steps_are_a_number_or_two(text: str) -> None:
+    with pytest.raises(UsageError, match="--steps"):
+        steps_of(text)
+
+
+def test_steps_of_a_text() -> None:
+    assert (steps_of("3"), steps_of(" 2-10 ")) == ((3, 3), (2, 10))
+
+
+_ODD: tuple[Any, ...] = (None, -1, 1e300, "x", "", [], {}, True, 10**30, float("nan"), -5.5, [[1], "a", None])
+
+
+def _mutated(made: Made, chosen: random.Random) -> Any:
+    """The trace with a few things of it replaced, left out or doubled."""
+    whole = json.loads(json.dumps({**made.about, "traceEvents": made.events}))
+    events = whole["traceEvents"]
+    for _ in range(chosen.randint(1, 6)):
+        event = chosen.choice(events)
+        key = chosen.choice([*event, "args", "ts"])
+        act = chosen.randrange(5)
+        if act == 0:
+            event.pop(key, None)
+        elif act == 1:
+            event[key] = chosen.choice(_ODD)
+        elif act == 2 and isinstance(event.get("args"), dict) and event["args"]:
+            event["args"][chosen.choice(list(event["args"]))] = chosen.choice(_ODD)
+        elif act == 3:
+            events.append({**event, "tid": chosen.choice((event.get("tid"), MAIN, 99))})
+        else:
+            event["ts"] = chosen.uniform(-1e4, 1e4)
+    if chosen.random() < 0.2:
+        whole[chosen.choice(list(whole))] = chosen.choice(_ODD)
+    return whole
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_mutated_trace_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    """Ten of each seed: whatever they hold, the sums hold (RunData checks them) and nothing else is raised."""
+    chosen = random.Random(seed)
+    for number in range(10):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(_mutated(two_layers(), chosen)), encoding="utf-8")
+        try:
+            report = read_trace(path)
+        except TraceFileError:
+            continue
+        report.to_markdown(full=True)
+        report.save(tmp_path / f"{number}.run.json")
