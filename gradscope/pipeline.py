@@ -342,14 +342,15 @@ def _with_findings(
         notes.append(f"the recorded step could not be read: {type(error).__name__}: {error}")
     limits = kept(str(run.environment["device_name"]), int(run.environment["threads"]))
     try:
-        environment = _with_ceilings(run.environment, limits)
-        run = replace(run, layers=bounded(Case(run, facts, limits)), environment=environment)
+        environment = _with_ceilings(run.environment, None if is_unreliable(run.step) else limits)
+        measured = None if is_unreliable(run.step) else limits  # times that are not its own come near no limit
+        run = replace(run, layers=bounded(Case(run, facts, measured)), environment=environment)
     except Exception as error:
         notes.append(f"the layers' limits are unknown: {type(error).__name__}: {error}")
     steady = not is_unreliable(run.step)
     if not steady:
         why = "waited too long for a core" if is_starved(run.step) else "vary too much"
-        notes.append(f"the steps {why}, so no time-based findings or time savings are given")
+        notes.append(f"the steps {why}, so no time-based findings, time savings or limits are given")
     findings, failed = diagnose(Case(run, facts, limits), capture.options.ignore, steady=steady)
     left_out = {rule.name for rule in every_rule() if rule.of_times and not steady} | set(capture.options.ignore)
     looked = len(every_rule()) - len(left_out) - len(failed)

@@ -66,7 +66,7 @@ def floor_text(rule: Rule) -> str:
     if rule.beyond_numbers:
         text += " What the rule says beside its savings is said in any case."
     if rule.of_times:
-        text += " Not looked for where the steps of a run are unsteady."
+        text += " Not looked for where the steps of a run are too unsteady."
     return text
 
 

@@ -42,7 +42,11 @@ def find_mismatches(before: RunData, after: RunData) -> tuple[Mismatch, ...]:
 def _partial(run: RunData, name: str) -> Iterator[Mismatch]:
     if run.partial:
         steps = run.workload.steps
-        text = f"the run {name} is partial: it ended early, after {steps} measured {'step' if steps == 1 else 'steps'}"
+        count = f"{steps} measured {'step' if steps == 1 else 'steps'}"
+        why = f"it ended early, after {count}"
+        if run.workload.steps_left_out:
+            why = f"{count}; other work on the machine interrupted the rest"
+        text = f"the run {name} is partial: {why}"
         yield Mismatch("partial", text)
 
 

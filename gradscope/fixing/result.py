@@ -203,7 +203,12 @@ def _expected(row: FixSite, site: Site, saving: Saving | None) -> FixSite:
     """The row with what is expected of its place; nothing is of one that is not tried."""
     if saving is None or not site.supported or site.idle:
         return row
-    return replace(row, predicted_saving_ns=saving.ns, predicted_saving_bytes=saving.bytes)
+    return replace(row, predicted_saving_ns=saving.ns, predicted_saving_bytes=_freed(saving))
+
+
+def _freed(saving: Saving) -> int:
+    """What it saves for backward less, which adds up over the sites; where there is none, the peak of it alone."""
+    return saving.kept_bytes if saving.kept_bytes and saving.kept_bytes > 0 else saving.bytes
 
 
 def _source(site: Site) -> str:

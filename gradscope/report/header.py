@@ -22,7 +22,7 @@ def partial_text(run: RunData) -> str:
     if not run.partial:
         return ""
     steps, left_out = run.workload.steps, run.workload.steps_left_out
-    why = "the system interrupted the other steps" if left_out else "the run ended early"
+    why = "other work on the machine interrupted the other steps" if left_out else "the run ended early"
     return f"PARTIAL: {why}; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
 
 

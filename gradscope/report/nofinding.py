@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradscope import units
-from gradscope.tables import LayerRow, RunData
+from gradscope.tables import LayerRow, RunData, is_starved, is_unreliable
 
 # Kinds of layers that are named, and the part of backward below which one is not.
 _KINDS, _LEAST = 2, 0.10
@@ -38,13 +38,18 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
     if run.rules is None:
         return ()
     whole = run.ledger.backward_ns
-    head = f"No finding: {units.count(run.rules)} rule{'s' * (run.rules != 1)} looked at time, memory and settings."
+    looked = f"No finding: {units.count(run.rules)} rule{'s' * (run.rules != 1)} looked at"
+    head = f"{looked} time, memory and settings."
+    if is_unreliable(run.step):
+        why = "the steps waited too long for a core" if is_starved(run.step) else "the steps vary too much"
+        head = f"{looked} memory and settings. Time was not judged, for {why}: profile again while the machine is idle."
     if whole <= 0 or run.step.wall_ns <= 0:
         return (head,)
     kinds = _kinds(run.layers)
     shown = [kind for kind in kinds[:_KINDS] if kind.ns >= _LEAST * whole] or kinds[:1]
     of_this_machine = run.workload.mode != "trace"
-    return tuple(filter(None, (head, _where(run, shown), _phases(run), _limits(shown) if of_this_machine else "")))
+    limits = _limits(run.layers) if of_this_machine and not is_unreliable(run.step) else ""
+    return tuple(filter(None, (head, _where(run, shown), _phases(run), limits)))
 
 
 def _where(run: RunData, kinds: Sequence[_LayerClass]) -> str:
@@ -80,9 +85,9 @@ def _phases(run: RunData) -> str:
     return f"A step of {units.ns(step.wall_ns)} is {', '.join(parts)}."
 
 
-def _limits(kinds: Sequence[_LayerClass]) -> str:
-    if any(kind.limit_ns for kind in kinds):
-        return ""
+def _limits(rows: Sequence[LayerRow]) -> str:
+    if any(row.backward_limit_ns or row.forward_limit_ns for row in rows):
+        return ""  # where those shown have none, none is known of their kind
     return (
         "How near that is to this machine's limit is not known: run gradscope doctor --calibrate, then profile again."
     )

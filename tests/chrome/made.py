@@ -53,7 +53,7 @@ class Made:
     def node(
         self, name: str, start: float, end: float, number: int, made: tuple[int, float] = (MAIN, 0), tid: int = ENGINE
     ) -> int:
-        """The engine's row of a node, and that of its function inside of it; ``made``: the thread and time it was made."""
+        """The engine's row of a node, and that of its function inside of it; ``made``: where forward did."""
         logical = {MAIN: 1, MAIN + 1: 5}.get(made[0], 2)
         arguments = {"Sequence number": number, "Fwd thread id": logical}
         self.add("cpu_op", f"autograd::engine::evaluate_function: {name}", start, end, tid, **arguments)

@@ -73,8 +73,9 @@ def test_a_site_in_a_loop_saves_in_every_round(runs: list[torch.device]) -> None
     found = gradscope.plan(Rounds(), BATCH, recipes=["attention"])
     assert [site.reasons for site in found.sites] == [[]]
     (saving,) = found.savings.values()
-    assert replace(saving, kept_bytes=None) == Saving(4_000, 6_000, 10_000)
     assert saving.kept_bytes is not None and saving.kept_bytes > 0 and saving.kept_bytes % 2 == 0
+    # Each round saves less for backward; what lives on its way does so in one of them at a time.
+    assert saving == Saving(4_000, 3_000 + saving.kept_bytes // 2, 10_000, saving.kept_bytes)
 
 
 def test_what_cannot_be_run_alone_is_predicted_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,16 +135,25 @@ class Replay:
 
     def _replayed(self) -> list[Tensor]:
         held = self._run(self.before, dict(self.given))
-        held = self._run([*self.nodes, *self.also, *self.behind], held)
+        held = self._run([*self.nodes, *self.also, *self.behind], held, self.outputs)
         return [held[output] for output in self.outputs]
 
-    def _run(self, nodes: list[Node], held: dict[Value, Tensor]) -> dict[Value, Tensor]:
-        for node in nodes:
+    def _run(
+        self, nodes: list[Node], held: dict[Value, Tensor], wanted: list[Value] | None = None
+    ) -> dict[Value, Tensor]:
+        """Run calls; with ``wanted`` nothing else is held behind its last reader, as in the step."""
+        last = {value: number for number, node in enumerate(nodes) for value in node.inputs}
+        for number, node in enumerate(nodes):
             args, kwargs = filled(node.args, held.__getitem__), filled(node.kwargs, held.__getitem__)
             with torch.set_grad_enabled(node.grad):
                 result = node.function(*args, **kwargs)
             made = [args[0]] if node.op == "setitem" else _tensors(result)
             held |= dict(zip(node.outputs, made, strict=True))
+            if wanted is not None:
+                del args, kwargs, result, made
+                done = [each for each in (*node.inputs, *node.outputs) if last.get(each, -1) <= number]
+                for value in set(done) - set(wanted):
+                    held.pop(value, None)
         return held
 
     def _called(self) -> list[Tensor]:
@@ -308,7 +317,7 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
     """Predict the saving of each site, also of one that is refused; the same work on the same shapes is run once.
 
     Args:
-        rounds: of each way, in turns. Of one, memory is not measured.
+        rounds: of each way, in turns. Of one, peaks are not measured: what is saved for backward stands for them.
         elsewhere: bytes that the step makes outside of the site.
     """
     found: dict[Site, Saving] = {}
@@ -321,7 +330,8 @@ def predict(sites: Iterable[Site], rounds: int = FEWEST_ROUNDS, elsewhere: int =
         times, one = len(site.matches), known[key]
         found[site] = Saving(
             ns=None if one.ns is None else one.ns * times,
-            bytes=one.bytes * times,
+            # What lives on its way does so in one call at a time.
+            bytes=one.bytes * times if one.kept_bytes is None else one.kept_bytes * (times - 1) + one.bytes,
             old_ns=None if one.old_ns is None else one.old_ns * times,
             kept_bytes=None if one.kept_bytes is None else one.kept_bytes * times,
         )
@@ -342,11 +352,10 @@ def measured(match: Match, rounds: int, elsewhere: int) -> Saving:
     try:
         with torch.random.fork_rng(_devices()), torch.enable_grad():
             replay, device = Replay(match), match.output.device
-            saved_bytes, kept = kept_bytes(match), None
+            saved_bytes = kept = replay.kept_bytes()
             if rounds > 1:
                 before, after = peaks_bytes([replay.original, replay.recipe], device)
                 saved_bytes = before - after
-                kept = replay.kept_bytes()
             old_ns, new_ns = replay.times_ns(rounds, torch.ones(min(elsewhere, CACHE_BYTES) // 4, device=device))
     except Exception:  # what a matcher, the user's operands or the device may raise has no end
         return Saving(None, kept_bytes(match))

@@ -177,7 +177,7 @@ def layer_words(node: FoldedNode, metric: Metric) -> tuple[str, ...]:
         backward.words("backward", total.backward_ns) if backward is not None else "",
         forward.words("forward", total.forward_ns) if forward is not None else "",
         saved,
-        f"{units.calls(node.calls)} calls a step" if node.calls else "never called itself",
+        f"{units.calls(node.calls)} call{'s' * (node.calls != 1)} a step" if node.calls else "never called itself",
     )
 
 
@@ -244,5 +244,5 @@ class _Operations:
         if self._kind == "tensor":
             yield f"{units.calls(entry.calls)} {'tensor' if entry.calls == 1 else 'tensors'}"
         else:
-            yield f"{phase.replace('_', ' ')} · {units.calls(entry.calls)} calls a step"
+            yield f"{phase.replace('_', ' ')} · {units.calls(entry.calls)} call{'s' * (entry.calls != 1)} a step"
         yield entry.shape or ""

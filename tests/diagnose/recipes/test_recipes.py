@@ -105,7 +105,7 @@ def test_repeated_blocks_are_one_finding_and_one_micro_run(monkeypatch: pytest.M
     found = one_of(with_savings(case, 1_000), "attention-by-hand")
     assert found.layers == ("0", "1", "2", "3", "4")
     assert found.predicted_saving_ns == 5_000
-    assert "in 5 layers" in found.evidence
+    assert "in each of 5 layers" in found.evidence
 
 
 def test_attention_by_hand_is_shown_at_its_softmax() -> None:
@@ -213,8 +213,23 @@ def test_a_loss_that_a_script_computes_itself(criterion: bool) -> None:
     assert found.code == "gradscope.patch(model, batch, loss, recipes=['linear_cross_entropy'])"
 
 
+def waiting(case: Case, share: float) -> Case:
+    """As if the training thread had waited for a core for so much of each step, and the steps had been alike."""
+    step = replace(case.run.step, waited_ns=int(share * case.run.step.wall_ns), spread={})
+    return Case(replace(case.run, step=step), case.facts)
+
+
+def test_a_machine_that_was_busy_hides_no_memory() -> None:
+    """Two short runs on it may say anything of the time."""
+    case = with_savings(case_of(twins.GeluByHand(), torch.randn(512, 16)), -(10**9), 10**6)
+    assert not of_recipes(waiting(case, 0.0))
+    found = one_of(waiting(case, 0.5), "activation-by-hand")
+    assert found.predicted_saving_bytes and found.predicted_saving_ns is None
+    assert not of_recipes(waiting(with_savings(case, -(10**9), 0), 0.5))
+
+
 def test_nothing_is_said_where_the_micro_run_gained_nothing() -> None:
-    case = case_of(twins.GeluByHand(), torch.randn(512, 16))
+    case = waiting(case_of(twins.GeluByHand(), torch.randn(512, 16)), 0.0)
     assert not of_recipes(with_savings(case, 0, 0))
     assert not of_recipes(with_savings(case, -(10**9), 10**9))
     assert one_of(with_savings(case, -1, 10**6), "activation-by-hand").predicted_saving_ns is None

@@ -10,7 +10,7 @@ from gradscope.diagnose.findings import Estimate, is_of_a_library, make_finding,
 from gradscope.diagnose.worth import alive_at_peak
 from gradscope.ops import CASTS, LOSSES
 from gradscope.recording.graph import Node
-from gradscope.tables import Finding, PlaceFact
+from gradscope.tables import Finding, PlaceFact, is_unreliable
 from gradscope.units import count as counted
 from gradscope.units import ns as time_text
 from gradscope.units import size as size_text
@@ -88,7 +88,9 @@ def finding_of(
     lines = lines_of(case, [one])
     spent = case.lines_ns(lines)
     estimate = by_micro_run(places)
-    if estimate is not None and loses(estimate, spent):
+    # What the machine did meanwhile may be more than the difference of two short runs: memory stands for itself then.
+    trusted = not is_unreliable(case.run.step)
+    if estimate is not None and loses(estimate, spent) and (trusted or estimate.bytes <= 0):
         return None
     read, is_outside = set[str](), False
     if one.recipe == _WITH_THE_LOSS:
@@ -99,10 +101,10 @@ def finding_of(
         estimate = as_in_the_step(case, places, {*lines, *read}, estimate)
     estimate = estimate or otherwise(case, places) or Estimate(0, 0, 0)
     evidence = f"{_calls(one)} on {where(lines)}"
+    if len(places) > 1:
+        evidence += f" in each of {len(places)} layers"
     if spent:
         evidence += f", {time_text(spent)} per step in forward and backward"
-    if len(places) > 1:
-        evidence += f", in {len(places)} layers"
     if estimate.bytes >= Floor().bytes:
         evidence += f"; {size_text(estimate.bytes)} more than {one.recipe} keeps"
     return make_finding(
@@ -158,6 +160,8 @@ def _at_the_peak(case: Case, places: Sequence[PlaceFact], lines: Collection[str]
     layers: set[str | None] = {row.path for place in places for row in case.below.get(place.layer, ())}
     if any(place.layer in case.layers and case.layers[place.layer].parent is None for place in places):
         layers.add(None)  # what a model itself calls may be the loss, which no layer holds
+    if places[0].recipe == _WITH_THE_LOSS and _is_loss_outside(case, places[0]):
+        layers.add(None)
     on_the_way = [(place.predicted_saving_bytes or 0) - (place.predicted_kept_bytes or 0) for place in places]
     return max(0, min(kept, alive)) + (max(on_the_way) if running and memory.peak_layer in layers else 0)
 

@@ -199,10 +199,11 @@ function opFacts(node, metric) {
   const top = node.rows.reduce((a, b) => (b.amount > a.amount ? b : a), node.rows[0]);
   const format = node.phase === "saved" ? formatBytes : formatTime;
   const amount = node.own.reduce((sum, value) => sum + value, 0);
-  const counted = node.phase === "saved" ? "tensors" : "calls a step";
+  const s = node.calls === 1 ? "" : "s";
+  const counted = node.phase === "saved" ? `tensor${s}` : `call${s} a step`;
   const facts = [`${format(amount)} in ${node.phase.replace("_", " ")}`, `${formatCalls(node.calls)} ${counted}`];
   if (top?.shape) facts.push(`${node.rows.length > 1 ? "largest" : "shape"} ${top.shape}`);
-  if (top?.line) facts.push(`kept at ${top.line}`);
+  if (top?.line) facts.push(`saved at ${top.line}`);
   if (node.kind === "kernel" && node.parent?.kind === "op") {
     facts.push(`launched by ${node.parent.label}`, `${formatTime(node.busy)} of its time`);
   } else if (node.kind === "kernel") facts.push("which operation launched it was not recorded");
@@ -225,7 +226,7 @@ function layerFacts(run, node) {
   const facts = [];
   const parameters = sumOf("parameters");
   if (parameters) facts.push(`${formatCount(parameters)} parameters of its own`);
-  facts.push(node.calls > 0 ? `${formatCalls(node.calls)} calls a step` : "never called");
+  facts.push(node.calls > 0 ? `${formatCalls(node.calls)} call${node.calls === 1 ? "" : "s"} a step` : "never called");
   const ratio = backwardRatio(node.total);
   if (ratio !== null) facts.push(`backward is ${formatRatio(ratio)} forward`);
   const parts = {

@@ -31,7 +31,8 @@ export function chipsOf(run) {
   if (workload.batch) chips.push(`batch ${workload.batch.replaceAll(/(?<=\d)x(?=\d)/g, "×")}`);
   if (environment.dtype) chips.push(environment.dtype);
   chips.push(environment.device_name ?? environment.device ?? "unknown device");
-  if (environment.device === "cpu" && environment.threads) chips.push(`${environment.threads} threads`);
+  if (environment.device === "cpu" && environment.threads)
+    chips.push(`${environment.threads} thread${environment.threads === 1 ? "" : "s"}`);
   if (environment.torch) chips.push(`torch ${environment.torch}`);
   return [...chips, ...measured];
 }
