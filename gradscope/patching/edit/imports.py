@@ -235,6 +235,8 @@ def _over_blank(first: int, last: int, file: SourceFile) -> int:
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 _PYTHON = Path(ast.__file__).parent
+# Thousands of modules are loaded: a path of each would take longer than all else.
+_NOT_THE_PROGRAMS = re.compile(rf"^{re.escape(str(_PYTHON))}[/\\]|(^|[/\\])({'|'.join(INSTALLED)})[/\\]")
 _SKIPPED = frozenset({"__pycache__", "node_modules", "build", "dist", *INSTALLED})
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _MOST = 2000  # files and folders of a program; in a larger one nobody looks for what they take
@@ -323,18 +325,18 @@ def _others(file: SourceFile) -> list[str] | None:
     if not file.others:
         below = _below(_project(Path(file.name)))
         paths = sorted({*_loaded(), *(below or [])} - {Path(file.name)})
-        word = re.compile(rf"\b{re.escape(_stem(file))}\b")
-        file.others.append(None if below is None else [text for text in map(_text, paths) if word.search(text)])
+        stem = _stem(file)
+        word = re.compile(rf"\b{re.escape(stem)}\b")  # many times slower to look for than the text alone
+        named = [text for text in map(_text, paths) if stem in text and word.search(text)]
+        file.others.append(None if below is None else named)
     return file.others[0]
 
 
 def _loaded() -> Iterator[Path]:
     for module in list(sys.modules.values()):
         where = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if isinstance(where, str) and where.endswith(".py"):
-            path = Path(where)
-            if INSTALLED.isdisjoint(path.parts) and not path.is_relative_to(_PYTHON):
-                yield path
+        if isinstance(where, str) and where.endswith(".py") and not _NOT_THE_PROGRAMS.search(where):
+            yield Path(where)
 
 
 def _root_of_program(path: Path) -> Path:
