@@ -100,9 +100,7 @@ def _changed_by_helper(part: ast.AST, calls: CallSites) -> list[ast.expr]:
         return []
     name = part.func.id if isinstance(part.func, ast.Name) else part.func.attr
     given: list[ast.expr] = []
-    for each in ast.walk(calls.source.file.tree):
-        if not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) or each.name != name:
-            continue
+    for each in calls.source.file.defined.get(name, ()):
         names = [argument.arg for argument in (*each.args.posonlyargs, *each.args.args)]
         if names[:1] == ["self"]:
             names = names[1:]

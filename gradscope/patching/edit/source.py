@@ -63,6 +63,15 @@ class SourceFile:
         return tuple(found)
 
     @cached_property
+    def defined(self) -> dict[str, list[Definition]]:
+        """The functions of each name, methods and those inside others among them."""
+        found: defaultdict[str, list[Definition]] = defaultdict(list)
+        for node in ast.walk(self.tree):
+            if isinstance(node, Definition):
+                found[node.name].append(node)
+        return dict(found)
+
+    @cached_property
     def declared_global(self) -> frozenset[str]:
         """The names that some function of it declares ``global``."""
         return frozenset(name for node in ast.walk(self.tree) if isinstance(node, ast.Global) for name in node.names)
