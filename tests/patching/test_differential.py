@@ -41,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _imported(text: str, folder: Path) -> ModuleType:
-    path = folder / f"attention_{next(_numbers)}.py"
+    name = f"attention_{next(_numbers)}"
+    path = folder / name / f"{name}.py"  # alone: each plan reads what is beside the file
+    path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
