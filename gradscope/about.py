@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -80,12 +80,18 @@ def _completed(about: WorkloadInfo, capture: Capture, trace: TimedTrace) -> Work
         about,
         steps=trace.measured,
         steps_left_out=len(trace.timed.interrupted),
-        model=", ".join(type(top).__name__ for top in names.tops if any(True for _ in parameters_of(top))),
+        model=", ".join(_models(names)),
         parameters=sum({id(parameter): parameter.numel() for parameter in parameters}.values()),
         events=trace.events,
         batch=next((text for root, text in capture.batches.items() if text and names.rows[root] >= 0), None),
         optimizer_steps=_optimizer_steps(capture, names),
     )
+
+
+def _models(names: ModuleNames) -> Iterable[str]:
+    """The classes of the models that have parameters; of those that are gone, whatever had them, the called roots."""
+    held = [type(top).__name__ for top in names.tops if any(True for _ in parameters_of(top))]
+    return held or dict.fromkeys(info.class_name for info in names.infos if info.parent is None)
 
 
 def _is_partial(capture: Capture, about: WorkloadInfo, memory: MemoryResult | None) -> bool:

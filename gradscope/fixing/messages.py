@@ -229,10 +229,8 @@ def _measuring(data: FixData) -> Iterator[str]:
         yield "time and memory: repeated steps on the same batch"
     spread = max(_spread(side) for side in (before, after))
     if spread > UNSTEADY:
-        yield (
-            f"the step's times spread by ±{units.percent(spread)}: the ratio is a rough one; run this again while the "
-            "machine is idle"
-        )
+        rough = "its time may be another" if after is None else "the ratio is a rough one"
+        yield f"the step's times spread by ±{units.percent(spread)}: {rough}; run this again while the machine is idle"
     if model_alone(data):
         ours = data.workload.loss == MEAN_OF_OUTPUTS
         loss = "from the mean of its outputs, because it returns no loss" if ours else "with its own loss"
