@@ -83,9 +83,13 @@ def measured(spread: RunSpread, paths: Sequence[str], metric: str) -> tuple[Meas
 
 
 def time_changes(spreads: Spreads, groups: Sequence[Sequence[str]], metric: str) -> list[Change]:
-    """The changes of one of :data:`TIMES` in groups of layers that both runs have, tested together."""
+    """The changes of one of :data:`TIMES` in groups of layers that both runs have, tested together.
+
+    A layer counts by itself, however it is grouped: a group of one has the limit that the layer has alone.
+    """
     pairs = [[measured(spread, paths, metric) for spread in spreads] for paths in groups]
-    tested = sum(1 for pair in pairs if any(value.mean for value, _ in pair))
+    paths = {path for group in groups for path in group}
+    tested = sum(any(time_of(spread.by_path[path], metric) for spread in spreads) for path in paths)
     return [time_change(metric, pair, spreads, max(tested, 1)) for pair in pairs]
 
 

@@ -50,7 +50,7 @@ def _limits(comparison: Comparison) -> dict[str, list[int | None]]:
 def _groups(comparison: Comparison) -> list[dict[str, Any]]:
     numbers = {row.path: index for index, row in enumerate(comparison.after.layers)}
     spreads = (RunSpread(comparison.before), RunSpread(comparison.after))
-    rows = max(len(comparison.groups), 1)
+    rows = max(sum(len(group.paths) for group in comparison.groups), 1)
     found = []
     for group in comparison.groups:
         if len(group.paths) < 2:

@@ -55,7 +55,7 @@ def _sites(data: FixData) -> Section | None:
         Column("path", "layer", align="left", least=20, most=44, cut="front"),
         Column("source", "source", align="left", drop=1, least=12, most=32, cut="front"),
         Column("recipe", "recipe", align="left"),
-        Column("status", "", align="left"),
+        Column("status", "verdict", align="left"),
     ]
     if tried:
         columns += [Column("measured_saving_ns", "time"), Column("measured_saving_bytes", "memory")]

@@ -79,3 +79,13 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
         found.to_html(path)
     assert path.read_text() == "mine"
     found.to_html(path, force=True)
+
+
+def test_a_layer_that_is_a_row_of_its_own_has_the_row_s_limit() -> None:
+    """The page marks layers, the terminal rows: neither may call real what the other calls noise."""
+    repeated = {f"h.{i}": around(MS, MS // 10) for i in range(6)}
+    layers = {"": around(MS, MS // 10), "h": (0,) * 5, **repeated}
+    found = diff(run(layers), run({**layers, "": around(MS, MS // 20)})).data
+    (alone,) = (group for group in found.groups if group.paths == ("",))
+    by_path = {layer.path: layer.changes for layer in found.layers}
+    assert alone.backward.noise == by_path[""]["backward_own_ns"].noise

@@ -70,7 +70,7 @@ allocations                  5        5         0      0 %     exact  same
 
 Layers  own time in ms a step; ~ within noise
 layer                  class   bwd before  bwd after  change         %  noise  fwd change  of step
-h.*.fc ×3              Linear        90.0      135.0   +45.0   +50.0 %   ±5.2           0  +35.4 %
+h.*.fc ×3              Linear        90.0      135.0   +45.0   +50.0 %   ±6.1           0  +35.4 %
 6 layers within noise                20.0       20.0       0       0 %                  0      0 %
 1 layer new                             0        5.0    +5.0                            0   +3.9 %
 1 layer removed                       5.0          0    -5.0  -100.0 %                  0   -3.9 %
@@ -137,7 +137,7 @@ def test_a_change_within_noise_is_marked_and_listed_when_asked() -> None:
     found = gradscope.diff(net(30 * MS, extra="old"), net(30 * MS + MS // 2, extra="old"))
     assert "  layers                115 ms   116 ms  ~+1.50 ms  +1.3 %  ±8.70 ms  within noise\n" in str(found)
     assert "h.*.fc ×3" not in str(found)
-    assert "h.*.fc ×3           Linear        90.0       91.5   ~+1.5  +1.7 %   ±5.7           0   +1.2 %\n" in to_text(
+    assert "h.*.fc ×3           Linear        90.0       91.5   ~+1.5  +1.7 %   ±6.4           0   +1.2 %\n" in to_text(
         found.document(within_noise=True)
     )
 
@@ -210,7 +210,7 @@ def test_markdown(found: Diff) -> None:
     text = found.to_markdown()
     assert text.startswith("### gradscope 0.1.0\n\ncomparison\n\n**WARNING: the runs differ in more than the code,")
     assert "\n- torch: 2.13.0 before, 2.14.0 after\n" in text
-    assert "| `h.*.fc` ×3 | `Linear` | 90.0 | 135.0 | **+45.0** | **+50.0 %** | ±5.2 | 0 | **+35.4 %** |\n" in text
+    assert "| `h.*.fc` ×3 | `Linear` | 90.0 | 135.0 | **+45.0** | **+50.0 %** | ±6.1 | 0 | **+35.4 %** |\n" in text
     assert "| **peak memory** | 27.0 MB | 21.0 MB | **-6.00 MB** | **-22.2 %** | exact | **less** |\n" in text
 
 

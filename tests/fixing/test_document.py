@@ -60,7 +60,7 @@ Result
 3 of 4 call sites replaced: a step is 1.25 times as fast and needs 4.00 times less memory.
 
 Call sites  time and memory: saved per step
-layer        source  recipe                   time   memory  grad error  original's
+layer        source  recipe     verdict     time   memory  grad error  original's
 h.*.attn ×3  m.py:7  attention  kept     3.00 ms  9.00 MB     2.0e-07     3.0e-07
 head         m.py:9  rope       refused        -        -           -           -
   refused: q is read by add

@@ -4,6 +4,8 @@ import { element, refill } from "./dom.js";
 import { formatBytes, formatTime, shorten, visible } from "./format.js";
 import { indexAt, kindOf, partsOf, peakIndex, phaseAt, placeOf, spanAt } from "./memorydata.js";
 
+const MOST_OWNERS = 6;
+
 /**
  * @typedef {import("./run.js").Run} Run
  * @typedef {import("./memorydata.js").Memory} Memory
@@ -151,9 +153,21 @@ function phaseWords({ phase }) {
   return phase === "other" ? "between the phases" : phase;
 }
 
+/**
+ * The parts that hold most, and the others as one where there are many: the tip lies beside the chart, not over it.
+ * @param {Moment["parts"]} parts
+ */
+function largest(parts) {
+  if (parts.length <= MOST_OWNERS || parts[0].saved === undefined) return parts; // there are few kinds
+  const sorted = [...parts].sort((a, b) => b.bytes - a.bytes);
+  const rest = sorted.splice(MOST_OWNERS - 1);
+  const bytes = rest.reduce((sum, part) => sum + part.bytes, 0);
+  return [...sorted, { category: `… ${rest.length} more`, colour: "transparent", bytes }];
+}
+
 /** @param {Moment} moment */
 function tipOf(moment) {
-  const rows = moment.parts.map(({ category, colour, bytes, saved }) =>
+  const rows = largest(moment.parts).map(({ category, colour, bytes, saved }) =>
     element(
       "tr",
       {},

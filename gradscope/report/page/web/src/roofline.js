@@ -16,9 +16,7 @@ import { isWithin, nameWithRepeats } from "./nodes.js";
  * @property {number} time ns
  */
 
-// In units of the picture, which is as wide as its place.
 const NAMED = 8;
-const ROOF = { width: 640, height: 320, left: 52, right: 612, top: 26, base: 284 };
 
 /**
  * Whether this machine's ceilings are known, and what some layer computes and moves.
@@ -40,7 +38,7 @@ export function hasRoofline({ info, columns }) {
  */
 export function drawRoofline(place, run, tree, selected, select) {
   const { limit_flops: flops, limit_bytes: bytes, limit_dtype: dtype } = run.info.environment;
-  const { width, height, left, right, top, base } = ROOF;
+  const { width, height, left, right, top, base } = sizesOf(place);
   const points = pointsOf(run, tree);
   const [peak, knee] = [flops / 1e9, flops / bytes];
   const [fromX, toX] = decades([...points.map((point) => point.intensity), knee]);
@@ -49,7 +47,8 @@ export function drawRoofline(place, run, tree, selected, select) {
   const y = (/** @type {number} */ value) => base - ((Math.log10(value) - fromY) / (toY - fromY)) * (base - top);
   const roof = (/** @type {number} */ intensity) => Math.min(peak, (intensity * bytes) / 1e9);
   const label = `Roofline of ${points.length} layers`;
-  const picture = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  const box = { width, height, viewBox: `0 0 ${width} ${height}` };
+  const picture = svgElement("svg", { ...box, role: "img", "aria-label": label });
   for (let power = fromX; power <= toX; power++) {
     const at = x(10 ** power);
     picture.append(svgElement("line", { class: "grid", x1: at, x2: at, y1: top, y2: base }));
@@ -112,6 +111,16 @@ export function drawRoofline(place, run, tree, selected, select) {
       `A dot is a layer's own operations, forward and backward; its area is their time. Bytes: estimates. The slope is memory bandwidth, the flat part ${visible(dtype)} matmuls.`,
     ),
   );
+}
+
+/**
+ * As wide as its place and as high as a window shows beside the flame, so that a letter is as large as elsewhere.
+ * @param {HTMLElement} place
+ */
+function sizesOf(place) {
+  const width = Math.min(Math.max(place.clientWidth - 4, 300), 900);
+  const height = Math.min(Math.max(Math.round(window.innerHeight * 0.26), 190), 340);
+  return { width, height, left: 52, right: width - 12, top: 26, base: height - 36 };
 }
 
 /**
