@@ -83,7 +83,7 @@ def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
 
 def test_a_layer_that_is_a_row_of_its_own_has_the_row_s_limit() -> None:
     """The page marks layers, the terminal rows: neither may call real what the other calls noise."""
-    repeated = {f"h.{i}": around(MS, MS // 10) for i in range(6)}
+    repeated = {f"h.{i}{below}": around(MS, MS // 10) for i in range(6) for below in ("", ".fc")}
     layers = {"": around(MS, MS // 10), "h": (0,) * 5, **repeated}
     found = diff(run(layers), run({**layers, "": around(MS, MS // 20)})).data
     (alone,) = (group for group in found.groups if group.paths == ("",))
