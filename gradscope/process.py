@@ -32,6 +32,15 @@ except ImportError:  # not on Windows, which has no such limit
 _MORE = 64
 
 
+def rank_of_process() -> tuple[int, int] | None:
+    """This process's rank and how many there are, as ``torchrun`` tells its children; None where it is alone."""
+    try:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    return (rank, ranks) if 0 <= rank < ranks and ranks > 1 else None
+
+
 @contextlib.contextmanager
 def room_for_files() -> Iterator[None]:
     """Let the process have a few more files open until the block is left, where the hard limit allows it."""

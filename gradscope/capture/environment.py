@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from gradscope.capture.guard import Guard
 from gradscope.capture.modules import no_compile_warning
 from gradscope.devices import device_name
+from gradscope.process import rank_of_process
 from gradscope.tables import OptimizerFact
 
 _DENORMAL = 5e-324
@@ -125,6 +126,8 @@ def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dic
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_mode": torch.is_anomaly_enabled(),
     }
+    if (ranks := rank_of_process()) is not None:
+        found["rank"], found["world_size"] = ranks
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
         found["tf32"] = fp32_precision("matmul") == "tf32"

@@ -27,6 +27,7 @@ class Delivery:
     view: dict[str, Any]
     color: bool | None
     quiet: bool
+    printed: bool = True  # False: files alone, as of a rank that is not the first
 
 
 def deliver(report: Report, request: Delivery, stream: TextIO) -> None:
@@ -51,8 +52,9 @@ def deliver(report: Report, request: Delivery, stream: TextIO) -> None:
         unwritten = error
     unprinted: OutputError | None = None
     try:
-        with reader_may_leave(stream, beside_files=unwritten is None):
-            report.print(make_console(stream, request.color), **request.view)
+        if request.printed:
+            with reader_may_leave(stream, beside_files=unwritten is None):
+                report.print(make_console(stream, request.color), **request.view)
     except OutputError as error:  # the files are worth all the more
         unprinted = error
     if unwritten is not None:

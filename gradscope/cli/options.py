@@ -252,6 +252,11 @@ def json_path_of(target: str, output: str | None, json_path: str | None, *, modu
     return Path(local_path(prefix if prefix.endswith(".json") else f"{prefix}.json"))
 
 
+def of_rank(path: Path, rank: int) -> Path:
+    """``run.rank3.json`` for ``run.json``: ranks of one program write beside each other."""
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
 def shown_target(target: str, *, module: bool = False) -> str:
     """Return TARGET as the report names its file: from the working folder where it is below that, else in full."""
     file, name = (target, "") if os.path.exists(target) else target.rpartition(":")[::2]

@@ -38,6 +38,7 @@ from gradscope.cli.options import (
     ignored_rules,
     json_path_of,
     memory_budget,
+    of_rank,
     refuse_leftovers,
     renamed,
     shown_target,
@@ -45,7 +46,7 @@ from gradscope.cli.options import (
 )
 from gradscope.cli.streams import report_stream, restore_streams
 from gradscope.errors import GradscopeError, NothingMeasuredError, Terminated, UsageError
-from gradscope.process import room_for_files
+from gradscope.process import rank_of_process, room_for_files
 
 if TYPE_CHECKING:
     from gradscope.pipeline import Outcome
@@ -115,6 +116,12 @@ def profile(
 
     run_path = json_path_of(target, output, json_path, module=module)
     page_path = html_path_of(run_path, html_path, no_html=no_html)
+    ranks = rank_of_process()
+    if ranks is not None:
+        if run_path is None:
+            raise UsageError(f"{ranks[1]} ranks cannot all write to stdout: give -o PREFIX instead of --json -.")
+        run_path, page_path = (None if path is None else of_rank(path, ranks[0]) for path in (run_path, page_path))
+        quiet, open_page = quiet or ranks[0] > 0, open_page and ranks[0] == 0
     if page_path is None and open_page:
         raise UsageError("--open has no page to open: leave out --no-html, or give --html PATH.")
     request = ProfileRequest(
@@ -128,7 +135,8 @@ def profile(
             seed=seed,
             lines=not no_lines,
             memory=not no_memory,
-            run_to_end=run_to_end,
+            # A rank that stopped by itself would leave the others waiting for it.
+            run_to_end=run_to_end or ranks is not None,
             ignore=ignored_rules(ignore),
             memory_budget=memory_budget(budget),
         ),
@@ -140,6 +148,7 @@ def profile(
         view=view_options(depth, sort, top, min_percent, full, show_sections),
         color=color.wanted,
         quiet=quiet,
+        printed=ranks is None or ranks[0] == 0,
     )
     raise typer.Exit(run(request, whole_process=bool(context.obj)))
 

@@ -22,7 +22,7 @@ def partial_text(run: RunData) -> str:
     if not run.partial:
         return ""
     steps, left_out = run.workload.steps, run.workload.steps_left_out
-    why = "other work on the machine interrupted the other steps" if left_out else "the run ended early"
+    why = "other work interrupted the other steps" if left_out else "the run ended early"
     return f"PARTIAL: {why}; what follows is from {steps} measured {'step' if steps == 1 else 'steps'}."
 
 
@@ -67,6 +67,8 @@ def device_text(environment: Mapping[str, object], versions: Sequence[str] = _VE
     if threads := environment.get("threads"):
         parts.append(f"{threads} {'thread' if threads == 1 else 'threads'}")
     parts += [f"{key} {environment[key]}" for key in versions if environment.get(key)]
+    if "rank" in environment and "world_size" in environment:
+        parts.append(f"rank {environment['rank']} of {environment['world_size']}")
     if environment.get("dtype"):
         parts.append(str(environment["dtype"]))
     parts += [words for key, words in _SLOWING.items() if environment.get(key)]

@@ -22,7 +22,7 @@ class Given(dict[Any, Any]):
     """The same saving for every site."""
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return SimpleNamespace(ns=7, bytes=8)
+        return SimpleNamespace(ns=7, bytes=8, kept_bytes=None)
 
 
 FEW = "fewer than 3,000,000 logits: torch's own is sooner"

@@ -24,6 +24,8 @@ _INDENTED = re.compile(r"^ +|^\n", re.MULTILINE)
 # The end of a line in the middle of a list, on a line without a comment.
 _WRAPPED = re.compile(r"^((?:(?!//).)*[(\[{,])\n", re.MULTILINE)
 _BROKEN = re.compile(r"(?<=[{;,])\n")
+_REMARK = re.compile(r"/\*.*?\*/", re.DOTALL)
+_SPACED = re.compile(r"(?<=[\w-]): ")
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 _DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class)\*? (\w+)", re.MULTILINE)
 # Names that are taken apart would not be seen by the line above.
@@ -42,7 +44,7 @@ def web_file(name: str) -> str:
 @functools.cache
 def style() -> str:
     """The page's style sheet."""
-    return _BROKEN.sub("", _INDENTED.sub("", web_file("style.css")))
+    return _SPACED.sub(":", _BROKEN.sub("", _INDENTED.sub("", _REMARK.sub("", web_file("style.css")))))
 
 
 @functools.cache

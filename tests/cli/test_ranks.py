@@ -1,0 +1,88 @@
+"""Several ranks of one program under ``gradscope profile``: each writes files of its own, the first reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradscope.process import rank_of_process
+from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
+
+TRAIN = """
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo", init_method="file://{store}", rank=int(os.environ["RANK"]), world_size=2)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(dist.get_rank())
+for step in range(40):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+print("rank", dist.get_rank(), "trained", step + 1)
+dist.destroy_process_group()
+"""
+
+
+def test_each_rank_writes_its_own_and_the_first_reports(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os" + TRAIN.format(store=tmp_path / "store"), encoding="utf-8")
+    command = [sys.executable, "-m", "gradscope", "profile", "train.py", "--steps", "2", "--warmup", "1", "--no-memory"]
+    environment = {**os.environ, "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    out, err = zip(*(rank.communicate(timeout=240) for rank in ranks), strict=True)
+    assert [rank.returncode for rank in ranks] == [0, 0], err
+    # No rank stops by itself: the other would wait for it.
+    assert all(f"rank {rank} trained 40" in text for rank, text in enumerate(out))
+    assert "rank 0 of 2" in out[0] and "Layers" in out[0]
+    assert out[1].strip() == "rank 1 trained 40" and "gradscope:" not in err[1]
+    assert "wrote gradscope-train.rank0.json" in err[0]
+    names = {f"gradscope-train.rank{rank}.{ending}" for rank in range(2) for ending in ("json", "html")}
+    assert {path.name for path in tmp_path.glob("gradscope-*")} == names
+    for rank in range(2):
+        record = json.loads((tmp_path / f"gradscope-train.rank{rank}.json").read_text(encoding="utf-8"))
+        assert (record["environment"]["rank"], record["environment"]["world_size"]) == (rank, 2)
+        assert record["workload"]["steps"] == 2
+
+
+def test_ranks_cannot_share_stdout(run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    ran = run("profile", "train.py", "--json", "-")
+    assert ran.code == 2 and "4 ranks cannot all write to stdout: give -o PREFIX" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"RANK": "0"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+    ],
+)
+def test_a_rank_is_what_torchrun_says(
+    given: dict[str, str], expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert rank_of_process() == expected
