@@ -124,7 +124,8 @@ def test_a_run_that_waited_for_a_core_says_so_and_promises_nothing(monkeypatch: 
     assert run.step.waited_ns is not None and 0.45 < run.step.waited_ns / run.step.wall_ns < 0.55
     text = dict(head_rows(run, full=True))["measured"]
     assert " % of it waiting for a core (too much for alarms and savings: is the machine idle?)" in text
-    assert "the steps waited too long for a core, so no time-based findings, time savings or limits are given" in run.notes
+    why = "the steps waited too long for a core"
+    assert f"{why}, so no time-based findings, time savings or limits are given" in run.notes
     assert not any(finding.predicted_saving_ns for finding in run.findings)
 
 
