@@ -17,7 +17,7 @@ from gradscope.document.parts import (
     strong,
 )
 from gradscope.document.style import heat
-from gradscope.report.memory import Copy, Holder, KeptTensors, Largest, MemoryView
+from gradscope.report.memory import OUTSIDE, Copy, Holder, KeptTensors, Largest, MemoryView
 from gradscope.report.memorywords import allocator_words, outside_words, peak_words
 from gradscope.report.view import View
 from gradscope.tables import MemoryInfo
@@ -32,7 +32,10 @@ def memory_in_short(view: View) -> Section | None:
     memory = view.memory
     if memory is None or not memory.holders.whole:
         return None
-    owners = [f"{units.size(row.bytes)} {row.category} of {row.owner}" for row in memory.holders.rows[:_OWNERS]]
+    owners = [
+        f"{units.size(row.bytes)} {row.category} {'' if row.owner == OUTSIDE else 'of '}{row.owner}"
+        for row in memory.holders.rows[:_OWNERS]
+    ]
     tensors = [
         f"{units.size(row.bytes)} {row.what}" + (f" ({row.line})" if row.line else "")
         for row in memory.saved.rows[:_TENSORS]

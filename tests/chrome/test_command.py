@@ -22,7 +22,7 @@ def test_a_trace_gives_a_report_a_run_and_a_page(run: Runner, tmp_path: Path) ->
     assert ran.code == 0
     head = ran.out.splitlines()[:3]
     assert head[0].startswith("gradscope ") and "rank3.pt.trace.json.gz (trace) · Net" in head[0]
-    assert "cuda (Made GPU) · 2 steps" in head[1]
+    assert "cuda (Made GPU) · rank 3 of 8 · 2 steps" in head[1]
     assert "1.00 ms = forward" in head[2]
     assert "Device  380 µs of kernels and copies = forward 70.0 µs" in ran.out
     assert "reading rank3.pt.trace.json.gz" in ran.err and "wrote gradscope-rank3.json" in ran.err

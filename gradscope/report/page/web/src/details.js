@@ -264,8 +264,11 @@ function opsLine(node, metric, kind) {
   if (ops.length === 0) return null;
   /** @param {string} phase */
   const where = (phase) => (["forward", "backward", "saved"].includes(phase) ? "" : ` (${phase.replace("_", " ")})`);
-  const bars = ops.map(({ name, phase, amount }) => ({ name: visible(shorten(name + where(phase), 120)), amount }));
-  const words = kind === "kernel" ? "Kernels" : metric === "saved" ? "What keeps it" : "Operations, with all below";
+  const bars = ops.map(({ name, phase, amount }) => {
+    const told = name === `(${phase})` ? "autograd overhead" : name + where(phase);
+    return { name: visible(shorten(told, 120)), amount };
+  });
+  const words = kind === "kernel" ? "Kernels" : metric === "saved" ? "Saved by" : "Operations, with all below";
   return barList(words, bars);
 }
 
