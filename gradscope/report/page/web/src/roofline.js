@@ -67,9 +67,7 @@ export function drawRoofline(place, run, tree, selected, select) {
     svgElement("text", { x: 4, y: 12 }, "GFLOP/s"),
   );
   const slope = 10 ** ((fromX + Math.log10(knee)) / 2);
-  picture.append(
-    svgElement("text", { x: x(slope) - 6, y: y(roof(slope)) - 6, "text-anchor": "end" }, `${formatBytes(bytes)}/s`),
-  );
+  picture.append(svgElement("text", { x: x(slope) + 8, y: y(roof(slope)) + 12 }, `${formatBytes(bytes)}/s`));
   const largest = Math.max(...points.map((point) => point.time), 1);
   /** @type {string[]} */
   const told = [];
@@ -120,7 +118,7 @@ export function drawRoofline(place, run, tree, selected, select) {
 function sizesOf(place) {
   const width = Math.min(Math.max(place.clientWidth - 4, 300), 900);
   const height = Math.min(Math.max(Math.round(window.innerHeight * 0.26), 190), 340);
-  return { width, height, left: 52, right: width - 12, top: 26, base: height - 36 };
+  return { width, height, left: 52, right: width - 20, top: 26, base: height - 36 };
 }
 
 /**
