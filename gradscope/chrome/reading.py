@@ -95,6 +95,7 @@ class Exported:
     shapes: Any = field(default_factory=lambda: array("i"))
     about: dict[str, Any] = field(default_factory=dict)
     events: int = 0
+    unread: int = 0  # events without a start, or with something else in place of a number
 
     def base(self) -> float:
         """The start of the first event, in the file's microseconds."""
@@ -189,6 +190,7 @@ class _Reader:
                     read(value)
                 except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
                     self.found.events -= 1  # no event of kineto's
+                    self.found.unread += 1
         elif phase in ("s", "f") and category.lower() in _ARROWS:
             self._arrow(value, end=phase == "f")
         return None

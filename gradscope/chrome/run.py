@@ -95,12 +95,14 @@ def _run_data(found: Exported, tables: Recorded, names: LayerNames, assigned: As
         ops=result.ops,
         kernels=result.kernels,
         device=result.device,
-        notes=tuple(_notes(tables, result)),
+        notes=tuple(_notes(found, tables, result)),
     )
 
 
-def _notes(tables: Recorded, result: Attribution) -> list[str]:
+def _notes(found: Exported, tables: Recorded, result: Attribution) -> list[str]:
     notes = ["read from a trace: it holds no source lines and no memory, and what profiling cost is not known"]
+    if found.unread:
+        notes.append(f"{found.unread:,} of {found.unread + found.events:,} events could not be read: they are left out")
     if not tables.has_module_rows:
         notes.append(f"the trace has no module calls, so no layers. {RECORD}")
     if tables.passes_guessed:

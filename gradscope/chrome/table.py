@@ -60,8 +60,6 @@ class Recorded:
     modules: tuple[CalledModule, ...]  # in the order of their first calls
     steps: StepBounds
     left_out: frozenset[int]  # of the intervals between STEP rows, those that are no step
-    kernel_count: int
-    begins_ns: int  # of the first row of the host
     has_module_rows: bool
     passes_guessed: bool  # backward passes are stretches of evaluated nodes: Python was not recorded
 
@@ -100,8 +98,6 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
         modules,
         bounds,
         gaps,
-        len(found.device.name),
-        int(host.start.min()),
         bool(len(calls.row)),
         guessed,
     )

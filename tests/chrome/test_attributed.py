@@ -154,6 +154,8 @@ def test_numbers_are_of_their_thread(tmp_path: Path) -> None:
 def test_what_is_run_again_in_backward_is_recompute(tmp_path: Path) -> None:
     """A checkpoint calls the module again on the engine's thread, where its nodes have other numbers."""
     made = Made()
+    made.annotation("prefetch", 0, 50, 30)
+    made.op("aten::copy_", 0, 5, tid=30)  # where the trace begins, and nothing is run again
     made.annotation("ProfilerStep#1", 0, 1000)
     made.call("Net_0", 10, 200)
     made.call("Linear_0", 20, 100)

@@ -77,6 +77,17 @@ def test_steps_of_a_text() -> None:
     assert (steps_of("3"), steps_of(" 2-10 ")) == ((3, 3), (2, 10))
 
 
+def test_events_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    made = two_layers()
+    for broken in ({"ts": "soon"}, {"dur": None}, {"args": {"Sequence number": "x"}}):
+        made.events.append({**next(event for event in made.events if event.get("cat") == "cpu_op"), **broken})
+    notes = read_trace(made.save(tmp_path / "trace.json")).data.notes
+    assert any(note.startswith("3 of ") and "events could not be read" in note for note in notes)
+    assert not any(
+        "could not be read" in note for note in read_trace(two_layers().save(tmp_path / "a.json")).data.notes
+    )
+
+
 _ODD: tuple[Any, ...] = (None, -1, 1e300, "x", "", [], {}, True, 10**30, float("nan"), -5.5, [[1], "a", None])
 
 

@@ -213,6 +213,28 @@ def test_failing_script() -> None:
     assert "gradscope " in ran.stdout
 
 
+EARLY = """
+import torch
+class Local(torch.nn.Linear):
+    pass
+def main():
+    model = Local(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(7):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+main()
+"""
+
+
+def test_a_model_that_is_gone_when_the_run_ends_early_is_named() -> None:
+    Path("early.py").write_text(EARLY, encoding="utf-8")
+    ran = gradscope("profile", "early.py", "--steps", "3", "--warmup", "1", "-q", "--no-html")
+    assert ran.returncode == 0, ran.stderr
+    data = load("gradscope-early.json").data
+    assert data.partial and data.workload.model == "Local"
+
+
 def test_script_that_leaves() -> None:
     ran = gradscope("profile", "train.py", "--steps", "30", "--warmup", "1", "-q", "--", "leave")
     assert (ran.returncode, ran.stderr) == (7, "")

@@ -139,6 +139,8 @@ def test_a_step_in_turns_says_what_its_memory_is_also_where_nothing_is_kept() ->
 def test_a_ratio_of_unsteady_steps_is_called_rough() -> None:
     noisy = replace(side(8_000_000), spread={"wall_ns": 2_800_000})
     assert "step's times spread by ±35.0 %: the ratio is a rough one" in " ".join(shown(fixed(after=noisy)).split())
+    text = " ".join(shown(fixed(before=noisy, after=None)).split())
+    assert "spread by ±35.0 %: its time may be another" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

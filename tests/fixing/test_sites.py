@@ -21,8 +21,10 @@ from gradscope.workload import Workload
 class Given(dict[Any, Any]):
     """The same saving for every site."""
 
+    kept: int | None = None  # less saved for backward
+
     def get(self, key: Any, default: Any = None) -> Any:
-        return SimpleNamespace(ns=7, bytes=8, kept_bytes=None)
+        return SimpleNamespace(ns=7, bytes=8, kept_bytes=self.kept)
 
 
 FEW = "fewer than 3,000,000 logits: torch's own is sooner"
@@ -45,7 +47,11 @@ def test_a_dry_run_finds_what_would_be_tried(
     site = Site(path="head", file="model.py", line=3, recipe="gelu", **parts)
     (row,) = planned_sites([site], Given())
     assert (row.status, row.reason, row.predicted_saving_ns) == expected
-    assert (row.predicted_saving_bytes is None) == (row.predicted_saving_ns is None)
+    assert row.predicted_saving_bytes == (None if row.predicted_saving_ns is None else 8)
+    given = Given()
+    given.kept = 5
+    (row,) = planned_sites([site], given)
+    assert row.predicted_saving_bytes == (None if row.predicted_saving_ns is None else 5)
 
 
 class Few(nn.Module):

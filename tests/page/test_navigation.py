@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import report_fixtures as fixtures
 from tests.page import runs
 from tests.page.conftest import Open, Opened
 from tests.page.test_findings import found
@@ -85,6 +86,23 @@ def test_a_search_counts_in_every_tab(open_page: Open) -> None:
     assert page.locator("#findings").inner_text().endswith("No finding fits the search.")
     page.fill("#query", "")
     assert page.locator(".tabs button").all_inner_texts()[:2] == ["Findings", "Layers"]
+
+
+def test_in_a_large_tree_a_letter_waits_for_no_search(open_page: Open) -> None:
+    """The search follows when the typing pauses; Enter does not wait for that."""
+    page = open_page(fixtures.many_modules(), "#merged=false&tab=layers").page
+    page.focus("#query")
+    page.evaluate(
+        """const query = document.querySelector("#query");
+        query.value = "no such thing";
+        query.dispatchEvent(new Event("input", { bubbles: true }));"""
+    )
+    assert page.inner_text("#found") == ""
+    page.wait_for_selector("#found:has-text('0 matches')")
+    page.fill("#query", "Linear")
+    page.keyboard.press("Enter")
+    assert "matches" in page.inner_text("#found") and not page.inner_text("#found").startswith("0 ")
+    assert page.input_value("#query") == "Linear"
 
 
 def test_regular_expressions(open_page: Open) -> None:

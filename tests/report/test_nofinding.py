@@ -43,6 +43,17 @@ def test_it_says_who_looked_where_the_time_is_and_how_near_the_limit() -> None:
     assert phases.startswith("A step of ") and " % forward, " in phases and " % backward" in phases
 
 
+def test_time_that_was_not_judged_is_not_said_to_be_looked_at() -> None:
+    made = run(limits=False)
+    busy = dataclasses.replace(made, step=dataclasses.replace(made.step, waited_ns=made.step.wall_ns // 2))
+    head, *rest = nothing_found(busy)
+    assert head == (
+        "No finding: 35 rules looked at memory and settings. Time was not judged, for the steps waited too long for a "
+        "core: profile again while the machine is idle."
+    )
+    assert not any("limit" in each for each in rest)
+
+
 def test_limits_that_are_not_known_can_be_measured() -> None:
     assert nothing_found(run(limits=False))[-1] == (
         "How near that is to this machine's limit is not known: run gradscope doctor --calibrate, then profile again."

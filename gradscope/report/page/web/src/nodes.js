@@ -143,11 +143,15 @@ function sum(values) {
 /**
  * This node and all below it, parents first, without kernels.
  * @param {Node} node
- * @returns {Generator<Node>}
  */
-export function* walkTree(node) {
-  yield node;
-  for (const child of node.children) yield* walkTree(child);
+export function walkTree(node) {
+  const found = [];
+  const open = [node];
+  for (let at = open.pop(); at; at = open.pop()) {
+    found.push(at);
+    for (let i = at.children.length - 1; i >= 0; i--) open.push(at.children[i]);
+  }
+  return found;
 }
 
 /**

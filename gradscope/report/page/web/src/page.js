@@ -53,6 +53,10 @@ const UNSEARCHED = new Set(["ledger", "fixed", "source", "roofline"]);
 // Tables that no estimate changes.
 const MEASURED = new Set(["ledger", "peak"]);
 
+// Nodes from which on a search takes longer than a letter may, and how long the typing has to pause then.
+const MANY = 2_000;
+const PAUSE_MS = 100;
+
 // A page of A4 between its margins, in CSS pixels.
 const PAPER_WIDTH = 700;
 
@@ -75,6 +79,7 @@ export class Page {
     /** @type {Map<string, number>} */
     this.largestChanges = new Map();
     this.matchAt = -1;
+    this.typing = 0; // the timer of a search that waits for the typing to pause
     this.lastChange = "";
     this.tabs = tabsOf(joined ?? single);
     this.parts = makeShell(place, joined ?? single, this.tabs, {
@@ -199,7 +204,7 @@ export class Page {
     else history.replaceState(null, "", address);
     const { cards, crumbs, legend, rows, details, lists, timeline } = this.parts;
     keepFocus([cards, crumbs, legend, rows, details, lists.source, timeline], () => {
-      this.draw();
+      this.draw(Object.keys(changes).join() === "query");
       const { compare, merged: folded, owners: byOwner } = this.state;
       if (compared !== compare || merged !== folded || owners !== byOwner) this.drawMemory();
     });
@@ -217,8 +222,19 @@ export class Page {
     this.drawMemory();
   }
 
-  /** @param {string} query */
+  /**
+   * Search; in a large tree once the typing pauses, for a letter must not wait for the one before it.
+   * @param {string} query
+   */
   changeQuery(query) {
+    window.clearTimeout(this.typing);
+    if (query === "" || this.tree.nodes.length < MANY) this.searchFor(query);
+    else this.typing = setTimeout(() => this.searchFor(query), PAUSE_MS);
+  }
+
+  /** @param {string} query */
+  searchFor(query) {
+    this.typing = 0;
     this.matchAt = -1;
     this.change({ query });
   }
@@ -263,7 +279,8 @@ export class Page {
       button.setAttribute("aria-pressed", String(button.getAttribute("data-finding") === whatIf?.key));
   }
 
-  draw() {
+  /** @param {boolean} [searching] nothing but the query has changed, which the details do not know of */
+  draw(searching = false) {
     const { parts, run, state } = this;
     document.documentElement.dataset.theme = this.theme;
     if (state.metric === "saved" && !run.memory) state.metric = "backward";
@@ -274,7 +291,7 @@ export class Page {
     });
     this.drawFlame();
     this.drawTable();
-    this.drawSelection();
+    if (!searching) this.drawSelection();
   }
 
   drawMemory() {
@@ -297,7 +314,7 @@ export class Page {
     parts.compare.checked = state.compare;
     parts.colour.value = colour;
     parts.order.value = state.order;
-    if (parts.query.value !== state.query) parts.query.value = state.query;
+    if (parts.query.value !== state.query && !this.typing) parts.query.value = state.query;
     const whole = amountOf(run.whole, state.metric);
     const matches = countOf(found?.list.length ?? 0, "match").replace("matchs", "matches");
     const share = formatShare(found && whole > 0 ? found.amount / whole : 0);
@@ -512,6 +529,10 @@ export class Page {
 
   /** @param {number} step */
   nextMatch(step) {
+    if (this.typing) {
+      window.clearTimeout(this.typing);
+      this.searchFor(this.parts.query.value);
+    }
     const list = this.found?.list ?? [];
     if (list.length === 0) return;
     this.matchAt = this.matchAt < 0 && step < 0 ? list.length - 1 : (this.matchAt + step + list.length) % list.length;

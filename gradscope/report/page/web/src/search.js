@@ -130,5 +130,5 @@ export function isFound(node, found) {
  * @param {Node} root
  */
 export function rowsOf(root) {
-  return [...walkTree(root)].filter((node) => node.kind === "layer" || node.kind === "part");
+  return walkTree(root).filter((node) => node.kind === "layer" || node.kind === "part");
 }

@@ -24,7 +24,7 @@ export function buildTree(run, merged) {
   root.children = [...builder.roots(), ...outsideParts(run)];
   root.calls = 1;
   finish(root);
-  const nodes = [...walkTree(root)];
+  const nodes = walkTree(root);
   const layerNodes = new Array(run.paths.length);
   for (const node of nodes) if (node.kind === "layer") for (const layer of node.layers) layerNodes[layer] = node;
   for (const [layer, node] of builder.elided) layerNodes[layer] = node;
