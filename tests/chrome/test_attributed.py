@@ -154,8 +154,6 @@ def test_numbers_are_of_their_thread(tmp_path: Path) -> None:
 def test_what_is_run_again_in_backward_is_recompute(tmp_path: Path) -> None:
     """A checkpoint calls the module again on the engine's thread, where its nodes have other numbers."""
     made = Made()
-    made.annotation("prefetch", 0, 50, 30)
-    made.op("aten::copy_", 0, 5, tid=30)  # where the trace begins, and nothing is run again
     made.annotation("ProfilerStep#1", 0, 1000)
     made.call("Net_0", 10, 200)
     made.call("Linear_0", 20, 100)
@@ -168,6 +166,8 @@ def test_what_is_run_again_in_backward_is_recompute(tmp_path: Path) -> None:
     made.pass_(410, 590, ENGINE)
     op = made.node("AddmmBackward0", 420, 580, 40, (ENGINE, 330))
     made.launch(op, 430, 450, 500, ENGINE)
+    made.annotation("prefetch", 0, 50, 30)
+    made.op("aten::copy_", 0, 5, tid=30)  # where the trace begins, and nothing is run again
     report = read(made, tmp_path)
     assert device_parts(report) == {"recompute_ns": 20 * US, "layers_ns": 50 * US}
     recompute = of_layers(report, "recompute_ns")
