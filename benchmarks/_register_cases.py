@@ -148,7 +148,7 @@ def attention_limits() -> Iterator[KernelCase]:
     cut = triton_blocks.one_pass_blocks(*half)
     if cut is not None:
         yield _case(all_gradients, _causal(64, torch.bfloat16), torch.bfloat16, cut)
-    everything = Form(16, 24, True, ADDED, True, True, True, True, base_2=False, wide=True)
+    everything = Form(16, 24, True, ADDED, True, True, True, True, base_2=False, wide=True, late=False)
     for kernel in (forward, all_gradients, keys_and_values, queries_alone, bias_gradient):
         yield _case(kernel, everything, torch.bfloat16, Tiling(16, 16, 1, 2))
 
@@ -165,6 +165,7 @@ def _causal(size: int, dtype: torch.dtype) -> Form:
         dropout=False,
         base_2=dtype != torch.float32,
         wide=False,
+        late=True,
     )
 
 
@@ -188,7 +189,7 @@ def _given(form: Form, dtype: torch.dtype, cut: Tiling, one_pass: bool) -> dict[
         **dict.fromkeys(("logsumexp", "delta"), "*fp32"),
         **dict.fromkeys(("own_heads", "sharing_batches", "sharing_heads"), "i32"),
         "seed": "*i64",
-        "terms": ScoreTerms(*["i32"] * 4, *["fp32"] * 4, *["i32"] * 3, "fp32"),  # type: ignore[arg-type]
+        "terms": ScoreTerms(*["i32"] * 4, *["fp32"] * 6, *["i32"] * 3, "fp32"),  # type: ignore[arg-type]
         "FORM": Fixed(form),
         "PRECISION": Fixed("ieee"),
         "OPERAND": Fixed(_TYPES[dtype]),

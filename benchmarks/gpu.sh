@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has one: tests, then benchmarks on cuda. Not yet run on a GPU.
 #
-#     benchmarks/gpu.sh [PART...]        triton recipes tests overhead limits predictions analysis truth memory; all, in this order
+#     benchmarks/gpu.sh [PART...]        triton recipes tests traces overhead limits predictions analysis truth memory; all, in order
 #
 # Takes 8 minutes at most (GPU_SECONDS): what would come later is left out, and said. gradscope need not be installed.
 # Results are appended to $RESULTS (benchmarks/results) as JSON lines, whole outputs to $LOG; what is printed is short,
@@ -14,7 +14,7 @@ results=${RESULTS:-benchmarks/results}
 log=${LOG:-$(mktemp --suffix=.log)}
 deadline=$((SECONDS + ${GPU_SECONDS:-480}))
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(triton recipes tests overhead limits predictions analysis truth memory)
+[ ${#parts[@]} -gt 0 ] || parts=(triton recipes tests traces overhead limits predictions analysis truth memory)
 export PYTHONPATH="$PWD/benchmarks/from_source:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # Plugins of the machine's own are not asked: one that warns would fail the tests, where warnings are errors.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
@@ -39,7 +39,7 @@ part() { # part NAME SECONDS LINES COMMAND...: run one part within its time, pri
     return
   fi
   out=$(mktemp)
-  timeout --kill-after=10 "$((seconds < left ? seconds : left))" "$@" >"$out" 2>&1
+  timeout --signal=INT --kill-after=10 "$((seconds < left ? seconds : left))" "$@" >"$out" 2>&1
   code=$?
   { echo "== $name: $*"; cat "$out"; } >>"$log"
   if [ "$code" -eq 0 ]; then
@@ -74,6 +74,7 @@ for name in "${parts[@]}"; do
       mapfile -t marked < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
       part "$name" 100 4 "$python" -m pytest -q -p no:cacheprovider -m gpu "${marked[@]}"
       ;;
+    traces) part "$name" 60 12 "$python" benchmarks/traces.py --device cuda --json "$results/traces.jsonl" ;;
     overhead) part "$name" 90 8 "$python" benchmarks/overhead.py --device cuda --json "$results/overhead.jsonl" ;;
     limits) part "$name" 45 9 "$python" benchmarks/limits.py --device cuda --json "$results/limits.jsonl" ;;
     predictions)
@@ -85,7 +86,7 @@ for name in "${parts[@]}"; do
     truth) part "$name" 40 6 "$python" benchmarks/truth_table.py --json "$results/truth.jsonl" ;;
     memory) part "$name" 90 6 "$python" benchmarks/memory.py --device cuda --rounds 2 --json "$results/memory.jsonl" ;;
     *)
-      echo "no part $name: triton recipes tests overhead limits predictions analysis truth memory" >&2
+      echo "no part $name: triton recipes tests traces overhead limits predictions analysis truth memory" >&2
       exit 2
       ;;
   esac

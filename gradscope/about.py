@@ -203,6 +203,10 @@ def _parameters(tops: Sequence[nn.Module]) -> list[nn.Parameter]:
     return [parameter for top in tops for parameter in parameters_of(top)]
 
 
+_WITHOUT_GRAPHS = (
+    "The replay of a graph tells nothing of layers: profile the training step without torch.cuda.graph and "
+    "make_graphed_callables."
+)
 _WORKED_S = 0.1  # of processor time: a process that only looks something up takes less, one that trains takes more
 
 
@@ -215,6 +219,8 @@ def why_no_steps(target: str, session: Session, finder: StepFinder, children_s: 
     capture = session.capture
     if not capture.steps_done and STEP_ENDS in capture.failed:
         return f"{target} could not be measured: {capture.failed[STEP_ENDS]}.\nRun 'gradscope doctor' to see why."
+    if capture.captured and not finder.backwards:
+        return f"{target} ran no backward pass but into CUDA graphs: there is nothing to measure.\n{_WITHOUT_GRAPHS}"
     if not finder.backwards:
         return (
             f"{target} ran to its end without a backward pass{_that_returned(session.backward.raised)}: "
@@ -274,9 +280,12 @@ def _too_short(target: str, capture: Capture) -> str:
     needed = passed + steps_to_first_result(options)
     least = passed + steps_to_first_result(Options(steps=1, warmup=1))
     less = f", or measure less: --warmup 1 --steps 1 needs {least}" if least < needed else ""
+    further = f"Let it run longer{less}."
+    if capture.captured:
+        further = _WITHOUT_GRAPHS
     return (
         f"{target} ended after {steps}; nothing is measured before step {needed} "
         f"with --warmup {options.warmup} --steps {options.steps}, "
         f"and a whole report takes {passed + capture.steps_needed}.\n"
-        f"Let it run longer{less}."
+        f"{further}"
     )

@@ -86,6 +86,7 @@ def build_result(
     *,
     has_flops: bool,
     shapes: Mapping[tuple[int, int, str], str] | None = None,
+    whole_device: bool = False,
 ) -> Attribution:
     """Group the rows of the timed trace into a report's tables.
 
@@ -94,6 +95,7 @@ def build_result(
         source_text: (file, line) -> (name to show, text of the line).
         has_flops: the survey counted floating-point operations.
         shapes: (layer, category, op) -> its most frequent input shapes; None: the survey's.
+        whole_device: the device's ledger counts every kernel of the trace, also those of steps that do not count.
     """
     table = assigned.skeleton.table
     device = read_device(table, table.kernels) if table.kernels is not None and len(table.kernels.name) else None
@@ -123,7 +125,7 @@ def build_result(
         lines=_lines(cells, modules, lines, source_text),
         ops=_ops(cells, modules, (survey.shapes if survey is not None else {}) if shapes is None else shapes),
         kernels=() if device is None else _kernels(assigned, modules, device, own.op, names),
-        device=None if device is None else _device_ledger(assigned, device),
+        device=None if device is None else _device_ledger(assigned, device, whole_device),
         notes=(*assigned.notes, *notes),
     )
 
@@ -325,8 +327,8 @@ _DEVICE_COLUMNS = {
 }
 
 
-def _device_ledger(assigned: Assigned, device: DeviceTime) -> DeviceLedger:
-    """Sum the kernels' durations by what launched them, over the measured steps and what lies beside them."""
+def _device_ledger(assigned: Assigned, device: DeviceTime, whole: bool) -> DeviceLedger:
+    """Sum the kernels' durations by what launched them, over the measured steps, or with what lies beside them."""
     steps = max(len(assigned.steps), 1)
     launcher = np.maximum(device.row, 0)
     known = device.row >= 0
@@ -340,13 +342,14 @@ def _device_ledger(assigned: Assigned, device: DeviceTime) -> DeviceLedger:
     # What no layer owns of these is outside the modules, as in the ledger of the pass.
     parts = {name: spent(measured & (category == each) & (owned | ~layers)) for each, name in _DEVICE_COLUMNS.items()}
     parts["outside_modules_ns"] = spent(measured & layers & ~owned)
-    parts["elsewhere_ns"] = spent(known & ~measured)
+    parts["elsewhere_ns"] = spent(known & ~measured & whole)
     parts["before_ns"] = spent(device.row == BEFORE_THE_TRACE)
     parts["unknown_ns"] = spent((device.row < 0) & (device.row != BEFORE_THE_TRACE))
+    communicates = device.communicates & (measured | whole)
     return DeviceLedger(
         kernel_ns=sum(parts.values()),
-        collectives_ns=spent(device.communicates),
-        exposed_ns=spent(device.communicates, device.busy_ns),
+        collectives_ns=spent(communicates),
+        exposed_ns=spent(communicates, device.busy_ns),
         **parts,
     )
 

@@ -21,6 +21,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from gradscope import markers
 from gradscope.capture.guard import Guard
 from gradscope.compat import TraceMarker, graph_task_id, hook_dicts, swap_engine_entry, transforms_run
+from gradscope.devices import is_capturing
 
 Around = Callable[[Any], AbstractContextManager[None]]
 
@@ -45,6 +46,7 @@ class BackwardWatch:
         self.ended: Callable[[bool], None] | None = None
         self.settled: Callable[[], None] | None = None  # after that, also when it raised: no graph task runs
         self.raised = 0  # outermost passes that ended in an error
+        self.captured = 0  # outermost passes that were recorded into a CUDA graph: nothing ran, no step ends with them
         self._counter = itertools.count()
 
     @contextmanager
@@ -56,12 +58,14 @@ class BackwardWatch:
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = graph_task_id() == -1
+            ends_step = outermost and not is_capturing()
+            self.captured += outermost and not ends_step
             try:
                 # The call is made here in every phase: what warns of its caller's line then names the same one each
                 # time, and Python shows it once.
-                with self._surroundings(outermost, roots), self._row(outermost, args, kwargs):
+                with self._surroundings(outermost, roots), self._row(args, kwargs):
                     result = original(roots, *args, **kwargs)
-                if outermost and self.ended is not None:
+                if ends_step and self.ended is not None:
                     with self._guard.over(STEP_ENDS):
                         self.ended(_creates_graph(args, kwargs) and not transforms_run())
                 return result
@@ -69,25 +73,17 @@ class BackwardWatch:
                 self.raised += outermost
                 raise
             finally:
-                if outermost and self.settled is not None:
+                if ends_step and self.settled is not None:
                     with self._guard.over(STEP_ENDS):
                         self.settled()
 
         return run_backward
 
-    def _row(self, outermost: bool, args: Any, kwargs: Any) -> AbstractContextManager[None]:
-        return self._marked(outermost, args, kwargs) if self.mark else nullcontext()
-
-    @contextmanager
-    def _marked(self, outermost: bool, args: Any, kwargs: Any) -> Iterator[None]:
-        if outermost:
-            # What forward still has queued on the device is not backward's time.
-            synchronize()
-        with TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs))):
-            yield
-            if outermost:
-                # The pass ends when the device has done it, not when its launches are queued.
-                synchronize()
+    def _row(self, args: Any, kwargs: Any) -> AbstractContextManager[object]:
+        # The device is not waited for here: each kernel is told from the row that launched it, whenever it runs.
+        if not self.mark:
+            return nullcontext()
+        return TraceMarker(markers.BACKWARD + str(2 * next(self._counter) + _creates_graph(args, kwargs)))
 
     def _surroundings(self, outermost: bool, roots: Any) -> AbstractContextManager[None]:
         around = self.around if outermost else self.nested
@@ -99,12 +95,6 @@ class BackwardWatch:
 def _creates_graph(args: Any, kwargs: Any) -> bool:
     """Check that the backward pass builds a graph of itself: the fourth argument, after roots, gradients and keep."""
     return bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
-
-
-def synchronize() -> None:
-    """Wait for the device, where one is in use."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 TENSOR_HOOKS = "marking hooks on tensors"  # under which the guard notes an error

@@ -188,6 +188,7 @@ class Session:
             self.capture.registry.models = tuple
             self._progress.done()
             self.capture.given_way = self.steps_given_way
+            self.capture.captured = self.backward.captured
 
     def abandon(self) -> None:
         """Let go in a process that was forked: no profiler runs here, and what was measured is the parent's."""

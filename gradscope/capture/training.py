@@ -18,6 +18,7 @@ from gradscope.capture.guard import Guard
 from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
 from gradscope.compat import graph_task_id
+from gradscope.devices import is_capturing
 
 # Optimizer steps after which no cycle is looked for any more: a step is then a round, see CycleFinder.
 _LONGEST = 256
@@ -199,6 +200,8 @@ class StepFinder:
             handle.remove()
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if is_capturing():  # a step of every replay, of which nobody is told
+            return
         number = self._seen.number(optimizer)
         if graph_task_id() != -1:
             self._inside = True

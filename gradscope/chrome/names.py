@@ -16,7 +16,7 @@ from gradscope.chrome.table import CalledModule
 from gradscope.errors import TraceFileError
 from gradscope.tables import ModuleInfo
 from gradscope.tree import named_modules_of, parameters_of
-from gradscope.workload import Workload, call_model
+from gradscope.workload import Workload, call_model, to_device
 
 _SHARDED = "FSDP"  # fully_shard makes a class of its own of each: FSDPLinear
 
@@ -113,10 +113,12 @@ def _first_calls(workload: Workload) -> list[nn.Module]:
     def note(module: nn.Module, args: object) -> None:
         found.setdefault(id(module), module)
 
+    device = next((each.device for each in parameters_of(workload.model) if not each.is_meta), torch.device("cpu"))
+    batch = to_device(workload.batch, device)
     hook = nn.modules.module.register_module_forward_pre_hook(note)
     try:
         with torch.no_grad():
-            call_model(workload.model, workload.batch)
+            call_model(workload.model, batch)
     finally:
         hook.remove()
     return list(found.values())

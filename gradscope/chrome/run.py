@@ -67,7 +67,14 @@ def _attributed(tables: Recorded, names: LayerNames) -> tuple[Assigned, Attribut
     skeleton = read_skeleton(tables.table, replace(tables.calls, label=label), names.parents)
     assigned = assign(skeleton, 0, None, None, tables.left_out)
     result = build_result(
-        assigned, names.infos, (), None, {}, has_flops=False, shapes=shapes_of(tables.table, assigned.rows)
+        assigned,
+        names.infos,
+        (),
+        None,
+        {},
+        has_flops=False,
+        shapes=shapes_of(tables.table, assigned.rows),
+        whole_device=True,
     )
     return assigned, result
 

@@ -36,6 +36,8 @@ class ScoreTerms(NamedTuple):
     unit: float  # of the product: factor * unit is the scale, in the units of the scores
     scale: float
     cap: float  # in the units of the scores
+    rest: float  # Form.late: what scores are multiplied by once the highest is subtracted
+    rest_2: float  # the same, in units of log 2
     left: int
     right: int
     threshold: int  # the probability to drop, times 2^24
@@ -54,6 +56,7 @@ class Form(NamedTuple):
     right: bool
     dropout: bool
     base_2: bool  # scores are in units of log 2
+    late: bool  # scores lack their last factor, for nothing is added to them
     wide: bool  # rows of a head lie so far apart that their offsets need 64 bits
 
 
@@ -68,6 +71,7 @@ def terms_of(q: Tensor, k: Tensor, options: AttentionOptions) -> ScoreTerms:
     longest = q.shape[2] + k.shape[2]  # beyond it a limit is none; kernels count in 32 bits
     factor, rest = _split(options.scale)
     units = LOG2E if _base_2(q) else 1.0
+    last = rest if options.softcap is None else options.softcap
     return ScoreTerms(
         heads=q.shape[1],
         group=q.shape[1] // k.shape[1],
@@ -77,6 +81,8 @@ def terms_of(q: Tensor, k: Tensor, options: AttentionOptions) -> ScoreTerms:
         unit=rest * units,
         scale=options.scale,
         cap=1.0 if options.softcap is None else options.softcap * units,
+        rest=last,
+        rest_2=last * LOG2E,
         left=0 if left is None else max(-longest, min(left, longest)),
         right=0 if right is None else max(-longest, min(right, longest)),
         threshold=round(options.dropout_p * (1 << 24)),
@@ -91,16 +97,18 @@ def form_of(q: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions
         wide: :func:`is_wide` of all its tensors.
     """
     left, right = options.band()
+    kind = NO_BIAS if bias is None else MASK if bias.dtype == torch.bool else ADDED
     return Form(
         size=q.shape[3],
         value_size=v.shape[3],
         softcap=options.softcap is not None,
-        bias=NO_BIAS if bias is None else MASK if bias.dtype == torch.bool else ADDED,
+        bias=kind,
         alibi=options.alibi is not None,
         left=left is not None,
         right=right is not None,
         dropout=options.dropout_p > 0,
         base_2=_base_2(q),
+        late=kind != ADDED and options.alibi is None,
         wide=wide,
     )
 

@@ -12,6 +12,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in float32
+LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what it lacks
+
+
+@triton.jit
+def _exp(x, EXACT: tl.constexpr):
+    """exp; where EXACT to the last bits, which the rounding of x · log2(e) otherwise costs far below 0."""
+    if not EXACT:
+        return tl.exp(x)
+    x = tl.where(x < -150.0, -150.0, x)  # 0 in float32, and not infinite: that would make the rest NaN
+    power = x * LOG2E
+    rest = tl.fma(x, LOG2E, -power) + x * LOG2E_REST
+    found = tl.exp2(power)
+    return found + found * (rest * 0.6931471805599453)
+
 
 @triton.jit
 def _capped(x, cap):
@@ -54,7 +69,8 @@ def _added(
     x = tl.where(inside, x, -float("inf"))
     new = tl.maximum(highest, tl.max(x, axis=0))
     shift = tl.where(new == -float("inf"), 0.0, new)
-    total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift), axis=0)
+    exact: tl.constexpr = pointer.dtype.element_ty == tl.float32
+    total = total * tl.exp(highest - shift) + tl.sum(_exp(x - shift, exact), axis=0)
     return new, total, weighted
 
 
@@ -83,7 +99,8 @@ def _write_slopes(
     x = raw
     if HAS_SOFTCAP:
         x = _capped(raw, softcap)
-    slope = tl.where(c == y, at_target, tl.exp(x - highest) * share)
+    exact: tl.constexpr = pointer.dtype.element_ty == tl.float32
+    slope = tl.where(c == y, at_target, _exp(x - highest, exact) * share)
     if HAS_SMOOTHING:
         w = 1.0
         if HAS_WEIGHT:

@@ -50,7 +50,9 @@ def test_what_no_time_is_left_for_is_said(tmp_path: Path) -> None:
 def test_names_and_machines_that_there_are_not(tmp_path: Path) -> None:
     done = run(tmp_path, "speed")
     assert done.returncode == 2
-    assert done.stderr == "no part speed: triton recipes tests overhead limits predictions analysis truth memory\n"
+    assert (
+        done.stderr == "no part speed: triton recipes tests traces overhead limits predictions analysis truth memory\n"
+    )
     (tmp_path / "none").write_text("#!/usr/bin/env bash\nexit 1\n")
     (tmp_path / "none").chmod(0o755)
     assert run(tmp_path, PYTHON=str(tmp_path / "none")).returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterator
 
@@ -35,10 +36,18 @@ def triton_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """
     pytest.importorskip("triton")
     if torch.cuda.is_available():
+        _wake_engine()
         return torch.device("cuda")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     _interpret_library(monkeypatch)
     return torch.device("cpu")
+
+
+@functools.cache
+def _wake_engine() -> None:
+    """Let the engine's thread of the device launch something: torch warns where the first that it calls is cuBLAS."""
+    torch.ones(1, device="cuda", requires_grad=True).exp().backward()
+    torch.cuda.synchronize()
 
 
 def _interpret_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscope.kernels.attention import triton_blocks, triton_launch
+from gradscope.kernels.attention.options import AttentionOptions
 from gradscope.kernels.attention.triton_blocks import Tiling
 
 from .attention_triton import check, problem
@@ -185,4 +186,5 @@ def test_blocks_of_this_device(triton_device: torch.device, size: int, dtype: to
         check(problem(triton_device, 1025, 1025, size, heads=4, kv_heads=2, dtype=dtype, **options))
     bias = torch.randn(1, 4, 513, 1025, device=triton_device)
     check(problem(triton_device, 513, 1025, size, batch=2, heads=4, dtype=dtype, bias=bias, dropout_p=0.1))
-    assert triton_launch.why_not(*(torch.empty(1, 1, 1, size, device=triton_device, dtype=dtype),) * 3, None) is None
+    like = torch.empty(1, 1, 1, size, device=triton_device, dtype=dtype)
+    assert triton_launch.why_not(like, like, like, None, AttentionOptions(scale=1.0, kv_heads=1)) is None

@@ -29,7 +29,7 @@ def gradient(loss: Callable[[Tensor], Tensor], logits: Tensor, upstream: float =
     leaf = logits.detach().requires_grad_()
     found = loss(leaf)
     weights = upstream * torch.linspace(0.5, 2.0, found.numel()).reshape(found.shape) if found.dim() else None
-    found.backward(None if weights is None else weights.to(found.dtype))
+    found.backward(None if weights is None else weights.to(found))
     assert leaf.grad is not None
     return found.detach(), leaf.grad
 

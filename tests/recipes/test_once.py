@@ -77,7 +77,7 @@ CASES = [
     Case(
         "cross_entropy",
         ((4, 5),),
-        lambda x, **o: recipes.cross_entropy(x, TARGET, **o),
+        lambda x, **o: recipes.cross_entropy(x, TARGET.to(x.device), **o),
         ("cross_entropy", BY_LOSSES),
         BOTH,
     ),
@@ -88,14 +88,14 @@ CASES = [
     Case(
         "linear_cross_entropy",
         ((4, 3), (5, 3)),
-        lambda x, w, **o: recipes.linear_cross_entropy(x, w, TARGET, **o),
+        lambda x, w, **o: recipes.linear_cross_entropy(x, w, TARGET.to(x.device), **o),
         ("linear_cross_entropy", BY_LOSSES),
         BOTH,
     ),
     Case(
         "linear_cross_entropy_and_logits",
         ((4, 3), (5, 3)),
-        lambda x, w, **o: recipes.linear_cross_entropy_and_logits(x, w, TARGET, reduction="none", **o)[0],
+        lambda x, w, **o: recipes.linear_cross_entropy_and_logits(x, w, TARGET.to(x.device), reduction="none", **o)[0],
         ("linear_cross_entropy", BY_LOSSES),
         BOTH,
     ),

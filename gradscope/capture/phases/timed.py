@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack
 
 from gradscope import markers
-from gradscope.capture.backward import TENSOR_HOOKS, TensorHooks, synchronize
+from gradscope.capture.backward import TENSOR_HOOKS, TensorHooks
 from gradscope.capture.byhand import BY_HAND
 from gradscope.capture.modes import uses_compile
 from gradscope.capture.modules import CALL_COST, MODULE_CALLS, CallRecorder, measure_call_cost
@@ -20,6 +20,7 @@ from gradscope.capture.phases.base import Phase, Run
 from gradscope.capture.result import TimedSteps
 from gradscope.capture.system import StepCost, interrupted, without_core_ns
 from gradscope.compat import TraceMarker, new_profiler
+from gradscope.devices import synchronize
 from gradscope.tables import TakenStep
 
 # The first profiled step pays for the profiler's own first touch of every buffer (measured: x1.5 to x3): dropped.

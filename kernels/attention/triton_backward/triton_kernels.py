@@ -21,10 +21,10 @@ from gradscope.kernels.attention.triton_scores.triton_kernels import (
     load_rows,
     part_of,
     positions,
-    power,
     scores,
     slope_of,
     store_rows,
+    weights,
 )
 
 
@@ -109,7 +109,7 @@ def keys_and_values(
                     raw = tl.dot(key, tl.trans(query), input_precision=PRECISION)
                     s, bend = scores(raw, rows[None, :], columns[:, None], b, h, bias, slope, terms, FORM, part != 1)
                     lse = load_logsumexp(logsumexp + of_rows + rows, there, FORM)
-                    p = power(s - lse[None, :], FORM)
+                    p = weights(s, lse[None, :], terms, FORM)
                     do = load_rows(do_head, grad_out, rows, terms.queries, FORM.value_size, BLOCK_V, part != 1)
                     do = do.to(OPERAND)
                     dp = tl.dot(value, tl.trans(do), input_precision=PRECISION)
@@ -156,7 +156,7 @@ def gradient_tile(
     columns = positions(column, BLOCK_N, FORM)[None, :]
     raw = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     s, bend = scores(raw, rows, columns, b, h, bias, slope, terms, FORM, MASKED)
-    p = power(s - lse[:, None], FORM)
+    p = weights(s, lse[:, None], terms, FORM)
     dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
     if FORM.dropout:
         mask = kept(seed, b * terms.heads + h, row, column, terms.threshold, BLOCK_M, BLOCK_N)

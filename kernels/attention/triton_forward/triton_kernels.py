@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 
 from gradscope.kernels.attention.triton_scores.triton_kernels import (
-    LN2,
     at_head,
     band,
     kept,
     load_rows,
+    logsumexp_of,
     part_of,
     positions,
-    power,
     scores,
     slope_of,
     store_rows,
+    weights_below,
 )
 
 
@@ -75,8 +75,8 @@ def forward(
                 s, _ = scores(raw, rows[:, None], columns[None, :], b, h, bias, slope, terms, FORM, part != 1)
                 new = tl.maximum(highest, tl.max(s, 1))
                 shift = tl.where(new == -float("inf"), 0.0, new)  # -inf less -inf is NaN
-                p = power(s - shift[:, None], FORM)
-                decay = power(highest - shift, FORM)
+                p = weights_below(s, shift[:, None], terms, FORM)
+                decay = weights_below(highest, shift, terms, FORM)
                 total = total * decay + tl.sum(p, 1)
                 if FORM.dropout:
                     p = tl.where(kept(seed, head, start, column, terms.threshold, BLOCK_M, BLOCK_N), p, 0.0)
@@ -95,6 +95,5 @@ def forward(
         FORM.value_size,
         BLOCK_V,
     )
-    found = (highest + tl.log2(total)) * LN2 if FORM.base_2 else highest + tl.log(total)
-    found = tl.where(nothing, -float("inf"), found)
+    found = tl.where(nothing, -float("inf"), logsumexp_of(highest, total, terms, FORM))
     tl.store(logsumexp + head.to(tl.int64) * terms.queries + rows, found, mask=rows < terms.queries)

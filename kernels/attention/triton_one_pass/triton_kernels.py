@@ -24,10 +24,10 @@ from gradscope.kernels.attention.triton_scores.triton_kernels import (
     load_rows,
     part_of,
     positions,
-    power,
     scores,
     slope_of,
     store_rows,
+    weights,
 )
 
 
@@ -97,7 +97,7 @@ def all_gradients(
                     less = tl.load(delta + of_rows + rows, mask=there, other=0.0)
                     raw = tl.dot(key, tl.trans(query), input_precision=PRECISION) * terms.factor
                     s, bend = scores(raw, rows[None, :], columns[:, None], b, h, bias, slope, terms, FORM, part != 1)
-                    p = power(s - lse[None, :], FORM)
+                    p = weights(s, lse[None, :], terms, FORM)
                     dp = tl.dot(value, tl.trans(do), input_precision=PRECISION)
                     dropped = p
                     if FORM.dropout:

@@ -1,9 +1,12 @@
-"""A tile of scores, the columns and rows of a band, and what dropout keeps. Not yet run on a GPU.
+"""A tile of scores, the columns and rows of a band, and what dropout keeps.
 
 Scores of half precision are in units of log 2, for exp2 is one instruction of a GPU and exp is two. In float32 the
 factor waits until the highest score or the logsumexp is subtracted, which loses nothing: rounding what is large twice
-is seen with ALiBi. Tiles may lie either way round: ``rows`` and ``columns`` are [M, 1] and [1, N], or [1, M] and
-[N, 1]. The tuples are those of triton_arguments.py.
+is seen with ALiBi. Where nothing is added to the products (``FORM.late``) so does their own factor: a product less the
+highest product is exact near it. A compiler that joins a multiplication and the subtraction behind it, as it may, makes
+weights that differ by the rounding of the highest score, and not everywhere where a weight is used. Tiles may lie
+either way round: ``rows`` and ``columns`` are [M, 1] and [1, N], or [1, M] and [N, 1]. The tuples are those of
+triton_arguments.py.
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ def slope_of(alibi, b, h, FORM: tl.constexpr):
 
 @triton.jit
 def scores(raw, rows, columns, b, h, bias, slope, terms, FORM: tl.constexpr, MASKED: tl.constexpr):
-    """Scores of a tile, and what the soft-cap multiplies their gradient by.
+    """Scores of a tile, for the two functions of weights, and what the soft-cap multiplies their gradient by.
 
     Args:
         raw: the product, one side of it times ``terms.factor``.
@@ -129,12 +132,13 @@ def scores(raw, rows, columns, b, h, bias, slope, terms, FORM: tl.constexpr, MAS
         bias: as Heads.
         MASKED: whether the tile may reach over an end of the band or of the tensors.
     """
-    s = raw * terms.unit
     bend = 1.0
     if FORM.softcap:
-        t = tanh(s / terms.cap)
-        s = t * terms.cap
+        t = tanh(raw * terms.unit / terms.cap)
         bend = 1.0 - t * t
+        s = t if FORM.late else t * terms.cap
+    else:
+        s = raw if FORM.late else raw * terms.unit
     if FORM.bias != NO_BIAS:
         at = at_head(bias, b, h) + (rows * bias.row + columns * bias.column)
         found = tl.load(at, mask=(rows < terms.queries) & (columns < terms.keys), other=0)
@@ -197,16 +201,39 @@ def in_units(x, FORM: tl.constexpr):
 
 
 @triton.jit
-def power(x, FORM: tl.constexpr):
-    """exp of what is in the units of the scores."""
-    if not FORM.base_2:
+def weights_below(s, highest, terms, FORM: tl.constexpr):
+    """exp of scores less what is at least as high: 1 at most, and 1 where they are alike."""
+    x = s - highest
+    if FORM.late:
+        x = x * terms.rest_2
+    elif not FORM.base_2:
         x = x * LOG2E
     return tl.exp2(x)
 
 
 @triton.jit
+def weights(s, lse, terms, FORM: tl.constexpr):
+    """exp of scores less their :func:`load_logsumexp`."""
+    if FORM.base_2:
+        x = s * terms.rest_2 - lse if FORM.late else s - lse
+    else:
+        x = (s * terms.rest - lse if FORM.late else s - lse) * LOG2E
+    return tl.exp2(x)
+
+
+@triton.jit
+def logsumexp_of(highest, total, terms, FORM: tl.constexpr):
+    """Of a row whose weights below ``highest`` add up to ``total``, in natural units."""
+    if FORM.late:
+        return highest * terms.rest + tl.log(total)
+    if FORM.base_2:
+        return (highest + tl.log2(total)) * LN2
+    return highest + tl.log(total)
+
+
+@triton.jit
 def load_logsumexp(at, there, FORM: tl.constexpr):
-    """In the units of the scores; 0 for a row that saw no key.
+    """In units of log 2 where scores of this dtype are, else in natural ones; 0 for a row that saw no key.
 
     Such a row has -inf everywhere: less anything finite that stays so, and its probabilities are 0.
     """
