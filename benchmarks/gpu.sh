@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a machine that has one: tests, then benchmarks on cuda. Not yet run on a GPU.
+# Everything that needs a GPU, on a machine that has one: tests, then benchmarks on cuda.
 #
 #     benchmarks/gpu.sh [PART...]        triton recipes tests traces overhead limits predictions analysis truth memory; all, in order
 #

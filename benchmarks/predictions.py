@@ -244,7 +244,7 @@ def measure(name: str, size: ModelSize, device: str) -> list[Result]:
         patches = gradscope.patch(model, batch, recipes=[recipe], device=device)
         patches.revert()
         assert patches.verified is not None
-        if all(each.gain is None for each in patches.verified.results):  # none was right enough to be measured
+        if all(each.saved is None for each in patches.verified.results):  # none was right enough to be measured
             rows.append(Result(f"{name}, {recipe}: predicted, not measured", saving / 1e6, "ms"))
             continue
         saved = _saved(patches.verified.results)
@@ -266,12 +266,8 @@ def _nothing_found(name: str, model: nn.Module, batch: Tensor, device: str, step
 
 
 def _saved(results: list[Verdict]) -> int:
-    """By all places: each module once, as its gain is of all places that it holds; gains of the whole step once."""
-    gains = {id(each.gain): each for each in results if each.gain is not None}
-    wide = {"linear_cross_entropy", "embedding"}
-    whole = [each.gain.saved_ns for each in gains.values() if each.gain is not None and each.site.recipe in wide]
-    modules = {each.site.path: each.gain.saved_ns for each in results if each.gain and each.site.recipe not in wide}
-    return sum(whole) + sum(modules.values())
+    """By all places: those of one text have equal parts of what is saved."""
+    return sum(each.saved.ns for each in results if each.saved is not None)
 
 
 def _off(predicted: int, measured: int) -> float:

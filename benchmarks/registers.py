@@ -60,7 +60,7 @@ def _page(found: Sequence[tuple[KernelCase, Resources]], target: int) -> Iterato
     yield "# Registers, spills and shared memory of the Triton kernels"
     yield ""
     yield f"Compiled for sm_{target} by triton {triton.__version__} (`python benchmarks/registers.py --write FILE`);"
-    yield "nothing here has run on a GPU. Registers are a thread's, of which there are 255, and so are spilled bytes,"
+    yield "no GPU took part. Registers are a thread's, of which there are 255, and so are spilled bytes,"
     yield "written and read in all of the program's text. Shared bytes are a program's, of 232,448. A tile is queries x"
     yield "keys of attention, rows x features elsewhere."
     yield ""

@@ -55,9 +55,9 @@ ABOUT = Recipe(
     backends=(
         ("flash", "torch's kernel; CPU: without dropout and gradient of the mask; CUDA: float16, bfloat16, no mask"),
         ("cpu", "CPU, every option; with dropout alone from 1,000,000 scores on; measured"),
-        ("cudnn", "CUDA from compute capability 9.0, float16 and bfloat16 without a mask; not yet run on a GPU"),
-        ("efficient", "CUDA, masks and biases; not yet run on a GPU"),
-        ("triton", "CUDA from compute capability 8.0, every option; not yet run on a GPU"),
+        ("cudnn", "CUDA from compute capability 9.0, float16 and bfloat16 without a mask"),
+        ("efficient", "CUDA, masks and biases"),
+        ("triton", "CUDA from compute capability 8.0, every option"),
         ("math", "everywhere, storing the full score matrix; on the CPU for few scores with dropout"),
     ),
     sources=(

@@ -2,7 +2,7 @@
 
 The limits of the CUDA kernels are those that torch's selection checks (aten/src/ATen/native/transformers/cuda/
 sdp_utils.cpp), of the CPU kernel those that ``torch._fused_sdp_choice`` shows. Should torch know one more, it raises
-and falls to nothing slower. What concerns CUDA was not yet run on a GPU.
+and falls to nothing slower. What concerns CUDA was run on an H200.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gradscope.kernels.plain import derives, is_wrapped
 from gradscope.kernels.support import autocasts
 from gradscope.recipes.attention_arguments import NAME, Arguments
 from gradscope.recipes.attention_by_hand import attention_weights, weighed
+from gradscope.recipes.attention_layout import with_gradient_as_laid_out
 from gradscope.recipes.attention_sizes import against_own, one_mask
 
 REASONS = {
@@ -39,9 +40,10 @@ _ONE_MASK_REASON = (
     "torch's FlashAttention with everything combined into one mask: for so few scores, blocks would be slower"
 )
 _ON_THE_CPU = ("flash", "cpu", "math")  # the others are for CUDA
-# Which kernel "auto" asks first where a mask or a bias is given: torch's memory-efficient one, or ours. No GPU has
-# measured it: benchmarks/gpu.sh does, by the cases "full" of benchmarks/recipe_gpu/ops/attention.py.
-EFFICIENT_BEFORE_TRITON = True
+# Which kernel "auto" asks first where a mask or a bias is given: torch's memory-efficient one, or ours. On an H200 ours
+# takes 0.53 of its time with a bias, and 0.74 with one that learns (GPT-2's attention, bfloat16, not causal; the cases
+# "full" of benchmarks/recipe_gpu/ops/attention.py).
+EFFICIENT_BEFORE_TRITON = False
 _HALF = (torch.float16, torch.bfloat16)
 _TORCHS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -195,7 +197,7 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
             given.q, given.k, given.v, mask, given.dropout_p, causal, scale=given.scale, **grouped
         )[0]
     with sdpa_kernel(_TORCHS[backend]):
-        return scaled_dot_product_attention(
+        out = scaled_dot_product_attention(
             given.q,
             given.k,
             given.v,
@@ -205,6 +207,7 @@ def by_torch(given: Arguments, backend: str) -> Tensor:
             scale=given.scale,
             **grouped,
         )
+    return with_gradient_as_laid_out(out) if backend == "cudnn" else out
 
 
 def by_sdpa(
@@ -302,7 +305,6 @@ def _not_half(given: Arguments) -> str | None:
 
 
 def _against_cudnn(given: Arguments, wanted: str) -> str | None:
-    """Not yet run on a GPU."""
     why = _no_cuda(given) or _not_half(given)
     if why is not None:
         return why
@@ -320,7 +322,6 @@ def _against_cudnn(given: Arguments, wanted: str) -> str | None:
 
 
 def _against_flash_cuda(given: Arguments) -> str | None:
-    """Not yet run on a GPU."""
     why = _no_cuda(given) or _not_half(given)
     if why is not None:
         return why
@@ -340,11 +341,11 @@ def _not_square(given: Arguments) -> str | None:
 
 
 def _against_efficient(given: Arguments, wanted: str) -> str | None:
-    """Not yet run on a GPU."""
     why = _no_cuda(given)
     if why is not None:
         return why
-    ours_first = not EFFICIENT_BEFORE_TRITON and wanted == "auto" and given.bias is not None
+    measured = given.bias is not None and given.q.dtype in _HALF
+    ours_first = not EFFICIENT_BEFORE_TRITON and wanted == "auto" and measured
     if ours_first and _why_not("triton", given, wanted) is None:
         return "with a mask our Triton kernel is faster"
     if given.q.dtype not in (torch.float32, *_HALF):

@@ -31,7 +31,7 @@ ABOUT = Recipe(
         "inplace=True, p=1 and (on a GPU) float64 fall back to torch; in evaluation mode nothing is done.",
         "It supports only torch's default generator.",
     ),
-    backends=(("triton", "a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
+    backends=(("triton", "a GPU"), ("cpu", "a CPU"), ("torch", "any device")),
     sources=(
         "J. Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011",
         "C. Wellons, Prospecting for hash functions, 2018, nullprogram.com/blog/2018/07/31",

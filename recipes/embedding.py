@@ -38,7 +38,7 @@ ABOUT = Recipe(
         "Compiled graphs, max_norm, scale_grad_by_freq and sparse=True fall back to torch.",
     ),
     backends=(
-        ("rows", "any device; on a GPU not yet run"),
+        ("rows", "any device"),
         ("torch", "any device"),
     ),
     sources=(

@@ -45,7 +45,7 @@ ABOUT = Recipe(
         'On a CPU, auto uses F.gelu(x + bias); backend="cpu" saves memory in backward and takes about as long.',
     ),
     backends=(
-        ("triton", "bias_gelu on a GPU; not yet run on one"),
+        ("triton", "bias_gelu on a GPU"),
         ("cpu", "bias_gelu on a CPU"),
         ("torch", "gelu on any device; bias_gelu in float64 on a GPU, or without Triton"),
     ),

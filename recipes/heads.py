@@ -34,7 +34,7 @@ ABOUT = Recipe(
         "A second derivative raises RuntimeError.",
         "Under torch.compile the parts are concatenated, because the compiler plans its own buffers.",
     ),
-    backends=(("torch", "every device; views and copies only. Measured on CPU; not yet run on a GPU"),),
+    backends=(("torch", "every device; views and copies only"),),
     sources=("xformers, ops/unbind.py: a backward that returns a view", "llm.c: one buffer for dq, dk and dv"),
 )
 

@@ -52,7 +52,7 @@ ABOUT = Recipe(
         f"On a GPU, rows of up to {LARGEST} features; float64 falls back to torch.",
         "On a CPU, add_layer_norm uses torch's kernel and saves only the mask.",
     ),
-    backends=(("triton", "add_* on a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
+    backends=(("triton", "add_* on a GPU"), ("cpu", "a CPU"), ("torch", "any device")),
     sources=(
         "B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, 2019, arXiv:1910.07467",
         "J. Ba et al., Layer Normalization, 2016, arXiv:1607.06450",

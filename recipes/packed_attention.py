@@ -49,7 +49,7 @@ ABOUT = Recipe(
     backends=(
         ("cpu", "CPU; measured there"),
         ("held", "CPU, float32 and float64, without mask and dropout, if selected; measured"),
-        ("triton", "NVIDIA GPUs from compute capability 8.0, if selected; not yet run on a GPU"),
+        ("triton", "NVIDIA GPUs from compute capability 8.0, if selected"),
         ("attention", "everything else that the attention recipe supports"),
         ("math", "torch's unfused operations, if selected: an added mask may need it"),
     ),

@@ -37,7 +37,7 @@ ABOUT = Recipe(
         "If cos or sin require a gradient, it falls back to torch's operations.",
     ),
     backends=(
-        ("triton", "NVIDIA GPUs from compute capability 8.0 on; not yet run on a GPU"),
+        ("triton", "NVIDIA GPUs from compute capability 8.0 on"),
         (
             "cpu",
             (

@@ -44,7 +44,7 @@ ABOUT = Recipe(
         "Compiled graphs on a CPU fall back to torch: the compiler fuses them too.",
         "float64 on a GPU falls back to torch.",
     ),
-    backends=(("triton", "a GPU; not yet run on one"), ("cpu", "a CPU"), ("torch", "any device")),
+    backends=(("triton", "a GPU"), ("cpu", "a CPU"), ("torch", "any device")),
     sources=(
         "N. Shazeer, GLU Variants Improve Transformer, 2020, arXiv:2002.05202",
         "P. Hsu et al., Liger Kernel, 2024, arXiv:2410.10989 (silu recomputed in backward)",

@@ -1,7 +1,8 @@
-"""Every recipe on a GPU, beside what else there is. Not yet run on a GPU.
+"""Every recipe on a GPU, beside what else there is.
 
     python benchmarks/recipe_gpu [--only attention] [--rounds 25] [--seconds 240]
         [--json benchmarks/results/recipes_gpu.jsonl]
+    python benchmarks/recipe_gpu --publish      what that file's last line says, onto docs/recipes; needs no GPU
 
 Forward and backward at GPT-2's and Llama-8B's shapes in bfloat16. A time is a median of device time from a cold cache,
 the ways taking turns; the limit is this device's copy bandwidth or its rate of a large product, measured in this run;
@@ -24,6 +25,7 @@ from recipe_gpu import liger, worker
 from recipe_gpu.measure import Figure
 from recipe_gpu.ops import OPS, all_problems
 from recipe_gpu.problem import Problem
+from recipe_gpu.published import publish
 from recipe_gpu.report import HEADING, key_of, limits_line, lines_of, results_of, verdict_lines
 from recipe_gpu.supervise import supervise
 from recipe_gpu.timer import Limits
@@ -41,8 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--seconds", type=float, default=SECONDS, help="of the whole run; the compiler is left out first"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results as one JSON line to FILE")
+    parser.add_argument("--publish", action="store_true", help="measure nothing: write figures.json and docs/recipes")
     parser.add_argument("--worker", metavar="ORDER", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.publish:
+        publish()
+        return 0
     if options.worker is not None:
         worker.main(options.only, json.loads(options.worker))
         return 0

@@ -1,4 +1,4 @@
-"""Times the ways of one problem in turns. Not yet run on a GPU."""
+"""Times the ways of one problem in turns."""
 
 from __future__ import annotations
 

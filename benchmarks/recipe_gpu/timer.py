@@ -1,4 +1,4 @@
-"""Device time, memory and the machine's two ceilings. Not yet run on a GPU."""
+"""Device time, memory and the machine's two ceilings."""
 
 from __future__ import annotations
 

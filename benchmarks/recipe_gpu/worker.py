@@ -1,4 +1,4 @@
-"""Measures problems in a process of its own, and tells what it does as JSON lines. Not yet run on a GPU.
+"""Measures problems in a process of its own, and tells what it does as JSON lines.
 
 A kernel that writes where it must not leaves the device unusable for the whole process: supervise.py starts another
 after it, without the way that did it.

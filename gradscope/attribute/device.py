@@ -1,7 +1,7 @@
-"""Device time: every kernel belongs to the layer of the op that launched it. Not yet run on a GPU.
+"""Device time: every kernel belongs to the layer of the op that launched it.
 
 While the device works, a nanosecond belongs to the kernel's layer; while it idles, to whatever the CPU was doing, for
-that is what the device waited for. So the parts still add up to the wall time of a pass that ends with a
+that is what the device waited for. So the parts still add up to the wall time of a step that ends with a
 synchronisation, and launch-bound layers show as such.
 """
 

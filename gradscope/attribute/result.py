@@ -116,15 +116,16 @@ def build_result(
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
     if survey is not None and has_flops:
         rows = _with_flops(rows, survey.flops, survey.calls)
+    kernels = () if device is None else _kernels(assigned, modules, device, own.op, names)
     if device is not None:
-        rows = _with_device(rows, assigned, device, self_times(table), own_ns)
+        rows = _with_device(rows, assigned, kernels, self_times(table), own_ns)
     return Attribution(
         step=step,
         ledger=ledger,
         layers=rows,
         lines=_lines(cells, modules, lines, source_text),
         ops=_ops(cells, modules, (survey.shapes if survey is not None else {}) if shapes is None else shapes),
-        kernels=() if device is None else _kernels(assigned, modules, device, own.op, names),
+        kernels=kernels,
         device=None if device is None else _device_ledger(assigned, device, whole_device),
         notes=(*assigned.notes, *notes),
     )
@@ -287,15 +288,17 @@ def _with_flops(
 
 
 def _with_device(
-    rows: tuple[LayerRow, ...], assigned: Assigned, device: DeviceTime, launch_ns: IntColumn, idle_ns: IntColumn
+    rows: tuple[LayerRow, ...],
+    assigned: Assigned,
+    kernels: Sequence[KernelRow],
+    launch_ns: IntColumn,
+    idle_ns: IntColumn,
 ) -> tuple[LayerRow, ...]:
     measured = assigned.steps.of_row >= 0
     steps = max(len(assigned.steps), 1)
-    kernel = np.zeros(len(rows), np.int64)
-    known = device.row >= 0
-    launcher = device.row[known]
-    mine = measured[launcher] & (assigned.rows.owner[launcher] >= 0)
-    np.add.at(kernel, assigned.rows.owner[launcher][mine], device.duration_ns[known][mine])
+    ran: dict[str | None, int] = defaultdict(int)  # what is listed adds up, to the nanosecond
+    for kernel in kernels:
+        ran[kernel.layer] += kernel.device_ns
     launch = np.zeros(len(rows), np.int64)
     nodes = measured & (assigned.rows.category == Category.LAYER) & (assigned.rows.owner >= 0)
     np.add.at(launch, assigned.rows.owner[nodes], launch_ns[nodes])
@@ -304,7 +307,7 @@ def _with_device(
     return tuple(
         replace(
             row,
-            device_ns=int(kernel[index]) // steps,
+            device_ns=ran[row.path],
             launch_ns=int(launch[index]) // steps,
             idle_ns=int(idle[index]) // steps,
         )

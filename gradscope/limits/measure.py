@@ -1,4 +1,4 @@
-"""Measures what this machine can do at most: products, copies, cheapest call. The CUDA part has not yet run."""
+"""Measures what this machine can do at most: products, copies, cheapest call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Block sizes and warps of the Triton kernels, by head size, dtype and device.
 
-Not yet run on a GPU: no clock chose these sizes, but ptxas. They are the largest tried at which causal attention spills
+No clock chose these sizes, but ptxas. They are the largest tried at which causal attention spills
 no registers on an H100, by itself and with dropout; benchmarks/results/registers.md has the figures, and what is left:
 dk and dv in float32 with dropout at size 128, where deterministic algorithms are asked for, and sizes above 128.
 """

@@ -1,4 +1,4 @@
-"""Launches the Triton kernels of attention. Not yet run on a GPU.
+"""Launches the Triton kernels of attention.
 
 Importing this loads no triton: the first call does.
 """

@@ -1,4 +1,4 @@
-"""Which of a few block sizes is the fastest for calls of one kind: timed once in a process. Not yet run on a GPU.
+"""Which of a few block sizes is the fastest for calls of one kind: timed once in a process.
 
 Block sizes change the order of sums, and so the last bits. A choice is kept for the process, the first candidate stays
 unless another is clearly faster, and under ``torch.use_deterministic_algorithms`` nothing is timed: the first it is.

@@ -4,13 +4,15 @@ A row of an odd number of classes begins at any address. What of it lies in whol
 in such units; its edges, less than a unit at either end, are one small block more.
 
 The normaliser is found in one pass (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018);
-the second writes the gradient, over the logits where the caller says so, as llm.c does. Not yet run on a GPU.
+the second writes the gradient, over the logits where the caller says so, as llm.c does.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from gradscope.kernels.logarithm.triton_kernels import log
 
 LOG2E = tl.constexpr(1.4426950216293335)  # log2(e) in float32
 LOG2E_REST = tl.constexpr(1.92596298909109e-08)  # what it lacks
@@ -216,7 +218,7 @@ def losses(
             HAS_SOFTCAP,
             HAS_SMOOTHING,
         )
-    log_total = tl.log(total)
+    log_total = log(total)
     lse = highest + log_total
 
     x_y = tl.load(logits + y * logits_class).to(tl.float32)
@@ -241,11 +243,12 @@ def losses(
         if HAS_SCALE:
             factor = tl.load(scale + batch * scale_batch + position * scale_position)
         others = smooth * mass + 2.0 * z_loss * lse
+        p = _exp(x_y - highest, logits.dtype.element_ty == tl.float32) / total
         # p - 1 cancels where the model is sure of itself: a series near 0.
         near = log_p * (1.0 + log_p * (0.5 + log_p * (1.0 / 6.0 + log_p / 24.0)))
-        less_one = tl.where(log_p > -0.02, near, tl.exp(log_p) - 1.0)
+        less_one = tl.where(log_p > -0.02, near, p - 1.0)
         share = (own + others) / total
-        at_target = own * less_one + others * tl.exp(log_p)
+        at_target = own * less_one + others * p
         if LANES > 1:
             _write_slopes(
                 logits,

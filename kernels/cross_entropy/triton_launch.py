@@ -1,4 +1,4 @@
-"""Launches the Triton kernel. Not yet run on a GPU."""
+"""Launches the Triton kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_ROW = 128 << 10  # bytes; three programs on each of 132 multiprocessors hol
 
 
 def losses(logits: Tensor, target: Tensor, terms: Terms, scale: Tensor | None, gradient: Tensor | None) -> Tensor:
-    """Compute what :func:`gradscope.kernels.cross_entropy.cpu.losses` does, but for float64. Not yet run on a GPU."""
+    """Compute what :func:`gradscope.kernels.cross_entropy.cpu.losses` does, but for float64."""
     import triton
 
     batch, classes, positions = logits.shape

@@ -1,4 +1,4 @@
-"""Dropout by either path; one node of a compiled graph. The Triton path has not yet run on a GPU."""
+"""Dropout by either path; one node of a compiled graph."""
 
 from __future__ import annotations
 

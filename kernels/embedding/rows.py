@@ -42,7 +42,7 @@ def _sorts(into: Tensor, ids: Tensor) -> bool:
 
 
 def add_sorted(into: Tensor, ids: Tensor, rows: Tensor) -> None:
-    """:func:`add_rows` by Triton. Not yet run on a GPU."""
+    """:func:`add_rows` by Triton."""
     import triton
 
     from gradscope.kernels.embedding.triton_kernels import add_sorted as kernel

@@ -1,4 +1,4 @@
-"""Rows added to those of a gradient that their tokens name, in the tokens' order. Not yet run on a GPU."""
+"""Rows added to those of a gradient that their tokens name, in the tokens' order."""
 
 from __future__ import annotations
 

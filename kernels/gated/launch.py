@@ -1,4 +1,4 @@
-"""Both passes by either path; each is one node of a compiled graph. The Triton path has not yet run on a GPU."""
+"""Both passes by either path; each is one node of a compiled graph."""
 
 from __future__ import annotations
 

@@ -69,13 +69,14 @@ def backward(
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < columns
     shift = tl.load(bias + column, mask=known, other=0.0).to(tl.float32)
-    total = tl.zeros([COLUMNS], tl.float32)
+    # Rows lie in different warps: they are added up once, behind the loop, for each time all warps would wait.
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, per_group, ROWS):
         row = group * per_group + start + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & known[None, :]
         pre = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside, other=0.0).to(tl.float32)
         given = tl.load(upstream + row[:, None] * upstream_row + column[None, :], mask=inside, other=0.0)
         found = tl.where(inside, given.to(tl.float32) * slope(pre + shift[None, :], TANH), 0.0)
-        total += tl.sum(found, axis=0)
+        total += found
         tl.store(gradient + row[:, None] * columns + column[None, :], found.to(gradient.dtype.element_ty), mask=inside)
-    tl.store(sums + group * columns + column, total, mask=known)
+    tl.store(sums + group * columns + column, tl.sum(total, axis=0), mask=known)

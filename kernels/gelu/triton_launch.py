@@ -1,4 +1,4 @@
-"""Launches the Triton kernels; each is one node of a compiled graph. Not yet run on a GPU."""
+"""Launches the Triton kernels; each is one node of a compiled graph."""
 
 from __future__ import annotations
 

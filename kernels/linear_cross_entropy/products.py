@@ -32,7 +32,7 @@ def add_product(a: Tensor, b: Tensor, into: Tensor) -> None:
 def _sums_in_float32(dtype: torch.dtype, device_type: str) -> bool:
     """Check that torch has matmuls of ``dtype`` that add to a float32 matrix: on CUDA, but not in each version.
 
-    Asked of empty matrices, which launch nothing. Not yet run on a GPU.
+    Asked of empty matrices, which launch nothing.
     """
     none = torch.empty((0, 0), dtype=dtype, device=device_type)
     into = torch.empty((0, 0), dtype=torch.float32, device=device_type)

@@ -42,7 +42,6 @@ def rotated(given: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, si
 
 
 def _launch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int, out: Tensor) -> None:
-    """Not yet run on a GPU."""
     import triton
 
     from gradscope.kernels.rope.triton_kernels import rotate as kernel

@@ -1,4 +1,4 @@
-"""The Triton kernel: a program takes some tokens and some heads of a sample. Not yet run on a GPU."""
+"""The Triton kernel: a program takes some tokens and some heads of a sample."""
 
 from __future__ import annotations
 

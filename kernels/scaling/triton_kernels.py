@@ -1,7 +1,4 @@
-"""In place, and without touching anything where the factor is 1: known on the device, so nobody waits for it.
-
-Not yet run on a GPU.
-"""
+"""In place, and without touching anything where the factor is 1: known on the device, so nobody waits for it."""
 
 from __future__ import annotations
 

@@ -90,3 +90,21 @@ def test_kernels_are_a_part_of_their_operation(monkeypatch: pytest.MonkeyPatch) 
         row = next(row for row in data.layers if row.path == name)
         whole = sum(kernel.device_ns for kernel in data.kernels if kernel.layer == name)
         assert row.device_ns == pytest.approx(whole, abs=8)  # each rounded down
+
+
+def test_what_is_listed_below_a_layer_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the nanosecond; and a live profile's kernels are those of the steps that count."""
+    timed = TraceReader.timed
+    monkeypatch.setattr(
+        TraceReader, "timed", lambda reader, profiler, **how: _with_kernels(timed(reader, profiler, **how))
+    )
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    data = gradscope.profile(model, torch.ones(32, 64), steps=3, warmup=1, memory=False).data
+    listed = defaultdict(int)
+    for kernel in data.kernels:
+        listed[kernel.layer] += kernel.device_ns
+    assert all(listed[row.path] == row.device_ns for row in data.layers)
+    assert data.device is not None
+    assert data.device.elsewhere_ns == 0  # the settling step launched as many
+    # Each of both is rounded down, kernel by kernel.
+    assert 0 <= data.device.kernel_ns - sum(listed.values()) < len(data.kernels)

@@ -21,7 +21,20 @@ from torch.nn import functional as F
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 try:
-    from recipe_gpu import budget, command, liger, measure, ops, problem, report, shapes, supervise, timer, worker
+    from recipe_gpu import (
+        budget,
+        command,
+        liger,
+        measure,
+        ops,
+        problem,
+        published,
+        report,
+        shapes,
+        supervise,
+        timer,
+        worker,
+    )
 finally:
     sys.path.remove(str(BENCHMARKS))
 
@@ -32,6 +45,7 @@ __all__ = [
     "measure",
     "ops",
     "problem",
+    "published",
     "report",
     "shapes",
     "supervise",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradscope.capture import training
+from gradscope.capture import backward, training
 from gradscope.capture.backward import BackwardWatch
 from gradscope.capture.training import StepFinder, StopRun
 
@@ -305,3 +305,20 @@ def _passes(session: _Session, kinds: str) -> str:
 )
 def test_a_pass_that_a_later_one_goes_through_ends_no_step(kinds: str, found: str) -> None:
     assert _passes(_Session(), kinds) == found
+
+
+def test_what_is_recorded_into_a_cuda_graph_ends_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs then, and a phase that begins or ends in it, or waits for the device, would end the recording."""
+    session = _Session()
+    recording: list[bool] = []
+    for module in (backward, training):
+        monkeypatch.setattr(module, "is_capturing", lambda: recording[-1])
+    with session.backward.installed(), _finder(session).watching():
+        optimizer = _optimizer("a", session)
+        x = torch.ones(1, requires_grad=True)
+        for each in (False, True, True, False, False):
+            recording.append(each)
+            (x * 2).backward()
+            optimizer.step()
+    assert "".join(session.log) == "aaaa|a|"
+    assert session.backward.captured == 2

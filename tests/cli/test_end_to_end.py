@@ -286,6 +286,39 @@ def test_script_that_never_calls_backward() -> None:
     assert not Path("gradscope-hello.json").exists()
 
 
+_CAPTURES = """import torch
+from gradscope import devices
+import gradscope.capture.backward as backward, gradscope.capture.training as training
+w = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([w], lr=0.1)
+def step():
+    (w * w).sum().backward()
+    optimizer.step()
+for _ in range({plain}):
+    step()
+backward.is_capturing = training.is_capturing = lambda: True
+step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        (0, "captures.py ran no backward pass but into CUDA graphs: there is nothing to measure.\n"),
+        (3, "and a whole report takes 20.\n"),
+    ],
+)
+def test_script_that_trains_in_a_cuda_graph(plain: int, said: str) -> None:
+    """As if, by a program that says so: a replay runs nothing that could be told."""
+    Path("captures.py").write_text(_CAPTURES.format(plain=plain))
+    ran = gradscope("profile", "captures.py")
+    assert ran.returncode == 3
+    assert ran.stderr.endswith(
+        f"{said}The replay of a graph tells nothing of layers: profile the training step without torch.cuda.graph and "
+        "make_graphed_callables.\n"
+    )
+
+
 def test_script_whose_every_backward_raises() -> None:
     Path("raises.py").write_text(
         "import torch\nw = torch.ones(3, requires_grad=True)\nfor _ in range(4):\n    y = w * w\n"

@@ -21,7 +21,7 @@ def run(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> tuple[T
     """The result of fresh leaves, and their gradients for an upstream gradient that differs by element."""
     leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors]
     out = function(*leaves)
-    upstream = torch.linspace(-1.0, 2.0, out.numel(), dtype=torch.float64).reshape(out.shape).to(out.dtype)
+    upstream = torch.linspace(-1.0, 2.0, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
     return out.detach(), *torch.autograd.grad(out, leaves, upstream)
 
 

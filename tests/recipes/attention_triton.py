@@ -99,7 +99,7 @@ def check(p: Problem) -> None:
         assert got.isfinite().all(), name
         if not got.numel():
             continue
-        # Where dp - delta is nearly 0, what is left is the rounding of the products that both are sums of.
+        # What no order of sums avoids: the rounding of a score, and where dp - delta is nearly 0 that of both products.
         assert_as_accurate(got, (one, other), true, name, inner=cancelling.get(name, 0.0))
     nothing = true_logsumexp.isneginf()
     assert torch.equal(logsumexp.isneginf(), nothing)
@@ -119,12 +119,18 @@ def _by_autograd(p: Problem, dtype: torch.dtype, keep: Tensor | None) -> tuple[T
 def _by_recomputing(p: Problem, dtype: torch.dtype, keep: Tensor | None) -> tuple[list[Tensor], dict[str, float]]:
     """As torch's fused kernels order it: probabilities from the rounded logsumexp, and delta from the rounded output.
 
-    So the error of every fused kernel is larger than that of autograd, which keeps the probabilities. Also the largest
-    sum of absolute values that stands behind an element of each gradient that comes from dp - delta.
+    So the error of every fused kernel is larger than that of autograd, which keeps the probabilities. Also, by the name
+    of each result, how far it moves for a relative change of all scores, which each way adds up in another order, or of
+    all terms of dp - delta: the larger of both, by absolute values.
     """
     inputs, bias = _copies(p, dtype)
     q, k, v = inputs
     group = q.shape[1] // k.shape[1]
+
+    def of_keys(x: Tensor) -> Tensor:
+        """The sum over the query heads that share a key head."""
+        return x.unflatten(1, (k.shape[1], group)).sum(2)
+
     scores = masked_scores(q, k, bias, p.options)
     out, logsumexp = (found.detach() for found in attention(q, k, v, bias, p.options, keep))
     grad_out = p.grad_out.to(dtype)
@@ -135,11 +141,18 @@ def _by_recomputing(p: Problem, dtype: torch.dtype, keep: Tensor | None) -> tupl
         ds = weights * (grad_out @ values * factor - (grad_out * out).sum(-1, keepdim=True))
         terms = grad_out.abs() @ values.abs() * factor + (grad_out * out).abs().sum(-1, keepdim=True)
         terms = weights * terms
-        dv = ((weights * factor).transpose(-2, -1) @ grad_out).unflatten(1, (k.shape[1], group)).sum(2)
+        dv = of_keys((weights * factor).transpose(-2, -1) @ grad_out)
         per_head = terms.transpose(-2, -1) @ q.abs() * abs(p.options.scale)
+        shaken = weights * torch.where(weights > 0, scores, 0).abs()
         largest = {
+            "out": (shaken * factor @ v.abs().repeat_interleave(group, 1)).max().item(),
+            "dv": ((shaken * factor).transpose(-2, -1) @ grad_out.abs())
+            .unflatten(1, (k.shape[1], group))
+            .sum(2)
+            .max()
+            .item(),
             "dq": (terms @ k.abs().repeat_interleave(group, 1) * abs(p.options.scale)).max().item(),
-            "dk": per_head.unflatten(1, (k.shape[1], group)).sum(2).max().item(),
+            "dk": of_keys(per_head).max().item(),
         }
         if p.bias_learns and bias is not None:
             largest["dbias"] = terms.sum_to_size(bias.shape).max().item()

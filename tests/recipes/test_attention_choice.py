@@ -15,6 +15,7 @@ from gradscope.recipes import attention_backends
 from gradscope.recipes.attention import ABOUT, attention
 from gradscope.recipes.attention_arguments import arguments
 from gradscope.recipes.attention_backends import REASONS, against
+from gradscope.recipes.attention_layout import with_gradient_as_laid_out
 
 recipe: Any = importlib.import_module("gradscope.recipes.attention")  # the package has the function by that name
 X = torch.randn(2, 4, 8, 16)
@@ -214,7 +215,7 @@ def test_every_backend_is_told_of() -> None:
         (torch.bfloat16, {}, "cudnn"),
         (torch.bfloat16, {"dropout_p": 0.1, "is_causal": True}, "cudnn"),
         (torch.float32, {}, "efficient"),
-        (torch.bfloat16, {"attn_mask": torch.bool}, "efficient"),  # edge case 12: cuDNN's gradients can be NaN
+        (torch.bfloat16, {"attn_mask": torch.bool}, "triton"),  # edge case 12: cuDNN's gradients can be NaN
         (torch.float32, {"attn_mask": torch.float32}, "efficient"),
         (torch.bfloat16, {"softcap": 2.0}, "triton"),
         (torch.float32, {"window": (3, 1), "dropout_p": 0.1}, "triton"),
@@ -230,14 +231,50 @@ def test_what_a_hopper_gpu_would_take(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({"attn_mask": torch.bool}, "triton"), ({"attn_mask": torch.float32}, "triton"), ({}, "efficient")],
+    ("dtype", "given", "ours_first", "other_first"),
+    [
+        (torch.bfloat16, {"attn_mask": torch.bool}, "triton", "efficient"),
+        (torch.bfloat16, {"attn_mask": torch.bfloat16}, "triton", "efficient"),
+        (torch.float32, {"attn_mask": torch.float32}, "efficient", "efficient"),  # of which nothing was measured
+        (torch.float32, {}, "efficient", "efficient"),
+    ],
 )
 def test_the_rule_for_a_mask_is_one_constant(
-    given: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, given: dict[str, Any], ours_first: str, other_first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_backends, "EFFICIENT_BEFORE_TRITON", False)
-    assert taken_on_hopper(torch.float32, given, monkeypatch) == expected
+    assert taken_on_hopper(dtype, given, monkeypatch) == ours_first
+    monkeypatch.setattr(attention_backends, "EFFICIENT_BEFORE_TRITON", True)
+    assert taken_on_hopper(dtype, given, monkeypatch) == other_first
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0)])
+def test_a_gradient_comes_in_the_layout_of_the_output(order: tuple[int, ...]) -> None:
+    """And with the same values; one that lies so already is not copied."""
+    shape = (2, 3, 5, 4)
+    inverse = [order.index(axis) for axis in range(4)]
+    leaf = torch.randn([shape[axis] for axis in order]).permute(inverse).requires_grad_()
+    given, seen = torch.randn(shape), []
+    out = with_gradient_as_laid_out(leaf * 1)
+    out.grad_fn.next_functions[0][0].register_prehook(seen.extend)
+    out.backward(given)
+    assert torch.equal(seen[0], given)
+    assert seen[0].stride() == leaf.stride() == out.stride()
+    assert (seen[0].data_ptr() == given.data_ptr()) == (order == (0, 1, 2, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gradients_of_two_layouts_after_one_another() -> None:
+    """torch runs the second with the first one's plan where the strides of q, k and v are alike."""
+    packed = torch.randn(2, 256, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (each.transpose(1, 2).requires_grad_() for each in packed.unbind(2))
+    upstream = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
+    found = [
+        torch.autograd.grad(attention(q, k, v, is_causal=True, backend="cudnn"), (q, k, v), laid_out)
+        for laid_out in (upstream, upstream.transpose(1, 2).contiguous().transpose(1, 2))
+    ]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)  # the kernel adds in no fixed order
 
 
 def taken_on_hopper(dtype: torch.dtype, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:

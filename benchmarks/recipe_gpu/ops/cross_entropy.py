@@ -1,4 +1,4 @@
-"""Cross-entropy over logits that are there. Not yet run on a GPU."""
+"""Cross-entropy over logits that are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout. Not yet run on a GPU."""
+"""Dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tied embedding, whose head's gradient arrives in the same backward. Not yet run on a GPU.
+"""A tied embedding, whose head's gradient arrives in the same backward.
 
 In float32, as the weight is under autocast: in bfloat16 the recipe leaves it to torch. The head has few rows, so that
 its products do not hide the embedding.

@@ -1,4 +1,4 @@
-"""GELU by tanh, alone and of a sum with a bias. Not yet run on a GPU."""
+"""GELU by tanh, alone and of a sum with a bias."""
 
 from __future__ import annotations
 

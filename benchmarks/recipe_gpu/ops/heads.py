@@ -1,4 +1,4 @@
-"""Splitting a packed projection and merging heads, without the attention between. Not yet run on a GPU."""
+"""Splitting a packed projection and merging heads, without the attention between."""
 
 from __future__ import annotations
 

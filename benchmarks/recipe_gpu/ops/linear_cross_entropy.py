@@ -1,4 +1,4 @@
-"""Head and loss in one. Not yet run on a GPU."""
+"""Head and loss in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMS and layer normalisation, alone and after dropout and the addition to a residual. Not yet run on a GPU."""
+"""RMS and layer normalisation, alone and after dropout and the addition to a residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a packed projection to merged heads, beside SDPA with split. Not yet run on a GPU."""
+"""From a packed projection to merged heads, beside SDPA with split."""
 
 from __future__ import annotations
 

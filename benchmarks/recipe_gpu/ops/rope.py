@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys. Not yet run on a GPU."""
+"""Rotary position embedding of queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SwiGLU of two tensors. Not yet run on a GPU."""
+"""SwiGLU of two tensors."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ The method is FlashAttention-2's (T. Dao, 2023, algorithm 2): probabilities are 
 row sum of p · dp is that of the output times its gradient. With ds = p · (dp - delta), by the chain rule
 dq = scale · ds k, dk = scale · dsᵀ q, dv = pᵀ do. dq has a kernel of its own, at the price of two products
 that are made twice, so that every sum has one order: the same result at each run.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

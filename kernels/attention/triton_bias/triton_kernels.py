@@ -2,8 +2,6 @@
 
 The tiles are FlashAttention-2's, made once more (T. Dao, 2023, algorithm 2): adding them up by atomics beside dq would
 write batch · heads · queries · keys numbers, in another order at each run.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

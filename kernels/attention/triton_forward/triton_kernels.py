@@ -3,8 +3,6 @@
 The method is FlashAttention-2's (T. Dao, "FlashAttention-2: faster attention with better parallelism and work
 partitioning", 2023), over M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018. Blocks of
 keys that a causal mask or a window leaves out are not visited, and those that it leaves whole are not masked.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

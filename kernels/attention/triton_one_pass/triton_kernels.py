@@ -6,8 +6,6 @@ and is stored. Else the parts are added by atomics in float32, in another order 
 
 Tiles are [keys, queries]: so the probabilities need not be transposed for dv and dk. [queries, keys], where logsumexp
 and delta are fewer numbers a thread, was compiled too, and spilled several times as much.
-
-Not yet run on a GPU.
 """
 
 from __future__ import annotations

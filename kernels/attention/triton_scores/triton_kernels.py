@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from gradscope.kernels.attention import triton_arguments
+from gradscope.kernels.logarithm.triton_kernels import log
 
 LOG2E = tl.constexpr(triton_arguments.LOG2E)
 LN2 = tl.constexpr(1 / triton_arguments.LOG2E)
@@ -225,10 +226,10 @@ def weights(s, lse, terms, FORM: tl.constexpr):
 def logsumexp_of(highest, total, terms, FORM: tl.constexpr):
     """Of a row whose weights below ``highest`` add up to ``total``, in natural units."""
     if FORM.late:
-        return highest * terms.rest + tl.log(total)
+        return highest * terms.rest + log(total)
     if FORM.base_2:
-        return (highest + tl.log2(total)) * LN2
-    return highest + tl.log(total)
+        return highest * LN2 + log(total)
+    return highest + log(total)
 
 
 @triton.jit

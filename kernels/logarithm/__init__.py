@@ -1,0 +1,1 @@
+"""The natural logarithm for Triton kernels, exact near 1 too."""
