@@ -41,6 +41,16 @@ def rank_of_process() -> tuple[int, int] | None:
     return (rank, ranks) if 0 <= rank < ranks and ranks > 1 else None
 
 
+def local_ranks(rank: int, ranks: int) -> range:
+    """The ranks whose files this rank can see: those of its machine, as ``torchrun`` numbers them."""
+    try:
+        mine, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return range(ranks)
+    first = rank - mine
+    return range(first, min(first + here, ranks)) if 0 <= first < ranks and here > 0 else range(ranks)
+
+
 @contextlib.contextmanager
 def room_for_files() -> Iterator[None]:
     """Let the process have a few more files open until the block is left, where the hard limit allows it."""

@@ -77,8 +77,12 @@ def read_timed(capture: Capture, known: Mapping[str, nn.Module], progress: Progr
     names = name_called(capture.registry, roots, known)
     parents = names.calling_parents([names.rows[label] for label in timed.recorder.called() if label >= 0])
     rows, outside = _rows_of_calls(capture, names, set(timed.recorder.roots))
-    skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside)
+    skeleton = read_skeleton(table, _relabelled(spans, rows), parents, outside, _paths(names))
     return TimedTrace(timed, names, parents, skeleton, _passes(timed, names), len(table), stretches)
+
+
+def _paths(names: ModuleNames) -> list[str]:
+    return [info.path for info in names.infos]
 
 
 def _rows_of_calls(capture: Capture, names: ModuleNames, roots: set[int]) -> tuple[list[int], tuple[str, ...]]:
@@ -109,7 +113,7 @@ def read_survey_step(survey: SurveyStep | None, names: ModuleNames, parents: Seq
     calls = _relabelled(survey.recorder.table(), names.rows)
     return read_survey(
         SurveyInput(
-            read_skeleton(table, calls, parents),
+            read_skeleton(table, calls, parents, paths=_paths(names)),
             survey.line_spans,
             survey.graphs,
             names.parameters(survey.parameters.by_number(), survey.owners),
@@ -165,7 +169,8 @@ def traced_later(
             if table is None:
                 table = TraceReader().surveyed(traced.profiler, shapes=False, flops=False)
             traced.table = traced.profiler = None
-            skeleton = read_skeleton(table, _relabelled(traced.recorder.table(), names.rows), parents)
+            calls = _relabelled(traced.recorder.table(), names.rows)
+            skeleton = read_skeleton(table, calls, parents, paths=_paths(names))
             found = list(traced_steps(SurveyInput(skeleton, traced.line_spans, (), ()), _merged(traced.lines, lines)))
     return found
 
@@ -183,7 +188,7 @@ def _memory_input(found: MemoryPass, names: ModuleNames, parents: Sequence[int])
     table = TraceReader().memory(found.profiler) if found.table is None else found.table
     found.profiler = found.table = None
     calls = _relabelled(found.recorder.table(), names.rows)
-    skeleton = read_skeleton(table, calls, parents)
+    skeleton = read_skeleton(table, calls, parents, paths=_paths(names))
     labels = [*names.labels(found.modules.by_number()), -1]
     for number, place in found.places.items():
         labels[number] = names.rows[place] if labels[number] < 0 else labels[number]

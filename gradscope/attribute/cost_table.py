@@ -13,9 +13,11 @@ import numpy as np
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, outside_of
+from gradscope.attribute.sharding import piece_of
 from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import OWN, EventTable, Int8Column, IntColumn, RowKind, SpanTable
 
+WAIT = "(waits for other ranks)"
 PYTHON = "(python)"  # a module's own time outside every op
 ENGINE = "(engine)"
 
@@ -44,19 +46,21 @@ class Contribution:
     op: IntColumn
     ns: IntColumn
     calls: IntColumn
-    apart: bool = False  # gradscope's own: of no layer, and between the phases
+    apart: Category | None = None  # of no layer and line, and spent on this; None: as its row
 
     def category(self, assigned: Assigned) -> Int8Column:
         """Return what each entry was spent on."""
-        return np.full(len(self.row), Category.OTHER, np.int8) if self.apart else assigned.rows.category[self.row]
+        if self.apart is None:
+            return assigned.rows.category[self.row]
+        return np.full(len(self.row), self.apart, np.int8)
 
     def owner(self, assigned: Assigned) -> IntColumn:
         """Return the layer of each entry; OUTSIDE for none."""
-        return np.full(len(self.row), OUTSIDE, np.int64) if self.apart else assigned.rows.owner[self.row]
+        return assigned.rows.owner[self.row] if self.apart is None else np.full(len(self.row), OUTSIDE, np.int64)
 
     def line(self, assigned: Assigned) -> IntColumn:
         """Return the source line of each entry; NO_LINE for none."""
-        return np.full(len(self.row), NO_LINE, np.int64) if self.apart else assigned.line[self.row]
+        return assigned.line[self.row] if self.apart is None else np.full(len(self.row), NO_LINE, np.int64)
 
 
 def make_cells(assigned: Assigned, contributions: list[Contribution], ops: tuple[str, ...]) -> Cells:
@@ -96,8 +100,9 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     """Return each row's own time, under the name that a reader knows it by."""
     table = assigned.skeleton.table
     skeleton = assigned.skeleton
-    names = (*table.names, PYTHON, ENGINE, OWN, *(f"({name})" for name in skeleton.outside))
-    op = table.name.astype(np.int64)
+    names = (*map(piece_of, table.names), PYTHON, ENGINE, OWN, WAIT, *(f"({name})" for name in skeleton.outside))
+    first: dict[str, int] = {}
+    op = np.array([first.setdefault(name, place) for place, name in enumerate(names)], np.int64)[table.name]
     python = np.isin(table.kind, _PYTHON_ROWS)
     op[python] = len(table.names)
     op[table.kind == RowKind.BACKWARD] = len(table.names) + 1
@@ -105,7 +110,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     if skeleton.outside:
         inside = outside_of(skeleton)
         mine = (inside >= 0) & (assigned.rows.category == Category.OTHER)
-        op[mine] = len(table.names) + 3 + inside[mine]
+        op[mine] = len(table.names) + 4 + inside[mine]
     # The row of a node's function repeats the name of the engine's row around it: one call, not two.
     calls = np.ones(len(table), np.int64)
     inner = np.flatnonzero(table.parent >= 0)
@@ -212,5 +217,5 @@ def take_out(own: Contribution, cost: IntColumn, names: tuple[str, ...]) -> tupl
     taken = np.minimum(cost, own.ns)
     rows = np.flatnonzero(taken > 0)
     op = np.full(len(rows), names.index(OWN), np.int64)
-    hooks = Contribution(own.row[rows], op, taken[rows], np.zeros(len(rows), np.int64), apart=True)
+    hooks = Contribution(own.row[rows], op, taken[rows], np.zeros(len(rows), np.int64), Category.OTHER)
     return Contribution(own.row, own.op, own.ns - taken, own.calls), hooks

@@ -12,6 +12,7 @@ from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.cost_table import (
     PYTHON,
     Cells,
+    Contribution,
     hook_cost,
     layer_steps,
     make_cells,
@@ -21,8 +22,10 @@ from gradscope.attribute.cost_table import (
     totals_by_step,
 )
 from gradscope.attribute.device import DeviceTime, kernel_contribution, read_device
+from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import BACKWARD_CATEGORIES, BoolColumn, Category, self_times
 from gradscope.attribute.survey import Notes
+from gradscope.attribute.waits import communication_rows, take_out_waits
 from gradscope.tables import (
     BEFORE_THE_TRACE,
     DeviceLedger,
@@ -103,7 +106,8 @@ def build_result(
     own, names = own_contribution(assigned, own_ns)
     if device is None:  # else a part of it is hidden behind the device's work, nobody knows which
         own, hooks = take_out(own, hook_cost(table, assigned.skeleton.calls), names)
-        parts = [*move_recompute_gaps(assigned, own), hooks]
+        own, waits = take_out_waits(assigned.skeleton, own, names)
+        parts = [*move_recompute_gaps(assigned, own), hooks, waits]
     else:
         parts = move_recompute_gaps(assigned, own)
         parts.append(kernel_contribution(device, own.op))
@@ -114,6 +118,7 @@ def build_result(
     calls = _calls(assigned, len(modules))
     samples = {each: layer_steps(assigned, parts, len(modules), each) for each in (Category.LAYER, Category.FORWARD)}
     rows = _layers(cells, modules, calls, samples, ledger.backward_ns)
+    rows, step = _with_communication(rows, step, assigned, parts)
     if survey is not None and has_flops:
         rows = _with_flops(rows, survey.flops, survey.calls)
     kernels = () if device is None else _kernels(assigned, modules, device, own.op, names)
@@ -217,6 +222,9 @@ def _layers(
         mine = (cells.category == category) & (cells.owner >= 0)
         np.add.at(total, cells.owner[mine], cells.self_ns[mine])
         own[column] = total
+    communication = np.zeros(len(modules), np.int64)
+    mine = (cells.category == Category.COMMUNICATION) & (cells.owner >= 0)
+    np.add.at(communication, cells.owner[mine], cells.self_ns[mine])
     backward_columns = [own[column] for column in own if column != "forward_self_ns"]
     forward_total = _totals(modules, own["forward_self_ns"])
     backward_total = _totals(modules, np.sum(backward_columns, axis=0))
@@ -236,6 +244,7 @@ def _layers(
             accumulate_ns=int(own["accumulate_ns"][index]),
             hook_ns=int(own["hook_ns"][index]),
             gradient_sum_ns=int(own["gradient_sum_ns"][index]),
+            communication_ns=int(communication[index]),
             backward_share=int(backward_total[index]) / backward_ns if backward_ns else 0.0,
             backward_self_steps_ns=tuple(samples[Category.LAYER][index].tolist()),
             forward_self_steps_ns=tuple(samples[Category.FORWARD][index].tolist()),
@@ -259,6 +268,31 @@ def _totals(modules: Sequence[ModuleInfo], own: IntColumn) -> IntColumn:
 def per_step(count: int, steps: int) -> float:
     """Return the mean per step; a whole number stays one."""
     return count // steps if count % steps == 0 else count / steps
+
+
+def _with_communication(
+    rows: tuple[LayerRow, ...], step: StepTimes, assigned: Assigned, parts: Sequence[Contribution]
+) -> tuple[tuple[LayerRow, ...], StepTimes]:
+    """Add what the layers' forward spent on communication, and what the whole step did, where there was any."""
+    communicates = communication_rows(assigned.skeleton)
+    if not communicates.any():
+        return rows, step
+    steps = max(len(assigned.steps), 1)
+    in_all = 0
+    forward = np.zeros(len(rows), np.int64)
+    for part in parts:
+        measured = assigned.steps.of_row[part.row] >= 0
+        if part.apart is not None:
+            in_all += int(part.ns[measured].sum()) if part.apart == Category.COMMUNICATION else 0
+            continue
+        mine = measured & communicates[part.row]
+        in_all += int(part.ns[mine].sum())
+        owner = part.owner(assigned)
+        mine &= (part.category(assigned) == Category.FORWARD) & (owner >= 0)
+        np.add.at(forward, owner[mine], part.ns[mine])
+    own = (min(row.forward_self_ns, int(ns) // steps) for row, ns in zip(rows, forward, strict=True))
+    rows = tuple(replace(row, forward_communication_ns=ns) for row, ns in zip(rows, own, strict=True))
+    return rows, replace(step, communication_ns=min(in_all // steps, step.wall_ns))
 
 
 def _with_flops(
@@ -389,12 +423,18 @@ def _lines(
     return tuple(sorted(found, key=lambda row: -row.backward_ns))
 
 
+def _listed_under(owner: int, category: int) -> int:
+    """Communication stands by itself, beside the layers: a layer has a column of it."""
+    return OUTSIDE if category == Category.COMMUNICATION else owner
+
+
 def _ops(cells: Cells, modules: Sequence[ModuleInfo], shapes: Mapping[tuple[int, int, str], str]) -> tuple[OpRow, ...]:
     time: dict[tuple[int, int, int], int] = defaultdict(int)
     calls: dict[tuple[int, int, int], int] = defaultdict(int)
     shown = np.flatnonzero(np.isin(cells.category, list(PHASES)))
     columns = (cells.category, cells.owner, cells.op, cells.self_ns, cells.calls)
     for category, owner, op, ns, count in zip(*(column[shown].tolist() for column in columns), strict=True):
+        owner = _listed_under(owner, category)
         time[owner, category, op] += ns
         calls[owner, category, op] += count
     return tuple(
@@ -425,7 +465,7 @@ def _kernels(
         if assigned.steps.of_row[row] < 0:
             continue
         owner, category = int(assigned.rows.owner[row]), int(assigned.rows.category[row])
-        entry = sums[owner, category, int(ops[row]), int(kernels.name[kernel])]
+        entry = sums[_listed_under(owner, category), category, int(ops[row]), int(kernels.name[kernel])]
         entry[0] += int(device.duration_ns[kernel])
         entry[1] += int(device.busy_ns[kernel])
         entry[2] += 1

@@ -25,6 +25,7 @@ from gradscope.attribute.nodes import (
     number_nodes,
     span_labels,
 )
+from gradscope.attribute.sharding import owners_of_pieces
 from gradscope.tables import EventTable, Int8Column, IntColumn, PassNote, RowKind, SpanTable
 
 _NODE = "BackwardHookFunctionBackward"  # of torch.nn.modules._functions.BackwardHookFunction
@@ -134,10 +135,15 @@ class Skeleton:
     sums: IntColumn  # ADD rows that stand directly in a NODE, behind the node's own function
     recomputed: IntColumn  # topmost rows of forward that a node ran again, outside of module calls
     outside: tuple[str, ...] = ()  # classes of modules that are called but are no layers
+    paths: Sequence[str] = ()  # of each layer, where sharding is to be told by them
 
 
 def read_skeleton(
-    table: EventTable, calls: SpanTable, parents: Sequence[int], outside: tuple[str, ...] = ()
+    table: EventTable,
+    calls: SpanTable,
+    parents: Sequence[int],
+    outside: tuple[str, ...] = (),
+    paths: Sequence[str] = (),
 ) -> Skeleton:
     """Find the backward rows, the nodes and their owners, and what may be gradient sums.
 
@@ -145,6 +151,7 @@ def read_skeleton(
         calls: module calls; ``label`` is the index of the layer.
         parents: of each layer the index of its parent that is ever called; -1 for a root.
         outside: classes of the modules whose label is -2, -3, ...
+        paths: of each layer its path, by which FSDP names what it works for.
     """
     levels = Levels(table)
     marks = np.full(len(table), INHERIT, np.int8)
@@ -172,6 +179,7 @@ def read_skeleton(
         _candidate_sums(table, numbers),
         _recomputed_rows(table, in_backward),
         outside,
+        paths,
     )
 
 
@@ -260,8 +268,11 @@ def assign_rows(skeleton: Skeleton, accumulate_owner: IntColumn, sum_rows: IntCo
     optimizer = table.kind == RowKind.OPTIMIZER
     category[optimizer], owner[optimizer] = Category.OPTIMIZER, OUTSIDE
     category[_closure_rows(table)] = Category.FORWARD
-    communication = (table.kind == RowKind.COMMUNICATION) & skeleton.in_backward
-    category[communication], owner[communication] = Category.COMMUNICATION, OUTSIDE
+    # A collective is its node's, as in tensor parallelism, or its parameter's.
+    category[(table.kind == RowKind.COMMUNICATION) & skeleton.in_backward] = Category.COMMUNICATION
+    sharding = (table.kind == RowKind.SHARDING) & skeleton.in_backward
+    category[sharding] = Category.COMMUNICATION
+    owner[sharding] = owners_of_pieces(table.names, skeleton.paths, INHERIT)[table.name[sharding]]
     return Rows(
         skeleton.levels.propagate(category, Category.OTHER).astype(np.int8),
         skeleton.levels.propagate(owner, OUTSIDE).astype(np.int64),
@@ -400,11 +411,20 @@ def adopt_outside_ops(table: EventTable, rows: Rows, steps: Steps) -> Rows:
     loose = (rows.category == Category.OTHER) & np.isin(table.kind, (RowKind.OP, RowKind.ADD)) & (step >= 0)
     loose[loose] = table.start_ns[loose] >= begun[step[loose]]
     loose &= ~_is_loading(table, loose)
+    loose &= ~_below_collectives(table, loose)
     asked = np.flatnonzero(loose)
     loose[asked] = nearest(table, asked, (RowKind.CALL,)) < 0  # all others are forward already, or no layer's
     category = rows.category.copy()
     category[loose] = Category.FORWARD
     return Rows(category, rows.owner)
+
+
+def _below_collectives(table: EventTable, asked: BoolColumn) -> BoolColumn:
+    """Return which of the rows that are ``asked`` for a collective runs: a thread of the process group, meanwhile."""
+    found = np.zeros(len(table), bool)
+    rows = np.flatnonzero(asked)
+    found[rows] = nearest(table, rows, (RowKind.COMMUNICATION,)) >= 0
+    return found
 
 
 def _is_loading(table: EventTable, asked: BoolColumn) -> BoolColumn:

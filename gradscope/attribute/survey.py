@@ -22,7 +22,14 @@ from gradscope.tables import EventTable, GraphNode, Int32Column, IntColumn, Para
 
 NO_LINE = -1
 _RANGE_CALLS = ("profiler::_record_function_", "PythonDispatchMode")
-_TRANSPARENT = (RowKind.CALL, RowKind.ANNOTATION, RowKind.BACKWARD, RowKind.STEP, RowKind.RECOMPUTE)
+_TRANSPARENT = (
+    RowKind.CALL,
+    RowKind.ANNOTATION,
+    RowKind.SHARDING,
+    RowKind.BACKWARD,
+    RowKind.STEP,
+    RowKind.RECOMPUTE,
+)
 
 
 @dataclass(frozen=True, slots=True)

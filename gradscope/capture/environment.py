@@ -126,12 +126,20 @@ def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dic
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_mode": torch.is_anomaly_enabled(),
     }
-    if (ranks := rank_of_process()) is not None:
+    if (ranks := _rank()) is not None:
         found["rank"], found["world_size"] = ranks
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
         found["tf32"] = fp32_precision("matmul") == "tf32"
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _rank() -> tuple[int, int] | None:
+    """This process's rank and how many there are: of the process group, or as ``torchrun`` says."""
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        return group.get_rank(), group.get_world_size()
+    return rank_of_process()
 
 
 def usable_cpus() -> int:

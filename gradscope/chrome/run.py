@@ -64,7 +64,9 @@ def read_trace(
 
 def _attributed(tables: Recorded, names: LayerNames) -> tuple[Assigned, Attribution]:
     label = np.array([*names.label, -1], np.int64)[tables.calls.label]
-    skeleton = read_skeleton(tables.table, replace(tables.calls, label=label), names.parents)
+    skeleton = read_skeleton(
+        tables.table, replace(tables.calls, label=label), names.parents, paths=[info.path for info in names.infos]
+    )
     assigned = assign(skeleton, 0, None, None, tables.left_out)
     result = build_result(
         assigned,

@@ -15,6 +15,7 @@ from gradscope.cli.doctor import doctor
 from gradscope.cli.failure import INTERRUPTED, TERMINATED, begin, raising_on_terminate, say_ended, say_error
 from gradscope.cli.fit import fit
 from gradscope.cli.fix import fix
+from gradscope.cli.merge import merge
 from gradscope.cli.options import TargetCommand, usage_pieces
 from gradscope.cli.profile import profile
 from gradscope.cli.recipes import recipes
@@ -73,6 +74,7 @@ app.command("fit", cls=TargetCommand)(fit)
 app.command("show", cls=Command)(show)
 app.command("trace", cls=Command)(trace)
 app.command("diff", cls=Command)(diff)
+app.command("merge", cls=Command)(merge)
 app.command("check", cls=Command)(check)
 app.command("recipes", cls=Command)(recipes)
 app.command("rules", cls=Command)(rules)

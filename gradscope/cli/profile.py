@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from gradscope.cli.deliver import Delivery, deliver
-from gradscope.cli.failure import raising_on_terminate, say_error, say_loading, show_user_error
+from gradscope.cli.failure import raising_on_terminate, say, say_error, say_loading, show_user_error
 from gradscope.cli.options import (
     SCRIPT_ARGS,
     Color,
@@ -44,9 +46,10 @@ from gradscope.cli.options import (
     shown_target,
     view_options,
 )
-from gradscope.cli.streams import report_stream, restore_streams
+from gradscope.cli.streams import reader_may_leave, report_stream, restore_streams
 from gradscope.errors import GradscopeError, NothingMeasuredError, Terminated, UsageError
-from gradscope.process import rank_of_process, room_for_files
+from gradscope.process import local_ranks, rank_of_process, room_for_files
+from gradscope.safe_text import shown_path
 
 if TYPE_CHECKING:
     from gradscope.pipeline import Outcome
@@ -62,6 +65,7 @@ class ProfileRequest(Delivery):
     args: tuple[str, ...]
     module: bool
     options: Options
+    ranks: tuple[Path, ...] = ()  # of the first of several ranks: the RUN.json of each on this machine
 
 
 def profile(
@@ -117,9 +121,12 @@ def profile(
     run_path = json_path_of(target, output, json_path, module=module)
     page_path = html_path_of(run_path, html_path, no_html=no_html)
     ranks = rank_of_process()
+    others: tuple[Path, ...] = ()
     if ranks is not None:
         if run_path is None:
             raise UsageError(f"{ranks[1]} ranks cannot all write to stdout: give -o PREFIX instead of --json -.")
+        if ranks[0] == 0:
+            others = tuple(of_rank(run_path, rank) for rank in local_ranks(*ranks))
         run_path, page_path = (None if path is None else of_rank(path, ranks[0]) for path in (run_path, page_path))
         quiet, open_page = quiet or ranks[0] > 0, open_page and ranks[0] == 0
     if page_path is None and open_page:
@@ -149,6 +156,7 @@ def profile(
         color=color.wanted,
         quiet=quiet,
         printed=ranks is None or ranks[0] == 0,
+        ranks=others,
     )
     raise typer.Exit(run(request, whole_process=bool(context.obj)))
 
@@ -168,6 +176,7 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
 
         check_output(request.html_path, HTML_HEAD, force=request.force)
     say_loading(shown_target(request.target, module=request.module), quiet=request.quiet)
+    began = time.time()
     with report_stream(exclusive=request.json_path is None, whole_process=whole_process) as stream:
         try:
             loaded = _load(request)
@@ -179,8 +188,28 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
         restore_streams()
         if outcome.report is not None:
             with room_for_files():
-                deliver(outcome.report, request, sys.stdout if stream.closed else stream)
+                out = sys.stdout if stream.closed else stream
+                deliver(outcome.report, request, out)
+                if len(request.ranks) > 1 and outcome.error is None:
+                    _report_ranks(request, began, out)
     return _exit_code(outcome, shown_target(request.target, module=request.module))
+
+
+def _report_ranks(request: ProfileRequest, began: float, stream: TextIO) -> None:
+    """Print what differs between the ranks, behind the first one's report, once all have written theirs."""
+    from gradscope.document.parts import Document, KeyValues
+    from gradscope.document.terminal import make_console, print_document
+    from gradscope.ranks import ranks_sections
+    from gradscope.ranks.gather import gathered
+
+    merged, missing = gathered(request.ranks, began)
+    if missing:
+        say(f"no report came of {', '.join(shown_path(path) for path in missing)}: gradscope merge compares what comes")
+    if merged is None:
+        return
+    with reader_may_leave(stream, beside_files=True):
+        document = Document("", "", KeyValues(()), ranks_sections(merged))
+        print_document(document, make_console(stream, request.color))
 
 
 def _load(request: ProfileRequest) -> Workload | Script:

@@ -27,6 +27,7 @@ SIGNED = frozenset(
         "predicted_high_ns",
         "measured_saving_ns",
         "measured_saving_bytes",
+        "other_ns",  # of threads that work at the same time: see StepTimes
         "outside_allocator_bytes",
         "max_grad_error",
         "original_grad_error",

@@ -30,7 +30,7 @@ LEDGER_WORDS: Mapping[str, tuple[str, str]] = {
     "accumulate_ns": ("accumulate", "AccumulateGrad: writing the parameters' .grad"),
     "hook_ns": ("backward hooks", "your hooks on modules, tensors and parameters"),
     "outside_modules_ns": ("outside modules", "nodes of no module: a functional loss, say"),
-    "communication_ns": ("communication", "collectives of DDP and FSDP"),
+    "communication_ns": ("communication", "collectives, FSDP's work for them, waits for other ranks"),
     "engine_ns": ("autograd overhead", "the engine, and Python between nodes"),
     "unattributed_ns": ("unattributed", "nodes whose forward was not seen"),
 }

@@ -40,6 +40,7 @@ class RowKind(IntEnum):
     SEEN = 14
     OWN = 15
     HOOK = 16
+    SHARDING = 17  # what FSDP does, and says so
 
 
 @dataclass(frozen=True, slots=True)

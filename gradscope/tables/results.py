@@ -51,6 +51,7 @@ class StepTimes:
     overhead: float | None  # median profiled step over median unprofiled step; None: not measured
     unprofiled_wall_ns: int | None
     waited_ns: int | None = None  # of the wall time, that the training thread had no core; None: not known
+    communication_ns: int | None = None  # of the wall time, with other ranks, in any phase; None: there was none
     taken: Sequence[TakenStep] = ()  # in their order
 
 
@@ -64,7 +65,7 @@ class Ledger:
     gradient_sum_ns: int  # adding the gradients of a value that has several users
     accumulate_ns: int  # AccumulateGrad: writing a parameter's .grad
     outside_modules_ns: int  # nodes made outside every module call (a functional loss, say)
-    communication_ns: int  # collectives of DDP and FSDP
+    communication_ns: int  # collectives, what FSDP does for them, and the wait for other ranks
     engine_ns: int  # the autograd engine itself, and Python between its nodes
     unattributed_ns: int  # nodes whose forward was not seen
     hook_ns: int = 0  # the user's backward hooks, on modules and on tensors
@@ -158,6 +159,8 @@ class LayerRow:
     backward_self_steps_ns: Sequence[int] = ()  # backward_self_ns of each measured step: the layer's own spread
     forward_self_steps_ns: Sequence[int] = ()  # forward_self_ns of each measured step
     hook_ns: int = 0  # the user's backward hooks on it, on what it made and on its parameters
+    communication_ns: int = 0  # in backward, for it, with other ranks: not in backward_total_ns
+    forward_communication_ns: int = 0  # of forward_self_ns
     tied: Sequence[str] = ()  # parameters this layer shares with others, as "path.name"
     device_ns: int | None = None  # kernels launched under the layer, forward and backward (CUDA)
     launch_ns: int | None = None  # CPU time of the layer's backward nodes (CUDA: launches)
@@ -338,6 +341,8 @@ def check_conservation(run: RunData) -> None:
     roots = [row for row in run.layers if row.parent is None]
     owned = ledger.layers_ns + ledger.recompute_ns + ledger.gradient_sum_ns + ledger.accumulate_ns + ledger.hook_ns
     _require(sum(row.backward_total_ns for row in roots), owned, "the roots' backward_total_ns")
+    if sum(row.communication_ns for row in run.layers) > ledger.communication_ns:
+        raise ConservationError("layers' communication_ns is more than ledger.communication_ns")
     forward = sum(row.forward_self_ns for row in run.layers)
     _require(sum(row.forward_total_ns for row in roots), forward, "the roots' forward_total_ns")
     if run.memory is not None:

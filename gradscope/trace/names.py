@@ -25,7 +25,17 @@ _MARKER_KINDS = {
     markers.OWN: RowKind.OWN,
     markers.HOOK: RowKind.HOOK,
 }
-_COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms", "_c10d_functional::")
+_COMMUNICATION = (
+    "c10d::",
+    "nccl:",
+    "gloo:",
+    "mpi:",
+    "record_param_comms",
+    "_c10d_functional::",
+    "torch::distributed::reducer::",  # DDP's, before a collective
+    "torch.distributed.ddp.reducer::",  # and behind it
+)
+_SHARDING = "FSDP::"
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 
 
@@ -69,6 +79,8 @@ def classify_name(text: str, scope: int = 0) -> tuple[RowKind, int, str]:
         return RowKind.OPTIMIZER, -1, text
     if text.startswith(_COMMUNICATION):
         return RowKind.COMMUNICATION, -1, text
+    if text.startswith(_SHARDING):
+        return RowKind.SHARDING, -1, text
     if text in {"aten::add", "aten::add_"}:
         return RowKind.ADD, -1, text
     if scope == USER_SCOPE:

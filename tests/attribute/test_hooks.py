@@ -90,7 +90,7 @@ def test_a_marked_hook_belongs_to_the_node_that_it_runs_in() -> None:
     assert found == {
         "on a tensor": (HOOK, 0),
         "aten::norm": (HOOK, 0),
-        "c10d::allreduce_": (Category.COMMUNICATION, -1),
+        "c10d::allreduce_": (Category.COMMUNICATION, 0),
         "Optimizer.step#SGD.step": (Category.OPTIMIZER, -1),
         "called in a hook": (HOOK, 0),  # no recompute
         "aten::exp": (HOOK, 0),

@@ -71,6 +71,7 @@ _ALLOWED: dict[str, set[str]] = {
         "report",
         "pipeline",
     },
+    "ranks": {*_BASE, "document", "report"},
     "chrome": {*_BASE, "tree", "workload", "trace", "attribute", "diagnose", "report"},
     "fitting": {
         *_BASE,
@@ -124,6 +125,7 @@ _ALLOWED: dict[str, set[str]] = {
         "workload",
         "pipeline",
         "chrome",
+        "ranks",
         "fitting",
         "diagnose",
         "document",

@@ -1,0 +1,167 @@
+"""The ranks of a program as a document: who waits for whom, each rank's step, and the layers that differ."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from gradscope import __version__, units
+from gradscope.document.parts import (
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    KeyValues,
+    Row,
+    Section,
+    Table,
+    Words,
+    code,
+    plain,
+)
+from gradscope.ranks.merged import Merged, RankLayer, RankStep
+
+TOP = 12
+_SHOWN = 0.005  # of a step's own work: layers that differ by less, or communicate less, are left out
+
+
+def ranks_document(merged: Merged, top: int = TOP) -> Document:
+    """The document of ``merged``, with at most ``top`` layers a table."""
+    return Document(
+        title=f"gradscope {__version__}",
+        subject="ranks",
+        head=KeyValues((("target", merged.target), ("ranks", _header(merged)))),
+        sections=ranks_sections(merged, top),
+    )
+
+
+def ranks_sections(merged: Merged, top: int = TOP) -> tuple[Section, ...]:
+    """The sections alone, as they stand behind the first rank's report."""
+    sections = [_verdict(merged), _steps(merged), _layers(merged, top), _communication(merged, top)]
+    if merged.notes:
+        sections.append(Section("notes", "Notes", "what could not be compared", (Bullets(merged.notes),)))
+    return tuple(section for section in sections if section is not None)
+
+
+def _header(merged: Merged) -> str:
+    walls = [step.wall_ns for step in merged.ranks]
+    low, high = units.ns(min(walls)), units.ns(max(walls))
+    return f"{len(merged.ranks)} of {merged.world_size} · a step of {low}" + ("" if low == high else f" to {high}")
+
+
+def _verdict(merged: Merged) -> Section:
+    one = merged.straggler
+    if one is None:
+        own = [step.own_ns for step in merged.ranks]
+        text = f"No rank stands out: own work is {units.ns(min(own))} to {units.ns(max(own))} a step."
+        return Section("straggler", "Straggler", "", (Words(text),))
+    share = one.saves_ns / max(step.wall_ns for step in merged.ranks)
+    layers = sorted((layer for layer in merged.layers if layer.slowest == one.rank), key=lambda layer: -layer.more_ns)
+    where = ""
+    if layers and layers[0].more_ns > 0.2 * one.more_ns:
+        worst = layers[0]
+        takes = f"takes {units.ns(worst.own_ns[one.rank])} there and {units.ns(worst.others_ns)} elsewhere"
+        where = f" {worst.path or worst.class_name} {takes}."
+    text = (
+        f"Rank {one.rank} works {units.ns(one.more_ns)} a step longer than the others, and waits least: they wait for "
+        f"it.{where} Without that a step would be up to {units.ns(one.saves_ns)} shorter ({units.percent(share)})."
+    )
+    return Section("straggler", "Straggler", "", (Words(text, "warm"),))
+
+
+def _steps(merged: Merged) -> Section:
+    scale = units.time_scale(max(step.wall_ns for step in merged.ranks))
+    columns = (
+        Column("rank", "rank", align="left"),
+        Column("wall_ns", "step", scale.unit),
+        Column("own_ns", "own work", scale.unit),
+        Column("communication_ns", "with others", scale.unit),
+        Column("share", "share"),
+        Column("peak_bytes", "peak memory", drop=1),
+        Column("mark", "", align="left", drop=2),
+    )
+    least = min(step.communication_ns for step in merged.ranks)
+    rows = [Row(_step_cells(step, merged, scale, least)) for step in merged.ranks]
+    about = "of a mean step; with others: collectives, and waits for the other ranks"
+    return Section("ranks", "Ranks", about, (Table(columns, tuple(rows)),))
+
+
+def _step_cells(step: RankStep, merged: Merged, scale: units.TimeScale, least: int) -> tuple[Cell, ...]:
+    slow = merged.straggler is not None and merged.straggler.rank == step.rank
+    marks = ["works longest"] * slow + ["waits least"] * (step.communication_ns == least and len(merged.ranks) > 1)
+    return (
+        Cell(str(step.rank), "strong"),
+        *plain([scale.text(step.wall_ns), scale.text(step.own_ns), scale.text(step.communication_ns)]),
+        Cell(units.percent(step.communication_ns / step.wall_ns if step.wall_ns else 0.0)),
+        Cell("" if step.peak_bytes is None else units.size(step.peak_bytes)),
+        Cell(", ".join(marks), "warm" if slow else "dim"),
+    )
+
+
+def _layers(merged: Merged, top: int) -> Section | None:
+    own = statistics.median(step.own_ns for step in merged.ranks)
+    shown = [layer for layer in merged.layers if len(layer.own_ns) > 1 and layer.more_ns > _SHOWN * own]
+    shown.sort(key=lambda layer: -layer.more_ns)
+    if not shown:
+        return None
+    scale = units.time_scale(max(max(layer.own_ns.values()) for layer in shown))
+    columns = (
+        Column("path", "layer", align="left", least=12, most=48, cut="front"),
+        Column("class", "class", align="left", drop=2),
+        Column("min_ns", "min", scale.unit),
+        Column("median_ns", "median", scale.unit),
+        Column("max_ns", "max", scale.unit),
+        Column("slowest_rank", "slowest"),
+        Column("ratio", "others"),
+    )
+    rows = [Row(_layer_cells(layer, scale)) for layer in shown[:top]]
+    if shown[top:]:
+        rows.append(Row((Cell(f"… {len(shown) - top} more", "dim"),), "rest"))
+    about = "own work in forward and backward, over the ranks; others: the slowest beside the median of the others"
+    return Section("layers", "Layers that differ", about, (Table(columns, tuple(rows)),))
+
+
+def _layer_cells(layer: RankLayer, scale: units.TimeScale) -> tuple[Cell, ...]:
+    values = list(layer.own_ns.values())
+    ratio = layer.own_ns[layer.slowest] / layer.others_ns if layer.others_ns > 0 else 0.0
+    return (
+        code(layer.path or layer.class_name),
+        code(layer.class_name, "dim"),
+        *plain([scale.text(round(value)) for value in (min(values), statistics.median(values), max(values))]),
+        Cell(f"rank {layer.slowest}"),
+        Cell(units.ratio(ratio) if ratio else "-"),
+    )
+
+
+def _communication(merged: Merged, top: int) -> Section | None:
+    wall = statistics.median(step.wall_ns for step in merged.ranks)
+    shown = [layer for layer in merged.layers if max(layer.communication_ns.values()) > _SHOWN * wall]
+    shown.sort(key=lambda layer: -statistics.median(layer.communication_ns.values()))
+    if not shown:
+        return None
+    scale = units.time_scale(max(max(layer.communication_ns.values()) for layer in shown))
+    columns = (
+        Column("path", "layer", align="left", least=12, most=48, cut="front"),
+        Column("class", "class", align="left", drop=2),
+        Column("min_ns", "min", scale.unit),
+        Column("median_ns", "median", scale.unit),
+        Column("max_ns", "max", scale.unit),
+    )
+    rows = [
+        Row(
+            (
+                code(layer.path or layer.class_name),
+                code(layer.class_name, "dim"),
+                *plain(_three(list(layer.communication_ns.values()), scale)),
+            )
+        )
+        for layer in shown[:top]
+    ]
+    if shown[top:]:
+        rows.append(Row((Cell(f"… {len(shown) - top} more", "dim"),), "rest"))
+    about = "for each layer, forward and backward, over the ranks; waits for a slow rank are in it"
+    return Section("communication", "Communication", about, (Table(columns, tuple(rows)),))
+
+
+def _three(values: Sequence[int], scale: units.TimeScale) -> list[str]:
+    return [scale.text(round(value)) for value in (min(values), statistics.median(values), max(values))]

@@ -1,0 +1,169 @@
+"""Communication in backward passes, on timelines made by hand: whose it is, and where it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradscope.attribute.align_steps import assign
+from gradscope.attribute.result import build_result
+from gradscope.attribute.rows import read_skeleton
+from gradscope.attribute.sharding import owners_of_pieces, piece_of
+from gradscope.tables import EventTable, KernelTable, ModuleInfo, RowKind, SpanTable
+
+from .hand import Row, spans, table_of
+
+NODE, ACCUMULATE, COMMUNICATION, SHARDING = (
+    RowKind.NODE,
+    RowKind.ACCUMULATE,
+    RowKind.COMMUNICATION,
+    RowKind.SHARDING,
+)
+PATHS = ("", "a", "b")
+MODULES = tuple(ModuleInfo(path, "Layer", None if not path else "", 0, None) for path in PATHS)
+CALLS = spans((0, 0, 9), (1, 1, 4), (2, 4, 8))
+FORWARD = (
+    Row(RowKind.STEP, 0, 0, "step", argument=0),
+    Row(RowKind.CALL, 0, 100, "call", argument=0),
+    Row(RowKind.CALL, 10, 40, "call", argument=1),
+    Row(RowKind.CALL, 50, 90, "call", argument=2),
+    Row(RowKind.STEP, 1000, 1000, "step", argument=1),
+)
+
+
+def node(start: int, end: int, sequence: int) -> Row:
+    return Row(NODE, start, end, f"Node{sequence}", sequence=sequence, forward_thread=1)
+
+
+def result(*rows: Row, calls: SpanTable = CALLS):  # type: ignore[no-untyped-def]
+    table: EventTable = table_of(*FORWARD, *rows)
+    skeleton = read_skeleton(table, calls, [-1, 0, 0], paths=PATHS)
+    return build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
+
+
+def by_path(found, column: str) -> dict[str, int]:  # type: ignore[no-untyped-def]
+    return {row.path: getattr(row, column) for row in found.layers if getattr(row, column)}
+
+
+# A pass of DDP: a collective begins where a gradient is ready, and the reducer waits behind the last node, twice.
+DDP = (
+    Row(RowKind.BACKWARD, 100, 900, "backward", argument=0),
+    node(110, 200, 5),
+    node(210, 300, 2),
+    Row(ACCUMULATE, 310, 360, "AccumulateGrad"),
+    Row(COMMUNICATION, 330, 350, "c10d::allreduce_"),
+    Row(COMMUNICATION, 700, 720, "torch.distributed.ddp.reducer::copy_bucket_to_grad"),
+)
+
+
+def test_what_the_reducer_waits_for_is_communication() -> None:
+    found = result(*DDP)
+    assert by_path(found, "backward_self_ns") == {"a": 90, "b": 90}
+    # 360 to 700 and 720 to 900 are waits; 20 for the call that begins it, 20 for what is copied.
+    assert found.ledger.communication_ns == 340 + 180 + 20 + 20
+    assert found.ledger.engine_ns == 10 + 10 + 10  # before the first node and between the nodes
+    assert {op.name: op.self_ns for op in found.ops if op.phase == "communication"} == {
+        "(waits for other ranks)": 520,
+        "c10d::allreduce_": 20,
+        "torch.distributed.ddp.reducer::copy_bucket_to_grad": 20,
+    }
+    assert found.step.communication_ns == 560
+
+
+def test_a_pass_without_collectives_waits_for_nobody() -> None:
+    """no_sync(), or one process: what lies behind the last node is the engine's."""
+    rows = [row for row in DDP if row.kind != COMMUNICATION]
+    found = result(*rows)
+    assert found.ledger.communication_ns == 0
+    assert found.ledger.engine_ns == 30 + 540
+    assert found.step.communication_ns is None
+
+
+def test_threads_of_the_process_group_are_no_part_of_the_step() -> None:
+    alone = result(*DDP)
+    found = result(
+        *DDP,
+        Row(COMMUNICATION, 335, 690, "gloo:all_reduce", thread=2),
+        Row(RowKind.OP, 340, 680, "aten::copy_", thread=2),
+    )
+    assert (found.step, found.ledger) == (alone.step, alone.ledger)
+
+
+def test_what_fsdp_does_is_for_the_module_that_it_names() -> None:
+    """Its hooks run in the nodes of others; in forward they are a part of the layer's forward."""
+    found = result(
+        Row(SHARDING, 12, 22, "FSDP::pre_forward (a)"),
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        node(110, 200, 5),
+        Row(SHARDING, 120, 180, "FSDP::pre_backward (b)"),
+        Row(COMMUNICATION, 125, 145, "c10d::_allgather_base_"),
+        Row(SHARDING, 150, 170, "FSDP::backward_prefetch for a"),
+        Row(RowKind.OP, 155, 160, "aten::copy_"),
+        node(210, 300, 2),
+    )
+    assert by_path(found, "backward_self_ns") == {"a": 90, "b": 30}
+    assert by_path(found, "communication_ns") == {"a": 20, "b": 40}
+    assert by_path(found, "forward_communication_ns") == {"a": 10}
+    # The pass ends 100 behind its last node: FSDP waits there too.
+    assert found.ledger.communication_ns == 60 + 100
+    assert found.step.communication_ns == 10 + 160
+    names = {op.name for op in found.ops if op.phase == "communication"}
+    assert {"FSDP::pre_backward", "FSDP::backward_prefetch"} < names
+
+
+def test_a_collective_in_a_node_is_its_layers() -> None:
+    """Tensor parallel; nothing is waited for at the end."""
+    found = result(
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        node(110, 200, 5),
+        Row(COMMUNICATION, 120, 180, "_c10d_functional::wait_tensor"),
+        node(210, 300, 2),
+    )
+    assert by_path(found, "communication_ns") == {"b": 60}
+    assert (found.ledger.communication_ns, found.ledger.engine_ns) == (60, 10 + 10 + 100)
+    assert by_path(found, "backward_total_ns") == {"": 120, "a": 90, "b": 30}
+
+
+@pytest.mark.parametrize(
+    ("text", "piece", "owner"),
+    [
+        ("FSDP::all_gather (a)", "FSDP::all_gather", 1),
+        ("FSDP::backward_prefetch for b", "FSDP::backward_prefetch", 2),
+        ("FSDP::root_pre_forward", "FSDP::root_pre_forward", -5),
+        ("FSDP::all_gather (a, b)", "FSDP::all_gather", 1),
+        ("FSDP::all_gather (inner.c)", "FSDP::all_gather", 3),
+        ("FSDP::all_gather (d)", "FSDP::all_gather", -5),  # of two modules nobody knows which
+        ("FSDP::all_gather (e)", "FSDP::all_gather", -5),
+        ("aten::mm", "aten::mm", -5),
+    ],
+)
+def test_names_of_pieces(text: str, piece: str, owner: int) -> None:
+    paths = ["", "a", "b", "model.inner.c", "x.d", "y.d"]
+    assert piece_of(text) == piece
+    assert owners_of_pieces([text], paths, -5).tolist() == [owner]
+
+
+def test_two_pieces_of_one_name_are_one_operation() -> None:
+    found = result(
+        Row(RowKind.BACKWARD, 100, 400, "backward", argument=0),
+        node(110, 390, 5),
+        Row(SHARDING, 120, 130, "FSDP::all_gather (a)"),
+        Row(SHARDING, 140, 160, "FSDP::all_gather (b)"),
+    )
+    (row,) = [op for op in found.ops if op.name == "FSDP::all_gather"]
+    assert (row.layer, row.calls, row.self_ns) == (None, 2, 30)
+
+
+def test_on_a_device_it_is_a_stream_that_waits() -> None:
+    """The callback tells it to, and returns: what the host does behind the last node is no wait for ranks."""
+    table = table_of(*FORWARD, *DDP)
+    row = int(np.flatnonzero(table.kind == NODE)[0])
+    one = np.array([0])
+    kernels = KernelTable(("gemm",), one, one + 400, one + 600, one, one, one + row)
+    skeleton = read_skeleton(replace(table, kernels=kernels), CALLS, [-1, 0, 0], paths=PATHS)
+    found = build_result(assign(skeleton, 0, None), MODULES, (), None, {}, has_flops=False)
+    assert found.ledger.communication_ns == 20 + 20
+    assert found.ledger.engine_ns == 30 + 520 - 200
+    assert found.ledger.backward_ns == 800

@@ -1,0 +1,125 @@
+"""Models of known costs in several processes: python costs.py FOLDER RANK RANKS CASE...
+
+Each rank writes FOLDER/CASE.rankN.json. Layer 1 takes 40 ms more in the backward pass of the last rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+WIDTH = 64
+COSTS = (4, 6, 3)
+MORE = 40
+
+
+class Takes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ms: float) -> Tensor:
+        ctx.ms = ms
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.ms / 1e3)  # for there may be fewer cores than ranks
+        return grad, None
+
+
+class Layer(nn.Module):
+    def __init__(self, ms: float, unused: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.unused = nn.Linear(WIDTH, WIDTH) if unused else None
+        self.ms = ms
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(Takes.apply(self.up(x).relu(), self.ms))
+        return out
+
+
+def network(unused: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    more = (0, MORE if last else 0, 0)
+    return nn.Sequential(*(Layer(ms + extra, unused) for ms, extra in zip(COSTS, more, strict=True)))
+
+
+def ddp(**options: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(network(bool(options)), bucket_cap_mb=1, **options)
+
+
+def fsdp() -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def tensor_parallel() -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {
+        f"{i}.{name}": style
+        for i in range(3)
+        for name, style in (("up", ColwiseParallel()), ("down", RowwiseParallel()))
+    }
+    return parallelize_module(network(), mesh, plan)
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "ddp": ddp,
+    "ddp_views": lambda: ddp(gradient_as_bucket_view=True, find_unused_parameters=True),
+    "no_sync": ddp,
+    "fsdp": fsdp,
+    "tensor_parallel": tensor_parallel,
+}
+
+
+def run(case: str, folder: str) -> None:
+    import gradscope
+
+    model = CASES[case]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x = torch.randn(8, WIDTH)
+    with gradscope.profiling(model, steps=5, warmup=2, memory=False, lines=False) as prof:
+        ended = False
+        while not ended:
+            with model.no_sync() if case == "no_sync" else nullcontext():  # type: ignore[operator]
+                model(x).square().mean().backward()
+            if case == "no_sync":
+                model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            # All ranks take as many steps: one that measures a step again would be waited for.
+            left = torch.tensor([0 if prof.step() else 1])
+            dist.all_reduce(left, op=dist.ReduceOp.MAX)
+            ended = not left.item()
+    prof.report.save(f"{folder}/{case}.rank{dist.get_rank()}.json", force=True)
+
+
+def main() -> None:
+    folder, rank, ranks, *cases = sys.argv[1:]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks))
+    for case in cases:
+        run(case, folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

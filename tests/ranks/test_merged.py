@@ -1,0 +1,150 @@
+"""Runs of several ranks side by side, made by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradscope.document.terminal import to_text
+from gradscope.errors import RunFileError, UsageError
+from gradscope.ranks import Merged, merge, ranks_document
+from gradscope.report.runfile import to_json
+from gradscope.tables import RunData
+from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
+from tests.diff_fixtures import MS, run
+from tests.report_fixtures import CPU
+
+
+def rank(number: int, layers: dict[str, int], wait: int, *, size: int = 2, **build: Any) -> RunData:
+    """A rank whose layers take so many ms, and which waits for so many."""
+    environment = {**CPU, "rank": number, "world_size": size}
+    made = run({path: [ms * MS] * 3 for path, ms in layers.items()}, environment=environment, **build)
+    ledger = replace(
+        made.ledger,
+        backward_ns=made.ledger.backward_ns + wait * MS,
+        communication_ns=made.ledger.communication_ns + wait * MS,
+    )
+    step = replace(
+        made.step,
+        wall_ns=made.step.wall_ns + wait * MS,
+        backward_ns=ledger.backward_ns,
+        communication_ns=ledger.communication_ns,
+    )
+    return replace(made, ledger=ledger, step=step)
+
+
+def of_model(data: RunData, name: str) -> RunData:
+    return replace(data, workload=replace(data.workload, model=name))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    def write(*runs: RunData) -> list[Path]:
+        paths = [tmp_path / f"run.rank{number}.json" for number in range(len(runs))]
+        for path, data in zip(paths, runs, strict=True):
+            path.write_text(to_json(data), encoding="utf-8")
+        return paths
+
+    return write
+
+
+FAST, SLOW = {"": 1, "a": 10, "b": 10}, {"": 1, "a": 10, "b": 50}
+
+
+def test_a_straggler_works_longest_and_waits_least(written: Any) -> None:
+    """Wall time is alike on all: it tells nothing."""
+    merged = merge(written(rank(0, FAST, 41, size=3), rank(1, SLOW, 1, size=3), rank(2, FAST, 41, size=3)))
+    assert len({step.wall_ns for step in merged.ranks}) == 1
+    assert merged.straggler is not None
+    assert (merged.straggler.rank, merged.straggler.more_ns, merged.straggler.saves_ns) == (1, 40 * MS, 40 * MS)
+    (layer,) = [layer for layer in merged.layers if layer.path == "b"]
+    assert (layer.slowest, layer.others_ns, layer.more_ns) == (1, 10 * MS, 40 * MS)
+    text = " ".join(to_text(ranks_document(merged)).split())
+    assert "Rank 1 works 40.0 ms a step longer than the others, and waits least" in text
+    assert "b takes 50.0 ms there and 10.0 ms elsewhere." in text
+    assert "×5.00" in text
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        (rank(0, FAST, 5), rank(1, FAST, 5)),
+        (rank(0, FAST, 5), rank(1, {"": 1, "a": 10, "b": 10}, 4)),
+        (rank(0, FAST, 1), rank(1, SLOW, 30)),  # works longer, and others do not wait for it
+    ],
+    ids=["alike", "within noise", "waits itself"],
+)
+def test_where_nobody_is_waited_for(runs: tuple[RunData, ...], written: Any) -> None:
+    merged = merge(written(*runs))
+    assert merged.straggler is None
+    assert "No rank stands out" in to_text(ranks_document(merged))
+
+
+def test_layers_of_some_ranks_alone(written: Any) -> None:
+    """A pipeline: each rank has layers of its own."""
+    merged = merge(written(rank(0, {"": 1, "a": 10}, 5), rank(1, {"": 1, "b": 10}, 5)))
+    assert "2 layers are in some of the ranks alone" in merged.notes
+    assert "Layers that differ" not in to_text(ranks_document(merged))
+
+
+def test_what_is_missing_is_said(written: Any) -> None:
+    merged = merge(written(rank(0, FAST, 5, size=4), rank(3, FAST, 5, size=4)))
+    assert merged.missing == (1, 2)
+    assert "no file of ranks 1, 2, of 4" in merged.notes
+
+
+@pytest.mark.parametrize(
+    ("runs", "error", "said"),
+    [
+        ((rank(0, FAST, 5),), UsageError, "give the files of two or more"),
+        ((rank(0, FAST, 5), rank(0, FAST, 5)), UsageError, "are both of rank 0"),
+        ((run({"": [MS]}), rank(1, FAST, 5)), RunFileError, "is of no rank"),
+        ((rank(0, FAST, 5), rank(1, FAST, 5, size=8)), UsageError, "different programs: ranks 2 and 8"),
+        ((rank(0, FAST, 5), of_model(rank(1, FAST, 5), "ResNet")), UsageError, "different programs: model"),
+    ],
+    ids=["one", "twice", "alone", "sizes", "models"],
+)
+def test_what_cannot_be_merged(
+    runs: tuple[RunData, ...], error: type[Exception], said: str, written: Any, run: Runner
+) -> None:
+    paths = written(*runs)
+    with pytest.raises(error, match=said):
+        merge(paths)
+    ran = run("merge", *map(str, paths))
+    assert ran.code == 2 and said in ran.err and len(ran.err.splitlines()) <= 3
+
+
+def test_the_command(written: Any, run: Runner, tmp_path: Path) -> None:
+    paths = [*map(str, written(rank(0, FAST, 41), rank(1, SLOW, 1)))]
+    ran = run("merge", *paths, "--json", str(tmp_path / "ranks.json"))
+    assert ran.code == 0 and "Straggler" in ran.out and "wrote" in ran.err
+    record = json.loads((tmp_path / "ranks.json").read_text(encoding="utf-8"))
+    assert (record["kind"], record["straggler"]["rank"], record["missing"]) == ("ranks", 1, [])
+    assert record["layers"][2] == {
+        "path": "b",
+        "class": "Linear",
+        "own_ns": {"0": 10 * MS, "1": 50 * MS},
+        "communication_ns": {"0": 0, "1": 0},
+        "min_ns": 10 * MS,
+        "median_ns": 30 * MS,
+        "max_ns": 50 * MS,
+        "slowest_rank": 1,
+    }
+    assert json.loads(run("merge", *paths, "--json", "-").out) == record
+    assert run("merge", *paths, "--json", str(tmp_path / "ranks.json")).code == 0  # its own may be replaced
+    (tmp_path / "mine.txt").write_text("mine")
+    assert run("merge", *paths, "--json", str(tmp_path / "mine.txt")).code != 0
+
+
+def test_own_work_is_without_what_forward_waited_for(written: Any) -> None:
+    """FSDP gathers parameters in forward."""
+    one = rank(0, FAST, 5, forward={"a": 30 * MS})
+    layers = tuple(replace(row, forward_communication_ns=25 * MS) if row.path == "a" else row for row in one.layers)
+    merged: Merged = merge(written(replace(one, layers=layers), rank(1, FAST, 5)))
+    (layer,) = [layer for layer in merged.layers if layer.path == "a"]
+    assert layer.own_ns == {0: 15 * MS, 1: 10 * MS}
+    assert layer.communication_ns == {0: 25 * MS, 1: 0}

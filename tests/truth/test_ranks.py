@@ -1,0 +1,96 @@
+"""Truth over ranks: known costs, and a rank that works 40 ms longer, in several processes that talk over gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradscope.ranks import Merged, merge
+from gradscope.report.runfile import load_run
+from gradscope.tables import RunData
+from tests.ranks.costs import COSTS, MORE
+
+SCRIPT = Path(__file__).parents[1] / "ranks" / "costs.py"
+ONE = ("ddp", "ddp_views", "no_sync", "fsdp", "tensor_parallel")
+MS = 1e6
+
+
+def launch(folder: Path, ranks: int, *cases: str) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RANK": "", "WORLD_SIZE": ""}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, folder, str(rank), str(ranks), *cases],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    launch(folder, 2, *ONE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("four")
+    launch(folder, 4, "ddp", "fsdp")
+    return folder
+
+
+def files(folder: Path, case: str) -> list[Path]:
+    return sorted(folder.glob(f"{case}.rank*.json"))
+
+
+def costs(run: RunData) -> dict[int, float]:
+    """Backward time of each layer by itself, by its number; of the step in which it took least.
+
+    It sleeps for at least what it is asked for, and longer where another process has the core when it wakes.
+    """
+    paths = {int(row.path.split(".")[-1]): row for row in run.layers if row.class_name.endswith("Layer")}
+    return {number: min(paths[number].backward_self_steps_ns) / MS for number in range(len(COSTS))}
+
+
+def check(folder: Path, case: str) -> Merged:
+    paths = files(folder, case)
+    passes = 2 if case == "no_sync" else 1
+    for rank, path in enumerate(paths):
+        slow = MORE if rank == len(paths) - 1 else 0
+        want = [passes * (ms + (slow if number == 1 else 0)) for number, ms in enumerate(COSTS)]
+        found = costs(load_run(path))
+        for number, ms in enumerate(want):
+            # 3 % and 1 ms: ReLU and the copies of Takes are a layer's too.
+            assert found[number] == pytest.approx(ms, rel=0.03, abs=1.0), (rank, number)
+    merged = merge(paths)
+    assert merged.straggler is not None and merged.straggler.rank == len(paths) - 1
+    (worst,) = [layer for layer in merged.layers if layer.path.split(".")[-1] == "1" and layer.class_name != "Linear"]
+    assert worst.slowest == len(paths) - 1
+    assert worst.more_ns / MS == pytest.approx(passes * MORE, rel=0.03, abs=2.0)
+    return merged
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_two_ranks(case: str, two: Path) -> None:
+    """What the first waits for the second is communication, and no layer's; the passes of no_sync wait for nobody."""
+    merged = check(two, case)
+    fast, slow = merged.ranks
+    # The first waits for as long as the second works longer: in all of its step, for FSDP gathers in forward too.
+    waits = 2 * MORE if case == "no_sync" else MORE
+    # With the scheduler's part: a process that waits is not woken at once.
+    assert (fast.communication_ns - slow.communication_ns) / MS == pytest.approx(waits, rel=0.1, abs=4.0)
+
+
+@pytest.mark.parametrize("case", ["ddp", "fsdp"])
+def test_four_ranks(case: str, four: Path) -> None:
+    check(four, case)
