@@ -301,6 +301,34 @@ def _stem(target: str, *, module: bool) -> str:
     return path.name.rpartition(".")[2]
 
 
+_LAUNCHERS = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "torchrun": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "accelerate": "accelerate launch",
+    "deepspeed": "deepspeed",
+}
+
+
+def refuse_launcher(target: str, args: Sequence[str], *, module: bool, command: str) -> None:
+    """Refuse a program that starts the training in other processes, and say how to profile those."""
+    name = target if module else os.path.basename(target)
+    launcher = _LAUNCHERS.get(name)
+    if launcher is None or (not module and os.path.splitext(name)[1]):
+        return
+    given = list(args[1:] if args[:1] == ["launch"] else args)
+    begins = next((i for i, one in enumerate(given) if one == "-m" or one.endswith(".py")), len(given))
+    before, training = given[:begins], given[begins:] or ["train.py"]
+    head = 2 if training[0] == "-m" else 1
+    rest = ["--", *training[head:]] if training[head:] else []
+    words = [*launcher.split(), *before, "-m", "gradscope", command, *training[:head], *rest]
+    raise UsageError(
+        f"{name} starts the training in processes of their own, and gradscope measures the one that it runs in.\n"
+        f"Let it start gradscope: {shlex.join(words)}"
+    )
+
+
 def refuse_leftovers(context: typer.Context, target: str, module: bool) -> None:
     """Refuse what is left on the command line, meant for the script or misspelled, and say how to write it."""
     leftovers: Sequence[str] = context.args

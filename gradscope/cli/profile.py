@@ -41,6 +41,7 @@ from gradscope.cli.options import (
     json_path_of,
     memory_budget,
     of_rank,
+    refuse_launcher,
     refuse_leftovers,
     renamed,
     shown_target,
@@ -116,6 +117,7 @@ def profile(
     goes to stderr, the report to stdout.
     """
     refuse_leftovers(context, target, module)
+    refuse_launcher(target, context.meta.get(SCRIPT_ARGS, ()), module=module, command="profile")
     from gradscope.tables import Options
 
     run_path = json_path_of(target, output, json_path, module=module)

@@ -224,7 +224,8 @@ def _notes(runs: dict[int, RunData], ranks: Sequence[RankStep], size: int) -> li
     if len(steps) > 1:
         notes.append(f"the ranks measured {min(steps)} to {max(steps)} steps")
     sets = [{row.path for row in run.layers} for run in runs.values()]
-    some = set.union(*sets) - set.intersection(*sets)
+    everywhere = sets[0].intersection(*sets[1:])
+    some = sets[0].union(*sets[1:]) - everywhere
     if some:
         notes.append(f"{len(some)} layer{'s are' if len(some) > 1 else ' is'} in some of the ranks alone")
     if all(run.step.communication_ns is None for run in runs.values()):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.process import rank_of_process
+from gradscope.process import local_ranks, rank_of_process
 from tests.cli_fixtures import Runner, run_fixture  # noqa: F401 (used by its name)
 
 TRAIN = """
@@ -50,6 +50,7 @@ def test_each_rank_writes_its_own_and_the_first_reports(tmp_path: Path) -> None:
     # No rank stops by itself: the other would wait for it.
     assert all(f"rank {rank} trained 40" in text for rank, text in enumerate(out))
     assert "rank 0 of 2" in out[0] and "Layers" in out[0]
+    assert "Straggler" in out[0] and "own work" in out[0]  # the first reports for all
     assert out[1].strip() == "rank 1 trained 40" and "gradscope:" not in err[1]
     assert "wrote gradscope-train.rank0.json" in err[0]
     names = {f"gradscope-train.rank{rank}.{ending}" for rank in range(2) for ending in ("json", "html")}
@@ -86,3 +87,35 @@ def test_a_rank_is_what_torchrun_says(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert rank_of_process() == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["-m", "torch.distributed.run", "--", "--nproc-per-node", "2", "train.py", "--lr", "1"],
+            "torchrun --nproc-per-node 2 -m gradscope profile train.py -- --lr 1",
+        ),
+        (["-m", "torch.distributed.run", "--", "-m", "my.train"], "torchrun -m gradscope profile -m my.train"),
+        (["-m", "torch.distributed.run"], "torchrun -m gradscope profile train.py"),
+        (
+            ["bin/accelerate", "--", "launch", "--num_processes", "2", "train.py"],
+            "accelerate launch --num_processes 2 -m gradscope profile train.py",
+        ),
+    ],
+)
+def test_a_launcher_is_told_the_other_way_round(given: list[str], said: str, run: Runner) -> None:
+    """It starts others, which nothing would measure."""
+    ran = run("profile", *given)
+    assert ran.code == 2
+    assert ran.err.endswith(f"Let it start gradscope: {said}\n")
+
+
+def test_the_first_rank_reports_for_all_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert local_ranks(0, 4) == range(4)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert local_ranks(5, 8) == range(4, 6)
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    assert local_ranks(5, 8) == range(8)
