@@ -51,7 +51,7 @@ def run_data(
     return RunData(
         gradscope=gradscope.__version__,
         partial=_is_partial(capture, about, memory),
-        environment=describe_environment(where, dtypes.pop() if len(dtypes) == 1 else None),
+        environment=describe_environment(where, dtypes.pop() if len(dtypes) == 1 else None, capture.ranks),
         workload=about,
         step=_with_unprofiled(result.step, capture, trace),
         ledger=result.ledger,

@@ -105,12 +105,15 @@ def _of_groups(optimizer: Optimizer, name: str) -> bool | None:
     return True if given == {True} else None if given <= {None} else False
 
 
-def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+def describe_environment(
+    device: torch.device, dtype: torch.dtype | None, ranks: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """The ``environment`` of RUN.json; every value a string, a number or a bool.
 
     Args:
         device: where the model ran.
         dtype: of the model's parameters; None where they differ or there are none.
+        ranks: rank and number of ranks, where they were seen while it ran: its process group may be gone.
     """
     found: dict[str, Any] = {
         "torch": torch.__version__,
@@ -126,7 +129,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dic
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly_mode": torch.is_anomaly_enabled(),
     }
-    if (ranks := _rank()) is not None:
+    if (ranks := ranks or rank_and_size()) is not None:
         found["rank"], found["world_size"] = ranks
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
@@ -134,7 +137,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype | None) -> dic
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _rank() -> tuple[int, int] | None:
+def rank_and_size() -> tuple[int, int] | None:
     """This process's rank and how many there are: of the process group, or as ``torchrun`` says."""
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_world_size() > 1:

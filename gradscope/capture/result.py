@@ -86,6 +86,7 @@ class Capture:
     cycle: list[StepsOfOptimizer] = field(default_factory=list)  # of a training step; empty where there is one
     failed: dict[str, str] = field(default_factory=dict)  # parts of gradscope's own that failed, see guard.py
     given_way: int = 0  # steps in which the user's own profiler ran
+    ranks: tuple[int, int] | None = None  # rank and number of ranks of the process group, while steps ran
     captured: int = 0  # backward passes that were recorded into CUDA graphs
     left_out: list[str] = field(default_factory=list)  # of steps of many operations, see budget.py
     rows: float = 0.0  # of a timed trace that a step makes, where that led to it

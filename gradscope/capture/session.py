@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.backward import BackwardWatch
+from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.memory import Surroundings
 from gradscope.capture.modes import letting_others_leave
@@ -150,6 +151,7 @@ class Session:
 
     def _turn(self) -> bool:
         self.capture.steps_done += 1
+        self.capture.ranks = self.capture.ranks or rank_and_size()
         self.capture.registry.step = self.capture.steps_done
         phase = self._phases[self._number]
         began, self._began = self._began, False

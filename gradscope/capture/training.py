@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradscope.capture.backward import STEP_ENDS, BackwardWatch
+from gradscope.capture.environment import rank_and_size
 from gradscope.capture.guard import Guard
 from gradscope.capture.registry import Seen
 from gradscope.capture.result import StepsOfOptimizer
@@ -283,6 +284,9 @@ class StepFinder:
 
     def _boundary(self) -> None:
         if not self._session.boundary() or not self._stops:
+            return
+        if rank_and_size() is not None:  # the other ranks would wait for this one
+            self._stops = False
             return
         if threading.current_thread() is not threading.main_thread():
             self._stops = False

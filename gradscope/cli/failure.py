@@ -96,6 +96,58 @@ def _system_exit_code(error: SystemExit) -> int:
     return 1
 
 
+PATIENCE_S = 20.0  # an operation of torch's may take some; torchrun kills what has not ended 30 s after SIGTERM
+_told: set[int] = set()  # files that Python is to tell of signals, while it does
+
+
+def _forget_in_child() -> None:
+    """A forked process has its parent's file: what it is told to do is not the parent's."""
+    if _told:
+        _told.clear()
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextlib.contextmanager
+def _ended_all_the_same(handled: threading.Event) -> Iterator[None]:
+    """End the process on SIGTERM where no handler of Python's runs: it waits in C, for another rank say.
+
+    Python tells of every signal through a file (``signal.set_wakeup_fd``), which a thread reads. Not where the program
+    has such a file, as an event loop's.
+    """
+    here = os.getpid()
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+    _told.add(writes)
+
+    def watch() -> None:
+        while (told := os.read(reads, 1)) and told != b"\0":
+            waits_in_c = told[0] == signal.SIGTERM and not handled.wait(PATIENCE_S)
+            if waits_in_c and os.getpid() == here:
+                say_ended("terminated while it waited; nothing was kept")
+                os._exit(TERMINATED)
+
+    watcher = threading.Thread(target=watch, daemon=True, name="gradscope-terminate")
+    watcher.start()
+    try:
+        yield
+    finally:
+        _told.discard(writes)
+        if os.getpid() == here:
+            if before == -1 and (now := signal.set_wakeup_fd(-1)) not in (writes, -1):
+                signal.set_wakeup_fd(now)  # the program's own by now
+            os.write(writes, b"\0")
+            watcher.join()
+            os.close(reads)
+            os.close(writes)
+
+
 @contextlib.contextmanager
 def raising_on_terminate() -> Iterator[None]:
     """Let SIGTERM raise :class:`Terminated` inside the block, once: what was measured until then is written.
@@ -107,7 +159,10 @@ def raising_on_terminate() -> Iterator[None]:
         yield
         return
 
+    handled = threading.Event()
+
     def terminate(number: int, _frame: Any) -> None:
+        handled.set()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != here:
             os.kill(os.getpid(), number)
@@ -116,7 +171,8 @@ def raising_on_terminate() -> Iterator[None]:
 
     signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        with _ended_all_the_same(handled):
+            yield
     finally:
         if signal.getsignal(signal.SIGTERM) is terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

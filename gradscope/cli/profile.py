@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -186,8 +186,16 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
             raise
         except BaseException as error:
             return show_user_error(error)
-        outcome = _measure(loaded, request)
+        try:
+            outcome = _measure(loaded, request)
+        except NothingMeasuredError as error:
+            if rank_of_process() is None:
+                raise
+            restore_streams()
+            say_error(str(error))  # of a rank that trains less than others: its end is not to end them
+            return 0
         restore_streams()
+        request = _of_its_rank(request, outcome)
         if outcome.report is not None:
             with room_for_files():
                 out = sys.stdout if stream.closed else stream
@@ -195,6 +203,25 @@ def run(request: ProfileRequest, *, whole_process: bool) -> int:
                 if len(request.ranks) > 1 and outcome.error is None:
                     _report_ranks(request, began, out)
     return _exit_code(outcome, shown_target(request.target, module=request.module))
+
+
+def _of_its_rank(request: ProfileRequest, outcome: Outcome) -> ProfileRequest:
+    """The request with files of the rank's own, where the program made its process group without ``torchrun``."""
+    if rank_of_process() is not None or outcome.report is None or request.json_path is None:
+        return request
+    about = outcome.report.data.environment
+    rank = about.get("rank")
+    if not isinstance(rank, int) or int(about.get("world_size", 1)) < 2:
+        return request
+    page = None if request.html_path is None else of_rank(request.html_path, rank)
+    return replace(
+        request,
+        json_path=of_rank(request.json_path, rank),
+        html_path=page,
+        open_page=request.open_page and rank == 0,
+        printed=rank == 0,
+        quiet=request.quiet or rank > 0,
+    )
 
 
 def _report_ranks(request: ProfileRequest, began: float, stream: TextIO) -> None:
@@ -250,6 +277,9 @@ def _exit_code(outcome: Outcome, target: str) -> int:
         raise error
     code = 0 if error is None else show_user_error(error)
     if outcome.report is not None or isinstance(error, KeyboardInterrupt | Terminated):
+        return code
+    if code == 0 and rank_of_process() is not None:
+        say_error(f"{target} left before one step was measured: there is nothing to report.")
         return code
     if code == 0:
         raise NothingMeasuredError(

@@ -187,9 +187,40 @@ def _nest_thread(start: IntColumn, end: IntColumn, parent: Int32Column, depth: I
     np.maximum(level, 0, out=level)
     depth[:] = level
     above = np.flatnonzero(level == 0)
+    whole = end.copy()
     for current in range(1, int(level.max(initial=0)) + 1):
         rows = np.flatnonzero(level == current)
         local = above[np.searchsorted(above, rows) - 1]
         parent[rows] = local + offset
         end[rows] = np.minimum(end[rows], end[local])
         above = rows
+    if (end != whole).any():
+        end[:] = whole
+        _nest_one_by_one(opened, closed, start, end, parent, depth, offset)
+
+
+def _nest_one_by_one(
+    opened: IntColumn,
+    closed: IntColumn,
+    start: IntColumn,
+    end: IntColumn,
+    parent: Int32Column,
+    depth: Int32Column,
+    offset: int,
+) -> None:
+    """The same where rows overlap without nesting: what begins behind the end that a row is cut to is not inside of it.
+
+    Args:
+        opened, closed: the beginnings and ends in half ticks.
+    """
+    first, openings, until = int(start[0]), opened.tolist(), closed.tolist()
+    inside: list[int] = []
+    for row, begins in enumerate(openings):
+        while inside and until[inside[-1]] <= begins:
+            inside.pop()
+        depth[row] = len(inside)
+        parent[row] = inside[-1] + offset if inside else -1
+        if inside and until[row] > until[inside[-1]]:
+            until[row] = until[inside[-1]]
+            end[row] = max(first + until[row] // 2, int(start[row]))
+        inside.append(row)

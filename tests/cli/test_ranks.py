@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,94 @@ def test_the_first_rank_reports_for_all_of_its_machine(monkeypatch: pytest.Monke
     assert local_ranks(5, 8) == range(4, 6)
     monkeypatch.setenv("LOCAL_RANK", "x")
     assert local_ranks(5, 8) == range(8)
+
+
+UNEVEN = """
+import os, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(2 if os.environ["RANK"] == "1" else 0):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_trains_little_ends_as_alone(rank: str, tmp_path: Path) -> None:
+    """torchrun ends all ranks where one ends with another code than 0."""
+    (tmp_path / "train.py").write_text(UNEVEN, encoding="utf-8")
+    environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "gradscope", "profile", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "end\n"), ran.stderr
+    assert "gradscope: error: train.py" in ran.stderr
+
+
+def test_ranks_of_a_group_that_torchrun_did_not_make(tmp_path: Path) -> None:
+    """srun and mpirun set other variables: the process group tells, and nobody stops before the others."""
+    script = "import os" + TRAIN.format(store=tmp_path / "store").replace('os.environ["RANK"]', 'os.environ["MINE"]')
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "-m", "gradscope", "profile", "train.py", "--steps", "2", "--warmup", "1", "--no-memory"]
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**clean, "GLOO_SOCKET_IFNAME": "lo", "MINE": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    out, err = zip(*(rank.communicate(timeout=240) for rank in ranks), strict=True)
+    assert [rank.returncode for rank in ranks] == [0, 0], err
+    assert all(f"rank {rank} trained 40" in text for rank, text in enumerate(out))
+    assert "Layers" in out[0] and "Layers" not in out[1]
+    assert {path.name for path in tmp_path.glob("gradscope-*.json")} == {
+        f"gradscope-train.rank{rank}.json" for rank in range(2)
+    }
+
+
+WAITS = """
+import ctypes, os, sys, time
+from gradscope.cli import failure
+failure.PATIENCE_S = 1.0
+with failure.raising_on_terminate():
+    if {forks}:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        time.sleep(0.2)
+        os.kill(child, 15)
+        print(os.waitpid(child, 0)[1], flush=True)
+        time.sleep(2)
+        sys.exit(0)
+    print("ready", flush=True)
+    c, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    c.pthread_mutex_lock(mutex)
+    c.pthread_mutex_lock(mutex)  # for ever, and no signal interrupts it
+"""
+
+
+def waiting(*, forks: bool = False) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WAITS.format(forks=forks)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_rank_that_waits_in_c_ends_when_it_is_told_to() -> None:
+    """As in a collective that another rank does not come to: no handler of Python's runs there."""
+    process = waiting()
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143, err
+    assert "terminated while it waited" in err
+
+
+def test_what_a_forked_process_is_told_is_not_its_parents() -> None:
+    """A DataLoader's workers are terminated so."""
+    process = waiting(forks=True)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out.strip()) == (0, "15"), err
