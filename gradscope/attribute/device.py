@@ -30,13 +30,17 @@ class DeviceTime:
     communicates: BoolColumn  # whether each is a collective between ranks
     covered: Stretches  # of time, in which the device works
 
+    def idle_ns(self, steps: Steps) -> IntColumn:
+        """How long the device did nothing while the host was in each step."""
+        return steps.wall_ns - (self.covered.until(steps.end_ns) - self.covered.until(steps.start_ns))
+
     def steps_ns(self, steps: Steps) -> IntColumn:
         """How much of the time belongs to each step: what the device idled in it, and what the step's kernels took.
 
         Where each step waits for the device that is its wall time. Where the host runs ahead, its steps are short and
         the kernels run later: this is what they take of the timeline, which they share without overlap.
         """
-        idle = steps.wall_ns - (self.covered.until(steps.end_ns) - self.covered.until(steps.start_ns))
+        idle = self.idle_ns(steps)
         known = self.row >= 0
         number = steps.of_row[self.row[known]]
         inside = number >= 0

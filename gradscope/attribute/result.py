@@ -382,11 +382,12 @@ def _device_ledger(assigned: Assigned, device: DeviceTime, whole: bool) -> Devic
     parts["elsewhere_ns"] = spent(known & ~measured & whole)
     parts["before_ns"] = spent(device.row == BEFORE_THE_TRACE)
     parts["unknown_ns"] = spent((device.row < 0) & (device.row != BEFORE_THE_TRACE))
-    communicates = device.communicates & (measured | whole)
+    communicates = device.communicates & measured
     return DeviceLedger(
         kernel_ns=sum(parts.values()),
         collectives_ns=spent(communicates),
         exposed_ns=spent(communicates, device.busy_ns),
+        idle_ns=int(device.idle_ns(assigned.steps).sum()) // steps,
         **parts,
     )
 

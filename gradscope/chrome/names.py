@@ -64,19 +64,19 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
     """Name the modules of the trace as the model names them: of each class, in the order of their first calls.
 
     The model is run forward once, without gradients, for that order. What wraps it in the trace, and a loss that it
-    does not hold, are no layers.
+    does not hold, are no layers. What is also called outside of the model is the layer that it is inside.
 
     Raises:
         TraceFileError: the model calls another number of modules of some class.
         BaseException: what the model raises.
     """
-    called = _first_calls(workload)
     paths = {id(module): path for path, module in named_modules_of(workload.model)}
     mine: dict[str, list[str]] = defaultdict(list)
-    for each in called:
+    for each in _first_calls(workload):
         if id(each) in paths:
             mine[type(each).__name__].append(paths[id(each)])
-    seen = Counter(_class_name(module, mine) for module in modules)
+    inside = _inside(modules, type(workload.model).__name__, mine)
+    seen = Counter(_class_name(modules[number], mine) for number in inside)
     for class_name, known in mine.items():
         if seen[class_name] != len(known):
             raise TraceFileError(
@@ -86,11 +86,17 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
     infos = _infos(workload.model)
     row = {info.path: number for number, info in enumerate(infos)}
     given: Counter[str] = Counter()
-    label = []
-    for module in modules:
-        class_name = _class_name(module, mine)
-        label.append(row[mine[class_name][given[class_name]]] if class_name in mine else -1)
+    label = [-1] * len(modules)
+    named: dict[str, set[int]] = defaultdict(set)
+    for number in inside:
+        class_name = _class_name(modules[number], mine)
+        if class_name in mine:
+            label[number] = row[mine[class_name][given[class_name]]]
+            named[modules[number].instance].add(label[number])
         given[class_name] += 1
+    for number in set(range(len(modules))) - set(inside):
+        if len(found := named[modules[number].instance]) == 1:
+            label[number] = next(iter(found))
     is_called = {number for number in label if number >= 0}
     parents = []
     for info in infos:
@@ -102,25 +108,51 @@ def by_model(modules: Sequence[CalledModule], workload: Workload, trace: str) ->
     return LayerNames(tuple(infos), tuple(label), tuple(parents), elements)
 
 
+def _inside(modules: Sequence[CalledModule], model: str, known: dict[str, list[str]]) -> list[int]:
+    """The modules that are the model or below it; all where no module is of its class."""
+    found: list[bool] = []  # whoever calls a module comes before it
+    for module in modules:
+        found.append(_class_name(module, known) == model or (module.parent >= 0 and found[module.parent]))
+    return [number for number, is_inside in enumerate(found) if is_inside] or list(range(len(modules)))
+
+
+def called_by_several(modules: Sequence[CalledModule]) -> list[str]:
+    """Names under which several modules call one: it may be shared, or one of two classes of one name."""
+    counts = Counter(module.instance for module in modules)
+    return [name for name, count in counts.items() if count > 1]
+
+
 def _class_name(module: CalledModule, known: dict[str, list[str]]) -> str:
     plain = module.class_name.removeprefix(_SHARDED)
     return plain if module.class_name not in known and plain in known else module.class_name
 
 
 def _first_calls(workload: Workload) -> list[nn.Module]:
-    found: dict[int, nn.Module] = {}
+    """The modules that the model calls, in order; one that several modules call is there for each of these."""
+    found: dict[tuple[int, int], nn.Module] = {}
+    places: dict[tuple[int, int], int] = {}
+    stack = [-1]
 
-    def note(module: nn.Module, args: object) -> None:
-        found.setdefault(id(module), module)
+    def enter(module: nn.Module, args: object) -> None:
+        place = id(module), stack[-1]
+        found.setdefault(place, module)
+        stack.append(places.setdefault(place, len(places)))
+
+    def leave(module: nn.Module, args: object, output: object) -> None:
+        stack.pop()
 
     device = next((each.device for each in parameters_of(workload.model) if not each.is_meta), torch.device("cpu"))
     batch = to_device(workload.batch, device)
-    hook = nn.modules.module.register_module_forward_pre_hook(note)
+    hooks = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    )
     try:
         with torch.no_grad():
             call_model(workload.model, batch)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     return list(found.values())
 
 

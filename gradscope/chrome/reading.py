@@ -136,7 +136,7 @@ def read_exported(path: str | os.PathLike[str]) -> Exported:
 def _text(path: str | os.PathLike[str], name: str) -> str:
     try:
         data = read_bytes(path, pipes=True)
-        if data[:2] == b"\x1f\x8b":
+        if data[:2] == _GZIP:
             data = _unpacked(data)
         return data.decode("utf-8", errors="replace")  # names of kernels of other compilers
     except UnreadableError as error:
@@ -155,16 +155,22 @@ def _unpacked(data: bytes) -> bytes:
         EOFError: it ends before its end.
         UnreadableError: it is larger.
     """
-    unpacker = zlib.decompressobj(wbits=31)
-    found = unpacker.decompress(data, _MOST_UNPACKED + 1)
-    if len(found) > _MOST_UNPACKED:
-        raise UnreadableError(f"unpacked it has more than {size_text(_MOST_UNPACKED)}, the most that is read")
-    if not unpacker.eof:
-        raise EOFError("it ends before its end")
-    return found
+    found: list[bytes] = []
+    size = 0
+    while data[:2] == _GZIP:  # one member behind another, as bgzip and cat make them
+        unpacker = zlib.decompressobj(wbits=31)
+        found.append(unpacker.decompress(data, _MOST_UNPACKED + 1 - size))
+        size += len(found[-1])
+        if size > _MOST_UNPACKED:
+            raise UnreadableError(f"unpacked it has more than {size_text(_MOST_UNPACKED)}, the most that is read")
+        if not unpacker.eof:
+            raise EOFError("it ends before its end")
+        data = unpacker.unused_data
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 _MOST_UNPACKED = 4 * MOST_BYTES
+_GZIP = b"\x1f\x8b"
 
 
 class _Reader:
@@ -217,7 +223,7 @@ class _Reader:
 
     def _python(self, event: dict[str, Any]) -> None:
         name = event["name"]
-        if name.startswith(MODULE):
+        if name.startswith(MODULE) and len(name) > len(MODULE):
             self._host(CALL, event, name)
         elif name.startswith(_ENGINE) or (name.endswith("backward") and any(each in name for each in _ENGINE_CALLERS)):
             self._host(BACKWARD, event, name)
@@ -228,6 +234,8 @@ class _Reader:
         thread = self._thread(event)
         sequence = _whole(arguments.get("Sequence number", -1))
         forward = _whole(arguments.get("Fwd thread id", 0))
+        if forward >= _MOST_THREADS:
+            raise ValueError(f"no number of a thread: {forward}")
         external = _external(arguments)
         correlation = _whole(arguments.get("correlation", -1)) if kind == RUNTIME else -1
         shape = _shape_text(arguments.get("Input Dims", arguments.get("Input dims"))) if kind == HOST else ""
@@ -278,6 +286,7 @@ def _external(arguments: Mapping[str, Any]) -> int:
     return _whole(arguments.get("External id", arguments.get("external id", -1)))
 
 
+_MOST_THREADS = 1 << 30
 _LATEST_US, _LONGEST_US = 4e15, 1e12  # the year 2096, and eleven days: what is beyond is no time of a trace's
 
 

@@ -15,7 +15,7 @@ from gradscope.attribute.align_steps import Assigned, assign
 from gradscope.attribute.result import Attribution, build_result
 from gradscope.attribute.rows import read_skeleton
 from gradscope.attribute.survey import shapes_of
-from gradscope.chrome.names import LayerNames, by_calls, by_model
+from gradscope.chrome.names import LayerNames, by_calls, by_model, called_by_several
 from gradscope.chrome.reading import Exported, read_exported
 from gradscope.chrome.table import Recorded, recorded
 from gradscope.diagnose.case import Case, StepFacts
@@ -114,6 +114,13 @@ def _notes(found: Exported, tables: Recorded, result: Attribution) -> list[str]:
         notes.append(f"{found.unread:,} of {found.unread + found.events:,} events could not be read: they are left out")
     if not tables.has_module_rows:
         notes.append(f"the trace has no module calls, so no layers. {RECORD}")
+    several = called_by_several(tables.modules)
+    if several:
+        names = ", ".join(several[:3]) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
+        notes.append(
+            f"several modules call {names}: a layer below each of them, for the profiler gives shared modules, and "
+            "modules of two classes of one name, the same name"
+        )
     if tables.passes_guessed:
         notes.append(
             "the trace has no rows of Python: a backward pass is taken to last from its first evaluated node to "
@@ -125,7 +132,7 @@ def _notes(found: Exported, tables: Recorded, result: Attribution) -> list[str]:
         notes.append("steps are cut where an optimizer's step ends; prof.step() after each step marks them")
     device = result.device
     if device is not None and device.before_ns:
-        notes.append("kernels that were launched before the trace began are in no layer: see the device's breakdown")
+        notes.append("kernels that were launched before the trace began are in no layer: see --show device")
     return [*notes, *result.notes]
 
 

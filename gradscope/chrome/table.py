@@ -24,6 +24,7 @@ from gradscope.trace.tree import Interner, RawColumns
 
 PROFILER_STEP = "ProfilerStep#"
 _OPTIMIZER_STEP = "Optimizer.step#"
+_DIGITS = 12  # of a step's number, at most
 _UNSEEN = 1_000_000  # added to the profiler's number of a thread that the trace does not show
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 
@@ -78,8 +79,10 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     if not len(host.nodes):
         raise TraceFileError(
             f"{found.name} holds no backward pass: no node of autograd was evaluated in it"
-            f"{_instead(host)}.\nRecord one step of training, forward and backward, on every thread."
+            f"{_instead(host)}.\nRecord one step of training, forward and backward; with schedule() give repeat=1: the "
+            "last window is exported, however short it is."
         )
+    _check_one_process(host)
     bounds = _steps(host, steps)
     windows, guessed = _windows(host)
     calls, modules = _calls(host)
@@ -103,6 +106,17 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     )
 
 
+def _check_one_process(host: _Host) -> None:
+    """Refuse a file in which several processes went backward: they number their steps, launches and threads alike."""
+    process = {number: pid for (pid, _), number in host.found.threads.items()}
+    found = {process[thread] for thread in np.unique(host.thread[host.nodes]).tolist()}
+    if len(found) > 1:
+        raise TraceFileError(
+            f"{host.found.name} holds {len(found)} processes that went backward, whose numbers are mixed up.\n"
+            "Give the file of each rank by itself."
+        )
+
+
 class _Host:
     """The host's events as arrays, threads of forward told from the profiler's numbers."""
 
@@ -124,6 +138,7 @@ class _Host:
         is_host = self.kind == HOST
         self.nodes = np.flatnonzero(is_host & evaluates[self.name]) if self.names else np.empty(0, np.int64)
         self.drew = np.flatnonzero(is_host & (self.sequence >= 0) & (self.logical == 0))
+        self._drawn: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
         self.forward_thread = self._forward_threads()
 
     def _forward_threads(self) -> Int32Column:
@@ -131,11 +146,23 @@ class _Host:
         thread_of = _by_arrows(self)
         for number in np.unique(self.logical[self.logical > 0]).tolist():
             if number not in thread_of:
-                thread_of[number] = _by_numbers(self, number)
+                thread_of[number] = _by_numbers(self, number, set(thread_of.values()))
         found = np.zeros(len(self.kind), np.int32)
         for number, thread in thread_of.items():
             found[self.logical == number] = thread
         return found
+
+    def drawn_by(self, numbers: IntColumn) -> dict[int, int]:
+        """Thread -> how many of these numbers, each once, its operations drew."""
+        if self._drawn is None:
+            pairs = np.unique(np.stack([self.sequence[self.drew], self.thread[self.drew]]), axis=1)
+            self._drawn = pairs  # in order of the numbers
+        sequence, thread = self._drawn
+        low, high = (np.searchsorted(sequence, numbers, side=side) for side in ("left", "right"))
+        counts: Counter[int] = Counter()
+        for first, last in zip(low.tolist(), high.tolist(), strict=True):
+            counts.update(thread[first:last].tolist())
+        return counts
 
     def named(self, kind: int, beginning: str) -> IntColumn:
         """Rows of a kind whose name begins so, in order of start."""
@@ -163,16 +190,17 @@ def _by_arrows(host: _Host) -> dict[int, int]:
     return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
 
 
-def _by_numbers(host: _Host, number: int) -> int:
-    """The thread whose operations drew most of the numbers of these nodes; one that is not there where none did."""
+def _by_numbers(host: _Host, number: int, known: set[int]) -> int:
+    """The thread whose operations drew most of the numbers of these nodes, of several rather one that is not ``known``.
+
+    One that is not there where none did, or several did alike: each thread counts from 0, and then nothing tells them.
+    """
     wanted = np.unique(host.sequence[(host.logical == number) & (host.sequence >= 0)])
-    best, most = _UNSEEN + number, 0
-    for thread in np.unique(host.thread[host.drew]).tolist():
-        drawn = np.unique(host.sequence[host.drew[host.thread[host.drew] == thread]])
-        shared = int(np.isin(wanted, drawn, assume_unique=True).sum())
-        if shared > most:
-            best, most = thread, shared
-    return best
+    counts = host.drawn_by(wanted)
+    most = max(counts.values(), default=0)
+    best = [thread for thread, count in counts.items() if count == most]
+    best = [thread for thread in best if thread not in known] or best
+    return best[0] if len(best) == 1 else _UNSEEN + number
 
 
 def _instead(host: _Host) -> str:
@@ -213,7 +241,7 @@ def _profiler_steps(host: _Host) -> StepBounds | None:
     if not len(rows):
         rows = host.named(HOST, PROFILER_STEP)  # of torch before 1.12
     texts = [host.names[number].removeprefix(PROFILER_STEP) for number in host.name[rows].tolist()]
-    kept = [i for i, text in enumerate(texts) if text.isdigit()]
+    kept = [i for i, text in enumerate(texts) if text.isascii() and text.isdecimal() and len(text) < _DIGITS]
     if not kept:
         return None
     start, end = host.start[rows[kept]].tolist(), host.end[rows[kept]].tolist()
@@ -294,17 +322,23 @@ def _calls(host: _Host) -> tuple[_Calls, tuple[CalledModule, ...]]:
     low, high = _numbers(host, rows, host.start[rows]), _numbers(host, rows, host.end[rows])
     parents = _callers(host, rows)
     texts = [host.names[name].removeprefix(MODULE) for name in host.name[rows].tolist()]
-    index: dict[str, int] = {}
     modules: list[CalledModule] = []
+    places: dict[tuple[str, int], int] = {}  # a name, and who called it
+    first: dict[str, int] = {}  # of each name
+    label = np.full(len(rows), -1, np.int64)
     backward = _in_backward(host, rows)
-    # A module that is first seen while it is run again has its place from a call of forward, where there is one.
+    # A module that is run again is one that forward called, where there is one of its name.
     for again in (False, True):
         for i in np.flatnonzero(backward == again).tolist():
-            if texts[i] not in index:
-                index[texts[i]] = len(modules)
-                above = index.get(texts[parents[i]], -1) if parents[i] >= 0 else -1
+            above = int(label[parents[i]]) if parents[i] >= 0 else -1
+            known = places.get((texts[i], above))
+            if known is None and again:
+                known = first.get(texts[i])
+            if known is None:
+                known = places[texts[i], above] = len(modules)
+                first.setdefault(texts[i], known)
                 modules.append(CalledModule(texts[i], texts[i].rpartition("_")[0] or texts[i], above))
-    label = np.array([index[text] for text in texts], np.int64)
+            label[i] = known
     return _Calls(rows, label, low, np.maximum(low, high)), tuple(modules)
 
 

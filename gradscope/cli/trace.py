@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradscope.cli.deliver import Delivery, deliver
-from gradscope.cli.failure import say_loading
+from gradscope.cli.failure import say_loading, show_user_error
 from gradscope.cli.options import (
     Color,
     ColorOption,
@@ -28,7 +28,7 @@ from gradscope.cli.options import (
     json_path_of,
     view_options,
 )
-from gradscope.errors import UsageError
+from gradscope.errors import GradscopeError, UsageError
 from gradscope.process import room_for_files
 from gradscope.safe_text import shown_path
 
@@ -96,7 +96,11 @@ def trace(
     from gradscope.cli.progress import make_progress
     from gradscope.report.outfile import check_output
 
+    inputs = {file.resolve() for file in files}
     for request in requests:
+        for path in (request.json_path, request.html_path):
+            if path is not None and path.resolve() in inputs:
+                raise UsageError(f"{shown_path(path)} is a FILE that is read: write to another with -o PREFIX.")
         if request.json_path is not None:
             check_output(request.json_path, force=force)
     workload = None if model is None else _load(model, quiet=quiet)
@@ -104,6 +108,13 @@ def trace(
         progress = make_progress(quiet=quiet, live=True)
         try:
             report = read_trace(file, model=workload, steps=chosen, ignore=ignored, progress=progress)
+        except GradscopeError:
+            raise
+        except Exception as error:
+            if workload is None:
+                raise
+            progress.done()
+            raise typer.Exit(show_user_error(error)) from error  # the model that is run for its names
         finally:
             progress.done()
         if number and request.json_path is not None:

@@ -38,16 +38,23 @@ def _collectives(device: DeviceLedger) -> str:
     return f"collectives between ranks {units.ns(device.collectives_ns)}, of which {exposed} overlap nothing else"
 
 
-def device_in_short(device: DeviceLedger | None) -> Section | None:
+def _idle(device: DeviceLedger, step_ns: int) -> str:
+    if device.idle_ns is None or step_ns <= 0:
+        return ""
+    return f"idle for {units.ns(device.idle_ns)} of the step ({units.percent(device.idle_ns / step_ns, 0)})"
+
+
+def device_in_short(device: DeviceLedger | None, step_ns: int = 0) -> Section | None:
     """The device's time in a sentence; None where none was recorded."""
     if device is None or not device.kernel_ns:
         return None
     parts = " + ".join(f"{words} {units.ns(ns)} ({percent})" for words, ns, percent, _ in _parts(device))
-    about = f"{units.ns(device.kernel_ns)} of kernels and copies = {parts}"
-    return Section("device", "Device", "; ".join(filter(None, [about, _collectives(device)])))
+    about = f"{units.ns(device.kernel_ns)} of kernels and copies, each in full = {parts}"
+    told = filter(None, [_idle(device, step_ns), about, _collectives(device)])
+    return Section("device", "Device", "; ".join(told))
 
 
-def device_section(device: DeviceLedger | None) -> Section | None:
+def device_section(device: DeviceLedger | None, step_ns: int = 0) -> Section | None:
     """The device's time as a table; None where none was recorded."""
     if device is None or not device.kernel_ns:
         return None
@@ -64,6 +71,6 @@ def device_section(device: DeviceLedger | None) -> Section | None:
         rows.append(Row((*plain([words, units.ns(ns), percent]), Bar(share, share), Cell(meaning, "dim"))))
     rows.append(Row(strong(["all kernels and copies", units.ns(device.kernel_ns), "100.0 %"]), "whole"))
     blocks: tuple[Table | Words, ...] = (Table(columns, tuple(rows)),)
-    if words := _collectives(device):
+    if words := "; ".join(filter(None, [_idle(device, step_ns), _collectives(device)])):
         blocks = (*blocks, Words(words))
     return Section("device", "Device breakdown", "each kernel in full, so overlaps count twice", blocks)

@@ -76,7 +76,7 @@ def _sections(view: View, path: str | Path | None) -> Iterator[Section | None]:
     if whole("kernels"):
         yield _kernels(view)
     yield _ledger(view) if whole("ledger") else _ledger_in_short(view)
-    yield (device_section if whole("device") else device_in_short)(view.run.device)
+    yield (device_section if whole("device") else device_in_short)(view.run.device, view.run.step.wall_ns)
     if not by_memory:
         if not any(section.key == "memory" for section in memory):
             yield memory_in_short(view)

@@ -40,7 +40,12 @@ def nothing_found(run: RunData) -> tuple[str, ...]:
     whole = run.ledger.backward_ns
     looked = f"No finding: {units.count(run.rules)} rule{'s' * (run.rules != 1)} looked at"
     head = f"{looked} time, memory and settings."
-    if is_unreliable(run.step):
+    if run.workload.mode == "trace":
+        head = (
+            "No finding from times alone: most rules look at settings, memory or the tensors of calls, which a trace "
+            "does not hold. Profile the program itself for those."
+        )
+    elif is_unreliable(run.step):
         why = "the steps waited too long for a core" if is_starved(run.step) else "the steps vary too much"
         head = f"{looked} memory and settings. Time was not judged, for {why}: profile again while the machine is idle."
     if whole <= 0 or run.step.wall_ns <= 0:

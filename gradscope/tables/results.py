@@ -112,6 +112,7 @@ class DeviceLedger:
     unknown_ns: int  # nobody knows by what
     collectives_ns: int = 0  # of all of these, collectives between ranks
     exposed_ns: int = 0  # of the collectives, while the device did nothing else
+    idle_ns: int | None = None  # of the step, in which the device did nothing; None in files of before
 
     PARTS = (
         "forward_ns",

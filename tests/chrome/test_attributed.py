@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from gradscope.chrome.run import read_trace
 from gradscope.report import Report
 from gradscope.tables import Ledger
+from gradscope.workload import Workload
 from tests.chrome.made import ENGINE, MAIN, STEP_US, Made, two_layers
 
 US = 1000  # nanoseconds
@@ -252,3 +255,91 @@ def test_a_trace_is_a_run_like_any_other(tmp_path: Path) -> None:
     page = report.to_html(tmp_path / "run.html").read_text(encoding="utf-8")
     assert "Linear_1" in page
     assert sum(getattr(report.data.ledger, name) for name in Ledger.PARTS) == report.data.step.backward_ns
+
+
+def _two_threads(made: Made) -> Made:
+    """Each draws number 7, without arrows: nothing tells whose node is whose."""
+    made.arrows = False
+    made.annotation("ProfilerStep#1", 0, 1000)
+    for tid, name, at in ((MAIN, "Linear_0", 10), (MAIN + 1, "Conv2d_0", 15)):
+        made.call(name, at, at + 50, tid)
+        made.op("aten::op", at + 10, at + 20, 7, tid)
+    made.pass_(300, 600)
+    made.node("FirstBackward0", 310, 330, 7, (MAIN, 20))
+    made.node("SecondBackward0", 340, 400, 7, (MAIN + 1, 25))
+    return made
+
+
+def test_nodes_that_may_be_of_several_threads_are_of_none(tmp_path: Path) -> None:
+    report = read(_two_threads(Made()), tmp_path)
+    assert of_layers(report, "backward_self_ns") == {"Linear_0": 0, "Conv2d_0": 0}
+    assert report.data.ledger.unattributed_ns == 80 * US
+
+
+def test_many_threads_are_told_as_fast_as_few(tmp_path: Path) -> None:
+    """2,000 threads of one node each took over a minute when each was asked for each."""
+    made = Made()
+    made.arrows = False
+    made.annotation("ProfilerStep#1", 0, 100_000)
+    for thread in range(2_000):
+        made.op("aten::op", 10 + thread, 10.5 + thread, thread, 1_000 + thread)
+    made.pass_(50_000, 90_000)
+    for thread in range(2_000):
+        made.node("OpBackward0", 50_010 + 10 * thread, 50_015 + 10 * thread, thread, (1_000 + thread, 0))
+    assert read(made, tmp_path).data.ledger.backward_ns > 0
+
+
+def _classes_of_one_name() -> Made:
+    """weight_norm: the two Linears are of two classes, and both are the first of their name."""
+    made = Made()
+    made.annotation("ProfilerStep#1", 0, 1000)
+    made.call("Net_0", 5, 250)
+    for number, (outer, at) in enumerate((("Encoder_0", 10), ("Decoder_0", 110))):
+        made.call(outer, at, at + 90)
+        made.call("ParametrizedLinear_0", at + 5, at + 80)
+        made.op("aten::op", at + 10, at + 20, 7 + number)
+    made.pass_(300, 600)
+    made.node("SecondBackward0", 310, 510, 8, (MAIN, 120))
+    made.node("FirstBackward0", 520, 530, 7, (MAIN, 20))
+    return made
+
+
+def test_modules_of_one_name_below_two_others_are_two_layers(tmp_path: Path) -> None:
+    report = read(_classes_of_one_name(), tmp_path)
+    found = of_layers(report, "backward_self_ns")
+    assert (found["Encoder_0.ParametrizedLinear_0"], found["Decoder_0.ParametrizedLinear_0"]) == (10 * US, 200 * US)
+    assert any("several modules call ParametrizedLinear_0" in note for note in report.data.notes)
+
+
+def test_a_model_tells_modules_of_one_name(tmp_path: Path) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = type("ParametrizedLinear", (nn.Linear,), {})(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    class Decoder(Encoder):
+        pass
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = Encoder(), Decoder()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.decoder(self.encoder(x))
+
+    report = read(_classes_of_one_name(), tmp_path, model=Workload(Net(), torch.ones(2, 4)))
+    found = of_layers(report, "backward_self_ns")
+    assert (found["encoder.linear"], found["decoder.linear"]) == (10 * US, 200 * US)
+
+
+def test_collectives_are_those_of_the_steps_that_count(tmp_path: Path) -> None:
+    made = two_layers(3)
+    every = read(made, tmp_path).data.device
+    one = read(made, tmp_path, steps=(5, 5)).data.device
+    assert every is not None and one is not None
+    assert one.collectives_ns == every.collectives_ns > 0
+    assert one.exposed_ns == every.exposed_ns

@@ -127,3 +127,60 @@ def test_a_mutated_trace_is_read_or_refused(tmp_path: Path, seed: int) -> None:
             continue
         report.to_markdown(full=True)
         report.save(tmp_path / f"{number}.run.json")
+
+
+def test_several_processes_in_a_file_are_refused(tmp_path: Path) -> None:
+    """They number steps, launches and threads alike."""
+    made = two_layers()
+    both = [*made.events, *({**event, "pid": 4_711} for event in made.events)]
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps({"traceEvents": both}), encoding="utf-8")
+    with pytest.raises(TraceFileError, match="2 processes that went backward"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("autograd::engine::evaluate_function: MulBackward0", {"Sequence number": 5, "Fwd thread id": 2**31}),
+        ("ProfilerStep#\u00b2", {}),
+        ("ProfilerStep#" + "9" * 5_000, {}),
+    ],
+    ids=["a thread's number", "no digit", "many digits"],
+)
+def test_numbers_that_are_none_are_left_out(name: str, arguments: dict[str, int], tmp_path: Path) -> None:
+    made = two_layers()
+    made.add("user_annotation" if "Step" in name else "cpu_op", name, 10, 20, MAIN, **arguments)
+    assert read_trace(made.save(tmp_path / "odd.json")).data.workload.steps == 2
+
+
+def test_a_module_without_a_name_is_none(tmp_path: Path) -> None:
+    made = two_layers()
+    made.add("python_function", "nn.Module: ", 5, 395, MAIN)
+    assert all(row.class_name for row in read_trace(made.save(tmp_path / "odd.json")).data.layers)
+
+
+def test_gzip_of_several_members(tmp_path: Path) -> None:
+    """As bgzip writes it, and cat of two parts."""
+    text = json.dumps({"traceEvents": two_layers().events}).encode()
+    half = len(text) // 2
+    path = tmp_path / "two.json.gz"
+    path.write_bytes(gzip.compress(text[:half]) + gzip.compress(text[half:]))
+    assert read_trace(path).data.workload.steps == 2
+
+
+def test_rows_that_overlap_without_nesting(tmp_path: Path) -> None:
+    """One that begins inside another and ends behind it is cut; what begins behind the cut is not inside of it."""
+    made = Made()
+    made.annotation("ProfilerStep#1", 0, 10_000)
+    made.op("aten::mm", 100, 1_100, 5)
+    made.annotation("## fetch ##", 500, 3_500)
+    made.op("aten::add", 3_000, 3_400, 6)
+    made.node("MmBackward0", 5_000, 6_000, 5)
+    data = read_trace(made.save(tmp_path / "overlap.json")).data
+    # The range's part inside aten::mm, 600, is the range's.
+    assert {op.name: op.self_ns for op in data.ops if op.phase == "forward"} == {
+        "aten::mm": 400_000,
+        "aten::add": 400_000,
+    }
+    assert data.step.other_ns == 10_000_000 - 800_000 - 1_000_000
