@@ -92,9 +92,10 @@ def measured_text(run: RunData, *, full: bool) -> str:
     spread = step.spread.get("wall")
     if spread and step.wall_ns and work.steps > 1:
         deviation = spread.std_ns / step.wall_ns
-        unsteady = " (unsteady: is the machine idle?)" if deviation > UNSTEADY else ""
+        idle = "" if work.mode == "trace" else ": is the machine idle?"  # a trace's machine is another, long since
+        unsteady = f" (unsteady{idle})" if deviation > UNSTEADY else ""
         if is_unreliable(step) and not is_starved(step):
-            unsteady = " (too unsteady for alarms and savings: is the machine idle?)"
+            unsteady = f" (too unsteady for alarms and savings{idle})"
         between = f"{units.ns(spread.min_ns)} to {units.ns(spread.max_ns)}, " if full else ""
         steady = f"{between}±{units.percent(deviation)}{unsteady}"
         parts = [*parts, steady] if full else [f"{steps} {steady}"]

@@ -236,6 +236,13 @@ def test_torchs_operations_between_the_phases_are_no_python() -> None:
     assert "torch operations take 8.00 ms of it" in found.evidence
 
 
+def test_waits_for_other_ranks_between_the_phases_are_no_python() -> None:
+    """Gradients that a program averages by hand: the wait behind the collective has no row."""
+    waits = [op(None, "other", "c10d::allreduce_", MS)]
+    case = made_case(ops=waits, mode="loop", backward=20 * MS, optimizer=10 * MS)
+    assert list(data_loading.find(case)) == []
+
+
 def test_a_line_that_torch_worked_on_is_not_named() -> None:
     between = [{"line": "train.py:30", "share": 0.8, "loading": False}]
     (found,) = _made([], between, [LineRow("train.py", 30, "main", "loss = f(x)", None, 20 * MS, 10 * MS)])

@@ -41,6 +41,7 @@ _HIDDEN_LOW, _HIDDEN_HIGH = 0.5, 0.95
 # Of the time between the phases: what is that much has a name.
 _MOST = 0.5
 _STARTS = 0.25
+_COLLECTIVES = ("c10d::", "_c10d_functional::", "record_param_comms")
 # Of the samples there: a line that has fewer is not the reason.
 _LINE = 0.3
 
@@ -112,7 +113,10 @@ def _reason(case: Case, other: int, phases: int) -> _Reason | None:
 
 def _python(case: Case, other: int) -> _Reason | None:
     """The loop's own code, which no DataLoader is behind: batches made by hand, logging, metrics."""
-    torch_ns = sum(row.self_ns for row in case.run.ops if row.phase == "other" and row.name.startswith(ATEN))
+    between = [row for row in case.run.ops if row.phase == "other"]
+    if any(row.name.startswith(_COLLECTIVES) for row in between):
+        return None  # what Python waits for other ranks has no row: it cannot be told from what Python does
+    torch_ns = sum(row.self_ns for row in between if row.name.startswith(ATEN))
     python = other - torch_ns
     if not _is_much(case, python):
         return None
