@@ -102,3 +102,33 @@ test("a ratio needs a forward", () => {
   assert.equal(backwardRatio([0, 5, 0]), null);
   assert.equal(backwardRatio([2, 5, 0]), 2.5);
 });
+
+test("operations of no layer add up to what lies outside, in whatever phase of backward", () => {
+  const data = sample();
+  const { ledger, step, ops } = data.runs[0];
+  ledger.outside_modules_ns = 9;
+  for (const part of [ledger, step]) part.backward_ns += 9;
+  step.wall_ns += 9;
+  const [backward, accumulate, name] = [ops.phase[0], ops.phase[2], ops.name[0]];
+  for (const [phase, ns] of [
+    [backward, 3],
+    [accumulate, 6],
+  ]) {
+    ops.layer.push(-1);
+    ops.phase.push(phase);
+    ops.name.push(name);
+    ops.shape.push(-1);
+    ops.calls.push(1);
+    ops.self_ns.push(ns);
+  }
+  const { root } = buildTree(readRun(data, 0), true);
+  const outside = root.children.find((node) => node.address === "outside_modules_ns");
+  assert.equal(outside.own[1], 9);
+  assert.deepEqual(
+    outside.children.map((op) => [op.phase, op.own[1]]),
+    [
+      ["accumulate", 6],
+      ["backward", 3],
+    ],
+  );
+});

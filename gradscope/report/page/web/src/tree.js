@@ -3,7 +3,7 @@
 
 import { TreeBuilder } from "./fold.js";
 import { addTo, hangKernels, makeNode, opNodes, walkTree } from "./nodes.js";
-import { BACKWARD, FORWARD, PARTS, SAVED, wordsOfLedger } from "./run.js";
+import { BACKWARD, FORWARD, LAYER_PHASES, PARTS, SAVED, wordsOfLedger } from "./run.js";
 
 /**
  * @typedef {import("./run.js").Run} Run
@@ -60,12 +60,12 @@ function outsideParts(run) {
       part.was[FORWARD] = joined ? joined.whole[FORWARD] - layersBefore[FORWARD] : 0;
       part.was[SAVED] = joined ? joined.whole[SAVED] - layersBefore[SAVED] : 0;
     }
-    const its = ops.filter((op) => op.phase === phase || (outside && op.phase === "forward"));
+    // What no layer owns is outside of them in whatever phase: without modules that is all there is.
+    const isIts = (/** @type {{ phase: string }} */ it) =>
+      it.phase === phase || (outside && (it.phase === "forward" || LAYER_PHASES.has(it.phase)));
+    const its = ops.filter(isIts);
     part.children = opNodes(outside ? [its, saved] : [its], part, "op");
-    hangKernels(
-      part,
-      kernels.filter((kernel) => kernel.phase === phase || (outside && kernel.phase === "forward")),
-    );
+    hangKernels(part, kernels.filter(isIts));
     return part;
   }).filter((part) => [...part.own, ...part.was].some((value) => value !== 0));
 }
