@@ -90,5 +90,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext gradscope``: the magic ``%%gradscope``."""
+    import_module("gradscope.integrations.ipython").register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
