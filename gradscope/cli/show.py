@@ -42,6 +42,7 @@ class ShowFormat(str, Enum):
     csv = "csv"
     markdown = "markdown"
     speedscope = "speedscope"
+    perfetto = "perfetto"
     html = "html"
 
 
@@ -68,10 +69,11 @@ _CHOOSING = (ShowFormat.terminal, ShowFormat.markdown)
 # Formats that people read; the others are for programs.
 _READ = (*_CHOOSING, ShowFormat.html)
 
-_JSON = (ShowFormat.json, ShowFormat.speedscope)
+_JSON = (ShowFormat.json, ShowFormat.speedscope, ShowFormat.perfetto)
 
 # Nothing tells a text that we wrote from somebody else's: matches no beginning but that of an empty file.
 _NOT_KNOWABLE = re.compile(r"(?!)")
+_PERFETTO_HEAD = re.compile(r'\s*\{\s*"exporter":\s*"gradscope ')
 _SPEEDSCOPE_HEAD = re.compile(r'\s*\{\s*"\$schema":\s*"[^"]*",\s*"exporter":\s*"gradscope ')
 
 
@@ -100,7 +102,8 @@ def show(
 ) -> None:
     """Print RUN.json as gradscope profile did, or export it.
 
-    csv is one table, speedscope a flame graph for https://www.speedscope.app, markdown a text for a pull request,
+    csv is one table, speedscope a flame graph for https://www.speedscope.app,
+    perfetto the step over time for https://ui.perfetto.dev, markdown a text for a pull request,
     html the interactive page (beside RUN.json unless -o says where), json the run itself.
     """
     view = view_options(depth, sort, top, min_percent, full, show_sections)
@@ -152,6 +155,8 @@ def _text(report: Report, format: ShowFormat, table: CsvTable | None, view: dict
         return report.to_markdown(**view)
     if format is ShowFormat.speedscope:
         return report.to_speedscope()
+    if format is ShowFormat.perfetto:
+        return report.to_perfetto()
     from gradscope.document.terminal import to_text
 
     return to_text(report.document(**view))
@@ -160,4 +165,9 @@ def _text(report: Report, format: ShowFormat, table: CsvTable | None, view: dict
 def _head(format: ShowFormat) -> re.Pattern[str]:
     from gradscope.report.outfile import RUN_HEAD
 
-    return {ShowFormat.json: RUN_HEAD, ShowFormat.speedscope: _SPEEDSCOPE_HEAD}.get(format, _NOT_KNOWABLE)
+    heads = {
+        ShowFormat.json: RUN_HEAD,
+        ShowFormat.speedscope: _SPEEDSCOPE_HEAD,
+        ShowFormat.perfetto: _PERFETTO_HEAD,
+    }
+    return heads.get(format, _NOT_KNOWABLE)

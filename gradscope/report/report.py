@@ -237,6 +237,12 @@ class Report:
 
         return to_markdown(self.document(**options))
 
+    def to_perfetto(self) -> str:
+        """The step over time, by layer, in the Trace Event Format, which Perfetto reads."""
+        from gradscope.report.perfetto import to_perfetto
+
+        return to_perfetto(self.data)
+
     def to_speedscope(self) -> str:
         """A flame graph of backward and forward in speedscope's file format."""
         from gradscope.report.speedscope import to_speedscope
