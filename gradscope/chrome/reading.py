@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gradscope.chrome.flops import flops_of
 from gradscope.errors import TraceFileError
 from gradscope.inputs import MOST_BYTES, NotJsonError, UnreadableError, parse_json, read_bytes
 from gradscope.safe_text import shown_path
@@ -81,6 +82,7 @@ class Exported:
     Attributes:
         arrows: of each arrow from an operation to its backward node, by its number: (thread, start) of both ends.
         shapes: of each host event the number of its text in ``shape_texts``, -1 for none.
+        flops: of each host event its floating-point operations, 0 where they are not known.
         about: what the file says of itself outside of its events.
     """
 
@@ -93,6 +95,7 @@ class Exported:
     arrows: dict[str, list[tuple[int, float] | None]] = field(default_factory=dict)
     shape_texts: Interner = field(default_factory=Interner)
     shapes: Any = field(default_factory=lambda: array("i"))
+    flops: Any = field(default_factory=lambda: array("q"))  # of each host event
     about: dict[str, Any] = field(default_factory=dict)
     events: int = 0
     unread: int = 0  # events without a start, or with something else in place of a number
@@ -238,7 +241,8 @@ class _Reader:
             raise ValueError(f"no number of a thread: {forward}")
         external = _external(arguments)
         correlation = _whole(arguments.get("correlation", -1)) if kind == RUNTIME else -1
-        shape = _shape_text(arguments.get("Input Dims", arguments.get("Input dims"))) if kind == HOST else ""
+        dims = arguments.get("Input Dims", arguments.get("Input dims")) if kind == HOST else None
+        shape = _shape_text(dims)
         found.kind.append(kind)
         found.name.append(self.found.names[str(name)])
         found.thread.append(thread)
@@ -249,6 +253,8 @@ class _Reader:
         found.external.append(external)
         found.correlation.append(correlation)
         self.found.shapes.append(self.found.shape_texts[shape] if shape else -1)
+        counts = kind == HOST and shape != ""
+        self.found.flops.append(flops_of(name, dims, arguments.get("Concrete Inputs")) if counts else 0)
 
     def _device(self, event: dict[str, Any]) -> None:
         found, arguments = self.found.device, _arguments(event)

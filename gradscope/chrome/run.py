@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import gradscope
 from gradscope.attribute.align_steps import Assigned, assign
 from gradscope.attribute.result import Attribution, build_result
-from gradscope.attribute.rows import read_skeleton
+from gradscope.attribute.rows import BACKWARD_CATEGORIES, Category, read_skeleton
 from gradscope.attribute.survey import shapes_of
 from gradscope.chrome.names import LayerNames, by_calls, by_model, called_by_several
 from gradscope.chrome.reading import Exported, read_exported
@@ -23,7 +23,7 @@ from gradscope.diagnose.engine import diagnose, every_rule
 from gradscope.errors import UsageError
 from gradscope.report.report import Report
 from gradscope.safe_text import shown_path
-from gradscope.tables import EventTable, Progress, RunData, WorkloadInfo, is_unreliable
+from gradscope.tables import EventTable, LayerRow, Progress, RunData, WorkloadInfo, is_unreliable
 from gradscope.workload import Workload
 
 RECORD = (
@@ -78,7 +78,24 @@ def _attributed(tables: Recorded, names: LayerNames) -> tuple[Assigned, Attribut
         shapes=shapes_of(tables.table, assigned.rows),
         whole_device=True,
     )
-    return assigned, result
+    return assigned, replace(result, layers=_with_flops(result.layers, assigned, tables))
+
+
+def _with_flops(rows: Sequence[LayerRow], assigned: Assigned, tables: Recorded) -> tuple[LayerRow, ...]:
+    """Add the layers' floating-point operations of a step, where shapes were recorded."""
+    if not tables.flops.any():
+        return tuple(rows)
+    steps = max(len(assigned.steps), 1)
+    owner, category = assigned.rows.owner, assigned.rows.category
+    measured = (assigned.steps.of_row >= 0) & (owner >= 0) & (tables.flops > 0)
+    forward, backward = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    for sums, wanted in ((forward, (Category.FORWARD,)), (backward, BACKWARD_CATEGORIES)):
+        mine = np.flatnonzero(measured & np.isin(category, wanted))
+        np.add.at(sums, owner[mine], tables.flops[mine])
+    counts = zip(rows, (forward // steps).tolist(), (backward // steps).tolist(), strict=True)
+    return tuple(
+        replace(row, flops=first + second, forward_flops=first, backward_flops=second) for row, first, second in counts
+    )
 
 
 def _run_data(found: Exported, tables: Recorded, names: LayerNames, assigned: Assigned, result: Attribution) -> RunData:

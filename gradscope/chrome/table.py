@@ -18,7 +18,7 @@ from gradscope import markers
 from gradscope.chrome.reading import ANNOTATION, BACKWARD, CALL, HOST, MODULE, RUNTIME, Exported, ns
 from gradscope.errors import TraceFileError
 from gradscope.tables import BEFORE_THE_TRACE, EventTable, Int32Column, IntColumn, KernelTable, SpanTable
-from gradscope.trace.events import launchers, make_table, row_order, without_parts_of_ops, without_rows
+from gradscope.trace.events import launchers, make_table, parts_of_ops, row_order, sums_of_kept, without_rows
 from gradscope.trace.names import EVALUATE, USER_SCOPE
 from gradscope.trace.tree import Interner, RawColumns
 
@@ -62,6 +62,7 @@ class Recorded:
     steps: StepBounds
     left_out: frozenset[int]  # of the intervals between STEP rows, those that are no step
     has_module_rows: bool
+    flops: IntColumn  # of each row of the table, with what is inside of it below autograd
     passes_guessed: bool  # backward passes are stretches of evaluated nodes: Python was not recorded
 
 
@@ -92,7 +93,11 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     table = replace(table, kernels=_kernels(found, host, place))
-    table = without_parts_of_ops(without_rows(table, _only_launching(table, runtime[order])))
+    flops = np.concatenate([np.frombuffer(found.flops, np.int64)[_kept_rows(host)], np.zeros(len(table), np.int64)])
+    flops = flops[: len(table)][order]
+    for left_out in (_only_launching(table, runtime[order]), None):
+        drop = parts_of_ops(table) if left_out is None else left_out
+        flops, table = sums_of_kept(table, drop, flops), without_rows(table, drop)
     spans = SpanTable(calls.label, calls.low, calls.high)
     gaps = frozenset(range(1, 2 * len(bounds.numbers), 2))
     return Recorded(
@@ -102,6 +107,7 @@ def recorded(found: Exported, steps: tuple[int, int] | None = None) -> Recorded:
         bounds,
         gaps,
         bool(len(calls.row)),
+        flops,
         guessed,
     )
 
@@ -386,11 +392,16 @@ def _callers(host: _Host, rows: IntColumn) -> list[int]:
     return found
 
 
+def _kept_rows(host: _Host) -> IntColumn:
+    """The host's events that become rows of the table, in the file's order."""
+    return np.flatnonzero(np.isin(host.kind, (HOST, ANNOTATION, RUNTIME)))
+
+
 def _raw(
     host: _Host, calls: _Calls, windows: _Windows, steps: StepBounds
 ) -> tuple[RawColumns, Interner, Sequence[int], np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """The rows of the table before they are sorted: the host's events, and the marks of gradscope's own."""
-    kept = np.flatnonzero(np.isin(host.kind, (HOST, ANNOTATION, RUNTIME)))
+    kept = _kept_rows(host)
     names = Interner()
     scopes: list[int] = []
     number_of = np.full(len(host.names) * 2, -1, np.int32)  # an annotation may have the name of an operation

@@ -135,6 +135,11 @@ def without_parts_of_ops(table: EventTable) -> EventTable:
 
     What a part of an op launched counts as launched by the op.
     """
+    return without_rows(table, parts_of_ops(table))
+
+
+def parts_of_ops(table: EventTable) -> npt.NDArray[np.bool_]:
+    """Return which rows an op made below autograd."""
     below = np.array([name.startswith(BELOW_AUTOGRAD) for name in table.names], bool)
     closed = below[table.name] & (table.sequence < 0)
     drop = np.zeros(len(table), bool)
@@ -142,7 +147,16 @@ def without_parts_of_ops(table: EventTable) -> EventTable:
         rows = np.flatnonzero(table.depth == level)
         above = table.parent[rows]
         drop[rows] = drop[above] | closed[above]
-    return without_rows(table, drop)
+    return drop
+
+
+def sums_of_kept(table: EventTable, drop: npt.NDArray[np.bool_], values: IntColumn) -> IntColumn:
+    """Of each row that is not left out its value, and those of the rows inside of it that are."""
+    whole = _kept(table.parent, drop)
+    sums = np.zeros(len(table), np.int64)
+    np.add.at(sums, whole[whole >= 0], values[whole >= 0])
+    kept: IntColumn = sums[~drop]
+    return kept
 
 
 def without_rows(table: EventTable, drop: npt.NDArray[np.bool_]) -> EventTable:
