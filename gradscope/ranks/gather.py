@@ -10,7 +10,7 @@ from pathlib import Path
 from gradscope.errors import GradscopeError
 from gradscope.ranks.merged import Merged, merge
 
-SECONDS = 60.0  # all ranks end together; analysing a trace of a million events takes some seconds
+SECONDS = 30.0  # all ranks end together; analysing a trace of a million events takes some seconds
 _BETWEEN = 0.05
 
 
