@@ -92,12 +92,15 @@ def test_in_a_large_tree_a_letter_waits_for_no_search(open_page: Open) -> None:
     """The search follows when the typing pauses; Enter does not wait for that."""
     page = open_page(fixtures.many_modules(), "#merged=false&tab=layers").page
     page.focus("#query")
-    page.evaluate(
-        """const query = document.querySelector("#query");
-        query.value = "no such thing";
-        query.dispatchEvent(new Event("input", { bubbles: true }));"""
+    at_once = page.evaluate(
+        """() => {
+            const query = document.querySelector("#query");
+            query.value = "no such thing";
+            query.dispatchEvent(new Event("input", { bubbles: true }));
+            return document.querySelector("#found").textContent;
+        }"""
     )
-    assert page.inner_text("#found") == ""
+    assert at_once == ""
     page.wait_for_selector("#found:has-text('0 matches')")
     page.fill("#query", "Norm")
     page.keyboard.press("Enter")
