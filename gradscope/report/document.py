@@ -71,9 +71,10 @@ def _sections(view: View, path: str | Path | None) -> Iterator[Section | None]:
     if by_memory:  # who sorts by memory asks about memory
         yield from memory
     yield _source_lines(view)
-    if whole("ops"):
+    nothing_else = not view.run.layers  # a trace without modules: operations are all that tells where time goes
+    if whole("ops") or nothing_else:
         yield _operations(view)
-    if whole("kernels"):
+    if whole("kernels") or nothing_else:
         yield _kernels(view)
     yield _ledger(view) if whole("ledger") else _ledger_in_short(view)
     yield (device_section if whole("device") else device_in_short)(view.run.device, view.run.step.wall_ns)

@@ -30,7 +30,8 @@ def subject(run: RunData) -> str:
     """What was measured: ``examples/gpt.py · GPT, 3.29 M parameters · batch 4x256 int64``."""
     work = run.workload
     parts = [f"{work.target} ({_MODES[work.mode]})" if work.mode in _MODES else work.target]
-    parts.append((work.model or "?") + (f", {units.count(work.parameters)} parameters" if work.parameters else ""))
+    unknown = "" if work.mode == "trace" else "?"  # a trace without modules does not say
+    parts.append((work.model or unknown) + (f", {units.count(work.parameters)} parameters" if work.parameters else ""))
     if work.batch:
         parts.append(f"batch {work.batch}")
     return " · ".join(part for part in parts if part)

@@ -110,3 +110,16 @@ def test_a_model_that_raises_is_the_users_error(run: Runner, tmp_path: Path) -> 
     )
     ran = run("trace", "a.json", "--model", "model.py")
     assert ran.code == 1 and "RuntimeError: no" in ran.err and "names.py" not in ran.err
+
+
+def test_without_modules_operations_and_kernels_are_what_is_shown(run: Runner, tmp_path: Path) -> None:
+    """They are all that tells where the time goes."""
+    made = two_layers()
+    made.events = [event for event in made.events if event.get("cat") != "python_function"]
+    made.save(tmp_path / "a.json")
+    ran = run("trace", "a.json", "--no-html", "-q")
+    assert ran.code == 0
+    assert "a.json (trace)\n" in ran.out
+    assert "\nOperations " in ran.out and "\nKernels " in ran.out and "gemm" in ran.out
+    two_layers().save(tmp_path / "b.json")
+    assert "\nOperations " not in run("trace", "b.json", "--no-html", "-q").out
