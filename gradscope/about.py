@@ -15,7 +15,7 @@ from gradscope.attribute.memory.result import MemoryResult
 from gradscope.attribute.result import Attribution
 from gradscope.capture.backward import STEP_ENDS
 from gradscope.capture.budget import LINES, MEMORY_PASS, left_out_note
-from gradscope.capture.environment import describe_environment
+from gradscope.capture.environment import describe_environment, mesh_of
 from gradscope.capture.modules import MODULE_CALLS
 from gradscope.capture.naming import ModuleNames
 from gradscope.capture.phases import SETTLING_STEPS, steps_to_first_result
@@ -51,7 +51,9 @@ def run_data(
     return RunData(
         gradscope=gradscope.__version__,
         partial=_is_partial(capture, about, memory),
-        environment=describe_environment(where, dtypes.pop() if len(dtypes) == 1 else None, capture.ranks),
+        environment=describe_environment(
+            where, dtypes.pop() if len(dtypes) == 1 else None, capture.ranks, mesh_of(parameters)
+        ),
         workload=about,
         step=_with_unprofiled(result.step, capture, trace),
         ledger=result.ledger,

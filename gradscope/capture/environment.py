@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -106,7 +106,7 @@ def _of_groups(optimizer: Optimizer, name: str) -> bool | None:
 
 
 def describe_environment(
-    device: torch.device, dtype: torch.dtype | None, ranks: tuple[int, int] | None = None
+    device: torch.device, dtype: torch.dtype | None, ranks: tuple[int, int] | None = None, mesh: str | None = None
 ) -> dict[str, Any]:
     """The ``environment`` of RUN.json; every value a string, a number or a bool.
 
@@ -114,6 +114,7 @@ def describe_environment(
         device: where the model ran.
         dtype: of the model's parameters; None where they differ or there are none.
         ranks: rank and number of ranks, where they were seen while it ran: its process group may be gone.
+        mesh: how its parameters lie on the ranks, as `mesh_of` says it.
     """
     found: dict[str, Any] = {
         "torch": torch.__version__,
@@ -131,6 +132,7 @@ def describe_environment(
     }
     if (ranks := ranks or rank_and_size()) is not None:
         found["rank"], found["world_size"] = ranks
+        found["mesh"] = mesh
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda
         found["tf32"] = fp32_precision("matmul") == "tf32"
@@ -143,6 +145,25 @@ def rank_and_size() -> tuple[int, int] | None:
     if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
         return group.get_rank(), group.get_world_size()
     return rank_of_process()
+
+
+def mesh_of(parameters: Iterable[torch.Tensor]) -> str | None:
+    """The device meshes that parameters lie on: ``2 dp x 4 tp``, or ``8`` for one whose dimensions have no names.
+
+    Those of a larger one's dimensions are not said again; of several, those with most dimensions come first. None where
+    no parameter is a ``DTensor``.
+    """
+    tensor = sys.modules.get("torch.distributed.tensor")  # nobody has one before it is imported
+    if tensor is None:
+        return None
+    held = {parameter.device_mesh for parameter in parameters if isinstance(parameter, tensor.DTensor)}
+    found = {_sides(mesh.shape, mesh.mesh_dim_names) for mesh in held}
+    largest = [one for one in found if not any(set(one) < set(other) for other in found)]
+    return ", ".join(" x ".join(sides) for sides in sorted(largest, key=lambda sides: (-len(sides), sides))) or None
+
+
+def _sides(shape: Sequence[int], names: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(f"{size} {name}".strip() for size, name in zip(shape, names or [""] * len(shape), strict=True))
 
 
 def usable_cpus() -> int:

@@ -24,7 +24,12 @@ _ENVIRONMENT: Mapping[str, str] = {
     "deterministic": "deterministic algorithms",
     "anomaly_mode": "anomaly mode",
     "tf32": "TF32",
+    "world_size": "ranks",
+    "mesh": "device mesh",
 }
+
+# What an absent key says, where that is known.
+_ABSENT: Mapping[str, Any] = {"world_size": 1, "mesh": "none"}
 
 
 def find_mismatches(before: RunData, after: RunData) -> tuple[Mismatch, ...]:
@@ -52,7 +57,8 @@ def _partial(run: RunData, name: str) -> Iterator[Mismatch]:
 
 def _environment(before: RunData, after: RunData) -> Iterator[Mismatch]:
     for key, name in _ENVIRONMENT.items():
-        yield from _differ(name, before.environment.get(key), after.environment.get(key))
+        absent = _ABSENT.get(key)
+        yield from _differ(name, before.environment.get(key, absent), after.environment.get(key, absent))
 
 
 def _workload(before: RunData, after: RunData) -> Iterator[Mismatch]:

@@ -70,6 +70,8 @@ def device_text(environment: Mapping[str, object], versions: Sequence[str] = _VE
     parts += [f"{key} {environment[key]}" for key in versions if environment.get(key)]
     if "rank" in environment and "world_size" in environment:
         parts.append(f"rank {environment['rank']} of {environment['world_size']}")
+    if environment.get("mesh"):
+        parts.append(f"mesh {environment['mesh']}")
     if environment.get("dtype"):
         parts.append(str(environment["dtype"]))
     parts += [words for key, words in _SLOWING.items() if environment.get(key)]

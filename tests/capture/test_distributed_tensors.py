@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from gradscope.capture.environment import describe_environment, mesh_of
 from gradscope.pipeline import profile_script
 from gradscope.tables import Options, RunData
 from gradscope.workload import Script, load_target
@@ -100,3 +101,21 @@ def test_script(spread: str, tmp_path: Path) -> None:
     data = outcome.report.data
     check_sums(data)
     assert_owners(data)
+
+
+def test_mesh() -> None:
+    """Read after the group is gone, as at the end of a script; the part of a mesh is not said beside the whole."""
+    with alone():
+        mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        one, both = Block(), nn.Sequential(nn.Linear(19, 33), nn.LayerNorm(33))
+        plain = [parameter.detach() for parameter in one.parameters()]
+        fully_shard(one)
+        parallelize_module(both, mesh["tp"], {"0": ColwiseParallel()})
+        only = mesh_of(both.parameters())
+        fully_shard(both, mesh=mesh["dp"])  # the norm lies on "dp" alone
+    assert mesh_of(plain) is None and mesh_of([]) is None
+    assert mesh_of(one.parameters()) == "1" and only == "1 tp" and mesh_of(both.parameters()) == "1 dp x 1 tp"
+    assert mesh_of([*one.parameters(), *both.parameters()]) == "1 dp x 1 tp, 1"
+    device = torch.device("cpu")
+    assert "mesh" not in describe_environment(device, None)
+    assert describe_environment(device, None, (0, 2), "2")["mesh"] == "2"

@@ -355,6 +355,8 @@ LAYERS = {"": NOTHING, "a": around(100 * MS, MS)}
         ("dtype", "bfloat16", "dtype: float32 before, bfloat16 after"),
         ("deterministic", True, "deterministic algorithms: not known before, on after"),
         ("anomaly_mode", True, "anomaly mode: not known before, on after"),
+        ("world_size", 4, "ranks: 1 before, 4 after"),
+        ("mesh", "2 dp x 4 tp", "device mesh: none before, 2 dp x 4 tp after"),
     ],
 )
 def test_a_different_environment_is_named(key: str, value: object, text: str) -> None:

@@ -91,6 +91,13 @@ def test_two_ranks(case: str, two: Path) -> None:
     assert (fast.communication_ns - slow.communication_ns) / MS == pytest.approx(waits, rel=0.1, abs=4.0)
 
 
+def test_the_mesh_is_told(two: Path, four: Path) -> None:
+    meshes = {"ddp": None, "fsdp": "2", "tensor_parallel": "2"}
+    found = {case: {load_run(path).environment.get("mesh") for path in files(two, case)} for case in meshes}
+    assert found == {case: {mesh} for case, mesh in meshes.items()}
+    assert {load_run(path).environment.get("mesh") for path in files(four, "fsdp")} == {"4"}
+
+
 @pytest.mark.parametrize("case", ["ddp", "fsdp"])
 def test_four_ranks(case: str, four: Path) -> None:
     check(four, case)
