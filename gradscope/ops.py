@@ -89,6 +89,24 @@ ATEN_REPEAT = "aten::repeat"  # besides its result it allocates a few numbers, t
 ATEN_COPIES = names("aten::clone aten::cat aten::_to_copy aten::_reshape_copy") | {ATEN_REPEAT}
 ATEN_EMPTIES = names("aten::empty aten::empty_like aten::empty_strided")
 
+# Between ranks: so the names of their rows begin.
+SPLIT_LAYERS = "_c10d_functional::"  # DTensor's collectives, of which tensor parallel is made
+SHARDING = "FSDP::"
+COLLECTIVES = (
+    "c10d::",
+    "nccl:",
+    "gloo:",
+    "mpi:",
+    "record_param_comms",
+    SPLIT_LAYERS,
+    "torch::distributed::reducer::",  # DDP's, before a collective
+    "torch.distributed.ddp.reducer::",  # and behind it
+)
+WAIT = "(waits for other ranks)"  # in tables: a wait that has no row of its own
+COLLECTIVE_KERNEL = re.compile(
+    r"nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE
+)  # anywhere in the name of a device's kernel
+
 # As nodes of a graph.
 CAST_NODE = "ToCopyBackward0"
 LINEAR_NODES = names("AddmmBackward0 MmBackward0 LinearBackward0")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradscope import ops
 from gradscope.attribute.align_steps import Assigned
 from gradscope.attribute.nodes import OUTSIDE
 from gradscope.attribute.rows import Category, outside_of
@@ -17,7 +18,6 @@ from gradscope.attribute.sharding import piece_of
 from gradscope.attribute.survey import NO_LINE
 from gradscope.tables import OWN, EventTable, Int8Column, IntColumn, RowKind, SpanTable
 
-WAIT = "(waits for other ranks)"
 PYTHON = "(python)"  # a module's own time outside every op
 ENGINE = "(engine)"
 
@@ -100,7 +100,7 @@ def own_contribution(assigned: Assigned, self_ns: IntColumn) -> tuple[Contributi
     """Return each row's own time, under the name that a reader knows it by."""
     table = assigned.skeleton.table
     skeleton = assigned.skeleton
-    names = (*map(piece_of, table.names), PYTHON, ENGINE, OWN, WAIT, *(f"({name})" for name in skeleton.outside))
+    names = (*map(piece_of, table.names), PYTHON, ENGINE, OWN, ops.WAIT, *(f"({name})" for name in skeleton.outside))
     first: dict[str, int] = {}
     op = np.array([first.setdefault(name, place) for place, name in enumerate(names)], np.int64)[table.name]
     python = np.isin(table.kind, _PYTHON_ROWS)

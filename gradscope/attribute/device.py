@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradscope import ops
 from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.rows import BoolColumn, Steps
 from gradscope.tables import BEFORE_THE_TRACE, EventTable, IntColumn, KernelTable
@@ -79,14 +80,14 @@ def read_device(table: EventTable, kernels: KernelTable) -> DeviceTime:
 
 
 _COMPUTE, _COPY, _COMMUNICATION = range(3)  # in order of priority
-_COLLECTIVES = re.compile(r"nccl|rccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 _COPIES = re.compile(r"^(?:gpu_)?mem(?:cpy|set)|^copy(?:host|device)|^(?:copy|fill)buffer", re.IGNORECASE)
 
 
 def kinds_of(names: Sequence[str]) -> IntColumn:
     """What each name of a device activity does: compute, copy or communicate."""
     found = [
-        _COMMUNICATION if _COLLECTIVES.search(name) else _COPY if _COPIES.search(name) else _COMPUTE for name in names
+        _COMMUNICATION if ops.COLLECTIVE_KERNEL.search(name) else _COPY if _COPIES.search(name) else _COMPUTE
+        for name in names
     ]
     return np.array(found, np.int64)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradscope.attribute.cost_table import WAIT, Contribution
+from gradscope import ops
+from gradscope.attribute.cost_table import Contribution
 from gradscope.attribute.nodes import nearest, outermost_passes, pass_of
 from gradscope.attribute.rows import INHERIT, BoolColumn, Category, Skeleton
 from gradscope.tables import EventTable, IntColumn, RowKind
@@ -25,7 +26,7 @@ def take_out_waits(skeleton: Skeleton, own: Contribution, names: tuple[str, ...]
     """
     taken = np.minimum(_waits(skeleton.table), own.ns)
     rows = np.flatnonzero(taken > 0)
-    op = np.full(len(rows), names.index(WAIT), np.int64)
+    op = np.full(len(rows), names.index(ops.WAIT), np.int64)
     waits = Contribution(own.row[rows], op, taken[rows], np.ones(len(rows), np.int64), Category.COMMUNICATION)
     return Contribution(own.row, own.op, own.ns - taken, own.calls), waits
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradscope import markers
+from gradscope import markers, ops
 from gradscope.tables import Int8Column, Int32Column, IntColumn, RowKind
 
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -25,17 +25,6 @@ _MARKER_KINDS = {
     markers.OWN: RowKind.OWN,
     markers.HOOK: RowKind.HOOK,
 }
-_COMMUNICATION = (
-    "c10d::",
-    "nccl:",
-    "gloo:",
-    "mpi:",
-    "record_param_comms",
-    "_c10d_functional::",
-    "torch::distributed::reducer::",  # DDP's, before a collective
-    "torch.distributed.ddp.reducer::",  # and behind it
-)
-_SHARDING = "FSDP::"
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 
 
@@ -77,9 +66,9 @@ def classify_name(text: str, scope: int = 0) -> tuple[RowKind, int, str]:
         return kind, -1, text[len(EVALUATE) :].rpartition("::")[2]
     if text.startswith(_OPTIMIZER):
         return RowKind.OPTIMIZER, -1, text
-    if text.startswith(_COMMUNICATION):
+    if text.startswith(ops.COLLECTIVES):
         return RowKind.COMMUNICATION, -1, text
-    if text.startswith(_SHARDING):
+    if text.startswith(ops.SHARDING):
         return RowKind.SHARDING, -1, text
     if text in {"aten::add", "aten::add_"}:
         return RowKind.ADD, -1, text

@@ -70,7 +70,8 @@ def made_case(
 ) -> Case:
     """Roots are what is given: the sums of a run are made up to fit."""
     own = sum(each.backward_self_ns for each in layers)
-    backward = max(backward, own)
+    communication = sum(each.communication_ns for each in layers)
+    backward = max(backward, own + communication)
     totals = sum(each.backward_self_ns for each in layers)
     root = row("", 0, 0, "Model", forward_total_ns=sum(each.forward_self_ns for each in layers))
     root = replace(root, backward_total_ns=totals, parameters=0, backward_self_steps_ns=())
@@ -89,7 +90,7 @@ def made_case(
         environment={"device": device},
         workload=WorkloadInfo(target="", mode=mode, steps=2, warmup=1, loss=None),
         step=StepTimes(wall, forward, backward, optimizer, other, spread, None, None),
-        ledger=Ledger(backward, own, 0, 0, 0, backward - own, 0, 0, 0),
+        ledger=Ledger(backward, own, 0, 0, 0, backward - own - communication, communication, 0, 0),
         layers=(root, *layers) if layers else (),
         lines=tuple(lines),
         ops=tuple(ops),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gradscope.diagnose.case import Case, StepFacts
+from gradscope.diagnose.rules import RULES
 from gradscope.ranks import Merged, merge
 from gradscope.report.runfile import load_run
 from gradscope.tables import RunData
@@ -89,6 +91,22 @@ def test_two_ranks(case: str, two: Path) -> None:
     waits = 2 * MORE if case == "no_sync" else MORE
     # With the scheduler's part: a process that waits is not woken at once.
     assert (fast.communication_ns - slow.communication_ns) / MS == pytest.approx(waits, rel=0.1, abs=4.0)
+
+
+WAITS = {
+    "ddp": "model.no_sync()",
+    "fsdp": "set_requires_gradient_sync(False)",
+    "tensor_parallel": "init_device_mesh",
+}
+
+
+@pytest.mark.parametrize("case", WAITS)
+def test_the_rank_that_waits_is_told_for_what(case: str, two: Path) -> None:
+    """The gradients of the layer that takes longer on the other rank, or that layer's result."""
+    (finding,) = RULES["exposed-communication"].find(Case(load_run(files(two, case)[0]), StepFacts()))
+    assert WAITS[case] in finding.code and "gradscope merge" in finding.advice
+    assert finding.cost_ns is not None and finding.cost_ns / MS > 0.9 * MORE
+    assert (finding.layers[0] if finding.layers else "") == {"ddp": "", "fsdp": "1", "tensor_parallel": "1.up"}[case]
 
 
 def test_the_mesh_is_told(two: Path, four: Path) -> None:

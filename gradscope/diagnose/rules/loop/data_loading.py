@@ -28,9 +28,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradscope import ops
 from gradscope.diagnose.case import Case, Rule, share
 from gradscope.diagnose.findings import Estimate, at_most, is_of_a_library, make_finding, where
-from gradscope.ops import ATEN
 from gradscope.tables import Finding
 from gradscope.units import ns as time_text
 from gradscope.units import percent
@@ -41,7 +41,6 @@ _HIDDEN_LOW, _HIDDEN_HIGH = 0.5, 0.95
 # Of the time between the phases: what is that much has a name.
 _MOST = 0.5
 _STARTS = 0.25
-_COLLECTIVES = ("c10d::", "_c10d_functional::", "record_param_comms")
 # Of the samples there: a line that has fewer is not the reason.
 _LINE = 0.3
 
@@ -114,9 +113,9 @@ def _reason(case: Case, other: int, phases: int) -> _Reason | None:
 def _python(case: Case, other: int) -> _Reason | None:
     """The loop's own code, which no DataLoader is behind: batches made by hand, logging, metrics."""
     between = [row for row in case.run.ops if row.phase == "other"]
-    if any(row.name.startswith(_COLLECTIVES) for row in between):
+    if any(row.name.startswith(ops.COLLECTIVES) for row in between):
         return None  # what Python waits for other ranks has no row: it cannot be told from what Python does
-    torch_ns = sum(row.self_ns for row in between if row.name.startswith(ATEN))
+    torch_ns = sum(row.self_ns for row in between if row.name.startswith(ops.ATEN))
     python = other - torch_ns
     if not _is_much(case, python):
         return None

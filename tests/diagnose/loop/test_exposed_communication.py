@@ -1,0 +1,133 @@
+"""Communication during which a rank does nothing else, on runs made by hand; tests/truth has those of real ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradscope.diagnose.case import Case
+from gradscope.diagnose.rules import RULES
+from gradscope.tables import DeviceLedger, Finding, KernelRow, OpRow
+from tests.diagnose.timing_cases import MS, check_words, made_case, op, row
+
+RULE = RULES["exposed-communication"]
+WAIT = "(waits for other ranks)"
+
+
+def found(case: Case) -> list[Finding]:
+    return list(RULE.find(case))
+
+
+def on_host(spent: int | None, *ops: OpRow, **more: Any) -> Case:
+    layers = [
+        row("a", 10 * MS, 10 * MS, communication_ns=8 * MS, forward_communication_ns=4 * MS),
+        row("b", 10 * MS, 10 * MS, communication_ns=20 * MS),
+        row("c", 10 * MS, 10 * MS, communication_ns=1 * MS),
+    ]
+    case = made_case(layers, ops, **more)
+    return Case(replace(case.run, step=replace(case.run.step, communication_ns=spent)), case.facts)
+
+
+REDUCED = "Backward waits until gradients are reduced between the ranks"
+FORWARD = "Layers wait until their parameters are gathered"
+BACKWARD = "Backward waits until parameters are gathered a second time"
+SPLIT = "Layers that are split over the ranks wait for each other's results"
+BUFFERS = "Forward waits until the first rank has sent its buffers"
+
+
+@pytest.mark.parametrize(
+    ("ops", "message", "code"),
+    [
+        ([op(None, "communication", WAIT, 30 * MS)], REDUCED, "model.no_sync()"),
+        ([op(None, "communication", "c10d::allreduce_", 30 * MS)], REDUCED, "model.no_sync()"),
+        ([op("a", "forward", "FSDP::all_gather", 30 * MS)], FORWARD, "set_modules_to_forward_prefetch"),
+        ([op(None, "communication", "c10d::_allgather_base_", 30 * MS)], BACKWARD, "reshard_after_forward=False"),
+        (
+            [op(None, "communication", "FSDP::post_backward_reduce", 20 * MS), op(None, "communication", WAIT, 9 * MS)],
+            REDUCED,
+            "set_requires_gradient_sync(False)",
+        ),
+        ([op("a", "communication", "_c10d_functional::wait_tensor", 30 * MS)], SPLIT, "init_device_mesh"),
+        (
+            [op("a", "forward", "c10d::allreduce_", 30 * MS), op("a", "forward", "_c10d_functional::all_reduce", MS)],
+            SPLIT,
+            "init_device_mesh",
+        ),
+        ([op(None, "forward", "c10d::broadcast_", 30 * MS)], BUFFERS, "broadcast_buffers=False"),
+    ],
+    ids=["wait", "DDP", "FSDP forward", "FSDP backward", "FSDP gradients", "tensor parallel", "its forward", "buffers"],
+)
+def test_what_takes_most_decides(ops: list[OpRow], message: str, code: str) -> None:
+    (finding,) = found(on_host(40 * MS, *ops))
+    check_words(finding)
+    assert finding.message == message and code in finding.code
+    assert finding.predicted_saving_ns is None and finding.cost_ns == 40 * MS
+    assert list(finding.layers) == ([] if message == BUFFERS or "no_sync" in code else ["b", "a"])
+
+
+def test_the_evidence_names_each_part() -> None:
+    parts = (
+        op("a", "forward", "FSDP::all_gather", 6 * MS),
+        op("b", "forward", "FSDP::all_gather", 4 * MS),
+        op(None, "communication", "FSDP::all_gather", 7 * MS),
+        op(None, "communication", "FSDP::post_backward_reduce", 20 * MS),
+        op(None, "communication", WAIT, 1 * MS),
+        op(None, "communication", "aten::copy_", 2 * MS),
+        op(None, "other", "c10d::allreduce_", 90 * MS),  # of the user's loop
+        op("a", "forward", "aten::broadcast_tensors", 90 * MS),
+    )
+    (finding,) = found(on_host(40 * MS, *parts))
+    assert finding.evidence == (
+        "40.0 ms per step (40.0 %) in which this rank does nothing else, of it 21.0 ms to reduce sharded gradients, "
+        "10.0 ms to gather parameters for forward, 7.00 ms to gather parameters for backward"
+    )
+    assert finding.predicted_high_ns == 21 * MS
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        on_host(None),
+        on_host(40 * MS),
+        on_host(9 * MS, op(None, "communication", WAIT, 9 * MS)),
+        on_host(900_000, op(None, "communication", WAIT, 900_000), wall=5 * MS),
+        made_case(device="cuda"),
+    ],
+    ids=["one rank", "of nothing known", "a small part", "below a millisecond", "nothing known"],
+)
+def test_what_is_left_alone(case: Case) -> None:
+    assert found(case) == []
+
+
+def on_device(exposed: int, *kernels: KernelRow) -> Case:
+    case = on_host(90 * MS, op(None, "communication", WAIT, 90 * MS))  # the host waits anyway: it runs ahead
+    parts = dict.fromkeys(DeviceLedger.PARTS, 0) | {"communication_ns": 60 * MS}
+    ledger = DeviceLedger(kernel_ns=60 * MS, **parts, collectives_ns=60 * MS, exposed_ns=exposed)
+    return Case(replace(case.run, device=ledger, kernels=kernels), case.facts)
+
+
+def kernel(phase: str, name: str, busy: int | None) -> KernelRow:
+    return KernelRow(None, phase, name, 4, 60 * MS, busy_ns=busy)
+
+
+def test_on_a_device_only_what_is_exposed() -> None:
+    gather, reduce = "ncclDevKernel_AllGather_RING_LL(x)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+    other = "void at::native::broadcast_kernel(x)"  # of torch's own
+    hidden = on_device(2 * MS, kernel("communication", reduce, 2 * MS))
+    assert found(hidden) == []
+    case = on_device(
+        40 * MS,
+        kernel("forward", gather, 10 * MS),
+        kernel("communication", reduce, 30 * MS),
+        kernel("x", other, 80 * MS),
+    )
+    (finding,) = found(case)
+    assert finding.evidence.endswith("30.0 ms to reduce gradients, 10.0 ms to gather parameters for forward")
+    assert finding.predicted_high_ns == 30 * MS
+    assert found(on_device(40 * MS, kernel("communication", reduce, None))) == []
+
+
+def test_it_explains_itself() -> None:
+    assert all(part in RULE.about for part in ("Example::", "Pattern:", "Evidence:", "Estimate:", "Source:"))
