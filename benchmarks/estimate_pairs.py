@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 Made = dict[str, Any]
 
+# Rules without a pair, and why.
+WITHOUT = {"exposed-communication": "several ranks, which share the cores of one machine here; it promises no saving"}
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 
 

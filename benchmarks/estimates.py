@@ -5,8 +5,8 @@
 Of each pair of tests/diagnose/twins_*.py and of estimate_pairs.py the bad one is profiled, for what is promised. Then
 steps of it and of the cured one are run without a profiler, in turns, and the median of what each turn saved is what
 came; its interval is the one that the median lies in with 95 % confidence. Where the good twin is another model rather
-than the cure, estimate_cures.py has the cure. Peaks are of one step of each. Every rule has a pair; those that need a
-GPU are skipped without one.
+than the cure, estimate_cures.py has the cure. Peaks are of one step of each. Every rule has a pair, but for those that
+estimate_pairs.py gives a reason for; pairs that need a GPU are skipped without one.
 
 A promise holds where its range, widened by a factor of two, meets the interval of what came, and is too much where it
 is more than twice the upper end of that interval. What could not be told from nothing is listed beside both: such a
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from _common import ROOT, Result, finish, parser, print_table, synchronize
 from _peak import peak_bytes
-from estimate_pairs import PAIRS
+from estimate_pairs import PAIRS, WITHOUT
 
 sys.path.insert(0, str(ROOT))
 
@@ -247,6 +247,7 @@ def main() -> int:
         ("not told from nothing", untold),
         ("nothing was found", silent),
         ("skipped, for want of a GPU", skipped),
+        ("without a pair", [f"{rule} ({why})" for rule, why in WITHOUT.items()]),
     ):
         print(f"\n{title}: " + ("; ".join(names) or "none"))
     return finish("estimates", results, options.device, options.json)

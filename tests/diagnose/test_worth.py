@@ -220,7 +220,14 @@ def test_no_loss_is_promised() -> None:
 
 def test_rules_that_rest_on_times_alone_say_so() -> None:
     alarms = {rule.name for rule in every_rule() if rule.of_times}
-    assert alarms == {"backward-ratio", "data-loading", "device-unfilled", "far-from-limit", "slow-repeat"}
+    assert alarms == {
+        "backward-ratio",
+        "data-loading",
+        "device-unfilled",
+        "exposed-communication",
+        "far-from-limit",
+        "slow-repeat",
+    }
     assert {rule.name for rule in every_rule() if rule.beyond_numbers} == {"float16-softmax", "leak"}
 
 
