@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gradscope import __version__, units
 from gradscope.document.parts import (
@@ -105,29 +105,16 @@ def _layers(merged: Merged, top: int) -> Section | None:
     if not shown:
         return None
     scale = units.time_scale(max(max(layer.own_ns.values()) for layer in shown))
-    columns = (
-        Column("path", "layer", align="left", least=12, most=48, cut="front"),
-        Column("class", "class", align="left", drop=2),
-        Column("min_ns", "min", scale.unit),
-        Column("median_ns", "median", scale.unit),
-        Column("max_ns", "max", scale.unit),
-        Column("slowest_rank", "slowest"),
-        Column("ratio", "others"),
-    )
-    rows = [Row(_layer_cells(layer, scale)) for layer in shown[:top]]
-    if shown[top:]:
-        rows.append(Row((Cell(f"… {len(shown) - top} more", "dim"),), "rest"))
+    columns = (*_layer_columns(scale), Column("slowest_rank", "slowest"), Column("ratio", "others"))
+    rows = _first(top, [Row(_own_cells(layer, scale)) for layer in shown])
     about = "own work in forward and backward, over the ranks; others: the slowest beside the median of the others"
-    return Section("layers", "Layers that differ", about, (Table(columns, tuple(rows)),))
+    return Section("layers", "Layers that differ", about, (Table(columns, rows),))
 
 
-def _layer_cells(layer: RankLayer, scale: units.TimeScale) -> tuple[Cell, ...]:
-    values = list(layer.own_ns.values())
+def _own_cells(layer: RankLayer, scale: units.TimeScale) -> tuple[Cell, ...]:
     ratio = layer.own_ns[layer.slowest] / layer.others_ns if layer.others_ns > 0 else 0.0
     return (
-        code(layer.path or layer.class_name),
-        code(layer.class_name, "dim"),
-        *plain([scale.text(round(value)) for value in (min(values), statistics.median(values), max(values))]),
+        *_layer_cells(layer, layer.own_ns, scale),
         Cell(f"rank {layer.slowest}"),
         Cell(units.ratio(ratio) if ratio else "-"),
     )
@@ -140,28 +127,33 @@ def _communication(merged: Merged, top: int) -> Section | None:
     if not shown:
         return None
     scale = units.time_scale(max(max(layer.communication_ns.values()) for layer in shown))
-    columns = (
+    rows = _first(top, [Row(_layer_cells(layer, layer.communication_ns, scale)) for layer in shown])
+    about = "for each layer, forward and backward, over the ranks; waits for a slow rank are in it"
+    return Section("communication", "Communication", about, (Table(_layer_columns(scale), rows),))
+
+
+def _layer_columns(scale: units.TimeScale) -> tuple[Column, ...]:
+    """Of a layer, and a time over the ranks."""
+    return (
         Column("path", "layer", align="left", least=12, most=48, cut="front"),
         Column("class", "class", align="left", drop=2),
         Column("min_ns", "min", scale.unit),
         Column("median_ns", "median", scale.unit),
         Column("max_ns", "max", scale.unit),
     )
-    rows = [
-        Row(
-            (
-                code(layer.path or layer.class_name),
-                code(layer.class_name, "dim"),
-                *plain(_three(list(layer.communication_ns.values()), scale)),
-            )
-        )
-        for layer in shown[:top]
-    ]
-    if shown[top:]:
-        rows.append(Row((Cell(f"… {len(shown) - top} more", "dim"),), "rest"))
-    about = "for each layer, forward and backward, over the ranks; waits for a slow rank are in it"
-    return Section("communication", "Communication", about, (Table(columns, tuple(rows)),))
 
 
-def _three(values: Sequence[int], scale: units.TimeScale) -> list[str]:
-    return [scale.text(round(value)) for value in (min(values), statistics.median(values), max(values))]
+def _layer_cells(layer: RankLayer, by_rank: Mapping[int, int], scale: units.TimeScale) -> tuple[Cell, ...]:
+    values = list(by_rank.values())
+    three = (min(values), statistics.median(values), max(values))
+    return (
+        code(layer.path or layer.class_name),
+        code(layer.class_name, "dim"),
+        *plain([scale.text(round(value)) for value in three]),
+    )
+
+
+def _first(top: int, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """So many of them, and how many more there are."""
+    rest = (Row((Cell(f"… {len(rows) - top} more", "dim"),), "rest"),) if rows[top:] else ()
+    return (*rows[:top], *rest)

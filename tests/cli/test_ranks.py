@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,15 @@ dist.destroy_process_group()
 """
 
 
-def test_each_rank_writes_its_own_and_the_first_reports(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os" + TRAIN.format(store=tmp_path / "store"), encoding="utf-8")
+def two_ranks(folder: Path, number: str, **environment: str) -> tuple[Sequence[str], Sequence[str]]:
+    """What each printed, and what it said beside that; ``number`` is the variable that has its number."""
     command = [sys.executable, "-m", "gradscope", "profile", "train.py", "--steps", "2", "--warmup", "1", "--no-memory"]
-    environment = {**os.environ, "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     ranks = [
         subprocess.Popen(
             command,
-            cwd=tmp_path,
-            env={**environment, "RANK": str(rank)},
+            cwd=folder,
+            env={**clean, "GLOO_SOCKET_IFNAME": "lo", **environment, number: str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,6 +48,12 @@ def test_each_rank_writes_its_own_and_the_first_reports(tmp_path: Path) -> None:
     ]
     out, err = zip(*(rank.communicate(timeout=240) for rank in ranks), strict=True)
     assert [rank.returncode for rank in ranks] == [0, 0], err
+    return out, err
+
+
+def test_each_rank_writes_its_own_and_the_first_reports(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os" + TRAIN.format(store=tmp_path / "store"), encoding="utf-8")
+    out, err = two_ranks(tmp_path, "RANK", WORLD_SIZE="2")
     # No rank stops by itself: the other would wait for it.
     assert all(f"rank {rank} trained 40" in text for rank, text in enumerate(out))
     assert "rank 0 of 2" in out[0] and "Layers" in out[0]
@@ -147,21 +154,7 @@ def test_ranks_of_a_group_that_torchrun_did_not_make(tmp_path: Path) -> None:
     """srun and mpirun set other variables: the process group tells, and nobody stops before the others."""
     script = "import os" + TRAIN.format(store=tmp_path / "store").replace('os.environ["RANK"]', 'os.environ["MINE"]')
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "gradscope", "profile", "train.py", "--steps", "2", "--warmup", "1", "--no-memory"]
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env={**clean, "GLOO_SOCKET_IFNAME": "lo", "MINE": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    out, err = zip(*(rank.communicate(timeout=240) for rank in ranks), strict=True)
-    assert [rank.returncode for rank in ranks] == [0, 0], err
+    out, _ = two_ranks(tmp_path, "MINE")
     assert all(f"rank {rank} trained 40" in text for rank, text in enumerate(out))
     assert "Layers" in out[0] and "Layers" not in out[1]
     assert {path.name for path in tmp_path.glob("gradscope-*.json")} == {

@@ -94,7 +94,7 @@ def run(case: str, folder: str) -> None:
     model = CASES[case]()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x = torch.randn(8, WIDTH)
-    with gradscope.profiling(model, steps=5, warmup=2, memory=False, lines=False) as prof:
+    with gradscope.profiling(model, steps=8, warmup=2, memory=False, lines=False) as prof:
         ended = False
         while not ended:
             with model.no_sync() if case == "no_sync" else nullcontext():  # type: ignore[operator]

@@ -72,8 +72,8 @@ def check(folder: Path, case: str) -> Merged:
         want = [passes * (ms + (slow if number == 1 else 0)) for number, ms in enumerate(COSTS)]
         found = costs(load_run(path))
         for number, ms in enumerate(want):
-            # 3 % and 1 ms: ReLU and the copies of Takes are a layer's too.
-            assert found[number] == pytest.approx(ms, rel=0.03, abs=1.0), (rank, number)
+            # 3 % and 1 ms: ReLU and the copies of Takes are a layer's too. (approx would take the larger of both.)
+            assert abs(found[number] - ms) <= 0.03 * ms + 1.0, (rank, number, found[number], ms)
     merged = merge(paths)
     assert merged.straggler is not None and merged.straggler.rank == len(paths) - 1
     (worst,) = [layer for layer in merged.layers if layer.path.split(".")[-1] == "1" and layer.class_name != "Linear"]
